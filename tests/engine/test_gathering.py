@@ -149,7 +149,7 @@ def test_narrow_copies_add_up_wide():
     on_ranks(strategy.mesh, work)
 
 
-def scattered(rank: int, world: int) -> tuple[list[list[float]], list[Collective], list[int]]:
+def scattered(rank, world):
     """What a rank gets of three values, the collectives issued, and the sizes of what has to stay."""
     assert dist.group.WORLD is not None
     values = [torch.arange(n, dtype=torch.float32) + 100 * rank for n in (4, 2, 6)]
@@ -158,7 +158,7 @@ def scattered(rank: int, world: int) -> tuple[list[list[float]], list[Collective
     return [wait(part).tolist() for part in arriving], recorder.issued, [value.numel() for value in values]
 
 
-def complex_exchange(rank: int, world: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def complex_exchange(rank, world):
     own = [torch.complex(torch.arange(2.0) + rank, torch.full((2,), float(n))) for n in range(world)]
     whole = [wait(value) for value in gather(own, dist.group.WORLD)]
     return whole, [wait(value) for value in scatter(list(own), dist.group.WORLD)]
@@ -303,7 +303,7 @@ def test_backward_keeps_no_gathered_copy():
     on_ranks((1, 2), work)
 
 
-def gradients_on(rank: int, world: int, stored: str, dtype: str) -> dict[str, torch.Tensor]:
+def gradients_on(rank, world, stored, dtype):
     """A rank's gradients after a step over gloo."""
     graph, values = captured_tied(dtype)
     engine = ShardedEngine(data_parallel(graph, stored), values)

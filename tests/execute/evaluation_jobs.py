@@ -74,9 +74,7 @@ def compared(model: Any, plain: nn.Module, batch: dict[str, torch.Tensor]) -> tu
     return far, count
 
 
-def evaluated(
-    rank: int, world: int, name: str, mesh: Mesh, batch: str, seeds: list[Any], shapes: list[tuple[int, int]]
-) -> list[tuple[float, int, int]]:
+def evaluated(rank, world, name, mesh, batch, seeds, shapes):
     """How far evaluations of several shapes are from the plain model's, under plans of several seeds; how
     many tensors they have, and how many shares there are."""
     found = []
@@ -87,7 +85,7 @@ def evaluated(
     return found
 
 
-def trained_between(rank: int, world: int, name: str, mesh: Mesh) -> list[float]:
+def trained_between(rank, world, name, mesh):
     """Evaluations before and after a step see the weights, and the buffers, as they are then."""
     model, plain = pair(name, mesh, None, batch="share")
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, plain)]
@@ -104,7 +102,7 @@ def trained_between(rank: int, world: int, name: str, mesh: Mesh) -> list[float]
     return far
 
 
-def without_labels(rank: int, world: int, name: str, mesh: Mesh) -> tuple[float, int]:
+def without_labels(rank, world, name, mesh):
     """A call that has no targets, with another number of rows."""
     model, plain = pair(name, mesh, None, batch="share")
     call = batch_of(name, 13, 7)
@@ -117,7 +115,7 @@ def without_labels(rank: int, world: int, name: str, mesh: Mesh) -> tuple[float,
     return difference(ours[key], theirs[key][part]), int("loss" in ours)
 
 
-def loss_alone(rank: int, world: int, mesh: Mesh) -> tuple[list[float], bool, int]:
+def loss_alone(rank, world, mesh):
     """Losses where nothing else is wanted; whether all else is None, and how many forms were captured."""
     model, plain = pair("gpt2_ignored", mesh, None, batch="share", outputs="loss")
     far, none = [], True
@@ -131,7 +129,7 @@ def loss_alone(rank: int, world: int, mesh: Mesh) -> tuple[list[float], bool, in
     return far, none, len(model._tensoropt.evaluator._forms)
 
 
-def refused(rank: int, world: int) -> dict[str, str]:
+def refused(rank, world):
     """What is said where ranks evaluate unlike calls, and where rows cannot be added."""
     model, _ = pair("tagged", (1, 2), None, batch="share")
     scored, _ = pair("scored", (1, 2), None, batch="share")
@@ -148,9 +146,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     return said
 
 
-def few_rows(
-    rank: int, world: int, name: str, mesh: Mesh, outputs: str, counts: list[int]
-) -> list[tuple[float, bool]]:
+def few_rows(rank, world, name, mesh, outputs, counts):
     """How far evaluations of a few rows are from the plain model's, of which some ranks may have none; and
     whether only one of the losses is not a number."""
     model, plain = pair(name, mesh, None, batch="share", outputs=outputs)
@@ -169,7 +165,7 @@ def few_rows(
     return found
 
 
-def refused_rows(rank: int, world: int) -> dict[str, str]:
+def refused_rows(rank, world):
     """What is said where some ranks have no rows, and a batch cannot be filled up."""
     scored, _ = pair("scored", (1, 2), None, batch="share")
     tagged, _ = pair("tagged", (1, 2), None, batch="share")
@@ -182,7 +178,7 @@ def refused_rows(rank: int, world: int) -> dict[str, str]:
         }
 
 
-def without_what_is_not_read(rank: int, world: int, mesh: Mesh) -> float:
+def without_what_is_not_read(rank, world, mesh):
     """The loss alone, of ranks that pass zeros for inputs that they do not read."""
     model, plain = pair("gpt2_ignored", mesh, 3, outputs="loss")
     batch = batch_of("gpt2_ignored", 4, 16)
@@ -192,7 +188,7 @@ def without_what_is_not_read(rank: int, world: int, mesh: Mesh) -> float:
         return difference(model(**given).loss, plain(**batch).loss)
 
 
-def in_inference_mode(rank: int, world: int, mesh: Mesh) -> float:
+def in_inference_mode(rank, world, mesh):
     """As Lightning evaluates: no tensor of it may be used for training, but a training may follow."""
     model, plain = pair("tagged", mesh, 1)
     batch = batch_of("tagged", 5, 7)
@@ -204,14 +200,14 @@ def in_inference_mode(rank: int, world: int, mesh: Mesh) -> float:
     return max(difference(ours["scores"], theirs["scores"]), difference(ours["loss"], theirs["loss"]))
 
 
-def returned_parameter(rank: int, world: int, mesh: Mesh) -> str:
+def returned_parameter(rank, world, mesh):
     """What is said of a model that returns a parameter."""
     model, _ = pair("with_parameter", mesh, 1)
     with torch.no_grad():
         return refusal(lambda: model(**batch_of("with_parameter", 8, 6)))
 
 
-def trained_without_rows(rank: int, world: int, mesh: Mesh) -> list[float]:
+def trained_without_rows(rank, world, mesh):
     """How far the losses and the weights of a training are from the plain model's whose batch has one row."""
     model, plain = pair("tagged", mesh, None, batch="share")
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model.train(), plain.train())]

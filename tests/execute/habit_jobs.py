@@ -52,7 +52,7 @@ def parallel(name: str, mesh: Mesh, seed: int = 3, **more: Any) -> tuple[nn.Modu
 # -- what ranks are fed -----------------------------------------------------------------------------------
 
 
-def unlike(rank: int, world: int, mesh: Mesh, what: str) -> list[str]:
+def unlike(rank, world, mesh, what):
     """What each call of a model says whose ranks are not fed alike; the last one is alike again."""
     model, (x, y), _ = parallel("mlp", mesh)
     calls: list[Callable[[], Any]] = []
@@ -74,19 +74,19 @@ def unlike(rank: int, world: int, mesh: Mesh, what: str) -> list[str]:
     return [*said, refusal(lambda: model(x, y))]
 
 
-def unlike_later(rank: int, world: int, mesh: Mesh, calls: int) -> list[int]:
+def unlike_later(rank, world, mesh, calls):
     """The calls that say that ranks are not fed alike, of many in which they are not after the first."""
     model, (x, y), _ = parallel("mlp", mesh)
     with torch.no_grad(), mock.patch.object(runtime, "_EVERY", 10):
         return [i for i in range(calls) if refusal(lambda: model(x + rank * (i > 3), y))]  # noqa: B023
 
 
-def not_compared(rank: int, world: int, mesh: Mesh) -> str:
+def not_compared(rank, world, mesh):
     model, (x, y), _ = parallel("mlp", mesh, compare_ranks=False)
     return refusal(lambda: model(x + rank, y))
 
 
-def threads_left(rank: int, world: int, mesh: Mesh) -> tuple[int, int]:
+def threads_left(rank, world, mesh):
     """The threads of this rank with models of a job, and after it."""
     for _ in range(3):
         parallel("mlp", mesh)
@@ -95,7 +95,7 @@ def threads_left(rank: int, world: int, mesh: Mesh) -> tuple[int, int]:
     return before, psutil.Process().num_threads()
 
 
-def unread_inputs(rank: int, world: int, mesh: Mesh) -> list[bool]:
+def unread_inputs(rank, world, mesh):
     """Which inputs a rank reads, of a model that another rank feeds with zeros where it reads nothing."""
     model, args, _ = parallel("mlp", mesh)
     reads = model._tensoropt.engine.reads()
@@ -105,7 +105,7 @@ def unread_inputs(rank: int, world: int, mesh: Mesh) -> list[bool]:
     return reads
 
 
-def unlike_weights(rank: int, world: int, mesh: Mesh, what: str, sync: bool) -> tuple[str, float]:
+def unlike_weights(rank, world, mesh, what, sync):
     """What parallelize says of weights that differ by rank, and how far the loss is from rank 0's model."""
     name = "moving_average" if what == "buffer" else "mlp"
     model, args, kwargs = build(name)
@@ -127,7 +127,7 @@ def unlike_weights(rank: int, world: int, mesh: Mesh, what: str, sync: bool) -> 
     return said, far
 
 
-def refused_on_one(rank: int, world: int, mesh: Mesh, everywhere: bool = False) -> str:
+def refused_on_one(rank, world, mesh, everywhere=False):
     """What parallelize says where a checkpoint is missing on some ranks."""
     path = "/nowhere/weights" if rank or everywhere else None
     return refusal(lambda: parallel("mlp", mesh, checkpoint=path))
@@ -194,7 +194,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def changed(rank: int, world: int, mesh: Mesh, changes: list[str]) -> dict[str, tuple[str, str]]:
+def changed(rank, world, mesh, changes):
     """What each change says, and the first step after it; a first refusal leaves the model as it was."""
     found = {}
     for change in changes:
@@ -228,7 +228,7 @@ def _each(model: nn.Module, action: Callable[[torch.Tensor], Any]) -> None:
             action(parameter)
 
 
-def harmless(rank: int, world: int, mesh: Mesh) -> dict[str, float]:
+def harmless(rank, world, mesh):
     """How far losses of a few steps are from the plain model's after the same change."""
     return {change: _after(mesh, change) for change in HARMLESS}
 
@@ -254,7 +254,7 @@ def _after(mesh: Mesh, change: str) -> float:
 # -- what is done before it ------------------------------------------------------------------------------
 
 
-def optimizer_before(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> tuple[float, list[str]]:
+def optimizer_before(rank, world, name, mesh, seed):
     """Largest difference of losses from the plain model's, with optimizers made before parallelize that have
     state already, and what warnings say of a list of parameters that was kept."""
     model, args, kwargs = build(name)
@@ -307,7 +307,7 @@ PENALTIES: dict[str, Callable[[Made, Made, Made], list[Made]]] = {
 penalty on the parameters. Gradients are kept over two steps, or set to zeros, for two of them."""
 
 
-def penalised(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
+def penalised(rank, world, mesh, seed):
     """How far losses and values are from the plain model's, with a penalty on parameters beside the loss."""
     return {how: max(_penalised(mesh, seed, how)) for how in PENALTIES}
 
@@ -351,7 +351,7 @@ READ: dict[str, Callable[[Parameters, list[torch.Tensor]], torch.Tensor]] = {
 """Penalties that scripts compute of parameters, and of copies of them."""
 
 
-def requested(rank: int, world: int, mesh: Mesh) -> dict[str, str]:
+def requested(rank, world, mesh):
     """What is said where gradients of a plan's loss are requested of autograd."""
     model, args, kwargs = parallel("gpt2_ignored", mesh, 3)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -372,7 +372,7 @@ def requested(rank: int, world: int, mesh: Mesh) -> dict[str, str]:
     return said | {"own": str(float(torch.autograd.grad(slope.sum(), x)[0].sum()))}
 
 
-def read_penalties(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
+def read_penalties(rank, world, mesh, seed):
     """How far what each rank reads of a step with a penalty is from the plain model's step."""
     found = {}
     for what, penalty in READ.items():
@@ -402,7 +402,7 @@ def _refused_without_gradients(action: Callable[[], Any]) -> str:
         return refusal(action)
 
 
-def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
+def refused_penalties(rank, world, mesh):
     """What is said of penalties that a rank with parts of parameters cannot compute."""
     model, _, _ = parallel("mlp", mesh)
     weight, bias = model.first.weight, model.second.bias
@@ -425,7 +425,7 @@ def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
     ]
 
 
-def written(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> tuple[list[str], bool]:
+def written(rank, world, name, mesh, seed):
     """What warnings say as a state dict is written by torch.save, and whether it is read again as it was."""
     model, _, _ = parallel(name, mesh, seed)
     state, file = model.state_dict(), io.BytesIO()
@@ -438,7 +438,7 @@ def written(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> tuple[li
     return said, list(read) == list(state) and read._metadata == state._metadata
 
 
-def alone(rank: int, world: int, mesh: Mesh, what: str) -> str:
+def alone(rank, world, mesh, what):
     """What rank 0 is told that does something alone which takes all ranks, while the other goes on."""
     model, args, kwargs = parallel("moving_average" if what == "buffers" else "mlp", mesh, 5)
     model(*args, **kwargs)
@@ -471,7 +471,7 @@ def grouped(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def groups_by_shape(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> list[bool]:
+def groups_by_shape(rank, world, name, mesh, seed):
     """Whether the groups of parameters by number of dims, and their shapes, are those of the plain model."""
     model, _, _ = parallel(name, mesh, seed)
     plain, _, _ = build(name)
@@ -504,9 +504,7 @@ def _made(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer, scheduler
 
 
-def resumed(
-    rank: int, world: int, name: str, meshes: tuple[Mesh, Mesh], folder: str, by_pytorch: bool
-) -> tuple[float, float, Any]:
+def resumed(rank, world, name, meshes, folder, by_pytorch):
     """How far losses are from the uninterrupted run of the plain model, before and after a change of plan;
     and what was saved beside."""
     plain, args, kwargs = build(name)
@@ -535,7 +533,7 @@ def resumed(
     return max(far[:4]), max(far[4:]), extra
 
 
-def whole_state(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> list[bool]:
+def whole_state(rank, world, name, mesh, seed):
     """Whole state dicts from PyTorch's own functions, and back from rank 0's."""
     model, _, _ = parallel(name, mesh, seed)
     plain, _, _ = build(name)
@@ -550,7 +548,7 @@ def whole_state(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> list
     return [equal, all(torch.equal(whole(p.detach()), q) for p, q in pairs)]
 
 
-def state_of_one_rank(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> int:
+def state_of_one_rank(rank, world, name, mesh, seed):
     """The size of a state dict that rank 0 alone asks for."""
     model, _, _ = parallel(name, mesh, seed)
     size = len(model.state_dict()) if rank == 0 else 0
@@ -561,7 +559,7 @@ def state_of_one_rank(rank: int, world: int, name: str, mesh: Mesh, seed: int) -
 # -- as a plain module -----------------------------------------------------------------------------
 
 
-def whole_model(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> dict[str, Any]:
+def whole_model(rank, world, name, mesh, seed):
     """The plain module after a training step, beside one process; then a further step of both."""
     model, args, kwargs = parallel(name, mesh, seed)
     plain, _, _ = build(name)
@@ -598,7 +596,7 @@ def whole_model(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> dict
     return found
 
 
-def generated(rank: int, world: int, mesh: Mesh, folder: str) -> dict[str, Any]:
+def generated(rank, world, mesh, folder):
     """Text of a model of transformers, and what it is when it is read from where it was saved."""
     model, _, kwargs = parallel("gpt2_ignored", mesh)
     plain, _, _ = build("gpt2_ignored")

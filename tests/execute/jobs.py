@@ -167,7 +167,7 @@ class Twins:
         return named_difference(found, wanted, max(1e-3 * largest, 1e-12))
 
 
-def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+def train_alike(rank, world, name, mesh, seed):
     """A usual loop: clear, forward, backward, clip, step; then evaluation."""
     twins = Twins(name, mesh, seed)
     found: dict[str, float] = {"loss": 0.0, "norm": 0.0}
@@ -193,9 +193,7 @@ def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
     return found
 
 
-def norms(
-    rank: int, world: int, name: str, mesh: tuple[Any, ...], seed: int
-) -> tuple[list[float], list[float]]:
+def norms(rank, world, name, mesh, seed):
     """Norms of all gradients, of the parallelized model and of the plain one."""
     twins = Twins(name, mesh, seed)
     found: tuple[list[float], list[float]] = ([], [])
@@ -218,9 +216,7 @@ class _Watched(dict[str, torch.Tensor]):
         return super().__getitem__(name)
 
 
-def asked_for(
-    rank: int, world: int, name: str, mesh: tuple[Any, ...], seed: int
-) -> tuple[list[str], list[str]]:
+def asked_for(rank, world, name, mesh, seed):
     """The parameters whose values an engine asks for, and all of the model."""
     values = _Watched(captured_model(name).values)
     engine_of(strategy_of(captured_model(name), mesh, seed), values)
@@ -228,9 +224,7 @@ def asked_for(
     return [n for n in parameters if n in values.asked], parameters
 
 
-def gather_alike(
-    rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int, recompute: float
-) -> dict[str, bool]:
+def gather_alike(rank, world, name, mesh, seed, recompute):
     """Whether loss and gradients of a random strategy that keeps all copies are to the last bit those of the
     same with all gathered again that can be, and whether any are."""
     loaded = captured_model(name)
@@ -253,7 +247,7 @@ def gather_alike(
     }
 
 
-def accumulate(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+def accumulate(rank, world, name, mesh, seed):
     """What users do with gradients beside the usual loop."""
     twins = Twins(name, mesh, seed, torch.optim.SGD, lr=1e-2, momentum=0.9)
     found = {}
@@ -307,7 +301,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def optimizers(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+def optimizers(rank, world, name, mesh, seed):
     """Any optimizer, with groups of its own settings and a schedule, keeps both models together."""
     found = {}
     for title, make in OPTIMIZERS.items():
@@ -329,15 +323,13 @@ def optimizers(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: in
     return found
 
 
-def long_run(
-    rank: int, world: int, name: str, mesh: tuple[int, ...], steps: int
-) -> list[tuple[float, float]]:
+def long_run(rank, world, name, mesh, steps):
     """(ours, plain) losses of a training run."""
     twins = Twins(name, mesh, 4, torch.optim.AdamW, lr=3e-3)
     return [twins.step() for _ in range(steps)]
 
 
-def compiled(rank: int, world: int, name: str, mesh: tuple[int, ...], backend: str) -> float:
+def compiled(rank, world, name, mesh, backend):
     """Gradients of the second step under ``torch.compile``, against the plain model."""
     twins = Twins(name, mesh, 3)
     torch._dynamo.reset()
@@ -347,9 +339,7 @@ def compiled(rank: int, world: int, name: str, mesh: tuple[int, ...], backend: s
     return twins.difference("grad")
 
 
-def compiled_or_not(
-    rank: int, world: int, name: str, mesh: tuple[int, ...], seeds: list[int], batch: str
-) -> list[tuple[bool, bool, float]]:
+def compiled_or_not(rank, world, name, mesh, seeds, batch):
     """For plans of several seeds: whether it can be compiled, whether a warning says that it is not, and how
     far gradients are from the plain model's."""
     found = []
@@ -380,7 +370,7 @@ def compiled_or_not(
     return found
 
 
-def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, Any]:
+def state_dicts(rank, world, name, mesh, seed):
     """Names and shapes; loading a plain state dict, and another plan's."""
     twins = Twins(name, mesh, seed)
     ours, plain = twins.model.state_dict(), twins.plain.state_dict()
@@ -416,9 +406,7 @@ def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
     }
 
 
-def checkpoints(
-    rank: int, world: int, name: str, mesh: tuple[int, ...], other: tuple[int, ...], folder: str
-) -> dict[str, Any]:
+def checkpoints(rank, world, name, mesh, other, folder):
     """Train under a plan, move to another one and back, train on: bits and results stay."""
     first, second, third = (Twins(name, shape, seed) for shape, seed in ((mesh, 1), (other, 2), (mesh, 1)))
     first.step()
@@ -444,7 +432,7 @@ def checkpoints(
     return {"same": same, "value": value, "continued": continued}
 
 
-def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[float]:
+def evaluated(rank, world, name, mesh):
     """Loss in evaluation before and after a training step: no dropout, running statistics."""
     twins = Twins(name, mesh, 0)
     found = []
@@ -464,7 +452,7 @@ def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[f
     return found
 
 
-def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
+def from_file(rank, world, path):
     """A plan file is enough; multi-tensor optimizers work; other calls are refused by name."""
     (model, args, kwargs), (plain, _, _) = build("mlp"), build("mlp")
     parallelize(model, path)
@@ -486,7 +474,7 @@ def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
 _run_steps = redistribute.run_steps
 
 
-def spoil_narrow_gradients(rank: int, world: int, spoil: bool) -> None:
+def spoil_narrow_gradients(rank, world, spoil):
     """Let gradients in float32 be cast to bfloat16 on their way between ranks, or stop that."""
 
     def spoilt(runtime: Any, value: torch.Tensor, spec: Any, *, backward: bool = False) -> torch.Tensor:
@@ -498,7 +486,7 @@ def spoil_narrow_gradients(rank: int, world: int, spoil: bool) -> None:
     redistribute.run_steps = spoilt if spoil else _run_steps
 
 
-def spoil_forward(rank: int, world: int, spoil: bool) -> None:
+def spoil_forward(rank, world, spoil):
     """Let every value that ranks exchange in forward become NaN, or stop that."""
 
     def spoilt(runtime: Any, value: torch.Tensor, spec: Any, *, backward: bool = False) -> torch.Tensor:
@@ -512,7 +500,7 @@ def spoil_forward(rank: int, world: int, spoil: bool) -> None:
 _finish = Gradients.finish
 
 
-def spoil_a_replica(rank: int, world: int, spoil: bool) -> None:
+def spoil_a_replica(rank, world, spoil):
     """Let the last rank's gradients be off by a unit in their last place, or stop that."""
 
     def spoilt(self: Gradients) -> None:

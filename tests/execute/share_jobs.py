@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tensoropt
 from tensoropt.verify.reference import difference
 from tests.execute import jobs
-from tests.execute.habit_jobs import Mesh, parallel
+from tests.execute.habit_jobs import parallel
 from tests.execute.jobs import build, loss_of, refusal, whole
 
 
@@ -29,9 +29,7 @@ def own_rows(share: Any, batch: int, call: Any) -> Any:
     return tree_map_only(torch.Tensor, own, call)
 
 
-def shares(
-    rank: int, world: int, name: str, mesh: Mesh, seeds: list[int]
-) -> list[tuple[float, float, bool, int]]:
+def shares(rank, world, name, mesh, seeds):
     """How far losses and gradients are from those of the unsplit model, under plans of several seeds; whether
     the shares are all rows, and how many there are."""
     found = []
@@ -77,9 +75,7 @@ def data_parallel(world: int, micro: int, **more: Any) -> nn.Module:
     return tensoropt.parallelize(model, jobs.data_parallel("tokens", (micro, world)), args, kwargs, **more)
 
 
-def epochs(
-    rank: int, world: int, micro: int, count: int, stop: int | None, batch: str = "share"
-) -> dict[str, Any]:
+def epochs(rank, world, micro, count, stop, batch="share"):
     """Two epochs by the sampler, beside one process with the same order; with ``stop``, the second run begins
     there."""
     data = _data(count)
@@ -113,7 +109,7 @@ def epochs(
     return {"far": max(far), "steps": len(far), "lengths": lengths, "world": model.data_world}
 
 
-def misfed(rank: int, world: int) -> dict[str, str]:
+def misfed(rank, world):
     """What is said where the rows passed and the way of passing them do not go together."""
     data = _data(8)
     ids, labels = data[:]
@@ -130,7 +126,7 @@ def misfed(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-def alike(rank: int, world: int) -> dict[str, list[str]]:
+def alike(rank, world):
     """What is warned of where ranks pass the same rows, rows of one value, or rows of their own; three calls
     each."""
     ids, labels = _data(8)[:]
@@ -151,7 +147,7 @@ def alike(rank: int, world: int) -> dict[str, list[str]]:
     return said
 
 
-def sent(rank: int, world: int, micro: int) -> list[int]:
+def sent(rank, world, micro):
     """The sizes of what is gathered of a batch in a training step."""
     model, sizes, real = data_parallel(world, micro, batch="share"), [], dist.all_gather_into_tensor
     order = tensoropt.sampler(model, range(8), shuffle=False)
@@ -167,7 +163,7 @@ def sent(rank: int, world: int, micro: int) -> list[int]:
     return sizes
 
 
-def accumulated(rank: int, world: int, micro: int) -> float:
+def accumulated(rank, world, micro):
     """How far gradients of two unequal batches are from one process, the first one in ``no_sync``."""
     model, (plain, _, _) = data_parallel(world, micro, batch="share"), build("tokens")
     rows, data = model._tensoropt.engine.share.rows(8), _data(16)
@@ -180,7 +176,7 @@ def accumulated(rank: int, world: int, micro: int) -> float:
     return max(difference(whole(p.grad), q.grad) for p, q in pairs)
 
 
-def evaluated(rank: int, world: int, mesh: Mesh, batch: str, rows: int) -> tuple[float, int]:
+def evaluated(rank, world, mesh, batch, rows):
     """How far the loss of an evaluation with many rows is from one process, and how many rows were passed."""
     model, _, _ = parallel("tokens", mesh, 5, batch=batch)
     plain, _, _ = build("tokens")

@@ -133,7 +133,7 @@ class Alive(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
-def save(rank: int, world: int, path: str) -> None:
+def save(rank, world, path):
     """Write the weights of ``drawn(3)`` as a checkpoint of a plan."""
     found = graph()
     strategy = random_strategy(found, (1, world), micro_strategies(found, 1), random.Random(5))
@@ -147,7 +147,7 @@ SMALL = 4 * (2 * WIDTH * DEPTH + 8 * WIDTH + 256)
 batch."""
 
 
-def start(rank: int, world: int, source: str, path: str, plan: str, mode: Mode, seed: int) -> dict[str, Any]:
+def start(rank, world, source, path, plan, mode, seed):
     """Start a model that is on the meta device, and compare what this rank has with a model that was made as
     a whole.
 
@@ -204,9 +204,7 @@ def resident_bytes(what: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
 
 
-def resident(
-    rank: int, world: int, width: int, depth: int, places: int, path: str, steps: int
-) -> dict[str, Any]:
+def resident(rank, world, width, depth, places, path, steps):
     """By how much this process grows while it starts its stages of a large model, and while it trains.
 
     Args:

@@ -21,14 +21,14 @@ from tensoropt.ranks.worker_process import RankError
 SIZES = (256 * 1024, 512 * 1024, 1024**2)
 
 
-def where(rank: int, world_size: int) -> tuple[int, float, int]:
+def where(rank, world_size):
     summed = torch.full((2,), float(rank))
     dist.all_reduce(summed)
     tell("here")
     return rank, float(summed[0]), os.getppid()
 
 
-def fails(rank: int, world_size: int, failing: int) -> None:
+def fails(rank, world_size, failing):
     if rank == failing:
         raise MeasurementError("refused")
 

@@ -171,7 +171,7 @@ def test_a_process_is_in_a_job_if_there_are_others(monkeypatch):
     assert not in_job()
 
 
-def read_apart(rank: int, world_size: int) -> float:
+def read_apart(rank, world_size):
     """Return how far the common clock is from the true one, where each rank reads a clock of its own."""
     true, worker._hosts = time.perf_counter, 2
     time.perf_counter = lambda: true() + 1000.0 * rank

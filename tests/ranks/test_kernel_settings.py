@@ -67,7 +67,7 @@ def test_measurements_under_other_settings_have_other_keys():
     )
 
 
-def settings_of_rank(rank: int, world_size: int) -> KernelSettings:
+def settings_of_rank(rank, world_size):
     return KernelSettings.now()
 
 

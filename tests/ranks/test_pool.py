@@ -24,46 +24,46 @@ from tensoropt.ranks.worker_process import RankError
 pytestmark = pytest.mark.distributed
 
 
-def add_ranks(rank: int, world_size: int, value: float) -> torch.Tensor:
+def add_ranks(rank, world_size, value):
     tensor = torch.full((3,), value + rank)
     dist.all_reduce(tensor)
     return tensor
 
 
-def describe(rank: int, world_size: int) -> tuple[int, int, int, int, list[int], int]:
+def describe(rank, world_size):
     scheduling = os.sched_getscheduler(0)
     return rank, world_size, os.getpid(), torch.get_num_threads(), sorted(os.sched_getaffinity(0)), scheduling
 
 
-def echo(rank: int, world_size: int, *args: object) -> object:
+def echo(rank, world_size, *args):
     return args
 
 
-def fail_on(rank: int, world_size: int, failing: int) -> None:
+def fail_on(rank, world_size, failing):
     if rank == failing:
         raise ValueError(f"bad luck on {rank}")
     dist.barrier()  # the others wait for a rank that never comes
 
 
-def fail_alone(rank: int, world_size: int, failing: int) -> int:
+def fail_alone(rank, world_size, failing):
     if rank == failing:
         raise MeasurementError("refused")
     return rank
 
 
-def die_on(rank: int, world_size: int, dying: int) -> None:
+def die_on(rank, world_size, dying):
     if rank == dying:
         print("last words", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
 
 
-def hang_on(rank: int, world_size: int, hanging: int) -> None:
+def hang_on(rank, world_size, hanging):
     if rank == hanging:
         time.sleep(600)
 
 
-def unpicklable(rank: int, world_size: int) -> object:
+def unpicklable(rank, world_size):
     return lambda: rank
 
 
@@ -159,7 +159,7 @@ def test_a_rank_that_dies(pool):
     assert pool.run(add_ranks, 0.0)[1].tolist() == [1.0] * 3
 
 
-def die_late(rank: int, world_size: int, dying: int) -> None:
+def die_late(rank, world_size, dying):
     if rank != dying:
         raise RuntimeError("Connection reset by peer")
     time.sleep(0.5)
@@ -179,7 +179,7 @@ def test_a_rank_that_hangs_shows_where(pool):
     assert "in hang_on" in str(caught.value)
 
 
-def cross(rank: int, world_size: int) -> None:
+def cross(rank, world_size):
     if rank:
         dist.recv(torch.ones(1), 0)
     else:
@@ -214,7 +214,7 @@ def test_a_run_of_another_thread_can_be_ended(pool):
     assert pool.run(echo)
 
 
-def tell_twice(rank: int, world_size: int) -> int:
+def tell_twice(rank, world_size):
     tell("first")
     tell((rank, "second"))
     return rank

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -51,7 +49,7 @@ GATHERED_BYTES = 3 * PIECE * 4
 """One rank's piece and those of two that were gathered."""
 
 
-def results(rank: int, world: int, name: str) -> tuple[list[Any], list[Any]]:
+def results(rank, world, name):
     """What a collective gives as it is, and while memory is tracked."""
     own = torch.arange(4 * world, dtype=torch.float32) + 100 * rank
     plain = _run(name, own.clone(), world)
@@ -60,7 +58,7 @@ def results(rank: int, world: int, name: str) -> tuple[list[Any], list[Any]]:
     return [value.tolist() for value in plain], [value.tolist() for value in tracked]
 
 
-def freed_at_once(rank: int, world: int) -> tuple[list[int], list[int]]:
+def freed_at_once(rank, world):
     """Tracked peaks of gathering a piece again and again, and what is alive after each."""
     peaks, after = [], []
     for _ in range(TIMES):

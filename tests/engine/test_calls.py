@@ -18,16 +18,7 @@ class Net(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
-    def forward(
-        self,
-        x: Any,
-        labels: Any = None,
-        mask: Any = None,
-        steps: int = 2,
-        *,
-        extra: Any = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+    def forward(self, x, labels=None, mask=None, steps=2, *, extra=None, **kwargs):
         for _ in range(steps):
             x = self.layer(x)
         if labels is not None:

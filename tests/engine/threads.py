@@ -160,23 +160,30 @@ def threaded_collectives() -> Iterator[None]:
 
 def on_ranks(mesh: Sequence[int], work: Callable[[ThreadRuntime], Any], seed: int = 0) -> list[Any]:
     """``work(runtime)`` on every rank of the mesh; the first real error is raised."""
-    board, count = Board(), math.prod(mesh[1:])
+    board = Board()
+    with threaded_collectives():
+        return in_threads(
+            math.prod(mesh[1:]), lambda rank: work(ThreadRuntime(mesh, rank, board, seed)), board.abort
+        )
+
+
+def in_threads(count: int, work: Callable[[int], Any], abort: Callable[[], None]) -> list[Any]:
+    """``work(rank)`` in a thread each; the first real error is raised, and ``abort`` lets the others go."""
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
 
     def guarded(rank: int) -> None:
         try:
-            results[rank] = work(ThreadRuntime(mesh, rank, board, seed))
+            results[rank] = work(rank)
         except BaseException as error:
             errors.append(error)
-            board.abort()
+            abort()
 
     threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(count)]
-    with threaded_collectives():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if errors:
         raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
     return results

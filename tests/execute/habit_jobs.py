@@ -14,13 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import register_parametrization
@@ -31,6 +25,7 @@ from tensoropt.engine.parallel_model import original_shape
 from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.parallel import parallelize
 from tests.execute.jobs import (
+    Twins,
     build,
     captured_model,
     is_pipeline,
@@ -515,12 +510,12 @@ def resumed(rank, world, name, meshes, folder, by_pytorch):
     second, _, _ = parallel(name, meshes[1], 2)
     made_anew = _made(second)
     if by_pytorch:
-        model_state, state = get_state_dict(first, made[0])
+        model_state, state = states.get_state_dict(first, made[0])
         dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder)  # type: ignore[attr-defined]
-        model_state, state = get_state_dict(second, made_anew[0])
+        model_state, state = states.get_state_dict(second, made_anew[0])
         loaded = {"model": model_state, "optimizer": state}
         dcp.load(loaded, checkpoint_id=folder)  # type: ignore[attr-defined]
-        set_state_dict(
+        states.set_state_dict(
             second, made_anew[0], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
         )
         made_anew[1].load_state_dict(made[1].state_dict())
@@ -537,13 +532,13 @@ def whole_state(rank, world, name, mesh, seed):
     """Whole state dicts from PyTorch's own functions, and back from rank 0's."""
     model, _, _ = parallel(name, mesh, seed)
     plain, _, _ = build(name)
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
     # On CPUs replicated values are given as they are, not copied.
-    state = {n: v.clone() for n, v in get_model_state_dict(model, options=options).items()}
+    state = {n: v.clone() for n, v in states.get_model_state_dict(model, options=options).items()}
     equal = rank > 0 or all(torch.equal(state[n], v) for n, v in plain.state_dict().items())
     _each(model, lambda p: p.zero_())
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, state if rank == 0 else {}, options=options)
+    options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    states.set_model_state_dict(model, state if rank == 0 else {}, options=options)
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     return [equal, all(torch.equal(whole(p.detach()), q) for p, q in pairs)]
 
@@ -561,19 +556,14 @@ def state_of_one_rank(rank, world, name, mesh, seed):
 
 def whole_model(rank, world, name, mesh, seed):
     """The plain module after a training step, beside one process; then a further step of both."""
-    model, args, kwargs = parallel(name, mesh, seed)
-    plain, _, _ = build(name)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
+    twins = Twins(name, mesh, seed, torch.optim.SGD, lr=0.1)
+    model, plain = twins.model, twins.plain
 
-    def step() -> float:
-        far = abs(float(loss_of(model(*args, **kwargs))) - float(loss_of(plain(*args, **kwargs))))
-        for each, optimizer in zip((model, plain), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss_of(each(*args, **kwargs)).backward()
-            optimizer.step()
-        return far
+    def far() -> float:
+        ours, theirs = twins.step()
+        return abs(ours - theirs)
 
-    found: dict[str, Any] = {"first": step()}
+    found: dict[str, Any] = {"first": far()}
     with tensoropt.whole(model) as copied:
         state, expected = copied.state_dict(), plain.state_dict()
         found["keys"] = list(state) == list(expected)
@@ -584,16 +574,12 @@ def whole_model(rank, world, name, mesh, seed):
         )
         if rank == 0:  # alone
             # A call changes buffers, of the copy alone.
-            beside = copy.deepcopy(plain)
-            found["called"] = abs(
-                float(loss_of(copied(*args, **kwargs))) - float(loss_of(beside(*args, **kwargs)))
-            )
+            found["called"] = abs(float(twins.loss(copied)) - float(twins.loss(copy.deepcopy(plain))))
             copied.double()
             with torch.no_grad():
                 for parameter in copied.parameters():
                     parameter.zero_()
-    found["second"] = step()
-    return found
+    return found | {"second": far()}
 
 
 def generated(rank, world, mesh, folder):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import random
-import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tensoropt.capture import Mode, capture
 from tensoropt.engine.parallel_model import parallel_of
@@ -27,6 +24,7 @@ from tensoropt.pipeline.strategy import SCHEDULES
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
+from tensoropt.verify.recorder import MemoryTracker
 from tests.execute.jobs import captured_once, whole
 from tests.pipeline.models import split_along_the_batch
 from tests.placement.execute.random_placed import random_placed
@@ -100,51 +98,13 @@ def graph(mode: Mode = "train") -> GroupGraph:
     return group_operators(refine_graph(capture(on_meta(), batch(), mode=mode).graph))
 
 
-class Alive(TorchDispatchMode):
+class Alive(MemoryTracker):
     """Bytes of the storages alive that operators made, and their peak; shapes alone take none."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: dict[int, weakref.ref] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            # A DTensor's own storage is a shape as well; what it shows is a tensor beside it.
-            shape_only = isinstance(value, (FakeTensor, DTensor)) or (
-                isinstance(value, torch.Tensor) and value.is_meta
-            )
-            if isinstance(value, torch.Tensor) and not shape_only:
-                self._see(value.untyped_storage())
-        return result
-
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.known and self.known[key]() is not None:
-            return
-
-        def gone(_: Any) -> None:
-            self.known.pop(key, None)
-            self.now -= size
-
-        self.known[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-
-def save(rank, world, path):
-    """Write the weights of ``drawn(3)`` as a checkpoint of a plan."""
-    found = graph()
-    strategy = random_strategy(found, (1, world), micro_strategies(found, 1), random.Random(5))
-    save_checkpoint(path, parallelize(drawn(3), strategy, batch()))
-
-
-LAYER = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)
-"""Bytes of the largest layer: the weight and bias of ``up``."""
-SMALL = 4 * (2 * WIDTH * DEPTH + 8 * WIDTH + 256)
-"""Bytes of buffers, which the model and the engine both have for a while, of single norms and of the
-batch."""
+    def _see(self, value: torch.Tensor, *, counted: bool) -> int:
+        # A DTensor's own storage is a shape as well; what it shows is a tensor beside it.
+        shape_only = isinstance(value, (FakeTensor, DTensor)) or value.is_meta
+        return 0 if shape_only else super()._see(value, counted=counted)
 
 
 def start(rank, world, source, path, plan, mode, seed):
@@ -175,7 +135,7 @@ def start(rank, world, source, path, plan, mode, seed):
     if mode == "train":
         loss.backward()
     return {
-        "peak": alive.peak,
+        "peak": alive.peak_bytes,
         "kept": sum(kept.values()),
         "whole": sum(p.numel() * p.element_size() for p in plain.parameters()),
         "differ": [n for n, v in state.items() if not torch.equal(whole(v).view(wanted[n].shape), wanted[n])],
@@ -233,7 +193,7 @@ def resident(rank, world, width, depth, places, path, steps):
     started = resident_bytes("VmHWM") - before
     engine = parallel_of(model).engine
     parameters = sum(t.untyped_storage().nbytes() for t in engine.parameter_tensors())
-    tracked, alive.peak = alive.peak, alive.now
+    tracked, alive.peak_bytes = alive.peak_bytes, alive.now_bytes
     for _ in range(steps):
         with alive:
             model(x).backward()
@@ -242,7 +202,7 @@ def resident(rank, world, width, depth, places, path, steps):
         "started": started,
         "trained": resident_bytes("VmHWM") - before,
         "tracked": tracked,
-        "tracked_in_training": alive.peak,
+        "tracked_in_training": alive.peak_bytes,
         "parameters": parameters,
         "whole": sum(4 * (width * width + width) for _ in range(depth)),
         "layer": 4 * (width * width + width),

@@ -12,17 +12,9 @@ from torch.utils.data import DataLoader
 
 import tensoropt
 from tensoropt.integrations.accelerate import PlanAccelerator
+from tests.execute.jobs import refusal
 from tests.integrations.averages import Average
-from tests.integrations.lightning_jobs import (
-    EPOCHS,
-    groups,
-    how,
-    loaders,
-    ordered,
-    refusal,
-    samples,
-    warmed_up,
-)
+from tests.integrations.lightning_jobs import EPOCHS, groups, how, loaders, ordered, samples, warmed_up
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Stream, build
 
@@ -124,15 +116,9 @@ def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
     accelerator, model = made(plan), build()
     model, optimizer = accelerator.prepare(model, groups(model))
     rows = GLOBAL // (model.data_world if plan is not None else 1)
-    losses = []
-    for batch in accelerator.prepare(DataLoader(Stream(), rows)):
-        batch.pop("number")
-        loss = model(**batch).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return {"losses": losses}
+    batches = accelerator.prepare(DataLoader(Stream(), rows))
+    known = ({name: batch[name] for name in ("input_ids", "labels")} for batch in batches)
+    return {"losses": trained_on(accelerator, model, optimizer, known)}
 
 
 def measured(folder: Path, plan: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ does its accumulation.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from torch.utils.data import (
 )
 
 import tensoropt
-from tensoropt.errors import PlanError
 from tensoropt.integrations.lightning import PlanStrategy
 from tensoropt.integrations.rows import divided
+from tests.execute.jobs import refusal
 from tests.integrations.averages import Average
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Samples, build, recipe
@@ -318,14 +318,6 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
         "own order": said(DataLoader(data, rows.batch_size, sampler=rows)),
         "own order, whole": said(DataLoader(data, GLOBAL, sampler=rows)),
     }
-
-
-def refusal(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except PlanError as error:
-        return str(error)
-    return ""
 
 
 if __name__ == "__main__":

@@ -24,16 +24,7 @@ from trl import SFTConfig, SFTTrainer
 import tensoropt
 from tests.integrations import trainer_jobs
 from tests.integrations.planned import take_part
-from tests.integrations.trainer_jobs import (
-    LENGTH,
-    STEPS,
-    VOCABULARY,
-    Averaging,
-    build,
-    history,
-    loss_of,
-    pipelined,
-)
+from tests.integrations.trainer_jobs import LENGTH, STEPS, VOCABULARY, Averaging, build, history, loss_of
 
 SOURCE = "tests.integrations.sft_jobs:recipe"
 
@@ -82,7 +73,7 @@ def trainer(folder: Path, plan: str | None, **more: Any) -> SFTTrainer:
     model, world = build(), 1
     if plan == "pipeline":
         align_special_tokens(model, tokenizer())
-        tensoropt.parallelize(model, pipelined(SOURCE), (), recipe()[2], batch="share")
+        tensoropt.parallelize(model, trainer_jobs.pipelined(SOURCE), (), recipe()[2], batch="share")
     else:
         world, passed["plan"] = int(Path(plan).stem[-1]), plan
     return PlanSFTTrainer(model, arguments(folder, world, **more), **passed)

@@ -9,13 +9,9 @@ from tensoropt.costs.compute import measurement_prefix
 from tensoropt.ranks.kernel_settings import KernelSettings
 
 OTHERS = KernelSettings(
-    matmul="tf32",
-    convolution="ieee",
-    bf16_reduction=False,
-    benchmark=True,
-    cudnn_deterministic=True,
+    matmul="tf32", convolution="ieee", bf16_reduction=False, benchmark=True, cudnn_deterministic=True,
     deterministic=True,
-)
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -109,22 +109,16 @@ def test_a_pool_of_which_nothing_is_asked_starts_nothing():
 
 def test_ranks_that_do_not_start_are_no_failed_run():
     """What a run's failure leads to (another try, a note on a workload) would be done for each workload."""
-    with (
-        RankPool(1, prefixes=[["false"]]) as pool,
-        pytest.raises(MeasurementError, match="do not start") as caught,
-    ):
-        pool.run(echo)
-    assert not isinstance(caught.value, RankError)
-    assert "rank 0 died with exit code 1 during start" in str(caught.value).split("\n\n")[0]
-    assert pool.process_ids == ()
-
-
-def test_ranks_that_do_not_start_say_their_last_words():
-    with (
-        RankPool(1, prefixes=[["sh", "-c", "echo no memory; exit 1"]]) as pool,
-        pytest.raises(MeasurementError, match=r"exit code 1 \(no memory\)"),
-    ):
-        pool.run(echo)
+    dying = ["sh", "-c", "echo no memory; exit 1"]
+    for prefix, words in ((["false"], "during start"), (dying, "(no memory)")):
+        with (
+            RankPool(1, prefixes=[prefix]) as pool,
+            pytest.raises(MeasurementError, match="do not start") as caught,
+        ):
+            pool.run(echo)
+        assert not isinstance(caught.value, RankError)
+        assert f"rank 0 died with exit code 1 {words}" in str(caught.value).split("\n\n")[0]
+        assert pool.process_ids == ()
 
 
 def test_a_rank_that_raises_keeps_the_processes(pool):

@@ -19,14 +19,7 @@ from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import four, problem
 from tests.simulate.strategies import facts_by_group, written
-from tests.simulate.test_simulator import (
-    BESIDE,
-    Hand,
-    PerByte,
-    assert_timed_as_scheduled,
-    evaluated_at,
-    figures,
-)
+from tests.simulate.test_simulator import BESIDE, Hand, PerByte, assert_scheduled, evaluated_at, figures
 
 W = 24 * 24 * 4
 
@@ -56,7 +49,7 @@ def test_what_is_longer_than_a_block_is_waited_for(each_s, exposed_s):
     assert 2 * over + sum(back) == pytest.approx(exposed_s)
     assert total == pytest.approx(15.0 + 2 * over + sum(back) + loss + bucket)
     assert exposed == pytest.approx(total - compute)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
 def test_nothing_is_hidden_where_nothing_runs_beside():
@@ -78,7 +71,7 @@ def test_every_micro_batch_gathers_and_scatters():
     total, compute, communication, _ = figures(evaluated)
     assert (compute, communication) == pytest.approx((30.0, 12 * 0.4 + 0.8 + 2 * 4 * 0.4 / W))
     assert total == pytest.approx(30.0 + 0.8 + 2 * 4 * 0.4 / W)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
 @pytest.mark.parametrize("micro", [2, 4])
@@ -101,7 +94,7 @@ def test_copies_are_made_once_and_reduced_once(each_s, micro):
     assert communication == pytest.approx(4 * each_s + behind_s)
     assert exposed == pytest.approx(waited_s + behind_s)
     assert total == pytest.approx(compute + exposed)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
 def test_gradients_of_copies_are_scattered_in_every_micro_batch():
@@ -112,7 +105,7 @@ def test_gradients_of_copies_are_scattered_in_every_micro_batch():
     behind_s = 2 * 4 * 1.5 / W + 2 * 1.5
     assert (compute, communication) == pytest.approx((30.0, 6 * 1.5 + behind_s))
     assert total == pytest.approx(30.0 + 2 * 0.5 + behind_s)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
 def test_two_blocks_are_there_at_a_time():

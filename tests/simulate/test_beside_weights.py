@@ -37,7 +37,7 @@ from tests.simulate.test_simulator import (
     BESIDE,
     Hand,
     PerByte,
-    assert_timed_as_scheduled,
+    assert_scheduled,
     evaluated_at,
     figures,
     one_gradient_each,
@@ -84,7 +84,7 @@ def test_a_reduction_is_hidden_behind_the_product(micro, each_s, product_s, slow
     assert computed == pytest.approx(micro * (12.0 + longer_s))
     assert total == pytest.approx(computed + exposed)
     if not slower:
-        assert_timed_as_scheduled(evaluated)
+        assert_scheduled(evaluated)
     assert evaluated.metrics.sources.sum() == pytest.approx(computed + communication)
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_hidden_where_nothing_runs_beside():
         evaluated = evaluated_at(columns_then_rows(), Hand(product_s=product_s), PerByte(0.5 / X), BLOCKING)
         _, compute, communication, exposed = figures(evaluated)
         assert (compute, exposed) == pytest.approx((12.0, communication))
-        assert_timed_as_scheduled(evaluated)
+        assert_scheduled(evaluated)
 
 
 def test_the_event_lies_beside_the_product():
@@ -128,7 +128,7 @@ def test_it_queues_behind_a_bucket_on_its_links(monkeypatch, axis_links, late_s)
     total, compute, communication, exposed = figures(evaluated)
     assert (compute, communication) == pytest.approx((12.0, 2.5))
     assert (total, exposed) == pytest.approx((12.0 + late_s, late_s))
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
 @pytest.mark.parametrize("enter", ["none", "d0"], ids=["all_reduce", "reduce_scatter"])
@@ -190,7 +190,7 @@ def exposed_s(each_s: float, overlap: Overlap, *, again: bool = False) -> float:
         evaluated_at(strategy, Hand(), Messages(s), overlap, beside=overlap.beside) for s in (0.0, each_s)
     ]
     for evaluated in figures:
-        assert_timed_as_scheduled(evaluated)
+        assert_scheduled(evaluated)
     free, priced = (float(evaluated.metrics.time_s[0]) for evaluated in figures)
     return priced - free
 

@@ -113,23 +113,6 @@ def test_inference_keeps_nothing_but_its_result():
     assert simulation.peak.gradients == simulation.peak.optimizer == 0
 
 
-@pytest.mark.parametrize("build", [two_layers, gates, gpt2, llama], ids=lambda b: b.__name__)
-def test_the_peak_covers_all_that_is_kept(build):
-    """At the end of forward everything kept for backward is there together."""
-    prepared = problem(build)
-    rng = random.Random(0)
-    for mesh in ((1, 2), (2, 2), (1, 2, 2)):
-        micro = micro_strategies(prepared.graph, mesh[0])
-        for _ in range(3):
-            strategy = random_strategy(prepared.graph, mesh, micro, rng)
-            simulation = play(strategy)
-            kept = sum(facts.kept_bytes for facts in facts_by_group(strategy).values())
-            assert simulation.peak.total >= simulation.points[-1].total
-            assert max(p.kept for p in simulation.points) >= kept
-            assert all(p.kept >= 0 and p.transient >= 0 for p in simulation.points)
-            assert simulation.points[-1].kept == 0
-
-
 # -- reality --------------------------------------------------------------------------------------
 
 
@@ -217,18 +200,6 @@ def test_so_does_one_of_blocks_of_which_a_part_runs_again(build, seed):
     assert all(once)
     tracked = tracked_peak(build, partly, OPTIMIZERS["adam"])
     assert play(partly).peak.total == pytest.approx(tracked, rel=0.002)
-
-
-def test_recomputing_the_first_of_two_blocks_saves_its_inside():
-    """The second one's inside is alive when backward begins, whether it was kept or is made again."""
-    strategy = unsplit(gpt2, 1)
-    first, second = find_regions(strategy.graph)
-    kept, early, late = (
-        max(p.kept for p in play(replace(strategy, recomputed=chosen)).points)
-        for chosen in ((), (first,), (second,))
-    )
-    assert early < 0.75 * kept
-    assert late > early
 
 
 def recorded(

@@ -24,14 +24,7 @@ from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.engine.loops import data_parallel
 from tests.engine.test_gathering import SENT, W, captured_tied
 from tests.simulate.strategies import facts_by_group
-from tests.simulate.test_simulator import (
-    BESIDE,
-    Hand,
-    PerByte,
-    assert_timed_as_scheduled,
-    evaluated_at,
-    figures,
-)
+from tests.simulate.test_simulator import BESIDE, Hand, PerByte, assert_scheduled, evaluated_at, figures
 
 B = "p_model_b_weight"
 LOSS = Collective("all_reduce", (0,), 4)
@@ -75,7 +68,7 @@ def test_it_takes_the_time_of_what_is_sent():
     # What begins forward and backward, and the last scatter, are waited for.
     assert exposed == pytest.approx(0.1 * (2 + 2 + 2) + 0.1 * 4 / SENT)
     assert total == pytest.approx(compute + exposed)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
     assert sum(predicted_collectives(strategy, facts).values()) == 10
 
 

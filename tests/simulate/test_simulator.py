@@ -117,7 +117,7 @@ def scheduled(evaluated: Evaluation) -> Schedule:
     return schedule(tasks)
 
 
-def assert_timed_as_scheduled(evaluated: Evaluation) -> None:
+def assert_scheduled(evaluated: Evaluation) -> None:
     """Every event's start, the step's end and the memory's peak."""
     timed, timeline = evaluated.timed(), scheduled(evaluated)
     total = evaluated.metrics.time_s[0]
@@ -140,19 +140,6 @@ W1, W2 = 24 * 32 * 4, 32 * 8 * 4
 def figures(evaluated: Evaluation) -> tuple[float, float, float, float]:
     p = evaluated.metrics
     return tuple(float(x[0]) for x in (p.time_s, p.compute_s, p.communication_s, p.exposed_s))
-
-
-def test_one_bucket_of_a_small_model_is_all_exposed():
-    """Three groups, 3 s forward, 6 s backward; both gradients in one bucket, complete at the very end."""
-    bucket = (W1 + W2) * 1e-3
-    for overlap in (BESIDE, BLOCKING):
-        total, compute, communication, exposed = figures(
-            evaluated_at(data_parallel(), Hand(), PerByte(1e-3), overlap)
-        )
-        # the loss is reduced as well: 4 bytes
-        assert (compute, communication) == pytest.approx((9.0, bucket + 0.004))
-        assert total == pytest.approx(9.0 + bucket + 0.004)
-        assert exposed == pytest.approx(communication)
 
 
 def one_gradient_each(monkeypatch) -> None:
@@ -205,7 +192,7 @@ def test_what_is_waited_for_queues_behind_a_reduction_on_its_links(monkeypatch, 
     assert compute == pytest.approx(9.0)
     assert total == pytest.approx(gather + 3.0 + loss + 4.0 + (3.0 if queues else 2.0) + scatter + last)
     assert exposed == pytest.approx(total - compute)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
 def test_buckets_are_reduced_beside_the_backward_of_the_last_micro_batch(monkeypatch):
@@ -224,7 +211,7 @@ def test_buckets_are_reduced_beside_the_backward_of_the_last_micro_batch(monkeyp
         second = 3 * (9.0 + loss) + 3.0 + loss + 4.0  # after backward of the loss and of the second layer
         starts = [second, second + 2.0 + 1.5 - hidden]
         assert [event.start_s for event in reduced] == pytest.approx(starts)
-        assert_timed_as_scheduled(evaluated)
+        assert_scheduled(evaluated)
 
 
 def test_a_gradient_that_is_reduced_last_completes_its_bucket_behind_its_block():
@@ -239,18 +226,7 @@ def test_a_gradient_that_is_reduced_last_completes_its_bucket_behind_its_block()
     first, second = backward + W1 * 1e-3, W2 / 2 * 1e-3
     assert [event.start_s for event in reduced] == pytest.approx([backward, first])
     assert figures(evaluated)[0] == pytest.approx(first + second)
-    assert_timed_as_scheduled(evaluated)
-
-
-def test_micro_batches_reduce_once():
-    """Both gradients are in one bucket, which is complete at the very end: nothing is hidden."""
-    total, compute, communication, exposed = figures(
-        evaluated_at(data_parallel((2, 2)), Hand(), PerByte(1e-3), BESIDE)
-    )
-    assert compute == pytest.approx(18.0)
-    assert communication == pytest.approx((W1 + W2) * 1e-3 + 2 * 0.004)
-    assert exposed == pytest.approx(communication)
-    assert total == pytest.approx(compute + communication)
+    assert_scheduled(evaluated)
 
 
 def any_choice(tables, rng, fixed=()):
@@ -317,7 +293,7 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
         assert beside.compute_s[0] <= beside.time_s[0] <= evaluated.metrics.time_s[0] * (1 + 1e-12)
         assert evaluated.metrics.sources.sum() == pytest.approx(evaluated.metrics.time_s[0])
         assert memory_curve(strategy, facts, "sgd").peak.total == evaluated.metrics.memory.sum()
-        assert_timed_as_scheduled(evaluated)
+        assert_scheduled(evaluated)
 
 
 @pytest.mark.slow

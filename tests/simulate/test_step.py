@@ -119,22 +119,13 @@ def test_parts_begin_where_a_tensor_is_needed_first_and_end_where_it_is_needed_l
 
 
 @pytest.mark.parametrize(("phase", "kind", "words"), [
-    ("forward", "read", "resharding x for g"),
-    ("again", "read", "again: resharding x for g"),
-    ("backward", "read", "resharding the gradient of x from g"),
-    ("forward", "gather", "parameters for forward g"),
-    ("again", "gather", "again: parameters for forward g"),
-    ("backward", "gather", "parameters for backward g"),
-    ("again", "compute", "again: forward g"),
-    ("backward", "inner", "inside backward g"),
-    ("forward", "hub", "materialising x"),
-    ("backward", "hub", "gradient of materialised x"),
-    ("forward", "output", "result x"),
-    ("backward", "output", "gradient of result x"),
+    ("again", "read", "again: resharding x for g"), ("again", "gather", "again: parameters for forward g"),
+    ("backward", "read", "resharding the gradient of x from g"), ("backward", "inner", "inside backward g"),
+    ("forward", "hub", "materialising x"), ("backward", "hub", "gradient of materialised x"),
+    ("forward", "output", "result x"), ("backward", "output", "gradient of result x"),
     ("backward", "parameters", "gradients of the parameters of g"),
-    ("reduction", "reduce", "reducing the gradients of g once"),
+    ("reduction", "reduce", "reducing the gradients of g once"), ("optimizer", "step", "optimizer"),
     ("optimizer", "unshard", "unsharding the parameters of g"),
-    ("optimizer", "step", "optimizer"),
 ])  # fmt: skip
 def test_a_moment_is_named_by_what_happens_in_it(phase, kind, words):
     assert Moment(phase, kind, "g", "x").words == words

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tensoropt import PlanError, parallelize
 from tensoropt.capture import capture
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.other_batches import _shares_of_pieces, filled, ignored_targets, joined_loss
-from tensoropt.errors import PlanError
-from tensoropt.execute import parallelize
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy

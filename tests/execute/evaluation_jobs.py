@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tensoropt.execute.parallel import parallelize
-from tensoropt.execute.sampling import sampler
+from tensoropt import parallelize, sampler
 from tensoropt.verify.reference import difference
 from tests.execute.habit_jobs import Mesh, parallel
 from tests.execute.jobs import build, data_parallel, refusal

@@ -20,10 +20,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.parametrize import register_parametrization
 
 import tensoropt
+from tensoropt import load_checkpoint, original_shape, parallelize, save_checkpoint
 from tensoropt.engine import runtime, script_values
-from tensoropt.engine.parallel_model import original_shape
-from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
-from tensoropt.execute.parallel import parallelize
 from tests.execute.jobs import (
     Twins,
     build,

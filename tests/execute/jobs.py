@@ -16,17 +16,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tensoropt import TensorOptError, load_checkpoint, original_shape, parallelize, save_checkpoint
 from tensoropt.capture import Capture, capture
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
-from tensoropt.engine.parallel_model import original_shape
 from tensoropt.engine.parameters import _is_strided
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.errors import TensorOptError
 from tensoropt.execute import executable
-from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import engine_of
-from tensoropt.execute.parallel import parallelize
 from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.sharding.reshard import redistribute
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy

@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.cluster import load_cluster
+from tensoropt import PlanError, load_checkpoint, load_cluster, parallelize, save_checkpoint
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import load_model
-from tensoropt.errors import PlanError
-from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint
 from tensoropt.ops.layouts import GATHERED_ONCE, REDUCED_LAST
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.execute.engine import PlacedEngine

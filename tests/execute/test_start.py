@@ -12,9 +12,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
+from tensoropt import MissingExtraError, PlanError, parallelize
 from tensoropt.engine.engine import unsplit_strategy
-from tensoropt.errors import MissingExtraError, PlanError
-from tensoropt.execute import parallelize
 from tensoropt.execute.initialise import Initialisation
 from tensoropt.execute.parallel import rank_device, start_group
 from tensoropt.execute.weights import WeightSource, _open_weights

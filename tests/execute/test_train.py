@@ -17,13 +17,11 @@ import pytest
 import torch
 
 import tensoropt
-from tensoropt.cluster import load_cluster
+from tensoropt import Plan, PlanError, load_cluster, load_plan
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.errors import PlanError
 from tensoropt.execute.executable import resolve_plan
 from tensoropt.execute.own_steps import STEPS, WARM_UP, read_steps, steps_file
 from tensoropt.execute.train import OtherDevicesError, _beside_prediction, device_type, main
-from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.sharding.strategy import Strategy

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensoropt import ClusterError, Settings
 from tensoropt.cluster import Cluster, DeviceKind, Level, Link, Mesh, device_kind, load_cluster
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.source import CostSource
-from tensoropt.errors import ClusterError
 from tensoropt.pipeline.costs import (
     PipelinePrices,
     PlaceCommunication,
@@ -31,7 +31,6 @@ from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tests.costs.models import ToyCompute, four, problem
 from tests.costs.test_communication import make_cluster, make_fit
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from tensoropt import PlanError, Settings
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.errors import PlanError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.pipeline.evaluate import PipelineEvaluation
@@ -26,7 +26,6 @@ from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.profiling.overheads import Overheads
-from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
 from tensoropt.report.step_parts import COMPUTING, WAITING, Detail
 from tensoropt.session.run_report import versions

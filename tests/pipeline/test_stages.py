@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tensoropt import PlanError, Settings
 from tensoropt.capture import capture
 from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.source import CostSource
-from tensoropt.errors import PlanError
 from tensoropt.evaluation.problem import prepare
 from tensoropt.pipeline.stages import (
     Cutter,
@@ -40,7 +40,6 @@ from tensoropt.pipeline.stages import (
     stages_to_a_place,
 )
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.sharding.configurations import micro_batch_strategies
 from tensoropt.sharding.regions import find_regions
 from tests.costs.models import Recipe, four, gpt2, llama, problem

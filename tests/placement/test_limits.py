@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from tensoropt import Cluster, ConstraintError, InfeasibleError, load_cluster, load_model
 from tensoropt.capture import capture
-from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import limits
 from tensoropt.placement.limits import placed_limits
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.planners.placed import dpos, m_etf, m_topo, placer
 from tensoropt.question.constraints import constraints_of
-from tensoropt.question.model_source import load_model
-from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.sharding.groups import GroupGraph
 from tests.placement.execute.cases import costs_on
 from tests.placement.test_prices import normalised, norms_of

@@ -13,16 +13,15 @@ import pytest
 import torch
 from torch import nn
 
+from tensoropt import Plan, PlanError, load_plan
 from tensoropt.capture import capture
 from tensoropt.costs.process_memory import CONSTANTS
-from tensoropt.errors import PlanError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.exploration.exploration import load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.points import events_of, operator_rows, placed_strategy
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan.plan import Plan, load_plan
 from tensoropt.plan.spent import NOTHING, spent_by_group
 from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.results import _simulated_answer

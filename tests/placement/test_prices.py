@@ -12,14 +12,13 @@ from functools import cache
 import pytest
 import torch
 
+from tensoropt import load_cluster, load_model
 from tensoropt.capture import capture
-from tensoropt.cluster import load_cluster
 from tensoropt.engine.models import ModelSpec
 from tensoropt.engine.models import load_model as load_captured
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PlacedPrices, lanes
-from tensoropt.question.model_source import load_model
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.verify.random_strategies import random_splits

@@ -9,9 +9,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from tensoropt.cluster import load_cluster
+from tensoropt import MeasurementError, load_cluster
 from tensoropt.cluster.hosts import network, together
-from tensoropt.errors import MeasurementError
 from tensoropt.profiling.links import measure_links
 from tensoropt.ranks.hosts import job_ranks, run_in_job
 from tensoropt.ranks.local_hardware import local_pool

@@ -17,14 +17,11 @@ from typing import Any
 
 import pytest
 
-from tensoropt.cluster import load_cluster
+from tensoropt import ClusterError, Settings, TensorOptError, load_cluster, measure_links
 from tensoropt.cluster.files import save_cluster
 from tensoropt.cluster.hosts import detected_hosts, network, taken_alike, together
 from tensoropt.costs.source import CostSource
-from tensoropt.errors import ClusterError, TensorOptError
-from tensoropt.machine import measure_links
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.ranks import worker
 from tensoropt.ranks.hosts import HostRanks, in_job
 from tensoropt.ranks.pool import RankPool

@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-from tensoropt.cluster import load_cluster
+from tensoropt import ClusterError, load_cluster
 from tensoropt.cluster.nvml import gpu_cluster
-from tensoropt.errors import ClusterError
 from tensoropt.ranks import local_hardware
 from tensoropt.ranks.local_hardware import has_local_links, local_backend, local_notes, local_pool
 from tests.cluster.fake_nvml import dgx_h100

@@ -15,11 +15,10 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
+from tensoropt import MeasurementError, parallelize, shutdown
 from tensoropt.cluster import available_cores
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import load_model
-from tensoropt.errors import MeasurementError
-from tensoropt.execute.parallel import parallelize, shutdown
 from tensoropt.ranks import worker
 from tensoropt.ranks.local_hardware import unpin_process
 from tensoropt.ranks.worker_process import Timeout, call_in_fork

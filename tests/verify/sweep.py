@@ -19,14 +19,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from tensoropt import Settings, TensorOptError
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
-from tensoropt.errors import TensorOptError
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import MicroBatchRefused

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from tensoropt import MeasurementError, TensorOptError, load_cluster
 from tensoropt.cli.verify import verify_text
-from tensoropt.cluster import load_cluster
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import predict, real_ranks, verify_random

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from tensoropt.cluster import load_cluster
+from tensoropt import TensorOptError, load_cluster, verify_random
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.errors import TensorOptError
 from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy
-from tensoropt.verify import verify_random
 from tensoropt.verify.random_plans import _placements, _problem_of
 from tensoropt.verify.random_strategies import (
     _any_way,

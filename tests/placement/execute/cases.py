@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.cluster import Cluster, load_cluster
+from tensoropt import Cluster, Settings, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, open_model
@@ -22,7 +22,6 @@ from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Plan, Predicted
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.verify.reference import largest_of, named_difference
 from tests.execute.jobs import spec
 from tests.placement.execute.random_placed import random_placed

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 import tensoropt
+from tensoropt import load_plan, verify_plan
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.placement import Placement
 from tensoropt.placement.graph import Splits
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.placement.strategy import PlacedStrategy
-from tensoropt.plan.plan import load_plan
 from tensoropt.ranks.pool import RankPool
-from tensoropt.verify import verify_plan
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import Prediction, predict_placed
 from tensoropt.verify.random_strategies import random_placement, random_splits

@@ -53,11 +53,8 @@ def test_a_replica_that_drifts_apart_is_found(ranks, stored, compared):
     is nothing to compare with."""
     strategy = on_two_ranks("R", stored)
     assert verified(strategy, ranks).replicas_agree is True
-    ranks.run(jobs.spoil_a_replica, True)
-    try:
+    with jobs.spoilt_on(ranks, jobs.spoil_a_replica):
         spoilt = verified(strategy, ranks)
-    finally:
-        ranks.run(jobs.spoil_a_replica, False)
     assert spoilt.replicas_agree is not compared
     assert spoilt.numerics_ok is not compared
     assert within_tolerance(spoilt.differences, "float32")

@@ -24,6 +24,7 @@ from tensoropt.engine.parameters import _is_strided
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.execute import executable
 from tensoropt.execute.executable import engine_of
+from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.sharding.reshard import redistribute
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
@@ -471,27 +472,29 @@ def from_file(rank, world, path):
 _run_steps = redistribute.run_steps
 
 
-def spoil_narrow_gradients(rank, world, spoil):
-    """Let gradients in float32 be cast to bfloat16 on their way between ranks, or stop that."""
+def spoil(rank, world, what):
+    """Let gradients in float32 be cast to bfloat16 on their way between ranks ("narrow"), or every value that
+    ranks exchange in forward become NaN ("forward"); None: stop that."""
 
     def spoilt(runtime: Any, value: torch.Tensor, spec: Any, *, backward: bool = False) -> torch.Tensor:
         result = _run_steps(runtime, value, spec, backward=backward)
-        if backward and spec.backward and result.dtype == torch.float32:
+        if what == "narrow" and backward and spec.backward and result.dtype == torch.float32:
             return result.to(torch.bfloat16).float()
+        if what == "forward" and not backward and result.is_floating_point():
+            return torch.full_like(result, torch.nan)
         return result
 
-    redistribute.run_steps = spoilt if spoil else _run_steps
+    redistribute.run_steps = spoilt if what else _run_steps
 
 
-def spoil_forward(rank, world, spoil):
-    """Let every value that ranks exchange in forward become NaN, or stop that."""
-
-    def spoilt(runtime: Any, value: torch.Tensor, spec: Any, *, backward: bool = False) -> torch.Tensor:
-        result = _run_steps(runtime, value, spec, backward=backward)
-        spared = backward or not result.is_floating_point()
-        return result if spared else torch.full_like(result, torch.nan)
-
-    redistribute.run_steps = spoilt if spoil else _run_steps
+@contextlib.contextmanager
+def spoilt_on(ranks: RankPool, job: Any, how: Any = True) -> Iterator[None]:
+    """While open, the ranks of a pool are spoilt."""
+    ranks.run(job, how)
+    try:
+        yield
+    finally:
+        ranks.run(job, None)
 
 
 _finish = Gradients.finish

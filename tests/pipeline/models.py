@@ -245,27 +245,20 @@ def turned() -> Recipe:
     return Turned(), (torch.randn(64, 16, 32), torch.randint(0, 40, (64,))), {}
 
 
-def frozen_blocks(count: int, frozen: int) -> Blocks:
-    """Blocks of which the first layer and so many blocks are not trained; another one is trained no more
-    behind the first that is, if there are three."""
-    model = Blocks(count)
-    behind = range(frozen + 1, frozen + 2) if count > frozen + 2 else ()
-    for module in (model.first, *model.blocks[:frozen], *(model.blocks[n] for n in behind)):
-        module.requires_grad_(False)
-    return model
-
-
 def frozen() -> Recipe:
     """The first layer and three of six blocks, and the second of the others."""
-    return frozen_blocks(6, 3), (torch.randn(64, 8), torch.randn(64, 8)), {}
+    model, *rest = deep()
+    for module in (model.first, *model.blocks[:3], model.blocks[4]):
+        module.requires_grad_(False)
+    return model, *rest
 
 
 def frozen_but_the_last() -> Recipe:
     """All but the last layer."""
-    model = Blocks(6)
+    model, *rest = deep()
     model.requires_grad_(False)
     model.last.requires_grad_(True)
-    return model, (torch.randn(64, 8), torch.randn(64, 8)), {}
+    return model, *rest
 
 
 class FrozenEncoder(EncoderDecoder):

@@ -247,11 +247,8 @@ def test_the_narrow_result_is_bounded_too(split, unsplit, kinked, precision, nea
 def test_a_fault_of_the_narrow_path_alone_is_found(ranks):
     """Gradients are cast to bfloat16 on their way between ranks in float32, and not in float64."""
     strategies = draw("mlp", (1, 2), 1)
-    ranks.run(jobs.spoil_narrow_gradients, True)
-    try:
+    with jobs.spoilt_on(ranks, jobs.spoil, "narrow"):
         (spoilt,) = verify_strategies(jobs.spec("mlp"), strategies, pool=ranks, options=NUMERICS)
-    finally:
-        ranks.run(jobs.spoil_narrow_gradients, False)
     assert "right in float64, wrong in float32" in spoilt.error
     assert spoilt.compared_in == "float64"
     assert spoilt.differences.gradient < 1e-9
@@ -263,11 +260,8 @@ def test_a_fault_of_the_narrow_path_alone_is_found(ranks):
 def test_a_plan_that_gives_nan_fails(ranks, name, mode):
     """NaN was no difference: ``max(0.0, nan)`` is 0.0."""
     strategies = [s for s in draw(name, (1, 2), 6, mode=mode) if sends_forward(name, s, mode)][:2]
-    ranks.run(jobs.spoil_forward, True)
-    try:
+    with jobs.spoilt_on(ranks, jobs.spoil, "forward"):
         results = verify_strategies(jobs.spec(name, mode=mode), strategies, pool=ranks, options=NUMERICS)
-    finally:
-        ranks.run(jobs.spoil_forward, False)
     assert results
     for result in results:
         assert result.differences.loss == math.inf

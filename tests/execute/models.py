@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tensoropt.ops.quantised import QuantisedLinear, quantised
+from tests.models import Call
 
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -106,20 +107,15 @@ def vgg(norm: bool = False, dropout: float = 0.0) -> Recipe:
     return model, (torch.randn(8, 3, 8, 8), torch.randint(0, 10, (8,))), {}
 
 
-class SharedNorm(nn.Module):
+def shared_norm() -> Recipe:
     """A batch norm that normalises two tensors, one after the other, as in a Siamese network."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 10)
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        first, second = (m.norm(m.body(each)).relu().mean((2, 3)) for each in (x, y))
+        return F.cross_entropy(m.head(first * second), labels)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        first, second = (self.norm(self.body(each)).relu().mean((2, 3)) for each in (x, y))
-        return F.cross_entropy(self.head(first * second), labels)
-
-
-def shared_norm() -> Recipe:
-    return SharedNorm(), (torch.randn(8, 3, 6, 6), torch.randn(8, 3, 6, 6), torch.randint(0, 10, (8,))), {}
+    model = Call(forward, body=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8), head=nn.Linear(8, 10))
+    return model, (torch.randn(8, 3, 6, 6), torch.randn(8, 3, 6, 6), torch.randint(0, 10, (8,))), {}
 
 
 class Block(nn.Module):
@@ -237,16 +233,14 @@ def odd() -> Recipe:
     return Odd(), (torch.randn(16, 24), torch.randn(16, 8)), {"wide": True}
 
 
-class Outputs(nn.Module):
+def _outputs() -> nn.Module:
     """Two results, no loss."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(24, 32), nn.Linear(32, 8), nn.Linear(32, 6)
+    def forward(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = F.gelu(m.first(x))
+        return m.second(h), torch.softmax(m.third(h), -1)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = F.gelu(self.first(x))
-        return self.second(h), torch.softmax(self.third(h), -1)
+    return Call(forward, first=nn.Linear(24, 32), second=nn.Linear(32, 8), third=nn.Linear(32, 6))
 
 
 class MovingAverage(nn.Module):
@@ -264,29 +258,24 @@ class MovingAverage(nn.Module):
         return F.mse_loss(out, y)
 
 
-class Undefined(nn.Module):
+def _undefined(trained: bool) -> nn.Module:
     """Square roots of negative numbers, in outputs or in the loss and its gradients."""
 
-    def __init__(self, trained: bool) -> None:
-        super().__init__()
-        self.trained = trained
-        self.first, self.second = nn.Linear(24, 32), nn.Linear(32, 8)
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        out = torch.sqrt(m.second(F.gelu(m.first(x))))
+        return out.mean() if trained else out
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.sqrt(self.second(F.gelu(self.first(x))))
-        return out.mean() if self.trained else out
+    return Call(forward, first=nn.Linear(24, 32), second=nn.Linear(32, 8))
 
 
-class Tokens(nn.Module):
+def _tokens() -> nn.Module:
     """A next-token loss with ignored targets."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
-
-    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = self.head(torch.tanh(self.embed(ids)))
+    def forward(m: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = m.head(torch.tanh(m.embed(ids)))
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    return Call(forward, embed=nn.Embedding(32, 16), head=nn.Linear(16, 32))
 
 
 class Scored(nn.Module):
@@ -375,10 +364,10 @@ def _of_ids(build: Callable[[], nn.Module]) -> Callable[[], Recipe]:
 
 
 mlp, moving_average = (_of_rows(build, 8) for build in (Perceptron, MovingAverage))
-perceptron_outputs = _of_rows(Outputs)
-undefined_outputs, undefined_loss = (_of_rows(partial(Undefined, trained)) for trained in (False, True))
+perceptron_outputs = _of_rows(_outputs)
+undefined_outputs, undefined_loss = (_of_rows(partial(_undefined, trained)) for trained in (False, True))
 tokens, scored, tagged, normed, looking_back, quantised_base = map(
-    _of_ids, (Tokens, Scored, Tagged, Normed, LookingBack, Quantised)
+    _of_ids, (_tokens, Scored, Tagged, Normed, LookingBack, Quantised)
 )
 with_parameter, with_buffer = (_of_ids(partial(WithTable, parameter=one)) for one in (True, False))
 gpt2_ignored, gpt2_small = partial(gpt2, ignored=True), partial(gpt2, layers=1)

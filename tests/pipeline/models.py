@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -19,21 +19,35 @@ from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.storage import stored_layout
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies
+from tests.models import Call
 
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-class Skip(nn.Module):
+def _of_rows(recipe: Callable[[], nn.Module]) -> Callable[[], Recipe]:
+    """A model of 16 rows of 24 numbers and as many targets."""
+
+    @wraps(recipe)
+    def with_inputs() -> Recipe:
+        return recipe(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+
+    return with_inputs
+
+
+def layers(count: int) -> list[nn.Module]:
+    return [nn.Linear(24, 24, bias=False) for _ in range(count)]
+
+
+@_of_rows
+def skip() -> nn.Module:
     """What the first of four layers makes is read by the second, and by the last one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(24, 24, bias=False) for _ in range(4))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        first, second, third, fourth = self.layers
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second, third, fourth = m.layers
         h = torch.relu(first(x))
         return F.mse_loss(fourth(torch.relu(third(torch.relu(second(h))))) + h, y)
+
+    return Call(forward, layers=nn.ModuleList(layers(4)))
 
 
 class Tables(nn.Module):
@@ -41,7 +55,7 @@ class Tables(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = (nn.Linear(24, 24, bias=False) for _ in range(3))
+        self.first, self.second, self.third = layers(3)
         self.register_buffer("angles", torch.rand(24))
         self.gains = nn.Parameter(torch.rand(24))
 
@@ -53,32 +67,34 @@ class Tables(nn.Module):
         return F.mse_loss(self.third(h) * mask * gains * noise, y)
 
 
-class Tied(nn.Module):
+@_of_rows
+def tables() -> nn.Module:
+    return Tables()
+
+
+@_of_rows
+def tied() -> nn.Module:
     """The last of four layers is the first one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(24, 24, bias=False) for _ in range(3))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for layer in (self.first, self.second, self.third, self.first):
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in (m.first, m.second, m.third, m.first):
             x = torch.relu(layer(x))
         return F.mse_loss(x, y)
 
+    return Call(forward, **dict(zip(("first", "second", "third"), layers(3), strict=True)))
 
-class Sliced(nn.Module):
+
+@_of_rows
+def sliced() -> nn.Module:
     """The second of five layers has two halves of one parameter."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.third, self.fourth = (nn.Linear(24, 24, bias=False) for _ in range(3))
-        self.weight = nn.Parameter(torch.randn(48, 24) / 5)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        upper, lower = self.weight.split(24)
-        x = self.first(x)
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        upper, lower = m.weight.split(24)
+        x = m.first(x)
         x = F.linear(torch.relu(F.linear(x, upper)), lower)
-        return F.mse_loss(self.fourth(torch.relu(self.third(x))), y)
+        return F.mse_loss(m.fourth(torch.relu(m.third(x))), y)
+
+    return Call(forward, **dict(zip(("first", "third", "fourth"), layers(3), strict=True)), weight=(48, 24))
 
 
 class Block(nn.Module):
@@ -155,22 +171,16 @@ def batch_parallel(
     return Strategy(graph, mesh, chosen, {hub: made[hub] for hub in graph.hubs}, stored)
 
 
-class Masked(nn.Module):
+def masked() -> Recipe:
     """Layers of which each masks its result: one of the mask's tensors is made of another one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(24, 24, bias=False) for _ in range(4))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         mask, h = y != 0, x
-        for layer in self.layers:
+        for layer in m.layers:
             h = h + layer(h) * mask.unsqueeze(-1)
         return F.mse_loss(h.mean(-1), y)
 
-
-def masked() -> Recipe:
-    return Masked(), (torch.randn(16, 6, 24), torch.randn(16, 6)), {}
+    return Call(forward, layers=nn.ModuleList(layers(4))), (torch.randn(16, 6, 24), torch.randn(16, 6)), {}
 
 
 def deep() -> Recipe:
@@ -210,39 +220,29 @@ def encoder_decoder_dropout() -> Recipe:
     return EncoderDecoder(0.3), _sentences(), {}
 
 
-class Thrice(nn.Module):
+def thrice() -> Recipe:
     """Five layers of which three are one, and a skip from the first to the last."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
-        self.head = nn.Linear(32, 40)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        first = h = torch.tanh(self.a(x))
-        for layer in (self.b, self.a, self.c, self.a):
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = h = torch.tanh(m.a(x))
+        for layer in (m.b, m.a, m.c, m.a):
             h = torch.tanh(layer(h))
-        return F.cross_entropy(self.head(h + first), y)
+        return F.cross_entropy(m.head(h + first), y)
 
-
-def thrice() -> Recipe:
-    return Thrice(), (torch.randn(64, 32), torch.randint(0, 40, (64,))), {}
-
-
-class Turned(nn.Module):
-    """A sum of two layers, transposed before the next one, so that their gradient is not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(32, 48), nn.Linear(32, 48), nn.Linear(16, 40)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        turned = (self.a(x) + self.b(x)).transpose(1, 2)
-        return F.cross_entropy(self.head(turned).mean(dim=1), y)
+    held = {name: nn.Linear(32, 32) for name in "abc"}
+    model = Call(forward, **held, head=nn.Linear(32, 40))
+    return model, (torch.randn(64, 32), torch.randint(0, 40, (64,))), {}
 
 
 def turned() -> Recipe:
-    return Turned(), (torch.randn(64, 16, 32), torch.randint(0, 40, (64,))), {}
+    """A sum of two layers, transposed before the next one, so that their gradient is not contiguous."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = (m.a(x) + m.b(x)).transpose(1, 2)
+        return F.cross_entropy(m.head(turned).mean(dim=1), y)
+
+    model = Call(forward, a=nn.Linear(32, 48), b=nn.Linear(32, 48), head=nn.Linear(16, 40))
+    return model, (torch.randn(64, 16, 32), torch.randint(0, 40, (64,))), {}
 
 
 def frozen() -> Recipe:
@@ -298,14 +298,3 @@ class Adapted(nn.Module):
 def adapted() -> Recipe:
     x, y = (torch.randint(0, 40, (16, 6)) for _ in range(2))
     return Adapted(), (x, y), {}
-
-
-def _of_rows(build: type[nn.Module]) -> Callable[[], Recipe]:
-    def recipe() -> Recipe:
-        return build(), (torch.randn(16, 24), torch.randn(16, 24)), {}
-
-    recipe.__name__, recipe.__qualname__ = build.__name__.lower(), build.__name__.lower()
-    return recipe
-
-
-skip, tables, tied, sliced = map(_of_rows, (Skip, Tables, Tied, Sliced))

@@ -20,6 +20,7 @@ from tensoropt.placement.prices import PlacedPrices
 from tensoropt.planners.placed import dpos, m_etf, m_topo, placer
 from tensoropt.question.constraints import constraints_of
 from tensoropt.sharding.groups import GroupGraph
+from tests.models import Call
 from tests.placement.execute.cases import costs_on
 from tests.placement.test_prices import normalised, norms_of
 
@@ -189,15 +190,9 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[0])
 
 
-class Binned(torch.nn.Module):
+def between(m: Any, x: torch.Tensor) -> torch.Tensor:
     """An operator without a kernel for GPUs between others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(1, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.first(x) + self.second(of_cpus(x)[:, None])).square().mean()
+    return (m.first(x) + m.second(of_cpus(x)[:, None])).square().mean()
 
 
 BESIDE = cluster("CPU-core", "H100-80GB", "CPU-core")
@@ -205,7 +200,8 @@ BESIDE = cluster("CPU-core", "H100-80GB", "CPU-core")
 
 @cache
 def binned() -> GroupGraph:
-    return prepare_graph(capture(Binned(), (torch.randn(4, 8),)).graph).graph
+    model = Call(between, first=torch.nn.Linear(8, 8), second=torch.nn.Linear(1, 8))
+    return prepare_graph(capture(model, (torch.randn(4, 8),)).graph).graph
 
 
 def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank():

@@ -28,6 +28,7 @@ from tensoropt.placement.graph import OperatorKind
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.planners.pinned import simulate_pinned
 from tensoropt.question.model_source import load_model
+from tests.models import Call
 from tests.pipeline.models import split_along_the_batch
 from tests.placement.execute.cases import costs_on
 
@@ -35,15 +36,10 @@ TIME, MEMORY = 0.1, 0.03
 """The shares by which two ways of saying a plan may differ."""
 
 
-class Stack(nn.Module):
+def stack() -> nn.Module:
     """Equal layers, whose work is long beside everything else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).square().mean()
+    layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8)))
+    return Call(lambda m, x: m.layers(x).square().mean(), layers=layers)
 
 
 # Batches are so large that activations take more than a second copy of parameters, which only a sharded plan
@@ -65,7 +61,7 @@ CLUSTERS = {"CPU ranks": "cpu:2", "one node": "dgx-h100[2]", "two nodes": NODES}
 @cache
 def problem_of(name: str) -> Problem:
     if name == "stack":
-        model = Stack().to("meta")
+        model = stack().to("meta")
         return prepare(capture(model, (torch.empty(BATCHES[name], 1024, device="meta"),), {}))
     loaded = load_model(f"zoo:{name}", device="meta", seed=0, batch=BATCHES[name])
     return prepare(capture(loaded.model, loaded.args, loaded.kwargs, loss=None, mode="train"))

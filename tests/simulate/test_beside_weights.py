@@ -32,6 +32,7 @@ from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tensoropt.verify.random_strategies import random_strategy
 from tests.costs.models import Recipe, facts_of, problem, three
+from tests.models import Call
 from tests.simulate.strategies import facts_by_group, written
 from tests.simulate.test_simulator import (
     BESIDE,
@@ -147,19 +148,14 @@ def test_bytes_beside_the_product_are_those_of_a_rank(enter):
 RANKS, BATCH, LENGTH, WIDTH = 4, 2, 16, 8
 
 
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.enter(x).unsqueeze(1)
-        mixed = F.scaled_dot_product_attention(x, x, x, is_causal=True)
-        return self.leave(mixed.squeeze(1)).square().mean()
-
-
 def attending() -> Recipe:
-    return Attending(), (torch.randn(BATCH, LENGTH, WIDTH),), {}
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.enter(x).unsqueeze(1)
+        mixed = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return m.leave(mixed.squeeze(1)).square().mean()
+
+    model = Call(forward, enter=nn.Linear(WIDTH, WIDTH), leave=nn.Linear(WIDTH, WIDTH))
+    return model, (torch.randn(BATCH, LENGTH, WIDTH),), {}
 
 
 def around(*, again: bool = False) -> Strategy:

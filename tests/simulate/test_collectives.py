@@ -15,6 +15,7 @@ from torch import nn
 from tensoropt.sharding.buckets import gradient_buckets
 from tensoropt.simulate.collectives import Collective, predicted_collectives, sent_bytes
 from tests.costs.models import problem, three, two_layers
+from tests.models import Call
 from tests.simulate.strategies import facts_by_group, written
 
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
@@ -101,19 +102,10 @@ def test_two_axes_act_as_one_group():
     }
 
 
-class Classifier(nn.Module):
-    """Cross entropy: its mean is over all targets, counted once per step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.leave = nn.Linear(24, 10, bias=False)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.leave(x), labels)
-
-
 def classifier():
-    return Classifier(), (torch.randn(16, 24), torch.randint(0, 10, (16,))), {}
+    """Cross entropy: its mean is over all targets, counted once per step."""
+    model = Call(lambda m, x, y: F.cross_entropy(m.leave(x), y), leave=nn.Linear(24, 10, bias=False))
+    return model, (torch.randn(16, 24), torch.randint(0, 10, (16,))), {}
 
 
 @pytest.mark.parametrize("micro", [1, 2])

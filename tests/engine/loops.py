@@ -1,7 +1,5 @@
 """Ways in which a script calls an engine and goes backward, and the gradients that each has to give."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients that are reduced beside the product of a weight's gradient: numbers, and what is issued when."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

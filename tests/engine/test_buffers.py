@@ -1,7 +1,5 @@
 """Models whose forward changes buffers: in any plan each step changes them as the model itself does."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,6 @@ def test_micro_batches_are_refused(name):
 
 @pytest.mark.slow
 @pytest.mark.sweep(quick=4)
-@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "micro_batches"), [*((n, 4) for n in ANY[:4]), *((n, 1) for n in BATCH_ALONE)]
 )
@@ -59,7 +56,6 @@ def test_any_strategy_changes_buffers_once_a_step(name, micro_batches, ranks):
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("name", "micro_batches", "schedule"),
     [*((n, 1, "gpipe") for n in ("running_scale", "shifted", "instance_norms")), ("decay", 2, "1f1b")],

@@ -1,7 +1,5 @@
 """Calls of a captured model: what is the same call, and what another one is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Parameters that several groups use, gathered together with others: what is issued when, and numbers.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from itertools import pairwise
@@ -164,7 +162,6 @@ def complex_exchange(rank, world):
     return whole, [wait(value) for value in scatter(list(own), dist.group.WORLD)]
 
 
-@pytest.mark.distributed
 def test_complex_values_travel_as_pairs(ranks):
     """Gloo ends with "Invalid scalar type" where it is given complex numbers together; NCCL knows none."""
     for rank, (whole, parts) in enumerate(ranks.run(complex_exchange)):
@@ -174,7 +171,6 @@ def test_complex_values_travel_as_pairs(ranks):
         assert [v.tolist() for v in parts] == [[2 * rank + 1 + 2j * n] for n in range(2)]
 
 
-@pytest.mark.distributed
 def test_gloo_reduces_several_gradients_in_one_message(ranks):
     for rank, (parts, issued, stays) in enumerate(ranks.run(scattered)):
         want = [torch.arange(n, dtype=torch.float32) * 2 + 100 for n in (4, 2, 6)]
@@ -316,7 +312,6 @@ def inputs() -> torch.Tensor:
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.distributed
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_ranks_agree_with_the_unsplit_model(ranks, stored, dtype):

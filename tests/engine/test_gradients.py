@@ -3,8 +3,6 @@
 A loss whose backward is the engine's: it comes once, with the gradient of the loss.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What a plan would not follow is refused in one process as well: modes, settings and buffers of modules."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -23,7 +21,7 @@ X = torch.randn(8, 4)
 class StaysInEvaluation(nn.BatchNorm1d):
     """As frozen norms are written."""
 
-    def train(self, mode: bool = True) -> StaysInEvaluation:
+    def train(self, mode: bool = True):
         return super().train(False)
 
 

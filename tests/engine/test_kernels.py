@@ -3,8 +3,6 @@
 Parameters as DTensors: each rank's part is the one that PyTorch derives from shape and placements.
 """
 
-from __future__ import annotations
-
 from math import prod
 from types import SimpleNamespace
 
@@ -84,7 +82,6 @@ def test_dropout_of_everything():
     assert torch.equal(x.grad, torch.zeros(8))
 
 
-@pytest.mark.distributed
 def test_split_losses_and_norms(ranks):
     for found in ranks.run(part_jobs.kernels_on_ranks):
         assert all(value < 2e-6 for value in found.values()), found
@@ -112,13 +109,11 @@ def test_every_rank_holds_the_part_that_a_dtensor_has_there(atoms, layout):
 CASES = [((3, 4, 4),), ((4, 4, 2),), ((2, 4), (4, 2)), ((4,), (3, 4))]
 
 
-@pytest.mark.distributed
 def test_pytorch_puts_shards_together(ranks):
     assert ranks.run(part_jobs.put_together, (1, 2, 1), CASES) == [[], []]
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
 def test_pytorch_puts_shards_of_two_axes_together(four_ranks):
     """Axes may cut the same dim, inside it too, in any order."""
     assert four_ranks.run(part_jobs.put_together, (1, 2, 2), CASES) == [[]] * 4

@@ -3,8 +3,6 @@
 Models that are built without values: every process gives them the same.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Batches with fewer or more rows: filled up, or cut where there are no gradients, if the loss can ignore
 rows; refused with the reason elsewhere."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A recomputed region gives the same gradients and keeps less; the lowered graph calls it in order."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 

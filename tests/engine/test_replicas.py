@@ -1,7 +1,5 @@
 """Ranks that hold the same shard hold the same bits, and one that does not is found."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -46,7 +44,6 @@ def verified(strategy: dict[str, Any], ranks: RankPool) -> RunFindings:
     return result
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize(("stored", "compared"), [("R/P", True), ("S(0)", False)])
 def test_a_replica_that_drifts_apart_is_found(ranks, stored, compared):
     """One rank's gradients are off by a unit in their last place: far within every tolerance. Of shards there

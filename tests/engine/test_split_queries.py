@@ -1,7 +1,5 @@
 """Attention whose queries are split, in models around it: loss and gradients against the unsplit model."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping
 from functools import cache

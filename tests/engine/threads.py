@@ -4,8 +4,6 @@ What crosses between ranks goes over a board with a barrier per group, so the co
 definitions. Ranks that issue different collectives, or different numbers of them, are an error.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading

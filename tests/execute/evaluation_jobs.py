@@ -1,7 +1,5 @@
 """Evaluation of planned models beside plain ones; every function returns plain data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

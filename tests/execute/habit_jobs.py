@@ -1,7 +1,5 @@
 """Habits of training scripts, on the ranks of a test pool; every function returns plain data."""
 
-from __future__ import annotations
-
 import copy
 import io
 import warnings

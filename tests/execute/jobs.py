@@ -1,7 +1,5 @@
 """Training on the ranks of a test pool; every function returns plain data for the test to judge."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import warnings

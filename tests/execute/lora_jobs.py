@@ -1,7 +1,5 @@
 """Training adapters by a plan; every function returns plain data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

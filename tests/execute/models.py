@@ -1,7 +1,5 @@
 """Tiny models of every kind, as a rank builds them: functions returning (model, args, kwargs)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What ranks run to try the parts of the executor alone: kernels, resharding, recorders."""
 
-from __future__ import annotations
-
 import itertools
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """Training in which each rank passes its own rows; every function returns plain data."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from typing import Any

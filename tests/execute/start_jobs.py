@@ -1,8 +1,6 @@
 """What ranks of a test pool do to watch how a model starts: which bytes are alive, and which values there
 are."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import random
@@ -105,6 +103,20 @@ class Alive(MemoryTracker):
         # A DTensor's own storage is a shape as well; what it shows is a tensor beside it.
         shape_only = isinstance(value, (FakeTensor, DTensor)) or value.is_meta
         return 0 if shape_only else super()._see(value, counted=counted)
+
+
+def save(rank, world, path):
+    """Write the weights of ``drawn(3)`` as a checkpoint of a plan."""
+    found = graph()
+    strategy = random_strategy(found, (1, world), micro_strategies(found, 1), random.Random(5))
+    save_checkpoint(path, parallelize(drawn(3), strategy, batch()))
+
+
+LAYER = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)
+"""Bytes of the largest layer: the weight and bias of ``up``."""
+SMALL = 4 * (2 * WIDTH * DEPTH + 8 * WIDTH + 256)
+"""Bytes of buffers, which the model and the engine both have for a while, of single norms and of the
+batch."""
 
 
 def start(rank, world, source, path, plan, mode, seed):

@@ -1,7 +1,5 @@
 """Evaluation by plans: all that the model returns, for any shape, as one process without a plan has it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,7 +7,6 @@ import pytest
 from tensoropt.ranks.pool import RankPool
 from tests.execute import evaluation_jobs as jobs
 
-pytestmark = pytest.mark.distributed
 NEAR = 1e-5
 
 

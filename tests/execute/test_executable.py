@@ -1,7 +1,5 @@
 """Plans in every form they are passed in become one thing that runs."""
 
-from __future__ import annotations
-
 import json
 import random
 

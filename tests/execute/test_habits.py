@@ -1,15 +1,11 @@
 """Habits of training scripts: each of them works under a plan, or is refused by name on the first step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from tensoropt.engine import runtime
 from tests.execute import habit_jobs as jobs
-
-pytestmark = pytest.mark.distributed
 
 KINDS = [(1, 2), (2, 2), ("1f1b", 2, 2), ("placed", 1)]
 """Sharded plans, with micro-batches too, pipelines and placed plans."""

@@ -1,7 +1,5 @@
 """Whole jobs under torchrun: scripts that end well, ranks that do not, several hosts. Real processes."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

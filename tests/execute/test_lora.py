@@ -1,7 +1,5 @@
 """Plans of models with adapters, run beside one process."""
 
-from __future__ import annotations
-
 import pytest
 
 import tensoropt
@@ -10,7 +8,6 @@ from tensoropt.question.model_source import load_model
 pytest.importorskip("peft")
 from tests.execute import lora_jobs
 
-pytestmark = pytest.mark.distributed
 LORA, BATCH = "lora=r=4,alpha=8,targets=q_proj+down_proj", 4
 SOURCES = {
     "numbers": f"zoo:llama-tiny?layers=1&{LORA}",

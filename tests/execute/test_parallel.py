@@ -1,7 +1,5 @@
 """parallelize: the user's own training script keeps working, by every kind of plan."""
 
-from __future__ import annotations
-
 import inspect
 import random
 import subprocess
@@ -29,7 +27,6 @@ from tests.execute.test_train import ROOT, write_plan
 from tests.placement.execute.cases import record_moves
 from tests.placement.execute.random_placed import random_placed
 
-pytestmark = pytest.mark.distributed
 ROUNDING = 2e-4
 SHARDED, PLACED, PIPELINE, GPIPE = (1, 2), ("placed", 1), ("1f1b", 2, 2), ("gpipe", 1, 2)
 SPLIT = ("1f1b", 2, 2, 2)

@@ -1,12 +1,9 @@
 """Ranks that pass their own rows of the batch: as exact as ranks that all pass all of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.execute import share_jobs as jobs
 
-pytestmark = pytest.mark.distributed
 ROUNDING = 2e-4
 
 

@@ -1,7 +1,5 @@
 """How a rank starts: from which weights, on which device, with how many bytes."""
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 from typing import Any
@@ -39,7 +37,6 @@ WHOLE = ("sharded", "placed")
 
 
 @pytest.mark.sweep(quick=4)
-@pytest.mark.distributed
 @pytest.mark.parametrize(("source", "mode", "plan"), [
     ("drawn", "train", "sharded"), ("drawn", "train", "placed"),
     ("drawn", "train", "interleaved_1f1b"), ("dcp", "train", "1f1b"),
@@ -63,7 +60,6 @@ def test_a_rank_starts_with_its_part_and_one_layer(ranks, stored, source, mode, 
 
 
 @pytest.mark.sweep
-@pytest.mark.distributed
 @pytest.mark.parametrize("source", ["drawn", "stored"])
 def test_a_rank_never_holds_more_than_its_stages_and_a_layer(ranks, tmp_path, source):
     """Also in training, where the gradients that autograd makes take the place of those there were."""
@@ -75,7 +71,6 @@ def test_a_rank_never_holds_more_than_its_stages_and_a_layer(ranks, tmp_path, so
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
 @pytest.mark.parametrize("source", ["drawn", "stored"])
 def test_a_process_grows_by_its_stages_and_not_by_the_whole_model(four_ranks, tmp_path, source):
     """As the system counts it: parameters and gradients of its stage, layers that are read, leftovers."""

@@ -3,8 +3,6 @@
 Steps of a script's own training are timed beside its plan, and the training is as it was.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

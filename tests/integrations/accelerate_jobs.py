@@ -1,7 +1,5 @@
 """Training with accelerate under torchrun (``accelerate_jobs.py WHAT FOLDER PLAN``), or in one process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

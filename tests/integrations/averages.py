@@ -1,7 +1,5 @@
 """The exponential moving average of a model's parameters, as scripts keep it, under any plan and without."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

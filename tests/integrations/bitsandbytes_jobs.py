@@ -1,7 +1,5 @@
 """Adapters beside layers of bitsandbytes, as people of transformers and peft make them, trained by a plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

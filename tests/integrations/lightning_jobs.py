@@ -5,8 +5,6 @@ The last batch of an epoch has two of four rows, and so
 does its accumulation.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

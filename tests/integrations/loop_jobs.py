@@ -3,8 +3,6 @@
 Accumulated batches are two of four rows; the last ones of an epoch are one of four and one of two.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans for two ranks, the jobs that run by them, and the comparison of what they found."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 A plan's file ends with the number of shares of a batch.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Batches of texts that are shorter than the plan's.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -21,7 +19,6 @@ from tests.integrations.planned import ran_by, write_plan
 from tests.integrations.trainer_jobs import GLOBAL, LENGTH, Texts, build, to_the_longest
 
 
-@pytest.mark.distributed
 def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks, tmp_path):
     said = ran_by(jobs, "misused", tmp_path, "data", ranks)
     assert "prepare the model before its loaders" in said["early"]

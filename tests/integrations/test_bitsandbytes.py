@@ -1,7 +1,5 @@
 """bitsandbytes' own layers, as transformers and peft use them, under plans."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -59,7 +57,6 @@ def test_a_model_that_peft_has_prepared_is_captured(folder, again):
     assert trained == {name for name, p in model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize("kind", ["nf4-double", "int8"])
 def test_two_ranks_train_as_one_process_does(folder, kind, ranks, tmp_path):
     found = tensoropt.explore(

@@ -1,7 +1,5 @@
 """Training by every integration under a plan, beside the same in one process."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from functools import cache
@@ -12,7 +10,6 @@ import pytest
 from tensoropt.errors import MissingExtraError
 from tests.integrations.planned import KINDS, close, ran_by
 
-pytestmark = pytest.mark.distributed
 OTHER_KINDS = [*KINDS[1:], "placed"]
 
 
@@ -94,6 +91,7 @@ def test_metrics_and_predictions(name, what, kind, ranks, alone, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.distributed
 @pytest.mark.parametrize(("name", "what"), [
     *((name, "briefly_trained") for name in ("trainer", "sft", "accelerate")),
     ("lightning", "briefly_fitted"),

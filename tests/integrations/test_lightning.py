@@ -1,7 +1,5 @@
 """What Lightning's Trainer is refused by a plan, and modules of all kinds."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from tests.integrations import lightning_jobs as jobs
 from tests.integrations.planned import ran_by, write_plan
 
 
-@pytest.mark.distributed
 def test_loaders_of_other_rows_are_refused(ranks, tmp_path):
     said = ran_by(jobs, "misused", tmp_path, "data", ranks)
     assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]

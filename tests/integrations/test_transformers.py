@@ -1,7 +1,5 @@
 """Hugging Face's ``Trainer`` in one process: what it weighs, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

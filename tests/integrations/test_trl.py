@@ -1,7 +1,5 @@
 """What TRL's ``SFTTrainer`` leaves out by a plan, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small models whose stages can be told by heart, and pipelines of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any

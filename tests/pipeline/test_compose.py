@@ -1,7 +1,5 @@
 """Composing stages, against all compositions one by one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 

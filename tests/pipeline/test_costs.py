@@ -3,8 +3,6 @@
 A cluster in equal parts, and the meshes of jobs over them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

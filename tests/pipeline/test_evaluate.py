@@ -1,7 +1,5 @@
 """What pipelines take: seconds and memory by hand, and beside what fake ranks send and keep."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

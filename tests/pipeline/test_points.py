@@ -3,8 +3,6 @@
 Pipelines in plan files: they come back as they were, and what describes none is refused.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import Counter

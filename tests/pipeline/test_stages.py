@@ -5,8 +5,6 @@ Blocks dealt to stages, and cuts that even out what stages have.
 What stages make for themselves and what they are sent.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -44,6 +42,7 @@ from tensoropt.sharding.configurations import micro_batch_strategies
 from tensoropt.sharding.regions import find_regions
 from tests.costs.models import Recipe, four, gpt2, llama, problem
 from tests.execute.models import vgg_norm_plain
+from tests.models import Call
 from tests.pipeline.models import (
     Block,
     adapted,
@@ -74,24 +73,13 @@ def test_more_stages_than_blocks_are_refused():
         dealt_cuts(Cutter(blocks_of(2)), 5)
 
 
-class Stacked(nn.Module):
-    """Alike blocks, with or without a layer before and one behind them."""
-
-    def __init__(self, blocks: int, *, stem: bool, head: bool) -> None:
-        super().__init__()
-        self.stem, self.head = (nn.Linear(24, 24) if one else nn.Identity() for one in (stem, head))
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.stem(x))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x).square().mean()
-
-
 @cache
 def stacked(blocks: int, *, stem: bool, head: bool) -> Cutter:
-    return Cutter(prepare(capture(Stacked(blocks, stem=stem, head=head), (torch.randn(4, 24),), {})).graph)
+    """Alike blocks, with or without a layer before and one behind them."""
+    ends = {n: nn.Linear(24, 24) if one else nn.Identity() for n, one in (("stem", stem), ("head", head))}
+    between = nn.Sequential(*(Block() for _ in range(blocks)))
+    model = Call(lambda m, x: m.head(m.blocks(torch.tanh(m.stem(x)))).square().mean(), **ends, blocks=between)
+    return Cutter(prepare(capture(model, (torch.randn(4, 24),), {})).graph)
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ The orders of pipelines: those of PyTorch, and what follows from them.
 Which stages may have their backward taken apart, by the ways that gradients take.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

@@ -5,8 +5,6 @@ What each rank of a pipeline sends, counted by hand.
 When messages that places sent have come, and what waits between the two parts of a backward.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The tasks of a placement's step, against a slow twin that makes them one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

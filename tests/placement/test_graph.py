@@ -1,7 +1,5 @@
 """Placed graphs: what flows between whole and split operators."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,26 +12,20 @@ from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.placement.graph import PlacedGraph, Value, placed_graph, split_choices
 from tensoropt.sharding.groups import GroupGraph
-
-
-class Net(nn.Module):
-    """Two linear layers that share a weight, a norm over the batch, a mean loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8, bias=True)
-        self.norm = nn.BatchNorm1d(8)
-        self.second = nn.Linear(8, 8, bias=False)
-        self.second.weight = self.first.weight
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.head(self.second(self.norm(self.first(x)).relu())), y)
+from tests.models import Call
 
 
 @pytest.fixture(scope="module")
 def groups():
-    found = capture(Net(), (torch.randn(8, 8), torch.randint(0, 4, (8,))), {}, loss=None, mode="train")
+    """Two linear layers that share a weight, a norm over the batch, a mean loss."""
+
+    def forward(m, x, y):
+        return nn.functional.cross_entropy(m.head(m.second(m.norm(m.first(x)).relu())), y)
+
+    first, second = nn.Linear(8, 8, bias=True), nn.Linear(8, 8, bias=False)
+    second.weight = first.weight
+    model = Call(forward, first=first, norm=nn.BatchNorm1d(8), second=second, head=nn.Linear(8, 4))
+    found = capture(model, (torch.randn(8, 8), torch.randint(0, 4, (8,))), {}, loss=None, mode="train")
     return prepare_graph(found.graph).graph
 
 

@@ -1,7 +1,5 @@
 """The devices that constraints leave to placed operators: they reach every method, or are refused by name."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

@@ -3,8 +3,6 @@
 Placed plans survive their files, and are refused for what they do not fit.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
@@ -165,19 +163,12 @@ def test_its_figures_are_those_of_all_micro_batches():
     assert {name.rsplit(" ", 1)[1] for name in names} == {"0", "1"}
 
 
-def test_it_is_exported(explored, tmp_path):
+def test_it_is_exported_device_by_device(explored, tmp_path):
     write_frontier_csv(explored, tmp_path / "frontier.csv")
     write_strategies_csv(explored, tmp_path / "strategies.csv")
     with open(tmp_path / "frontier.csv", newline="") as file:
         first = next(csv.DictReader(file))
     assert (first["mesh"], first["planner"], first["devices"]) == ("placed on 2", "somebody else", "2")
-    with open(tmp_path / "strategies.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["point"] == "1"]
-    assert {row["options"].split(",")[0] for row in rows} == {"device 0", "device 1"}
-
-
-def test_its_strategy_is_written_device_by_device(explored, tmp_path):
-    write_strategies_csv(explored, tmp_path / "strategies.csv")
     with open(tmp_path / "strategies.csv", newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
     axes = max(len(space.mesh.names) for space in explored.spaces)

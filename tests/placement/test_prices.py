@@ -3,8 +3,6 @@
 Constraints reach the placed problem, or are refused by name.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache

@@ -4,8 +4,6 @@ part of that order, with a message for every value that crosses a border.
 A placed strategy as a stage for each device.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

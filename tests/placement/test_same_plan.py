@@ -6,8 +6,6 @@ in a placed plan and one with collectives inside in a sharded one, so a placed p
 batches of models with them keep devices busier than their hosts.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulator for placed plans, against figures worked out by hand; also of several micro-batches."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Jobs of several hosts that tests start with torchrun, by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

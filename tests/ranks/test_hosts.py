@@ -3,8 +3,6 @@
 Hosts are processes of this machine that know each other by TCP alone, and in slow tests network namespaces.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

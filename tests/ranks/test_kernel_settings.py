@@ -1,7 +1,5 @@
 """Settings of PyTorch that decide which kernels run: as they are, as keys name them, and on ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -67,7 +65,6 @@ def settings_of_rank(rank, world_size):
     return KernelSettings.now()
 
 
-@pytest.mark.distributed
 def test_ranks_take_over_those_of_the_process_that_asks(ranks):
     assert ranks.run(settings_of_rank) == [KernelSettings()] * 2
     OTHERS.apply()

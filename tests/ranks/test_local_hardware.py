@@ -1,7 +1,5 @@
 """Which clusters are this machine."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The rank pool: results, errors, deaths, hangs, and that nothing is left running."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

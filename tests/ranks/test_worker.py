@@ -5,8 +5,6 @@ A time-out ends; what is forked may hang, raise or die.
 A rank of a user's own torchrun job runs as ranks are measured, and afterwards as before.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

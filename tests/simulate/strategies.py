@@ -1,7 +1,5 @@
 """Strategies written by hand, and what the simulator needs to know of their groups."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is gathered ahead and scattered behind, in time and in memory, worked out by hand."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Who reads the views of a storage: worked out by hand for a tensor with two views.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

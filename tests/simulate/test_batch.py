@@ -3,8 +3,6 @@
 Loops that are compiled, and what keeps them inside of their arrays.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from functools import partial

@@ -4,8 +4,6 @@ Messages of a ring beside the blocks of attention: in time, in the search and am
 hand.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

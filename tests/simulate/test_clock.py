@@ -1,8 +1,6 @@
 """The plain interpreter of a step in time: it has the batched simulator's figures, and waits for a slow
 host."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

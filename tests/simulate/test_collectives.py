@@ -3,8 +3,6 @@
 ``first`` is 24 -> 32, ``second`` 32 -> 8, the batch 16, float32: 3072 + 1024 bytes of weights.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

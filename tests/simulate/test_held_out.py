@@ -3,8 +3,6 @@
 Peaks of random strategies, as the simulation has them and as a rank without its job shows them.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -3,8 +3,6 @@
 The judge's memory curve, by hand on two layers and against what a real step keeps alive.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

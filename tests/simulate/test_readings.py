@@ -4,8 +4,6 @@
 a weight 8 rows are sent, as the ranks have 4 and 3.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulator's time, against effects added up one by one and a schedule of the same step."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 What moments of a step are called, and where a group is cut: where its inputs are read first and last.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from types import SimpleNamespace

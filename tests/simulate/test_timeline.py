@@ -1,7 +1,5 @@
 """The event scheduler against its slow twin: schedules worked out by hand, and what none may break."""
 
-from __future__ import annotations
-
 import itertools
 
 import networkx as nx

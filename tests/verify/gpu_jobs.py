@@ -1,7 +1,5 @@
 """What ranks do of the checks that are made on GPUs, here on CPUs."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ranks run to try collectives of which gloo's threads keep nothing."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -7,8 +7,6 @@ pipeline. On fake ranks the memory of a step has to be within 1 % of its predict
 predicted, in order; on real ranks loss, gradients and parameters those of the unsplit model, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

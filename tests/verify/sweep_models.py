@@ -1,7 +1,5 @@
 """Models for random strategies: each makes some of the choices possible that strategies draw."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -3,8 +3,6 @@
 What ranks issue together is the same on all of them; the first difference is named.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

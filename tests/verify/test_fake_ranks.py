@@ -5,8 +5,6 @@ The memory that is predicted with optimizers that people bring, beside what thei
 Frozen weights beside adapters that are trained: what is stored of them, sent and kept.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -214,7 +212,6 @@ def memory_is_as_predicted(spec: ModelSpec, mesh: tuple[int, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
 def test_they_are_right_on_two_ranks(ranks):
     pytest.importorskip("peft")
     spec = ModelSpec(SOURCE, compute_dtype="bfloat16")

@@ -1,7 +1,5 @@
 """What verify does on GPUs, tried on CPU ranks: the unsplit model on one, near replicas, the allocator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +17,6 @@ from tests.execute import jobs
 from tests.verify import gpu_jobs
 
 
-@pytest.mark.distributed
 def test_one_rank_runs_the_unsplit_model_for_all(ranks):
     found = ranks.run(gpu_jobs.shared_results)
     assert [ran for ran, _, _ in found] == [True, False]
@@ -47,7 +44,6 @@ def test_the_unsplit_model_runs_on_the_cpu_where_a_gpu_is_too_small(monkeypatch)
     assert found.gradients
 
 
-@pytest.mark.distributed
 def test_replicas_are_measured_by_their_largest_difference(ranks):
     whole, sharded = on_two_ranks("R", "R/P"), on_two_ranks("R", "S(0)")
     assert ranks.run(gpu_jobs.spreads, whole, 0.0) == [0.0, 0.0]

@@ -1,7 +1,5 @@
 """Where strategies are verified, above all on ranks that share one GPU; here CPU ranks stand for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -66,7 +64,6 @@ def test_a_shared_gpu_has_room_for_few_ranks(one_gpu):
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.distributed
 @pytest.mark.parametrize(
     "kind", [{}, {"placed": True}, {"pipeline": 2}], ids=["sharded", "placed", "pipeline"]
 )

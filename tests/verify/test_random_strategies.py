@@ -3,8 +3,6 @@
 Random placements: some in micro-batches, where the model can run so.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any
@@ -144,7 +142,6 @@ def test_a_third_of_random_strategies_are_pipelines():
     assert ["send" in kind for kind in kinds] == [False, False, True]
 
 
-@pytest.mark.distributed
 def test_two_ranks_compute_what_one_does(ranks):
     pipelines = [strategy for strategy, _ in drawn(5, (2,), devices=2, seed=1)]
     assert len({strategy.schedule for strategy in pipelines}) > 2

@@ -3,8 +3,6 @@
 Nothing holds what a collective on copies was given, and it did what it does.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from functools import cache
@@ -92,14 +90,12 @@ def test_parameters_with_several_readers_and_without_gradient(build, dtype):
 GATHERED = torch.ops.c10d._allgather_base_.default
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize("name", on_copies_jobs.COLLECTIVES)
 def test_results_are_those_of_the_collective(ranks, name):
     for plain, tracked in ranks.run(on_copies_jobs.results, name):
         assert tracked == plain
 
 
-@pytest.mark.distributed
 def test_threads_of_gloo_hold_nothing_of_a_tracked_step(ranks):
     # Without copies some of what is freed at once is alive for a while.
     for peak, after in ranks.run(on_copies_jobs.freed_at_once):
@@ -118,7 +114,6 @@ def test_messages_and_what_has_no_data_are_left_alone():
         assert not _is_collective(GATHERED, (torch.zeros(4), torch.zeros(4)))
 
 
-@pytest.mark.distributed
 def test_forward_and_backward_are_recorded(ranks):
     for rows, now, peak in ranks.run(part_jobs.recorded):
         assert rows == [

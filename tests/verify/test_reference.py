@@ -3,8 +3,6 @@
 The one comparison of results says what numbers do not.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Some of the strategies that ``python -m tests.verify.sweep`` draws, which takes as many as one likes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.verify.sweep import ALIKE, NAMES, Case, cases, sweeping

@@ -1,7 +1,5 @@
 """Predicted peaks against PyTorch's own tracker, on ranks of jobs of 2, 8 and 64."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """Random legal strategies of every kind of model give the unsplit model's results on 2 and 4 ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -35,7 +33,6 @@ from tensoropt.verify.reference import has_kinks
 from tests.execute import jobs
 from tests.simulate.strategies import facts_by_group
 
-pytestmark = pytest.mark.distributed
 NUMERICS = CheckOptions(memory=False, timed_steps=0)
 
 

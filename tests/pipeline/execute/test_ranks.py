@@ -4,8 +4,6 @@ Of models with skips and layers used several times, of which a part is not train
 several readers, or parts no gradient.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from dataclasses import replace
@@ -22,7 +20,6 @@ from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.pipeline.test_evaluate import evaluated
 
-pytestmark = pytest.mark.distributed
 EQUAL = 1e-6
 """By how much a result may differ, relative to its largest value."""
 READERS = str(Path(__file__).parents[2] / "situations" / "readers.py")

@@ -1,7 +1,5 @@
 """The parts in which a pipeline runs the graph of a call; what they compute: ``tests/execute``."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Models placed at random, and how far their results are from the unsplit model's."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any

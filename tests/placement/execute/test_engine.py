@@ -3,8 +3,6 @@
 Cases without a number of micro-batches run the whole batch at once.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import weakref

@@ -3,8 +3,6 @@
 What a transport keeps of a message: inside one process a copy, on fake ranks nothing.
 """
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

@@ -3,8 +3,6 @@
 Placed plan files: trained by a job, verified, and run in a user's process.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any
@@ -75,7 +73,6 @@ def check_on(pool: RankPool, spec: ModelSpec, pairs: list[tuple[PlacedStrategy, 
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.distributed
 @pytest.mark.parametrize(("source", "counts"), [
     ("tests.execute.models:mlp", (None, None, None, 2, 4)),
     ("tests.execute.models:vgg_norm", (None,) * 3),
@@ -112,7 +109,6 @@ def check_fake(loaded: CapturedModel, strategy: PlacedStrategy, prediction: Pred
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
 def test_batch_norms_in_pieces_on_two_ranks(ranks, costs):
     """Four pieces of each on two ranks: running statistics, too."""
     spec = ModelSpec("tests.execute.models:vgg_norm_plain")
@@ -167,7 +163,6 @@ def plan_file(tmp_path_factory):
     return file
 
 
-@pytest.mark.distributed
 def test_ranks_of_a_job_train_it(plan_file, tmp_path, ranks):
     """What each of torchrun's processes does; ``tests/execute/test_train.py`` has jobs of real processes."""
     file = tmp_path / "result.json"

@@ -1,7 +1,5 @@
 """Ranks as threads of this process that meet for every message: a send ends when it is received."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -200,11 +200,9 @@ def step(engine: ShardedEngine, inputs: Sequence[torch.Tensor]) -> tuple[float, 
 
 
 def largest_differences(
-    strategy: Strategy,
-    values: Mapping[str, torch.Tensor],
-    inputs: Sequence[torch.Tensor],
+    strategy: Strategy, values: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor],
     whole: tuple[float, Mapping[str, torch.Tensor]],
-) -> tuple[float, float, str]:
+) -> tuple[float, float, str]:  # fmt: skip
     """How far a strategy's step is from the unsplit one's ``whole``: of the loss and of the gradients,
     both relative (a gradient to no less than a thousandth of the largest one), and the worst gradient.
     Buffers beside the gradients are compared as well, as the step leaves them."""

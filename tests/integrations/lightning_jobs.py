@@ -164,11 +164,9 @@ def trainer(folder: Path, plan: str | None, steps: int, **more: Any) -> Trainer:
 
 def found_by(module: Tuning, made: Trainer) -> dict[str, Any]:
     return {
-        "losses": module.losses,
-        "evaluated": list(module.evaluated),
-        "rates": module.rates,
+        "losses": module.losses, "evaluated": list(module.evaluated), "rates": module.rates,
         "logged": float(made.callback_metrics["eval_loss"]),
-    }
+    }  # fmt: skip
 
 
 def loss_of(model: nn.Module) -> float:

@@ -115,13 +115,9 @@ def arguments(folder: Path, world: int, **more: Any) -> TrainingArguments:
 
 
 def trainer(
-    folder: Path,
-    plan: str | None,
-    data: Any = None,
-    make: Callable[[], nn.Module] = build,
-    asked: str = "recipe",
-    **more: Any,
-) -> Trainer:
+    folder: Path, plan: str | None, data: Any = None, make: Callable[[], nn.Module] = build,
+    asked: str = "recipe", **more: Any,
+) -> Trainer:  # fmt: skip
     """A trainer on 22 samples: the last batch of an epoch has two rows, its last accumulation one batch. The
     plan is a file, or one of :data:`UNWRITTEN`, for calls as the function ``asked`` has them; None for a
     plain trainer."""

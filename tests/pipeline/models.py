@@ -129,12 +129,9 @@ def blocks_of(count: int) -> GroupGraph:
 
 
 def split_along_the_batch(
-    graph: GroupGraph,
-    cuts: Sequence[int],
-    sizes: Sequence[int],
-    schedule: str = "1f1b",
+    graph: GroupGraph, cuts: Sequence[int], sizes: Sequence[int], schedule: str = "1f1b",
     again: frozenset[str] = frozenset(),
-) -> PipelinedStrategy:
+) -> PipelinedStrategy:  # fmt: skip
     """A pipeline whose stages are data parallel on all axes, with whole parameters.
 
     Args:
@@ -150,11 +147,9 @@ def split_along_the_batch(
 
 
 def batch_parallel(
-    graph: GroupGraph,
-    mesh: tuple[int, ...],
-    micro: Mapping[str, AxisStrategy],
+    graph: GroupGraph, mesh: tuple[int, ...], micro: Mapping[str, AxisStrategy],
     batch: Mapping[str, AxisStrategy],
-) -> Strategy:
+) -> Strategy:  # fmt: skip
     """Every group follows the batch on every axis, and what it reads lies as it is made."""
     chosen = {
         g.name: Configuration(g, (micro[g.name], *(batch[g.name] for _ in mesh[1:]))) for g in graph.groups

@@ -113,12 +113,9 @@ MB = 1e6
 
 
 def prices(
-    cluster: Cluster,
-    shape: tuple[int, ...],
-    measured: Mapping[tuple[int, int], LinkFit] | None = None,
-    *,
+    cluster: Cluster, shape: tuple[int, ...], measured: Mapping[tuple[int, int], LinkFit] | None = None, *,
     beside: bool = True,
-) -> PipelinePrices:
+) -> PipelinePrices:  # fmt: skip
     mesh = Mesh(shape=shape, names=("stage", *(f"axis{i}" for i in range(len(shape) - 1))))
     fits = None if measured is None else LinkFits(collectives={}, pairs=measured)
     model = CommunicationModel(cluster, mesh, fits)

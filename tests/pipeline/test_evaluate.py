@@ -43,13 +43,9 @@ RESULT = 10e-6 + 4 / 10e9
 
 
 def evaluated(
-    strategy: PipelinedStrategy,
-    cluster: Cluster | None = None,
-    optimizer: str = "adam",
-    overheads: Overheads | None = None,
-    compute: Any = None,
-    **more: Any,
-) -> PipelineEvaluation:
+    strategy: PipelinedStrategy, cluster: Cluster | None = None, optimizer: str = "adam",
+    overheads: Overheads | None = None, compute: Any = None, **more: Any,
+) -> PipelineEvaluation:  # fmt: skip
     """At hand's prices on CPU ranks, every place a node."""
     cluster = cluster or make_cluster(strategy.places, strategy.devices_per_place)
     works, training = stage_works(strategy), strategy.graph.atoms.graph.training

@@ -45,11 +45,9 @@ from tests.situations.readers import WIDTH, Twice
 
 CASES = [(2, 2), (2, 4), (2, 8), (3, 6), (4, 4), (4, 8), (4, 12), (4, 3), (3, 10)]
 KINDS = {
-    theirs._ComputationType.FORWARD: "F",
-    theirs._ComputationType.FULL_BACKWARD: "B",
-    theirs._ComputationType.BACKWARD_INPUT: "I",
-    theirs._ComputationType.BACKWARD_WEIGHT: "W",
-}
+    theirs._ComputationType.FORWARD: "F", theirs._ComputationType.FULL_BACKWARD: "B",
+    theirs._ComputationType.BACKWARD_INPUT: "I", theirs._ComputationType.BACKWARD_WEIGHT: "W",
+}  # fmt: skip
 
 
 def torch_order(cls: type, place: int, places: int, per_place: int, micro_batches: int) -> list[Action]:
@@ -57,12 +55,9 @@ def torch_order(cls: type, place: int, places: int, per_place: int, micro_batche
     reads."""
     rounds = max(1, micro_batches // places)
     known = SimpleNamespace(
-        pp_group_size=places,
-        n_local_stages=per_place,
-        num_stages=places * per_place,
-        _n_microbatches=micro_batches,
-        microbatches_per_round=micro_batches // rounds,
-    )
+        pp_group_size=places, n_local_stages=per_place, num_stages=places * per_place,
+        _n_microbatches=micro_batches, microbatches_per_round=micro_batches // rounds,
+    )  # fmt: skip
     found = cls._calculate_single_rank_operations(known, place)
     return [
         Action(KINDS[a.computation_type], a.stage_index, a.microbatch_index) for a in found if a is not None

@@ -274,13 +274,10 @@ def test_what_holds_for_every_placement(seed, mixed, training):
 def test_ends_of_messages_by_hand():
     """The maker issues what it sends; the first reader takes it in, and adds a gradient to what is there."""
     ends = MessageEnds(
-        end_s=np.array([0.25, 0.5]),
-        receive_s_per_byte=np.array([0.0, 0.02]),
-        add_s=np.array([8.0, 0.0]),
-        add_s_per_byte=np.array([0.1, 0.0]),
-        host_end_s=np.array([1.0, 2.0]),
+        end_s=np.array([0.25, 0.5]), receive_s_per_byte=np.array([0.0, 0.02]), add_s=np.array([8.0, 0.0]),
+        add_s_per_byte=np.array([0.1, 0.0]), host_end_s=np.array([1.0, 2.0]),
         host_add_s=np.array([30.0, 0.0]),
-    )
+    )  # fmt: skip
     problem = diamond(devices=replace(diamond().devices, ends=ends))
     simulated = simulate_placement(problem, Placement.in_order([0, 0, 1, 0], 2))
     # a 1.25, b 1, d 1.25; backward d 2.25, b 2, a 2.25 and the addition of 10 bytes 9; c 2.2 and 3.6.

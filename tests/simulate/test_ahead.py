@@ -60,11 +60,9 @@ def test_nothing_is_hidden_where_nothing_runs_beside():
 def test_every_micro_batch_gathers_and_scatters():
     found = strategy(micro=2)
     assert predicted_collectives(found, facts_by_group(found)) == {
-        Collective("all_gather", (0,), W): 8,
-        Collective("reduce_scatter", (0,), W): 4,
-        Collective("all_reduce", (0,), 2 * W): 1,
-        Collective("all_reduce", (0,), 4): 2,
-    }
+        Collective("all_gather", (0,), W): 8, Collective("reduce_scatter", (0,), W): 4,
+        Collective("all_reduce", (0,), 2 * W): 1, Collective("all_reduce", (0,), 4): 2,
+    }  # fmt: skip
     evaluated = evaluated_at(found, Hand(), PerByte(0.4 / W), BESIDE)
     total, compute, communication, _ = figures(evaluated)
     assert (compute, communication) == pytest.approx((30.0, 12 * 0.4 + 0.8 + 2 * 4 * 0.4 / W))
@@ -79,11 +77,9 @@ def test_copies_are_made_once_and_reduced_once(each_s, micro):
     gradient scattered beside 2 s of the last one's backward."""
     found = strategy("held/P", micro)
     assert predicted_collectives(found, facts_by_group(found)) == {
-        Collective("all_gather", (0,), W): 2,
-        Collective("reduce_scatter", (0,), W): 2,
-        Collective("all_reduce", (0,), 2 * W): 1,
-        Collective("all_reduce", (0,), 4): micro,
-    }
+        Collective("all_gather", (0,), W): 2, Collective("reduce_scatter", (0,), W): 2,
+        Collective("all_reduce", (0,), 2 * W): 1, Collective("all_reduce", (0,), 4): micro,
+    }  # fmt: skip
     evaluated = evaluated_at(found, Hand(), PerByte(each_s / W), BESIDE)
     total, compute, communication, exposed = figures(evaluated)
     behind_s = micro * 4 * each_s / W + 2 * each_s

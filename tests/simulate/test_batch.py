@@ -65,11 +65,9 @@ def twice():
 
 
 MODELS = {
-    "both trained": partial(both, 4, "trained"),
-    "one without gradient": partial(both, 3, "no_grad"),
-    "one detached": partial(both, 3, "detach"),
-    "twice in each block": twice,
-}
+    "both trained": partial(both, 4, "trained"), "one without gradient": partial(both, 3, "no_grad"),
+    "one detached": partial(both, 3, "detach"), "twice in each block": twice,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)

@@ -50,11 +50,9 @@ def test_data_parallelism_reduces_one_bucket_and_the_loss(micro):
 def test_column_then_row_reduces_once_forward(micro):
     """Megatron's pair of layers: the input of the model needs no gradient, so nothing is reduced backward."""
     found = counted(
-        two_layers,
-        [["out_features"], ["in_features"], ["none"]],
-        {FIRST: ["S(0)"], SECOND: ["S(1)"]},
+        two_layers, [["out_features"], ["in_features"], ["none"]], {FIRST: ["S(0)"], SECOND: ["S(1)"]},
         mesh=(micro, 2),
-    )
+    )  # fmt: skip
     assert found == {Collective("all_reduce", (0,), 16 // micro * 8 * 4): micro}
 
 

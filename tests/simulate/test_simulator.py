@@ -72,14 +72,9 @@ class PerByte:
 
 
 def evaluated_at(
-    strategy: Strategy,
-    compute,
-    communication,
-    overlap: Overlap,
-    overheads=NO_OVERHEADS,
-    optimizer="sgd",
+    strategy: Strategy, compute, communication, overlap: Overlap, overheads=NO_OVERHEADS, optimizer="sgd",
     **more,
-) -> Evaluation:
+) -> Evaluation:  # fmt: skip
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
     prices = Prices(strategy.graph, strategy.mesh, compute, communication, optimizer, overheads, **more)
     return evaluate_strategy(strategy, works, facts_by_group(strategy), prices, overlap)

@@ -24,6 +24,7 @@ from tests.execute.jobs import (
     Twins,
     build,
     captured_model,
+    heard,
     is_pipeline,
     loss_of,
     parallelize_alike,
@@ -265,8 +266,7 @@ def optimizer_before(rank, world, name, mesh, seed):
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in optimizers]
     kept = list(model.parameters())
     parallelize(model, strategy_of(captured_model(name), mesh, seed), args, kwargs)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard("still refers") as said:
         for each, optimizer, schedule, own in zip((model, plain), optimizers, schedules, losses, strict=True):
             for _ in range(3):
                 optimizer.zero_grad()
@@ -277,7 +277,6 @@ def optimizer_before(rank, world, name, mesh, seed):
                 schedule.step()
                 own.append(float(loss.detach()))
     del kept
-    said = [str(w.message) for w in caught if "still refers" in str(w.message)]
     return max(abs(a - b) for a, b in zip(*losses, strict=True)), said
 
 
@@ -420,12 +419,10 @@ def written(rank, world, name, mesh, seed):
     """What warnings say as a state dict is written by torch.save, and whether it is read again as it was."""
     model, _, _ = parallel(name, mesh, seed)
     state, file = model.state_dict(), io.BytesIO()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard("model.state_dict()") as said:
         torch.save({"model": state, "step": 3}, file)
     file.seek(0)
     read = torch.load(file, weights_only=not any(isinstance(v, DTensor) for v in state.values()))["model"]
-    said = [str(w.message) for w in caught if "model.state_dict()" in str(w.message)]
     return said, list(read) == list(state) and read._metadata == state._metadata
 
 

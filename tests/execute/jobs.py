@@ -72,6 +72,16 @@ def loss_of(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output["loss"]
 
 
+@contextlib.contextmanager
+def heard(words: str) -> Iterator[list[str]]:
+    """The warnings with these words, when it is over."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield said
+    said += [str(w.message) for w in caught if words in str(w.message)]
+
+
 def is_pipeline(mesh: tuple[Any, ...]) -> bool:
     return isinstance(mesh[0], str) and mesh[0] != "placed"
 
@@ -349,20 +359,15 @@ def compiled_or_not(rank, world, name, mesh, seeds, batch):
         own = tuple(value[share.rows(len(value))] for value in args) if batch == "share" else args
         torch._dynamo.reset()
         fast = torch.compile(model, backend="aot_eager")
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+        with heard("torch.compile changes nothing here") as said:
             for _ in range(2):
                 model.zero_grad()
                 fast(*own).backward()
         plain(*args).backward()
-        theirs = dict(plain.named_parameters())
-        gradients = {
-            n: (whole(p.grad).view(theirs[n].shape), theirs[n].grad) for n, p in model.named_parameters()
-        }
-        far = max(difference(ours, wanted) for ours, wanted in gradients.values())
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        far = max(difference(whole(p.grad).view(q.shape), q.grad) for p, q in pairs)
         refused = bool(strategy.unsharded or (strategy.recomputed and mesh[0] > 1))
-        warned = any("torch.compile changes nothing here" in str(each.message) for each in said)
-        found.append((not refused, warned, far))
+        found.append((not refused, bool(said), far))
     return found
 
 

@@ -1,7 +1,6 @@
 """Training in which each rank passes its own rows; every function returns plain data."""
 
 import contextlib
-import warnings
 from typing import Any
 from unittest import mock
 
@@ -15,7 +14,7 @@ import tensoropt
 from tensoropt.verify.reference import difference
 from tests.execute import jobs
 from tests.execute.habit_jobs import parallel
-from tests.execute.jobs import build, loss_of, refusal, whole
+from tests.execute.jobs import build, heard, loss_of, refusal, whole
 
 
 def own_rows(share: Any, batch: int, call: Any) -> Any:
@@ -137,11 +136,9 @@ def alike(rank, world):
             passed = (ids[rows], labels[rows]) if what != "constant" else (torch.ones(4, 6).long(),) * 2
             if not training:  # other calls than the plan's own
                 passed = (passed[0][:, :5], passed[1][:, :5])
-            with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(training):
-                warnings.simplefilter("always")
+            with heard("data_rank") as said[f"{what} {training}"], torch.set_grad_enabled(training):
                 for _ in range(3):
                     model(*passed)
-            said[f"{what} {training}"] = [str(w.message) for w in caught if "data_rank" in str(w.message)]
     return said
 
 

@@ -4,7 +4,6 @@ A plan's file ends with the number of shares of a batch.
 """
 
 import random
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import tensoropt
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.random_strategies import random_pipeline
+from tests.execute.jobs import heard
 from tests.integrations.averages import Average
 from tests.integrations.planned import SOURCE, take_part
 from tests.placement.execute.random_placed import random_placed
@@ -258,11 +258,9 @@ def lengthened(folder: Path, plan: str | None) -> dict[str, Any]:
     """Training and evaluation on texts that are padded to the longest of their batch."""
     more = {"max_steps": 4, "eval_steps": 2, "save_strategy": "no", "data_collator": to_the_longest}
     more["asked"] = "masked_recipe"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard("padded to the plan's length of 8 tokens") as said:
         made = trainer(folder, plan, Texts(22), **more, eval_dataset=Texts(10))
         made.train()
-    said = [str(w.message) for w in caught if "padded to the plan's length of 8 tokens" in str(w.message)]
     if plan is not None and made.is_world_process_zero():
         assert len(said) == 1, said
         # Of a pipeline, which has one batch, the first has other texts than those of two shares.

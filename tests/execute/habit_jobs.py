@@ -32,6 +32,7 @@ from tests.execute.jobs import (
     strategy_of,
     whole,
 )
+from tests.models import Call
 
 Mesh = tuple[Any, ...]
 
@@ -47,21 +48,18 @@ def parallel(name: str, mesh: Mesh, seed: int = 3, **more: Any) -> tuple[nn.Modu
 def unlike(rank, world, mesh, what):
     """What each call of a model says whose ranks are not fed alike; the last one is alike again."""
     model, (x, y), _ = parallel("mlp", mesh)
-    calls: list[Callable[[], Any]] = []
-    if what == "batch":
-        calls = [lambda: model(x + rank, y), lambda: model(x, y + rank)]
-    elif what == "shape":
-        calls = [lambda: model(x[: len(x) - rank], y), lambda: model(x, y=y.double() if rank else y)]
-    elif what == "arguments":
-        calls = [lambda: model(x, y, 3) if rank else model(x, y)]
-    elif what == "mode":
 
-        def modes() -> None:
-            model.train(rank == 0)
-            model(x, y)
+    def modes() -> None:
+        model.train(rank == 0)
+        model(x, y)
 
-        calls = [modes]
-    said = [refusal(call) for call in calls]
+    calls = {
+        "batch": [lambda: model(x + rank, y), lambda: model(x, y + rank)],
+        "shape": [lambda: model(x[: len(x) - rank], y), lambda: model(x, y=y.double() if rank else y)],
+        "arguments": [lambda: model(x, y, 3) if rank else model(x, y)],
+        "mode": [modes],
+    }
+    said = [refusal(call) for call in calls[what]]
     model.train()
     return [*said, refusal(lambda: model(x, y))]
 
@@ -149,16 +147,8 @@ def checkpointed(model: nn.Module) -> None:
 
 def with_lora(model: nn.Module) -> None:
     """As peft puts its layers in the place of a model's."""
-
-    class Lora(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base, self.a, self.b = base, nn.Linear(32, 2), nn.Linear(2, 32)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.base(x) + self.b(self.a(x))
-
-    model.second = Lora(model.second)
+    layers = {"base": model.second, "a": nn.Linear(32, 2), "b": nn.Linear(2, 32)}
+    model.second = Call(lambda m, x: m.base(x) + m.b(m.a(x)), **layers)
 
 
 CHANGES: dict[str, Callable[[nn.Module], Any]] = {
@@ -222,25 +212,13 @@ def _each(model: nn.Module, action: Callable[[torch.Tensor], Any]) -> None:
 
 def harmless(rank, world, mesh):
     """How far losses of a few steps are from the plain model's after the same change."""
-    return {change: _after(mesh, change) for change in HARMLESS}
-
-
-def _after(mesh: Mesh, change: str) -> float:
-    model, args, _ = parallel("mlp", mesh)
-    plain, _, _ = build("mlp")
-    found: list[list[float]] = []
-    for each in (model, plain):
-        HARMLESS[change](each)
-        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
-        losses = []
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = each(*args)
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-        found.append(losses)
-    return max(abs(a - b) for a, b in zip(*found, strict=True))
+    found = {}
+    for change, action in HARMLESS.items():
+        twins = Twins("mlp", mesh, 3, torch.optim.AdamW, lr=1e-2)
+        for each in (twins.model, twins.plain):
+            action(each)
+        found[change] = max(abs(ours - plain) for ours, plain in (twins.step() for _ in range(3)))
+    return found
 
 
 # -- what is done before it ------------------------------------------------------------------------------
@@ -251,31 +229,17 @@ def optimizer_before(rank, world, name, mesh, seed):
     state already, and what warnings say of a list of parameters that was kept."""
     model, args, kwargs = build(name)
     plain, _, _ = build(name)
-    losses: list[list[float]] = [[], []]
-    optimizers = []
+    made = []
     for each in (model, plain):
-        groups = [
-            {"params": [p for p in each.parameters() if p.dim() > 1], "weight_decay": 0.1},
-            {"params": [p for p in each.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=1e-2, eps=1e-4)
+        optimizer = torch.optim.AdamW(grouped(each), lr=1e-2, eps=1e-4)
         loss_of(each(*args, **kwargs)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        optimizers.append(optimizer)
-    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in optimizers]
+        made.append((optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)))
     kept = list(model.parameters())
     parallelize(model, strategy_of(captured_model(name), mesh, seed), args, kwargs)
     with heard("still refers") as said:
-        for each, optimizer, schedule, own in zip((model, plain), optimizers, schedules, losses, strict=True):
-            for _ in range(3):
-                optimizer.zero_grad()
-                loss = loss_of(each(*args, **kwargs))
-                loss.backward()
-                clip_grad_norm_(each.parameters(), 0.5)
-                optimizer.step()
-                schedule.step()
-                own.append(float(loss.detach()))
+        losses = [_train(m, args, kwargs, of, 3) for m, of in zip((model, plain), made, strict=True)]
     del kept
     return max(abs(a - b) for a, b in zip(*losses, strict=True)), said
 

@@ -169,15 +169,3 @@ def accumulated(rank, world, micro):
         plain(ids, labels).backward()
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     return max(difference(whole(p.grad), q.grad) for p, q in pairs)
-
-
-def evaluated(rank, world, mesh, batch, rows):
-    """How far the loss of an evaluation with many rows is from one process, and how many rows were passed."""
-    model, _, _ = parallel("tokens", mesh, 5, batch=batch)
-    plain, _, _ = build("tokens")
-    ids, labels = _data(rows)[:]
-    own = slice(model.data_rank, None, model.data_world)
-    for each in (model, plain):
-        each.eval()
-    with torch.no_grad():
-        return difference(model(ids[own], labels[own]), plain(ids, labels)), len(ids[own])

@@ -110,7 +110,7 @@ SAYS = {
     "step hook": "a hook on the gradient of second.weight was added",
     "parametrised": "second has more modules than when the model was parallelized (parametrizations)",
     "forward": "second.forward is <lambda> now, but was not set",
-    "lora": "second is Lora now, but was Linear",
+    "lora": "second is Call now, but was Linear",
 }
 AT_ONCE = {
     "half": "first.weight is torch.float32 in the plan, and would become torch.float16",

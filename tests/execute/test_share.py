@@ -85,14 +85,3 @@ def test_what_is_sent_of_a_batch(ranks):
 def test_accumulated_gradients(ranks):
     for micro in (1, 2):
         assert max(ranks.run(jobs.accumulated, micro)) < ROUNDING
-
-
-@pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(("mesh", "batch"), [
-    ((1, 2), "share"), ((2, 2), "share"), ((2, 2), "global"), (("1f1b", 2, 2), "global"),
-    (("placed", 1), "share"),
-], ids=str)  # fmt: skip
-def test_evaluation_with_more_rows_than_the_plans(ranks, mesh, batch):
-    for far, rows in ranks.run(jobs.evaluated, mesh, batch, 44):
-        assert far < 1e-5
-        assert rows > 8

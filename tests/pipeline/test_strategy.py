@@ -6,7 +6,6 @@ Which stages may have their backward taken apart, by the ways that gradients tak
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -33,7 +32,6 @@ from tensoropt.pipeline.strategy import (
     _unfit_parameter,
     check_schedule,
     place_actions,
-    stage_place,
 )
 from tensoropt.sharding.regions import find_regions
 from tensoropt.verify.random_strategies import random_pipeline
@@ -117,38 +115,6 @@ def test_one_stage_to_a_place_comes_in_torchs_order(name, cls, places, micro_bat
         )
         cls._step_microbatches(schedule)
         assert stage.asked == list(own)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize(("places", "micro_batches"), [(2, 4), (4, 8), (3, 6)])
-def test_every_micro_batch_passes_every_stage_once(name, places, micro_batches):
-    per_place = 2 if SCHEDULES[name].several else 1
-    actions = place_actions(name, places, per_place, micro_batches)
-    counts = Counter(action for own in actions for action in own)
-    kinds = "FIW" if SCHEDULES[name].apart else "FB"
-    wanted = {Action(k, s, m) for k in kinds for s in range(places * per_place) for m in range(micro_batches)}
-    assert set(counts) == wanted
-    assert set(counts.values()) == {1}
-    for place, own in enumerate(actions):
-        assert {stage_place(name, places, action.stage) for action in own} == {place}
-
-
-def in_flight(own: tuple[Action, ...], stage: int) -> int:
-    """The most micro-batches of a stage between forward and backward."""
-    now = most = 0
-    for action in own:
-        if action.stage == stage and action.kind in "FBI":
-            now += 1 if action.kind == "F" else -1
-            most = max(most, now)
-    return most
-
-
-@pytest.mark.parametrize(("places", "micro_batches"), [(2, 2), (4, 4), (4, 16), (8, 16)])
-def test_1f1b_keeps_as_many_micro_batches_as_places_are_behind(places, micro_batches):
-    for place, own in enumerate(place_actions("1f1b", places, 1, micro_batches)):
-        assert in_flight(own, place) == min(micro_batches, places - place)
-    for place, own in enumerate(place_actions("gpipe", places, 1, micro_batches)):
-        assert in_flight(own, place) == micro_batches
 
 
 @pytest.mark.parametrize(("given", "words"), [

@@ -4,7 +4,6 @@ Parameters that several groups use, gathered together with others: what is issue
 """
 
 import functools
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +21,7 @@ from tensoropt.sharding.strategy import Scattered
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.recorder import CollectiveRecorder
 from tests.engine.loops import captured_of, check_gradients, data_parallel, each_loop, issued_by, usual
-from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
+from tests.engine.threads import ThreadRuntime, on_ranks
 
 X = torch.randn(8, 8)
 
@@ -297,35 +296,3 @@ def test_backward_keeps_no_gathered_copy():
         assert kept == []
 
     on_ranks((1, 2), work)
-
-
-def gradients_on(rank, world, stored, dtype):
-    """A rank's gradients after a step over gloo."""
-    graph, values = captured_tied(dtype)
-    engine = ShardedEngine(data_parallel(graph, stored), values)
-    usual(engine, inputs())
-    return {n: g.clone() for n, g in engine.shards.gradients.items()}
-
-
-def inputs() -> torch.Tensor:
-    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_ranks_agree_with_the_unsplit_model(ranks, stored, dtype):
-    graph, values = captured_tied(dtype)
-    whole = unsplit_engine(graph, values)
-    usual(whole, inputs())
-    close = {"rtol": 0.05, "atol": 0.05 * _largest(whole.shards.gradients.values())}
-    if dtype == "float32":
-        close = {"rtol": 1e-5, "atol": 1e-6}
-    for shard, gradients in enumerate(ranks.run(gradients_on, stored, dtype)):
-        for name, gradient in gradients.items():
-            want = whole.shards.gradients[name].chunk(2)[shard]
-            torch.testing.assert_close(gradient, want, **close)
-
-
-def _largest(values: Sequence[torch.Tensor]) -> float:
-    return max(float(value.abs().max()) for value in values)

@@ -57,13 +57,6 @@ def diamond(**changes) -> PlacementProblem:
     return by_hand(**given | changes)
 
 
-def test_one_device_adds_up():
-    simulated = simulate_placement(diamond(), Placement.in_order([0, 0, 0, 0], 2))
-    assert simulated.time_s == pytest.approx(4 + 8 + 0.5)
-    assert simulated.busy_s == pytest.approx((12.5, 0.0))
-    assert simulated.communication_s(0) == 0
-
-
 def test_a_branch_elsewhere_by_hand():
     # a 0-1, sends 1-2; b 1-2 on device 0; c 2-3 on device 1, sends 3-6; d 6-7.
     # d back 7-9; gradient of c 9-12; b back 9-11; c back 12-14, gradient of a 14-15; a back 15-17, update.
@@ -224,11 +217,6 @@ def test_without_order_what_is_ready_goes_first():
     late = Placement((0, 0, 1, 0), ((0, 1, 3), (2,)))
     free = simulate_placement(diamond(), late, enforced=False)
     assert free.time_s <= simulate_placement(diamond(), late).time_s
-
-
-def test_a_slower_device_uses_its_own_times():
-    slow = diamond(forward_s=np.ones((4, 2)) * [1.0, 3.0])
-    assert simulate_placement(slow, Placement.in_order([1] * 4, 2)).time_s == pytest.approx(12 + 8 + 0.5)
 
 
 @pytest.mark.parametrize(("placement", "words"), [

@@ -48,26 +48,20 @@ def skip() -> nn.Module:
     return Call(forward, layers=nn.ModuleList(layers(4)))
 
 
-class Tables(nn.Module):
-    """Three layers that read what is made of the input, of a parameter, and with random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = layers(3)
-        self.register_buffer("angles", torch.rand(24))
-        self.gains = nn.Parameter(torch.rand(24))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        mask, gains = torch.softmax(x, -1), torch.softmax(self.gains, -1)
-        noise = F.dropout(torch.softmax(self.angles, -1), 0.5)
-        h = self.first(x) * mask * gains
-        h = self.second(h) * mask * noise
-        return F.mse_loss(self.third(h) * mask * gains * noise, y)
-
-
 @_of_rows
 def tables() -> nn.Module:
-    return Tables()
+    """Three layers that read what is made of the input, of a parameter, and with random numbers."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        mask, gains = torch.softmax(x, -1), torch.softmax(m.gains, -1)
+        noise = F.dropout(torch.softmax(m.angles, -1), 0.5)
+        h = m.first(x) * mask * gains
+        h = m.second(h) * mask * noise
+        return F.mse_loss(m.third(h) * mask * gains * noise, y)
+
+    model = Call(forward, **dict(zip(("first", "second", "third"), layers(3), strict=True)), gains=24)
+    model.register_buffer("angles", torch.rand(24))
+    return model
 
 
 @_of_rows
@@ -95,15 +89,10 @@ def sliced() -> nn.Module:
     return Call(forward, **dict(zip(("first", "third", "fourth"), layers(3), strict=True)), weight=(48, 24))
 
 
-class Block(nn.Module):
+def block() -> nn.Module:
     """A norm and two layers beside what enters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(24), nn.Linear(24, 48), nn.Linear(48, 24)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(self.norm(x))))
+    held = {"norm": nn.LayerNorm(24), "up": nn.Linear(24, 48), "down": nn.Linear(48, 24)}
+    return Call(lambda m, x: x + m.down(torch.relu(m.up(m.norm(x)))), **held)
 
 
 class Blocks(nn.Module):
@@ -112,7 +101,7 @@ class Blocks(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, 24), nn.Linear(24, 8)
-        self.blocks = nn.ModuleList(Block() for _ in range(count))
+        self.blocks = nn.ModuleList(block() for _ in range(count))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.first(x))
@@ -180,37 +169,27 @@ def deep() -> Recipe:
     return Blocks(6), (torch.randn(64, 8), torch.randn(64, 8)), {}
 
 
-class EncoderDecoder(nn.Module):
+def encoder_decoder(dropout: float = 0.0) -> Recipe:
     """What the encoder makes goes on to all layers of the decoder; both read one table, drawn numbers lie
     between."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.table = nn.Embedding(40, 32)
-        settings: Any = {"dropout": dropout, "batch_first": True}
-        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, **settings) for _ in range(2))
-        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(32, 4, 64, **settings) for _ in range(2))
-
-    def forward(self, a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        made, h = self.table(a), self.table(b)
-        for layer in self.encoder:
+    def forward(m: Any, a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made, h = m.table(a), m.table(b)
+        for layer in m.encoder:
             made = layer(made)
-        for layer in self.decoder:
+        for layer in m.decoder:
             h = layer(h, made)
-        return F.cross_entropy(F.linear(h, self.table.weight).flatten(0, 1), y.flatten())
+        return F.cross_entropy(F.linear(h, m.table.weight).flatten(0, 1), y.flatten())
 
-
-def _sentences() -> tuple[torch.Tensor, ...]:
-    a, *rest = (torch.randint(0, 40, (8, length)) for length in (12, 10, 10))
-    return (a, *rest)
-
-
-def encoder_decoder() -> Recipe:
-    return EncoderDecoder(), _sentences(), {}
+    settings: Any = {"dropout": dropout, "batch_first": True}
+    encoder = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, **settings) for _ in range(2))
+    decoder = nn.ModuleList(nn.TransformerDecoderLayer(32, 4, 64, **settings) for _ in range(2))
+    sentences = tuple(torch.randint(0, 40, (8, length)) for length in (12, 10, 10))
+    return Call(forward, table=nn.Embedding(40, 32), encoder=encoder, decoder=decoder), sentences, {}
 
 
 def encoder_decoder_dropout() -> Recipe:
-    return EncoderDecoder(0.3), _sentences(), {}
+    return encoder_decoder(0.3)
 
 
 def thrice() -> Recipe:
@@ -254,40 +233,30 @@ def frozen_but_the_last() -> Recipe:
     return model, *rest
 
 
-class FrozenEncoder(EncoderDecoder):
-    """The encoder and the table are not trained: what the encoder makes goes on without a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for module in (self.table, self.encoder):
-            module.requires_grad_(False)
-
-
 def frozen_encoder() -> Recipe:
-    return FrozenEncoder(), _sentences(), {}
-
-
-class Adapted(nn.Module):
-    """A frozen embedding, frozen blocks with adapters of low rank in the last two, a frozen head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(40, 24)
-        self.blocks = nn.ModuleList(Block() for _ in range(5))
-        self.head = nn.Linear(24, 40)
-        self.requires_grad_(False)
-        self.down = nn.ModuleList(nn.Linear(24, 2, bias=False) for _ in range(2))
-        self.up = nn.ModuleList(nn.Linear(2, 24, bias=False) for _ in range(2))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        h = self.table(x)
-        for block in self.blocks[:3]:
-            h = block(h)
-        for block, down, up in zip(self.blocks[3:], self.down, self.up, strict=True):
-            h = block(h) + up(down(h))
-        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+    """The encoder and the table are not trained: what the encoder makes goes on without a gradient."""
+    model, *rest = encoder_decoder()
+    for module in (model.table, model.encoder):
+        module.requires_grad_(False)
+    return model, *rest
 
 
 def adapted() -> Recipe:
+    """A frozen embedding, frozen blocks with adapters of low rank in the last two, a frozen head."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = m.table(x)
+        for block in m.blocks[:3]:
+            h = block(h)
+        for block, down, up in zip(m.blocks[3:], m.down, m.up, strict=True):
+            h = block(h) + up(down(h))
+        return F.cross_entropy(m.head(h).flatten(0, 1), y.flatten())
+
+    blocks = nn.ModuleList(block() for _ in range(5))
+    frozen = nn.ModuleDict({"table": nn.Embedding(40, 24), "blocks": blocks, "head": nn.Linear(24, 40)})
+    frozen.requires_grad_(False)
+    down, up = (
+        nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(2)) for sizes in ((24, 2), (2, 24))
+    )
     x, y = (torch.randint(0, 40, (16, 6)) for _ in range(2))
-    return Adapted(), (x, y), {}
+    return Call(forward, **frozen, down=down, up=up), (x, y), {}

@@ -44,8 +44,8 @@ from tests.costs.models import Recipe, four, gpt2, llama, problem
 from tests.execute.models import vgg_norm_plain
 from tests.models import Call
 from tests.pipeline.models import (
-    Block,
     adapted,
+    block,
     blocks_of,
     frozen,
     frozen_but_the_last,
@@ -77,7 +77,7 @@ def test_more_stages_than_blocks_are_refused():
 def stacked(blocks: int, *, stem: bool, head: bool) -> Cutter:
     """Alike blocks, with or without a layer before and one behind them."""
     ends = {n: nn.Linear(24, 24) if one else nn.Identity() for n, one in (("stem", stem), ("head", head))}
-    between = nn.Sequential(*(Block() for _ in range(blocks)))
+    between = nn.Sequential(*(block() for _ in range(blocks)))
     model = Call(lambda m, x: m.head(m.blocks(torch.tanh(m.stem(x)))).square().mean(), **ends, blocks=between)
     return Cutter(prepare(capture(model, (torch.randn(4, 24),), {})).graph)
 

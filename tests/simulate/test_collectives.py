@@ -30,103 +30,61 @@ def counted(build, labels, stored, mesh=(1, 2), mode="train") -> Counter[Collect
     return predicted_collectives(strategy, facts_by_group(strategy, mode == "train"))
 
 
-def test_alone_nothing_is_sent():
-    none = [[], [], []]
-    assert counted(two_layers, none, {FIRST: [], SECOND: []}, mesh=(1,)) == {}
-    assert counted(two_layers, none, {FIRST: [], SECOND: []}, mesh=(2,)) == {}
-
-
-@pytest.mark.parametrize("micro", [1, 2])
-def test_data_parallelism_reduces_one_bucket_and_the_loss(micro):
-    batch = [["d0"], ["d0"], ["d0"]]
-    found = counted(two_layers, batch, {FIRST: ["R/P"], SECOND: ["R/P"]}, mesh=(micro, 2))
-    assert found == {
-        Collective("all_reduce", (0,), W1 + W2): 1,  # gradients: once per step
-        Collective("all_reduce", (0,), 4): micro,  # the loss, a sum of the ranks' shares
-    }
-
-
-@pytest.mark.parametrize("micro", [1, 2])
-def test_column_then_row_reduces_once_forward(micro):
-    """Megatron's pair of layers: the input of the model needs no gradient, so nothing is reduced backward."""
-    found = counted(
-        two_layers, [["out_features"], ["in_features"], ["none"]], {FIRST: ["S(0)"], SECOND: ["S(1)"]},
-        mesh=(micro, 2),
-    )  # fmt: skip
-    assert found == {Collective("all_reduce", (0,), 16 // micro * 8 * 4): micro}
-
-
-def test_column_then_row_reduces_once_backward():
-    found = counted(
-        three,
-        [["none"], ["out_features"], ["in_features"], ["none"]],
-        {"p_model_enter_weight": ["R"], FIRST: ["S(0)"], SECOND: ["S(1)"]},
-    )
-    assert found == {
-        Collective("all_reduce", (0,), 16 * 8 * 4): 1,
-        Collective("all_reduce", (0,), 16 * 24 * 4): 1,
-    }
-
-
-@pytest.mark.parametrize("micro", [1, 2])
-def test_zero_gathers_twice_and_scatters_once(micro):
-    """In every micro-batch, for gathered weights and for gradients that must not be kept whole."""
-    batch = [["d0"], ["d0"], ["d0"]]
-    found = counted(two_layers, batch, {FIRST: ["S(0)"], SECOND: ["S(0)"]}, mesh=(micro, 2))
-    assert found == {
-        Collective("all_gather", (0,), W1): micro,  # nobody asks for the input's gradient
-        Collective("all_gather", (0,), W2): 2 * micro,
-        Collective("reduce_scatter", (0,), W1): micro,
-        Collective("reduce_scatter", (0,), W2): micro,
-        Collective("all_reduce", (0,), 4): micro,
-    }
-
-
-def test_two_axes_act_as_one_group():
-    batch = [["d0", "d0"], ["d0", "d0"], ["d0", "d0"]]
-    stored = {FIRST: ["R/P", "R/P"], SECOND: ["R/P", "R/P"]}
-    assert counted(two_layers, batch, stored, mesh=(1, 2, 2)) == {
-        Collective("all_reduce", (0, 1), W1 + W2): 1,
-        Collective("all_reduce", (0, 1), 4): 1,
-    }
-    mixed = [["d0", "out_features"], ["d0", "in_features"], ["d0", "none"]]
-    stored = {FIRST: ["R/P", "S(0)"], SECOND: ["R/P", "S(1)"]}
-    assert counted(two_layers, mixed, stored, mesh=(1, 2, 2)) == {
-        Collective("all_reduce", (0,), (W1 + W2) // 2): 1,
-        Collective("all_reduce", (1,), 8 * 8 * 4): 1,
-        Collective("all_reduce", (0,), 4): 1,
-    }
-
-
 def classifier():
     """Cross entropy: its mean is over all targets, counted once per step."""
     model = Call(lambda m, x, y: F.cross_entropy(m.leave(x), y), leave=nn.Linear(24, 10, bias=False))
     return model, (torch.randn(16, 24), torch.randint(0, 10, (16,))), {}
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-def test_a_mean_over_targets_sends_counts_only_without_micro_batches(micro):
-    weight = "p_model_leave_weight"
-    found = counted(classifier, [["d0"], ["d0"]], {weight: ["R/P"]}, mesh=(micro, 2))
-    sent = {Collective("all_reduce", (0,), 24 * 10 * 4): 1, Collective("all_reduce", (0,), 4): micro}
+LEAVE = "p_model_leave_weight"
+SUM, GATHER, SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+
+
+def both(*stored: str) -> dict[str, list[str]]:
+    return {FIRST: [*stored], SECOND: [*stored]}
+
+
+@pytest.mark.parametrize(("build", "labels", "stored", "mesh", "sent"), [
+    # Alone nothing is sent.
+    *((two_layers, [[]] * 3, both(), (micro,), {}) for micro in (1, 2)),
+    # Data parallelism: gradients once per step, and the loss, a sum of the ranks' shares.
+    *((two_layers, [["d0"]] * 3, both("R/P"), (micro, 2),
+       {(SUM, (0,), W1 + W2): 1, (SUM, (0,), 4): micro}) for micro in (1, 2)),
+    # Megatron's pair: the input of the model needs no gradient, so nothing is reduced backward.
+    *((two_layers, [["out_features"], ["in_features"], ["none"]], {FIRST: ["S(0)"], SECOND: ["S(1)"]},
+       (micro, 2), {(SUM, (0,), 16 // micro * 8 * 4): micro}) for micro in (1, 2)),
+    # Behind another layer it does.
+    (three, [["none"], ["out_features"], ["in_features"], ["none"]],
+     {"p_model_enter_weight": ["R"], FIRST: ["S(0)"], SECOND: ["S(1)"]}, (1, 2),
+     {(SUM, (0,), 16 * 8 * 4): 1, (SUM, (0,), 16 * 24 * 4): 1}),
+    # ZeRO gathers in every micro-batch, and scatters gradients that must not be kept whole. Nobody asks for
+    # the input's.
+    *((two_layers, [["d0"]] * 3, both("S(0)"), (micro, 2), {
+        (GATHER, (0,), W1): micro, (GATHER, (0,), W2): 2 * micro, (SCATTER, (0,), W1): micro,
+        (SCATTER, (0,), W2): micro, (SUM, (0,), 4): micro,
+    }) for micro in (1, 2)),
+    # Two axes act as one group.
+    (two_layers, [["d0", "d0"]] * 3, both("R/P", "R/P"), (1, 2, 2),
+     {(SUM, (0, 1), W1 + W2): 1, (SUM, (0, 1), 4): 1}),
+    (two_layers, [["d0", "out_features"], ["d0", "in_features"], ["d0", "none"]],
+     {FIRST: ["R/P", "S(0)"], SECOND: ["R/P", "S(1)"]}, (1, 2, 2),
+     {(SUM, (0,), (W1 + W2) // 2): 1, (SUM, (1,), 8 * 8 * 4): 1, (SUM, (0,), 4): 1}),
     # Before micro-batches every rank counts the targets of the whole batch, which it has, by itself.
-    assert found == (sent if micro > 1 else sent | {Collective("all_reduce", (0,), 8): 1})
-
-
-def test_split_classes_reduce_maximum_and_sums():
-    weight = "p_model_leave_weight"
-    found = counted(classifier, [["out_features"], ["classes"]], {weight: ["S(0)"]})
-    assert found == {
-        Collective("all_reduce", (0,), 16 * 4): 1,  # the maximum per row
-        Collective("all_reduce", (0,), 2 * 16 * 4): 1,  # sum of exponentials, and the target's logit
-    }
+    (classifier, [["d0"]] * 2, {LEAVE: ["R/P"]}, (2, 2), {(SUM, (0,), 24 * 10 * 4): 1, (SUM, (0,), 4): 2}),
+    (classifier, [["d0"]] * 2, {LEAVE: ["R/P"]}, (1, 2),
+     {(SUM, (0,), 24 * 10 * 4): 1, (SUM, (0,), 4): 1, (SUM, (0,), 8): 1}),
+    # Split classes: the maximum per row, then sums of exponentials with the target's logit.
+    (classifier, [["out_features"], ["classes"]], {LEAVE: ["S(0)"]}, (1, 2),
+     {(SUM, (0,), 16 * 4): 1, (SUM, (0,), 2 * 16 * 4): 1}),
+])  # fmt: skip
+def test_what_is_sent_by_hand(build, labels, stored, mesh, sent):
+    assert counted(build, labels, stored, mesh) == {Collective(*key): count for key, count in sent.items()}
 
 
 def test_inference_gathers_what_leaves_and_sends_nothing_back():
-    batch = [["d0"], ["d0"], ["d0"]]
     stored = {"p_first_weight": ["S(0)"], "p_second_weight": ["R"]}
-    found = counted(two_layers, batch, stored, mode="inference")
-    assert found == {Collective("all_gather", (0,), W1): 1, Collective("all_reduce", (0,), 4): 1}
+    found = counted(two_layers, [["d0"]] * 3, stored, mode="inference")
+    assert found == {Collective(GATHER, (0,), W1): 1, Collective(SUM, (0,), 4): 1}
 
 
 def test_buckets_follow_backward():

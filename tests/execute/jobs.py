@@ -144,7 +144,8 @@ class Twins:
         """A step of both, the parallelized model as it was ``compiled``; their losses."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        ours, plain = (self.loss(m) for m in (compiled or self.model, self.plain))
+        own = self.model if compiled is None else compiled
+        ours, plain = (self.loss(m) for m in (own, self.plain))
         for loss, optimizer in zip((ours, plain), self.optimizers, strict=True):
             loss.backward()
             optimizer.step()

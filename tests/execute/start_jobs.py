@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from tensoropt.capture import Mode, capture
 from tensoropt.engine.parallel_model import parallel_of
@@ -98,6 +99,11 @@ def graph(mode: Mode = "train") -> GroupGraph:
 
 class Alive(MemoryTracker):
     """Bytes of the storages alive that operators made, and their peak; shapes alone take none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))  # collectives on no copies, which the process would grow by
+        self.add(value for value in tree_leaves(result) if isinstance(value, torch.Tensor))
+        return result
 
     def _see(self, value: torch.Tensor, *, counted: bool) -> int:
         # A DTensor's own storage is a shape as well; what it shows is a tensor beside it.

@@ -56,7 +56,7 @@ def test_rows_passed_in_the_other_way(ranks):
     says = {
         "global to share": "of shape (8, 6), of which each rank passes a share of shape (4, 6)",
         "unknown": "batch='local' is unknown",
-        "share to global": "rank 1 passed another batch than rank 0 in ids",
+        "share to global": "rank 1 passed another batch than rank 0 in args[0]",
     }
     for found in ranks.run(jobs.misfed):
         assert all(words in found[what] for what, words in says.items()), found

@@ -88,7 +88,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Make all but the first parameters of a sweep slow."""
+    """Make all but the first parameters of a sweep slow, and tests that use kept ranks distributed."""
+    if {"ranks", "four_ranks"}.intersection(getattr(item, "fixturenames", ())):
+        item.add_marker("distributed")
     mark = item.get_closest_marker("sweep")
     if mark is not None and item.get_closest_marker("slow") is None:
         before = item.config.stash.setdefault(_swept, Counter())

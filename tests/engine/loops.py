@@ -1,15 +1,23 @@
 """Ways in which a script calls an engine and goes backward, and the gradients that each has to give."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from torch import nn
 
+from tensoropt.capture import capture
+from tensoropt.engine.models import model_values
+from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.groups import GroupGraph
+from tensoropt.sharding.atoms import refine_graph
+from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.strategy import Strategy
+from tensoropt.simulate.collectives import Collective
+from tensoropt.verify.fake_ranks import fake_job
+from tensoropt.verify.recorder import CollectiveRecorder
 from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
+from tests.simulate.strategies import written
 
 Loop = Callable[[ShardedEngine, torch.Tensor], None]
 
@@ -52,16 +60,30 @@ def data_parallel(
     graph: GroupGraph, stored: str = "ahead", micro: int = 1, copies: int = 1, dim: str = "S(0)"
 ) -> Strategy:
     """Data parallel on two ranks, or on ``copies`` times two that reduce what the shards' gradients leave."""
-    further = [copies] if copies > 1 else []
-    data = {
-        "mesh": [micro, 2, *further],
-        "groups": {
-            g.name: ["none" if micro == 1 else "d0", "d0", *("d0" for _ in further)] for g in graph.groups
-        },
-        "hubs": {},
-        "stored": {t.name: [stored, dim, *("R/P" for _ in further)] for t in graph.atoms.graph.parameters},
-    }
-    return Strategy.from_data(data, graph)
+    mesh, labels, layout = (micro, 2), ("none" if micro == 1 else "d0", "d0"), (stored, dim)
+    if copies > 1:
+        mesh, labels, layout = (*mesh, copies), (*labels, "d0"), (*layout, "R/P")
+    return written(graph, mesh, labels, layout)
+
+
+def issued_by(
+    strategy: Strategy, values: Mapping[str, torch.Tensor], x: torch.Tensor, rank: int = 0
+) -> tuple[list[Collective], list[Collective]]:
+    """What forward and backward of a fake rank issue."""
+    with fake_job(rank, strategy.devices), CollectiveRecorder(strategy.mesh) as recorder:
+        engine = ShardedEngine(strategy, values, runtime=Runtime(strategy.mesh))
+        loss = engine(x)[0]
+        forward = len(recorder.issued)
+        loss.backward()
+    return recorder.issued[:forward], recorder.issued[forward:]
+
+
+def captured_of(
+    model: nn.Module, *inputs: torch.Tensor, **how: Any
+) -> tuple[GroupGraph, dict[str, torch.Tensor]]:
+    """The grouped graph of a model, and its values."""
+    captured = capture(model, inputs, **how)
+    return group_operators(refine_graph(captured.graph)), model_values(captured)
 
 
 def check_gradients(

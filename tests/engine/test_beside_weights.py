@@ -1,7 +1,5 @@
 """Gradients that are reduced beside the product of a weight's gradient: numbers, and what is issued when."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,17 +9,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensoropt.capture import capture
 from tensoropt.engine import beside_weights
-from tensoropt.engine.models import model_values
 from tensoropt.engine.parameters import shard_of
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.groups import GroupGraph, group_operators
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import fake_job
-from tests.engine.loops import Loop, kept_graph, two_calls_and_one_backward, usual
+from tests.engine.loops import Loop, captured_of, kept_graph, two_calls_and_one_backward, usual
 from tests.engine.threads import ThreadRuntime, on_ranks, unsplit_engine
 
 X = torch.randn(4, 6, 8)
@@ -48,8 +43,7 @@ class Gated(nn.Module):
 @cache
 def captured(bias: bool = True, frozen: bool = False) -> tuple[GroupGraph, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
-    found = capture(Gated(bias=bias, frozen=frozen), (X,))
-    return group_operators(refine_graph(found.graph)), model_values(found)
+    return captured_of(Gated(bias=bias, frozen=frozen), X)
 
 
 WHOLE, ROWS = ("R", "none"), ("S(1)", "d1")
@@ -103,7 +97,7 @@ def assert_as_unsplit(found: Strategy, values: dict[str, torch.Tensor], loop: Lo
 @pytest.mark.parametrize(
     ("loop", "micro"), [(usual, 1), (usual, 2), (two_calls_and_one_backward, 1), (kept_graph, 1)]
 )
-def test_gradients_are_those_of_the_unsplit_model(loop: Loop, micro: int, more: Any, source: Any) -> None:
+def test_gradients_are_those_of_the_unsplit_model(loop, micro, more, source):
     graph, values = captured(**more)
     found = strategy(graph, source, micro)
     # The hub is read by two linear operators, the other tensor by the last one.
@@ -116,7 +110,7 @@ def test_gradients_are_those_of_the_unsplit_model(loop: Loop, micro: int, more: 
 
 @pytest.mark.parametrize("source", [WHOLE, ROWS], ids=["all_reduce", "reduce_scatter"])
 @pytest.mark.parametrize("first", [0, 1], ids=["with the hub's producer", "without"])
-def test_recomputed_gradients_are_the_same(source: Any, first: int) -> None:
+def test_recomputed_gradients_are_the_same(source, first):
     graph, values = captured()
     names = tuple(group.name for group in graph.groups)
     found = replace(strategy(graph, source), recomputed=(Region("block", names[first:-1]),))
@@ -126,7 +120,7 @@ def test_recomputed_gradients_are_the_same(source: Any, first: int) -> None:
 
 
 @pytest.mark.parametrize("source", [WHOLE, ROWS], ids=["all_reduce", "reduce_scatter"])
-def test_a_compiler_is_given_the_edge_and_the_product(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_is_given_the_edge_and_the_product(source, monkeypatch):
     graph, values = captured()
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(beside_weights._LinearBeside, "forward", None)
@@ -153,7 +147,7 @@ class Issued(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("source", "collective"), [(WHOLE, "allreduce_"), (ROWS, "_reduce_scatter_base_")], ids=["whole", "rows"]
 )
-def test_the_collective_is_issued_before_the_product(source: Any, collective: str) -> None:
+def test_the_collective_is_issued_before_the_product(source, collective):
     graph, values = captured(bias=False)
     found = strategy(graph, source)
     with fake_job(0, 2):
@@ -172,7 +166,7 @@ def test_the_collective_is_issued_before_the_product(source: Any, collective: st
     assert issued.names[9] == of_weight
 
 
-def test_nothing_is_split_where_no_gradient_flows() -> None:
+def test_nothing_is_split_where_no_gradient_flows():
     graph, values = captured()
     found = strategy(graph, WHOLE)
 

@@ -3,26 +3,22 @@
 A loss whose backward is the engine's: it comes once, with the gradient of the loss.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
-from tensoropt.capture import capture
 from tensoropt.engine import parameters
-from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.gradients import DeferredStep, Gradients, Pending, defer_backward, storage_key
-from tensoropt.engine.models import model_values
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.buckets import Bucket, gradient_buckets
-from tensoropt.sharding.groups import group_operators
-from tensoropt.sharding.strategy import Scattered, Strategy
+from tensoropt.sharding.strategy import Scattered
 from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.fake_ranks import fake_job
 from tensoropt.verify.recorder import CollectiveRecorder
+from tests.engine.loops import captured_of
+from tests.engine.threads import unsplit_engine
+from tests.simulate.strategies import written
 
 
 def deferred() -> tuple[torch.Tensor, DeferredStep, list[float]]:
@@ -33,7 +29,7 @@ def deferred() -> tuple[torch.Tensor, DeferredStep, list[float]]:
     return loss, step, given
 
 
-def test_backward_finishes_the_step_with_the_gradient_of_the_loss() -> None:
+def test_backward_finishes_the_step_with_the_gradient_of_the_loss():
     loss, step, given = deferred()
     assert float(loss.detach()) == 3.0
     assert not step.done
@@ -42,7 +38,7 @@ def test_backward_finishes_the_step_with_the_gradient_of_the_loss() -> None:
     assert given == [0.5]
 
 
-def test_a_second_backward_is_refused() -> None:
+def test_a_second_backward_is_refused():
     loss, _, given = deferred()
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="already used for backward"):
@@ -54,9 +50,7 @@ X = torch.randn(4, 8)
 
 
 def engine_of(model: nn.Module) -> ShardedEngine:
-    captured = capture(model, (X,), loss=torch.sum)
-    graph = group_operators(refine_graph(captured.graph))
-    return ShardedEngine(unsplit_strategy(graph), model_values(captured), runtime=Runtime((1,), rank=0))
+    return unsplit_engine(*captured_of(model, X, loss=torch.sum))
 
 
 def step(engine: ShardedEngine) -> dict[str, torch.Tensor]:
@@ -108,17 +102,11 @@ def test_buckets_start_in_the_backward_of_the_last_micro_batch(monkeypatch):
     """Each with its last gradient, which the second layer's backward makes first; the script's ``backward()``
     only waits for them."""
     monkeypatch.setattr(parameters, "gradient_buckets", lambda strategy: gradient_buckets(strategy, 1))
-    captured = capture(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)), (X,), loss=torch.sum)
-    graph = group_operators(refine_graph(captured.graph))
-    data = {
-        "mesh": [2, 2],
-        "groups": {group.name: ["d0", "d0"] for group in graph.groups},
-        "hubs": {},
-        "stored": {t.name: ["R", "R/P"] for t in graph.atoms.graph.parameters},
-    }
+    layers = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4))
+    graph, values = captured_of(layers, X, loss=torch.sum)
     loss_sum, arrived = Collective("all_reduce", (1,), 4), list[int]()
     with fake_job(0, 2), CollectiveRecorder((2, 2)) as recorder:
-        engine = ShardedEngine(Strategy.from_data(data, graph), model_values(captured))
+        engine = ShardedEngine(written(graph, (2, 2), ["d0", "d0"], ["R", "R/P"]), values)
         for leaf in engine.shards.leaves.values():
             leaf.register_post_accumulate_grad_hook(lambda _: arrived.append(len(recorder.issued)))
         loss = engine(X)[0]

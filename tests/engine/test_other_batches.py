@@ -1,8 +1,6 @@
 """Batches with fewer or more rows: filled up, or cut where there are no gradients, if the loss can ignore
 rows; refused with the reason elsewhere."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -10,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tensoropt import PlanError, parallelize
 from tensoropt.capture import capture
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.other_batches import _shares_of_pieces, filled, ignored_targets, joined_loss
-from tensoropt.errors import PlanError
-from tensoropt.execute import parallelize
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
@@ -49,30 +46,27 @@ def graph_of(way: str) -> GroupGraph:
     return group_operators(refine_graph(found.graph))
 
 
-@pytest.mark.parametrize(
-    ("way", "says"),
-    [
-        ("norm", "batch"),
-        ("sum", "computes with 8"),
-        ("penalty", "depends on the batch in other ways"),
-        ("scaled", "computes with 8"),
-        ("read", "reads the targets, too"),
-    ],
-)
-def test_what_cannot_ignore_rows(way: str, says: str) -> None:
+@pytest.mark.parametrize(("way", "says"), [
+    ("norm", "batch"),
+    ("sum", "computes with 8"),
+    ("penalty", "depends on the batch in other ways"),
+    ("scaled", "computes with 8"),
+    ("read", "reads the targets, too"),
+])  # fmt: skip
+def test_what_cannot_ignore_rows(way, says):
     found = ignored_targets(graph_of(way))
     assert isinstance(found, str)
     assert says in found
 
 
-def test_the_input_that_has_targets() -> None:
+def test_the_input_that_has_targets():
     assert ignored_targets(graph_of("plain")) == {"args_1": -100}
     # Behind a shift by one position, filled up with the ignored target.
     assert ignored_targets(captured_model("gpt2_ignored").graph) == {"labels": -100}
     assert "inference" not in str(ignored_targets(captured_model("mlp").graph))
 
 
-def test_rows_are_filled_up() -> None:
+def test_rows_are_filled_up():
     value = torch.arange(4).view(2, 2)
     assert filled(value, 3, None).tolist() == [[0, 1], [2, 3], [2, 3]]
     assert filled(value, 4, -100).tolist() == [[0, 1], [2, 3], [-100, -100], [-100, -100]]
@@ -81,7 +75,7 @@ def test_rows_are_filled_up() -> None:
     assert filled(value, 2, -100, 4).tolist() == [[-100, -100], [-100, -100]]
 
 
-def test_training_and_evaluation_of_few_rows() -> None:
+def test_training_and_evaluation_of_few_rows():
     """Loss and gradients are those of the rows that there are."""
     model, args, _ = spec("tokens").build()
     plain, _, _ = spec("tokens").build()
@@ -107,7 +101,7 @@ def test_training_and_evaluation_of_few_rows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("rows", [9, 16, 21])
-def test_evaluation_of_many_rows(rows: int, micro: int) -> None:
+def test_evaluation_of_many_rows(rows, micro):
     """The loss of pieces with unequal numbers of targets is that of the batch."""
     model, args, _ = spec("tokens").build()
     plain, _, _ = spec("tokens").build()
@@ -124,7 +118,7 @@ def test_evaluation_of_many_rows(rows: int, micro: int) -> None:
     model.train()(*args).backward()
 
 
-def test_losses_that_count_other_targets_are_not_cut() -> None:
+def test_losses_that_count_other_targets_are_not_cut():
     alike = [
         {"a": torch.tensor(1.0), "b": torch.tensor(2.0)},
         {"a": torch.tensor(3.0), "b": torch.tensor(6.0)},
@@ -135,14 +129,14 @@ def test_losses_that_count_other_targets_are_not_cut() -> None:
         _shares_of_pieces(alike)
 
 
-def test_a_piece_without_targets_counts_by_nothing() -> None:
+def test_a_piece_without_targets_counts_by_nothing():
     losses = [torch.tensor(2.0), torch.tensor(float("nan"))]
     assert float(joined_loss(losses, [{"a": torch.tensor(3.0)}, {"a": torch.tensor(0.0)}])) == 2.0
     assert joined_loss(losses, [{"a": torch.tensor(0.0)}] * 2).isnan()
     assert joined_loss(losses[:1], []) is losses[0]
 
 
-def test_a_model_that_cannot_ignore_rows_says_why() -> None:
+def test_a_model_that_cannot_ignore_rows_says_why():
     model, args, _ = spec("mlp").build()
     parallelize(model, unsplit_strategy(captured_model("mlp").graph), args, {}, as_measured=False)
     with pytest.raises(PlanError, match="cannot be filled up, because its loss"):

@@ -1,7 +1,5 @@
 """A recomputed region gives the same gradients and keeps less; the lowered graph calls it in order."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -23,7 +21,7 @@ from tests.execute import jobs
 
 
 @pytest.fixture(scope="module")
-def loaded() -> CapturedModel:
+def loaded():
     return load_model(jobs.spec("transformer_dropout"))
 
 

@@ -1,7 +1,5 @@
 """Ranks that hold the same shard hold the same bits, and one that does not is found."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -9,44 +7,35 @@ import pytest
 
 from tensoropt.engine.models import load_model
 from tensoropt.ranks.pool import RankPool
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.findings import RunFindings, replicas_agree, within_tolerance
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.execute import jobs
+from tests.simulate.strategies import written
 
 WHOLE: tuple[int, ...] = ()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "agree"),
-    [
-        ([{"w": (WHOLE, "a")}, {"w": (WHOLE, "a")}], True),
-        ([{"w": (WHOLE, "a")}, {"w": (WHOLE, "b")}], False),
-        ([{"w": ((0,), "a")}, {"w": ((1,), "b")}], True),  # two shards
-        ([{"w": ((0,), "a")}, {"w": ((1,), "b")}, {"w": ((0,), "a")}, {"w": ((1,), "c")}], False),
-        ([{"w": ((0,), "a")}, {"w": ((1,), "a")}], True),
-        ([{"v": (WHOLE, "a"), "w": (WHOLE, "a")}, {"v": (WHOLE, "a"), "w": (WHOLE, "b")}], False),
-        ([{"v": (WHOLE, "a")}, {"w": (WHOLE, "b")}], True),  # placed: each has its own
-        ([{}, {"w": (WHOLE, "a")}, {"w": (WHOLE, "b")}], False),
-        ([{"w": ([0], "a")}, {"w": ((0,), "b")}], False),  # a list, as JSON gives it
-        ([{}, {}], True),
-    ],
-)
-def test_replicas_agree_where_equal_shards_are_equal(ranks: list[dict[str, Any]], agree: bool) -> None:
+@pytest.mark.parametrize(("ranks", "agree"), [
+    ([{"w": (WHOLE, "a")}, {"w": (WHOLE, "a")}], True),
+    ([{"w": (WHOLE, "a")}, {"w": (WHOLE, "b")}], False),
+    ([{"w": ((0,), "a")}, {"w": ((1,), "b")}], True),  # two shards
+    ([{"w": ((0,), "a")}, {"w": ((1,), "b")}, {"w": ((0,), "a")}, {"w": ((1,), "c")}], False),
+    ([{"w": ((0,), "a")}, {"w": ((1,), "a")}], True),
+    ([{"v": (WHOLE, "a"), "w": (WHOLE, "a")}, {"v": (WHOLE, "a"), "w": (WHOLE, "b")}], False),
+    ([{"v": (WHOLE, "a")}, {"w": (WHOLE, "b")}], True),  # placed: each has its own
+    ([{}, {"w": (WHOLE, "a")}, {"w": (WHOLE, "b")}], False),
+    ([{"w": ([0], "a")}, {"w": ((0,), "b")}], False),  # a list, as JSON gives it
+    ([{}, {}], True),
+])  # fmt: skip
+def test_replicas_agree_where_equal_shards_are_equal(ranks, agree):
     assert replicas_agree(ranks) is agree
 
 
 def on_two_ranks(*stored: str) -> dict[str, Any]:
     """The MLP split along the batch on two ranks, its parameters whole or sharded."""
     graph = load_model(jobs.spec("mlp")).graph
-    data = {
-        "mesh": [1, 2],
-        "groups": {group.name: ["none", "d0"] for group in graph.groups},
-        "hubs": {},
-        "stored": {t.name: list(stored) for t in graph.atoms.graph.parameters},
-    }
-    return json.loads(json.dumps(Strategy.from_data(data, graph).to_data()))
+    return json.loads(json.dumps(written(graph, (1, 2), ["none", "d0"], stored).to_data()))
 
 
 def verified(strategy: dict[str, Any], ranks: RankPool) -> RunFindings:
@@ -55,18 +44,14 @@ def verified(strategy: dict[str, Any], ranks: RankPool) -> RunFindings:
     return result
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize(("stored", "compared"), [("R/P", True), ("S(0)", False)])
-def test_a_replica_that_drifts_apart_is_found(ranks: RankPool, stored: str, compared: bool) -> None:
+def test_a_replica_that_drifts_apart_is_found(ranks, stored, compared):
     """One rank's gradients are off by a unit in their last place: far within every tolerance. Of shards there
     is nothing to compare with."""
     strategy = on_two_ranks("R", stored)
     assert verified(strategy, ranks).replicas_agree is True
-    ranks.run(jobs.spoil_a_replica, True)
-    try:
+    with jobs.spoilt_on(ranks, jobs.spoil_a_replica):
         spoilt = verified(strategy, ranks)
-    finally:
-        ranks.run(jobs.spoil_a_replica, False)
     assert spoilt.replicas_agree is not compared
     assert spoilt.numerics_ok is not compared
     assert within_tolerance(spoilt.differences, "float32")

@@ -4,8 +4,6 @@ What crosses between ranks goes over a board with a barrier per group, so the co
 definitions. Ranks that issue different collectives, or different numbers of them, are an error.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading
@@ -160,23 +158,30 @@ def threaded_collectives() -> Iterator[None]:
 
 def on_ranks(mesh: Sequence[int], work: Callable[[ThreadRuntime], Any], seed: int = 0) -> list[Any]:
     """``work(runtime)`` on every rank of the mesh; the first real error is raised."""
-    board, count = Board(), math.prod(mesh[1:])
+    board = Board()
+    with threaded_collectives():
+        return in_threads(
+            math.prod(mesh[1:]), lambda rank: work(ThreadRuntime(mesh, rank, board, seed)), board.abort
+        )
+
+
+def in_threads(count: int, work: Callable[[int], Any], abort: Callable[[], None]) -> list[Any]:
+    """``work(rank)`` in a thread each; the first real error is raised, and ``abort`` lets the others go."""
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
 
     def guarded(rank: int) -> None:
         try:
-            results[rank] = work(ThreadRuntime(mesh, rank, board, seed))
+            results[rank] = work(rank)
         except BaseException as error:
             errors.append(error)
-            board.abort()
+            abort()
 
     threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(count)]
-    with threaded_collectives():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if errors:
         raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
     return results
@@ -195,11 +200,9 @@ def step(engine: ShardedEngine, inputs: Sequence[torch.Tensor]) -> tuple[float, 
 
 
 def largest_differences(
-    strategy: Strategy,
-    values: Mapping[str, torch.Tensor],
-    inputs: Sequence[torch.Tensor],
+    strategy: Strategy, values: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor],
     whole: tuple[float, Mapping[str, torch.Tensor]],
-) -> tuple[float, float, str]:
+) -> tuple[float, float, str]:  # fmt: skip
     """How far a strategy's step is from the unsplit one's ``whole``: of the loss and of the gradients,
     both relative (a gradient to no less than a thousandth of the largest one), and the worst gradient.
     Buffers beside the gradients are compared as well, as the step leaves them."""

@@ -1,21 +1,15 @@
 """Evaluation of planned models beside plain ones; every function returns plain data."""
 
-from __future__ import annotations
-
-import random
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tensoropt.execute.parallel import parallelize
-from tensoropt.execute.sampling import sampler
-from tensoropt.sharding.configurations import Configuration, batch_strategies
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt import parallelize, sampler
 from tensoropt.verify.reference import difference
-from tests.execute.habit_jobs import Mesh, build, parallel, refusal
-from tests.execute.jobs import captured_model
+from tests.execute.habit_jobs import Mesh, parallel
+from tests.execute.jobs import build, data_parallel, refusal
 
 
 def batch_of(name: str, rows: int, length: int) -> dict[str, torch.Tensor]:
@@ -44,12 +38,8 @@ def pair(name: str, mesh: Mesh, seed: int | None, **how: Any) -> tuple[Any, nn.M
         plain.config.use_cache = False  # a plan makes no caches
     if seed is not None or isinstance(mesh[0], str):
         return parallel(name, mesh, seed or 0, **how)[0].eval(), plain.eval()
-    graph = captured_model(name).graph
-    along, data = micro_strategies(graph, mesh[0]), batch_strategies(graph)
-    given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
-    strategy = random_strategy(graph, mesh, along, random.Random(1), given=given)
-    model = build(name)[0]
-    return parallelize(model, strategy, args, kwargs, **how).eval(), plain.eval()
+    model = parallelize(build(name)[0], data_parallel(name, mesh), args, kwargs, **how)
+    return model.eval(), plain.eval()
 
 
 def results(output: Any, part: slice, rows: int) -> list[Any]:
@@ -81,9 +71,7 @@ def compared(model: Any, plain: nn.Module, batch: dict[str, torch.Tensor]) -> tu
     return far, count
 
 
-def evaluated(
-    rank: int, world: int, name: str, mesh: Mesh, batch: str, seeds: list[Any], shapes: list[tuple[int, int]]
-) -> list[tuple[float, int, int]]:
+def evaluated(rank, world, name, mesh, batch, seeds, shapes):
     """How far evaluations of several shapes are from the plain model's, under plans of several seeds; how
     many tensors they have, and how many shares there are."""
     found = []
@@ -94,7 +82,7 @@ def evaluated(
     return found
 
 
-def trained_between(rank: int, world: int, name: str, mesh: Mesh) -> list[float]:
+def trained_between(rank, world, name, mesh):
     """Evaluations before and after a step see the weights, and the buffers, as they are then."""
     model, plain = pair(name, mesh, None, batch="share")
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, plain)]
@@ -111,7 +99,7 @@ def trained_between(rank: int, world: int, name: str, mesh: Mesh) -> list[float]
     return far
 
 
-def without_labels(rank: int, world: int, name: str, mesh: Mesh) -> tuple[float, int]:
+def without_labels(rank, world, name, mesh):
     """A call that has no targets, with another number of rows."""
     model, plain = pair(name, mesh, None, batch="share")
     call = batch_of(name, 13, 7)
@@ -124,7 +112,7 @@ def without_labels(rank: int, world: int, name: str, mesh: Mesh) -> tuple[float,
     return difference(ours[key], theirs[key][part]), int("loss" in ours)
 
 
-def loss_alone(rank: int, world: int, mesh: Mesh) -> tuple[list[float], bool, int]:
+def loss_alone(rank, world, mesh):
     """Losses where nothing else is wanted; whether all else is None, and how many forms were captured."""
     model, plain = pair("gpt2_ignored", mesh, None, batch="share", outputs="loss")
     far, none = [], True
@@ -138,7 +126,7 @@ def loss_alone(rank: int, world: int, mesh: Mesh) -> tuple[list[float], bool, in
     return far, none, len(model._tensoropt.evaluator._forms)
 
 
-def refused(rank: int, world: int) -> dict[str, str]:
+def refused(rank, world):
     """What is said where ranks evaluate unlike calls, and where rows cannot be added."""
     model, _ = pair("tagged", (1, 2), None, batch="share")
     scored, _ = pair("scored", (1, 2), None, batch="share")
@@ -155,9 +143,7 @@ def refused(rank: int, world: int) -> dict[str, str]:
     return said
 
 
-def few_rows(
-    rank: int, world: int, name: str, mesh: Mesh, outputs: str, counts: list[int]
-) -> list[tuple[float, bool]]:
+def few_rows(rank, world, name, mesh, outputs, counts):
     """How far evaluations of a few rows are from the plain model's, of which some ranks may have none; and
     whether only one of the losses is not a number."""
     model, plain = pair(name, mesh, None, batch="share", outputs=outputs)
@@ -176,7 +162,7 @@ def few_rows(
     return found
 
 
-def refused_rows(rank: int, world: int) -> dict[str, str]:
+def refused_rows(rank, world):
     """What is said where some ranks have no rows, and a batch cannot be filled up."""
     scored, _ = pair("scored", (1, 2), None, batch="share")
     tagged, _ = pair("tagged", (1, 2), None, batch="share")
@@ -189,7 +175,7 @@ def refused_rows(rank: int, world: int) -> dict[str, str]:
         }
 
 
-def without_what_is_not_read(rank: int, world: int, mesh: Mesh) -> float:
+def without_what_is_not_read(rank, world, mesh):
     """The loss alone, of ranks that pass zeros for inputs that they do not read."""
     model, plain = pair("gpt2_ignored", mesh, 3, outputs="loss")
     batch = batch_of("gpt2_ignored", 4, 16)
@@ -199,7 +185,7 @@ def without_what_is_not_read(rank: int, world: int, mesh: Mesh) -> float:
         return difference(model(**given).loss, plain(**batch).loss)
 
 
-def in_inference_mode(rank: int, world: int, mesh: Mesh) -> float:
+def in_inference_mode(rank, world, mesh):
     """As Lightning evaluates: no tensor of it may be used for training, but a training may follow."""
     model, plain = pair("tagged", mesh, 1)
     batch = batch_of("tagged", 5, 7)
@@ -211,14 +197,14 @@ def in_inference_mode(rank: int, world: int, mesh: Mesh) -> float:
     return max(difference(ours["scores"], theirs["scores"]), difference(ours["loss"], theirs["loss"]))
 
 
-def returned_parameter(rank: int, world: int, mesh: Mesh) -> str:
+def returned_parameter(rank, world, mesh):
     """What is said of a model that returns a parameter."""
     model, _ = pair("with_parameter", mesh, 1)
     with torch.no_grad():
         return refusal(lambda: model(**batch_of("with_parameter", 8, 6)))
 
 
-def trained_without_rows(rank: int, world: int, mesh: Mesh) -> list[float]:
+def trained_without_rows(rank, world, mesh):
     """How far the losses and the weights of a training are from the plain model's whose batch has one row."""
     model, plain = pair("tagged", mesh, None, batch="share")
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model.train(), plain.train())]

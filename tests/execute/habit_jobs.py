@@ -1,7 +1,5 @@
 """Habits of training scripts, on the ranks of a test pool; every function returns plain data."""
 
-from __future__ import annotations
-
 import copy
 import io
 import warnings
@@ -13,30 +11,30 @@ import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.nn.utils.parametrize
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.parametrize import register_parametrization
 
+import tensoropt
+from tensoropt import load_checkpoint, original_shape, parallelize, save_checkpoint
 from tensoropt.engine import runtime, script_values
-from tensoropt.engine.parallel_model import original_shape
-from tensoropt.errors import TensorOptError
-from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
-from tensoropt.execute.parallel import parallelize
-from tests.execute.jobs import captured_model, is_pipeline, parallelize_alike, spec, strategy_of, whole
+from tests.execute.jobs import (
+    Twins,
+    build,
+    captured_model,
+    heard,
+    is_pipeline,
+    loss_of,
+    parallelize_alike,
+    refusal,
+    strategy_of,
+    whole,
+)
+from tests.models import Call
 
 Mesh = tuple[Any, ...]
-
-
-def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    return spec(name).build()
 
 
 def parallel(name: str, mesh: Mesh, seed: int = 3, **more: Any) -> tuple[nn.Module, Any, Any]:
@@ -44,59 +42,41 @@ def parallel(name: str, mesh: Mesh, seed: int = 3, **more: Any) -> tuple[nn.Modu
     return parallelize_alike(name, model, mesh, seed, args, kwargs, **more), args, kwargs
 
 
-def refusal(action: Callable[[], Any]) -> str:
-    """What a refused action says; nothing where it went well."""
-    try:
-        action()
-    except TensorOptError as error:
-        return str(error)
-    return ""
-
-
-def loss_of(output: Any) -> torch.Tensor:
-    if isinstance(output, torch.Tensor):
-        return output
-    return output[0] if isinstance(output, tuple) else output["loss"]
-
-
 # -- what ranks are fed -----------------------------------------------------------------------------------
 
 
-def unlike(rank: int, world: int, mesh: Mesh, what: str) -> list[str]:
+def unlike(rank, world, mesh, what):
     """What each call of a model says whose ranks are not fed alike; the last one is alike again."""
     model, (x, y), _ = parallel("mlp", mesh)
-    calls: list[Callable[[], Any]] = []
-    if what == "batch":
-        calls = [lambda: model(x + rank, y), lambda: model(x, y + rank)]
-    elif what == "shape":
-        calls = [lambda: model(x[: len(x) - rank], y), lambda: model(x, y=y.double() if rank else y)]
-    elif what == "arguments":
-        calls = [lambda: model(x, y, 3) if rank else model(x, y)]
-    elif what == "mode":
 
-        def modes() -> None:
-            model.train(rank == 0)
-            model(x, y)
+    def modes() -> None:
+        model.train(rank == 0)
+        model(x, y)
 
-        calls = [modes]
-    said = [refusal(call) for call in calls]
+    calls = {
+        "batch": [lambda: model(x + rank, y), lambda: model(x, y + rank)],
+        "shape": [lambda: model(x[: len(x) - rank], y), lambda: model(x, y=y.double() if rank else y)],
+        "arguments": [lambda: model(x, y, 3) if rank else model(x, y)],
+        "mode": [modes],
+    }
+    said = [refusal(call) for call in calls[what]]
     model.train()
     return [*said, refusal(lambda: model(x, y))]
 
 
-def unlike_later(rank: int, world: int, mesh: Mesh, calls: int) -> list[int]:
+def unlike_later(rank, world, mesh, calls):
     """The calls that say that ranks are not fed alike, of many in which they are not after the first."""
     model, (x, y), _ = parallel("mlp", mesh)
     with torch.no_grad(), mock.patch.object(runtime, "_EVERY", 10):
         return [i for i in range(calls) if refusal(lambda: model(x + rank * (i > 3), y))]  # noqa: B023
 
 
-def not_compared(rank: int, world: int, mesh: Mesh) -> str:
+def not_compared(rank, world, mesh):
     model, (x, y), _ = parallel("mlp", mesh, compare_ranks=False)
     return refusal(lambda: model(x + rank, y))
 
 
-def threads_left(rank: int, world: int, mesh: Mesh) -> tuple[int, int]:
+def threads_left(rank, world, mesh):
     """The threads of this rank with models of a job, and after it."""
     for _ in range(3):
         parallel("mlp", mesh)
@@ -105,7 +85,7 @@ def threads_left(rank: int, world: int, mesh: Mesh) -> tuple[int, int]:
     return before, psutil.Process().num_threads()
 
 
-def unread_inputs(rank: int, world: int, mesh: Mesh) -> list[bool]:
+def unread_inputs(rank, world, mesh):
     """Which inputs a rank reads, of a model that another rank feeds with zeros where it reads nothing."""
     model, args, _ = parallel("mlp", mesh)
     reads = model._tensoropt.engine.reads()
@@ -115,7 +95,7 @@ def unread_inputs(rank: int, world: int, mesh: Mesh) -> list[bool]:
     return reads
 
 
-def unlike_weights(rank: int, world: int, mesh: Mesh, what: str, sync: bool) -> tuple[str, float]:
+def unlike_weights(rank, world, mesh, what, sync):
     """What parallelize says of weights that differ by rank, and how far the loss is from rank 0's model."""
     name = "moving_average" if what == "buffer" else "mlp"
     model, args, kwargs = build(name)
@@ -137,7 +117,7 @@ def unlike_weights(rank: int, world: int, mesh: Mesh, what: str, sync: bool) -> 
     return said, far
 
 
-def refused_on_one(rank: int, world: int, mesh: Mesh, everywhere: bool = False) -> str:
+def refused_on_one(rank, world, mesh, everywhere=False):
     """What parallelize says where a checkpoint is missing on some ranks."""
     path = "/nowhere/weights" if rank or everywhere else None
     return refusal(lambda: parallel("mlp", mesh, checkpoint=path))
@@ -156,26 +136,6 @@ def other_data(model: nn.Module) -> None:
         parameter.data = parameter.data * 0.5
 
 
-def new_head(model: nn.Module) -> None:
-    model.third = nn.Linear(32, 8)
-
-
-def more_layers(model: nn.Module) -> None:
-    model.second.add_module("extra", nn.Linear(2, 2))
-
-
-def taken_away(model: nn.Module) -> None:
-    del model.third
-
-
-def new_parameter(model: nn.Module) -> None:
-    model.first.bias = nn.Parameter(torch.zeros(32))
-
-
-def hooked(model: nn.Module) -> None:
-    model.second.register_forward_hook(lambda module, args, output: output * 0.5)
-
-
 def checkpointed(model: nn.Module) -> None:
     """As gradient_checkpointing_enable() of transformers does beside its flags."""
 
@@ -185,49 +145,25 @@ def checkpointed(model: nn.Module) -> None:
     model.second.register_forward_hook(make_inputs_require_grads)
 
 
-def hooked_gradient(model: nn.Module) -> None:
-    model.second.weight.register_hook(lambda gradient: gradient * 0)
-
-
-def hooked_step(model: nn.Module) -> None:
-    model.second.weight.register_post_accumulate_grad_hook(lambda parameter: None)
-
-
-def parametrised(model: nn.Module) -> None:
-    torch.nn.utils.parametrize.register_parametrization(model.second, "weight", nn.Tanh(), unsafe=True)
-
-
-def other_forward(model: nn.Module) -> None:
-    model.second.forward = lambda x: x  # type: ignore[method-assign]
-
-
 def with_lora(model: nn.Module) -> None:
     """As peft puts its layers in the place of a model's."""
-
-    class Lora(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base, self.a, self.b = base, nn.Linear(32, 2), nn.Linear(2, 32)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.base(x) + self.b(self.a(x))
-
-    model.second = Lora(model.second)
+    layers = {"base": model.second, "a": nn.Linear(32, 2), "b": nn.Linear(2, 32)}
+    model.second = Call(lambda m, x: m.base(x) + m.b(m.a(x)), **layers)
 
 
 CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "assign": assign,
     "data": other_data,
-    "head": new_head,
-    "layers": more_layers,
-    "away": taken_away,
-    "parameter": new_parameter,
-    "hook": hooked,
+    "head": lambda m: setattr(m, "third", nn.Linear(32, 8)),
+    "layers": lambda m: m.second.add_module("extra", nn.Linear(2, 2)),
+    "away": lambda m: delattr(m, "third"),
+    "parameter": lambda m: setattr(m.first, "bias", nn.Parameter(torch.zeros(32))),
+    "hook": lambda m: m.second.register_forward_hook(lambda module, args, output: output * 0.5),
     "checkpointing": checkpointed,
-    "gradient hook": hooked_gradient,
-    "step hook": hooked_step,
-    "parametrised": parametrised,
-    "forward": other_forward,
+    "gradient hook": lambda m: m.second.weight.register_hook(lambda gradient: gradient * 0),
+    "step hook": lambda m: m.second.weight.register_post_accumulate_grad_hook(lambda parameter: None),
+    "parametrised": lambda m: register_parametrization(m.second, "weight", nn.Tanh(), unsafe=True),
+    "forward": lambda m: setattr(m.second, "forward", lambda x: x),
     "lora": with_lora,
     "half": lambda m: m.half(),
     "bfloat16": lambda m: m.to(torch.bfloat16),
@@ -240,7 +176,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def changed(rank: int, world: int, mesh: Mesh, changes: list[str]) -> dict[str, tuple[str, str]]:
+def changed(rank, world, mesh, changes):
     """What each change says, and the first step after it; a first refusal leaves the model as it was."""
     found = {}
     for change in changes:
@@ -274,76 +210,58 @@ def _each(model: nn.Module, action: Callable[[torch.Tensor], Any]) -> None:
             action(parameter)
 
 
-def harmless(rank: int, world: int, mesh: Mesh) -> dict[str, float]:
+def harmless(rank, world, mesh):
     """How far losses of a few steps are from the plain model's after the same change."""
-    return {change: _after(mesh, change) for change in HARMLESS}
-
-
-def _after(mesh: Mesh, change: str) -> float:
-    model, args, _ = parallel("mlp", mesh)
-    plain, _, _ = build("mlp")
-    found: list[list[float]] = []
-    for each in (model, plain):
-        HARMLESS[change](each)
-        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
-        losses = []
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = each(*args)
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-        found.append(losses)
-    return max(abs(a - b) for a, b in zip(*found, strict=True))
+    found = {}
+    for change, action in HARMLESS.items():
+        twins = Twins("mlp", mesh, 3, torch.optim.AdamW, lr=1e-2)
+        for each in (twins.model, twins.plain):
+            action(each)
+        found[change] = max(abs(ours - plain) for ours, plain in (twins.step() for _ in range(3)))
+    return found
 
 
 # -- what is done before it ------------------------------------------------------------------------------
 
 
-def optimizer_before(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> tuple[float, list[str]]:
+def optimizer_before(rank, world, name, mesh, seed):
     """Largest difference of losses from the plain model's, with optimizers made before parallelize that have
     state already, and what warnings say of a list of parameters that was kept."""
     model, args, kwargs = build(name)
     plain, _, _ = build(name)
-    losses: list[list[float]] = [[], []]
-    optimizers = []
+    made = []
     for each in (model, plain):
-        groups = [
-            {"params": [p for p in each.parameters() if p.dim() > 1], "weight_decay": 0.1},
-            {"params": [p for p in each.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=1e-2, eps=1e-4)
+        optimizer = torch.optim.AdamW(grouped(each), lr=1e-2, eps=1e-4)
         loss_of(each(*args, **kwargs)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        optimizers.append(optimizer)
-    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in optimizers]
+        made.append((optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)))
     kept = list(model.parameters())
     parallelize(model, strategy_of(captured_model(name), mesh, seed), args, kwargs)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for each, optimizer, schedule, own in zip((model, plain), optimizers, schedules, losses, strict=True):
-            for _ in range(3):
-                optimizer.zero_grad()
-                loss = loss_of(each(*args, **kwargs))
-                loss.backward()
-                clip_grad_norm_(each.parameters(), 0.5)
-                optimizer.step()
-                schedule.step()
-                own.append(float(loss.detach()))
+    with heard("still refers") as said:
+        losses = [_train(m, args, kwargs, of, 3) for m, of in zip((model, plain), made, strict=True)]
     del kept
-    said = [str(w.message) for w in caught if "still refers" in str(w.message)]
     return max(abs(a - b) for a, b in zip(*losses, strict=True)), said
 
 
 # -- gradients from elsewhere -------------------------------------------------------------------------------
 
 
-PENALTIES = ("", "first", "kept", "zeros", "apart", "apart behind", "before forward", "twice", "two calls")
-"""When a script makes its penalty on the parameters, and how it clears gradients."""
+Made = Callable[[], torch.Tensor]
+PENALTIES: dict[str, Callable[[Made, Made, Made], list[Made]]] = {
+    **dict.fromkeys(("", "kept", "zeros"), lambda loss, call, penalty: [lambda: loss() + penalty()]),
+    "first": lambda loss, call, penalty: [lambda: penalty() + 0.5 * loss()],
+    "apart": lambda loss, call, penalty: [penalty, loss],
+    "apart behind": lambda loss, call, penalty: [loss, penalty],
+    "before forward": lambda loss, call, penalty: [penalty, call],
+    "twice": lambda loss, call, penalty: [lambda: loss() + penalty(), lambda: 2 * call() + penalty()],
+    "two calls": lambda loss, call, penalty: [lambda: loss() + call() + penalty()],
+}
+"""What a script goes backward from, one after the other: the loss of a call before, one of a further call, a
+penalty on the parameters. Gradients are kept over two steps, or set to zeros, for two of them."""
 
 
-def penalised(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
+def penalised(rank, world, mesh, seed):
     """How far losses and values are from the plain model's, with a penalty on parameters beside the loss."""
     return {how: max(_penalised(mesh, seed, how)) for how in PENALTIES}
 
@@ -362,24 +280,8 @@ def _penalised(mesh: Mesh, seed: int, how: str) -> tuple[float, float]:
             if how != "kept" or step % 2 == 0:
                 optimizer.zero_grad(set_to_none=how != "zeros")
             loss = each(*args)
-            if how == "apart":
-                penalty().backward()
-                loss.backward()
-            elif how == "apart behind":
-                loss.backward()
-                penalty().backward()
-            elif how == "before forward":
-                penalty().backward()
-                each(*args).backward()
-            elif how == "twice":
-                (loss + penalty()).backward()
-                (2 * each(*args) + penalty()).backward()
-            elif how == "two calls":
-                (loss + each(*args) + penalty()).backward()
-            elif how == "first":
-                (penalty() + 0.5 * loss).backward()
-            else:
-                (loss + penalty()).backward()
+            for made in PENALTIES[how](lambda loss=loss: loss, lambda each=each: each(*args), penalty):
+                made().backward()
             optimizer.step()
             own.append(float(loss.detach()))
     parameters = dict(plain.named_parameters())
@@ -403,7 +305,7 @@ READ: dict[str, Callable[[Parameters, list[torch.Tensor]], torch.Tensor]] = {
 """Penalties that scripts compute of parameters, and of copies of them."""
 
 
-def requested(rank: int, world: int, mesh: Mesh) -> dict[str, str]:
+def requested(rank, world, mesh):
     """What is said where gradients of a plan's loss are requested of autograd."""
     model, args, kwargs = parallel("gpt2_ignored", mesh, 3)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -424,7 +326,7 @@ def requested(rank: int, world: int, mesh: Mesh) -> dict[str, str]:
     return said | {"own": str(float(torch.autograd.grad(slope.sum(), x)[0].sum()))}
 
 
-def read_penalties(rank: int, world: int, mesh: Mesh, seed: int) -> dict[str, float]:
+def read_penalties(rank, world, mesh, seed):
     """How far what each rank reads of a step with a penalty is from the plain model's step."""
     found = {}
     for what, penalty in READ.items():
@@ -454,7 +356,7 @@ def _refused_without_gradients(action: Callable[[], Any]) -> str:
         return refusal(action)
 
 
-def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
+def refused_penalties(rank, world, mesh):
     """What is said of penalties that a rank with parts of parameters cannot compute."""
     model, _, _ = parallel("mlp", mesh)
     weight, bias = model.first.weight, model.second.bias
@@ -477,20 +379,18 @@ def refused_penalties(rank: int, world: int, mesh: Mesh) -> list[str]:
     ]
 
 
-def written(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> tuple[list[str], bool]:
+def written(rank, world, name, mesh, seed):
     """What warnings say as a state dict is written by torch.save, and whether it is read again as it was."""
     model, _, _ = parallel(name, mesh, seed)
     state, file = model.state_dict(), io.BytesIO()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard("model.state_dict()") as said:
         torch.save({"model": state, "step": 3}, file)
     file.seek(0)
     read = torch.load(file, weights_only=not any(isinstance(v, DTensor) for v in state.values()))["model"]
-    said = [str(w.message) for w in caught if "model.state_dict()" in str(w.message)]
     return said, list(read) == list(state) and read._metadata == state._metadata
 
 
-def alone(rank: int, world: int, mesh: Mesh, what: str) -> str:
+def alone(rank, world, mesh, what):
     """What rank 0 is told that does something alone which takes all ranks, while the other goes on."""
     model, args, kwargs = parallel("moving_average" if what == "buffers" else "mlp", mesh, 5)
     model(*args, **kwargs)
@@ -523,7 +423,7 @@ def grouped(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def groups_by_shape(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> list[bool]:
+def groups_by_shape(rank, world, name, mesh, seed):
     """Whether the groups of parameters by number of dims, and their shapes, are those of the plain model."""
     model, _, _ = parallel(name, mesh, seed)
     plain, _, _ = build(name)
@@ -556,9 +456,7 @@ def _made(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer, scheduler
 
 
-def resumed(
-    rank: int, world: int, name: str, meshes: tuple[Mesh, Mesh], folder: str, by_pytorch: bool
-) -> tuple[float, float, Any]:
+def resumed(rank, world, name, meshes, folder, by_pytorch):
     """How far losses are from the uninterrupted run of the plain model, before and after a change of plan;
     and what was saved beside."""
     plain, args, kwargs = build(name)
@@ -569,12 +467,12 @@ def resumed(
     second, _, _ = parallel(name, meshes[1], 2)
     made_anew = _made(second)
     if by_pytorch:
-        model_state, state = get_state_dict(first, made[0])
+        model_state, state = states.get_state_dict(first, made[0])
         dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder)  # type: ignore[attr-defined]
-        model_state, state = get_state_dict(second, made_anew[0])
+        model_state, state = states.get_state_dict(second, made_anew[0])
         loaded = {"model": model_state, "optimizer": state}
         dcp.load(loaded, checkpoint_id=folder)  # type: ignore[attr-defined]
-        set_state_dict(
+        states.set_state_dict(
             second, made_anew[0], model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
         )
         made_anew[1].load_state_dict(made[1].state_dict())
@@ -587,24 +485,76 @@ def resumed(
     return max(far[:4]), max(far[4:]), extra
 
 
-def whole_state(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> list[bool]:
+def whole_state(rank, world, name, mesh, seed):
     """Whole state dicts from PyTorch's own functions, and back from rank 0's."""
     model, _, _ = parallel(name, mesh, seed)
     plain, _, _ = build(name)
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
     # On CPUs replicated values are given as they are, not copied.
-    state = {n: v.clone() for n, v in get_model_state_dict(model, options=options).items()}
+    state = {n: v.clone() for n, v in states.get_model_state_dict(model, options=options).items()}
     equal = rank > 0 or all(torch.equal(state[n], v) for n, v in plain.state_dict().items())
     _each(model, lambda p: p.zero_())
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, state if rank == 0 else {}, options=options)
+    options = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    states.set_model_state_dict(model, state if rank == 0 else {}, options=options)
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     return [equal, all(torch.equal(whole(p.detach()), q) for p, q in pairs)]
 
 
-def state_of_one_rank(rank: int, world: int, name: str, mesh: Mesh, seed: int) -> int:
+def state_of_one_rank(rank, world, name, mesh, seed):
     """The size of a state dict that rank 0 alone asks for."""
     model, _, _ = parallel(name, mesh, seed)
     size = len(model.state_dict()) if rank == 0 else 0
     dist.barrier()
     return size
+
+
+# -- as a plain module -----------------------------------------------------------------------------
+
+
+def whole_model(rank, world, name, mesh, seed):
+    """The plain module after a training step, beside one process; then a further step of both."""
+    twins = Twins(name, mesh, seed, torch.optim.SGD, lr=0.1)
+    model, plain = twins.model, twins.plain
+
+    def far() -> float:
+        ours, theirs = twins.step()
+        return abs(ours - theirs)
+
+    found: dict[str, Any] = {"first": far()}
+    with tensoropt.whole(model) as copied:
+        state, expected = copied.state_dict(), plain.state_dict()
+        found["keys"] = list(state) == list(expected)
+        found["plain"] = {type(p) for p in copied.parameters()} == {nn.Parameter}
+        found["apart"] = not {id(p) for p in copied.parameters()} & {id(p) for p in model.parameters()}
+        found["values"] = max(
+            float((state[key].float() - expected[key].float()).abs().max()) for key in state
+        )
+        if rank == 0:  # alone
+            # A call changes buffers, of the copy alone.
+            found["called"] = abs(float(twins.loss(copied)) - float(twins.loss(copy.deepcopy(plain))))
+            copied.double()
+            with torch.no_grad():
+                for parameter in copied.parameters():
+                    parameter.zero_()
+    return found | {"second": far()}
+
+
+def generated(rank, world, mesh, folder):
+    """Text of a model of transformers, and what it is when it is read from where it was saved."""
+    model, _, kwargs = parallel("gpt2_ignored", mesh)
+    plain, _, _ = build("gpt2_ignored")
+    prompt = kwargs["input_ids"][:1, :4]
+    with tensoropt.whole(model, "cpu") as copied, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours, expected = (
+            m.eval().generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)
+            for m in (copied, plain)
+        )
+    tensoropt.save_pretrained(model, folder)
+    read = type(plain).from_pretrained(folder).train()
+    other, _, _ = parallel("mlp", (1, world))
+    return {
+        "same": ours.tolist() == expected.tolist(),
+        "read": abs(float(read(**kwargs).loss) - float(plain.train()(**kwargs).loss)),
+        "other": refusal(lambda: tensoropt.save_pretrained(other, folder)),
+    }

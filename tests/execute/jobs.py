@@ -1,11 +1,9 @@
 """Training on the ranks of a test pool; every function returns plain data for the test to judge."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,17 +14,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tensoropt import TensorOptError, load_checkpoint, original_shape, parallelize, save_checkpoint
 from tensoropt.capture import Capture, capture
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
-from tensoropt.engine.parallel_model import original_shape
 from tensoropt.engine.parameters import _is_strided
+from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.execute import executable
-from tensoropt.execute.checkpoint import load_checkpoint, save_checkpoint
 from tensoropt.execute.executable import engine_of
-from tensoropt.execute.parallel import parallelize
+from tensoropt.ranks.pool import RankPool
+from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.sharding.reshard import redistribute
-from tensoropt.sharding.strategy import ParallelStrategy
+from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
 from tensoropt.verify.reference import difference, largest_of, named_difference
 from tests.placement.execute.random_placed import random_placed
@@ -37,18 +36,54 @@ def spec(name: str, **more: Any) -> ModelSpec:
 
 
 def strategy_of(loaded: CapturedModel, mesh: tuple[Any, ...], seed: int) -> ParallelStrategy:
-    """A random strategy on a mesh; on no mesh, or for ``("placed", micro-batches)``, a random placement on
-    all ranks; where a schedule comes first, a pipeline: ``("1f1b", micro-batches, places, axes...)``."""
-    if not mesh or mesh[0] == "placed":
-        micro = mesh[1] if mesh else 1
-        return random_placed(loaded.graph, dist.get_world_size(), random.Random(seed), micro_batches=micro)
+    """A random strategy on a mesh; for ``("placed", micro-batches)`` a random placement on all ranks; where a
+    schedule comes first, a pipeline: ``("1f1b", micro-batches, places, axes...)``."""
+    if mesh[0] == "placed":
+        return random_placed(loaded.graph, dist.get_world_size(), random.Random(seed), micro_batches=mesh[1])
     if is_pipeline(mesh):
         return random_pipeline(loaded.graph, mesh[1:], mesh[0], random.Random(seed), 0.3)
     return random_strategy(loaded.graph, mesh, micro_strategies(loaded.graph, mesh[0]), random.Random(seed))
 
 
+def data_parallel(name: str, mesh: tuple[int, int]) -> Strategy:
+    """Every group follows the batch."""
+    graph = captured_model(name).graph
+    along, data = micro_strategies(graph, mesh[0]), batch_strategies(graph)
+    given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
+    return random_strategy(graph, mesh, along, random.Random(1), given=given)
+
+
+def build(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    return spec(name).build()
+
+
+def refusal(action: Callable[[], Any]) -> str:
+    """What a refused action says; nothing where it went well."""
+    try:
+        action()
+    except TensorOptError as error:
+        return str(error)
+    return ""
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output
+    return output[0] if isinstance(output, tuple) else output["loss"]
+
+
+@contextlib.contextmanager
+def heard(words: str) -> Iterator[list[str]]:
+    """The warnings with these words, when it is over."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield said
+    said += [str(w.message) for w in caught if words in str(w.message)]
+
+
 def is_pipeline(mesh: tuple[Any, ...]) -> bool:
-    return bool(mesh) and isinstance(mesh[0], str) and mesh[0] != "placed"
+    return isinstance(mesh[0], str) and mesh[0] != "placed"
 
 
 def whole(value: Any) -> torch.Tensor:
@@ -99,14 +134,25 @@ class Twins:
         settings = settings or {"lr": 1e-2, "eps": 1e-4}
         self.optimizers = [make(m.parameters(), **settings) for m in (self.model, self.plain)]
 
-    def losses(self, **scaled: Any) -> list[torch.Tensor]:
+    def losses(self) -> list[torch.Tensor]:
         return [self.loss(m) for m in (self.model, self.plain)]
 
+    def pairs(self) -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
+        return zip((self.model, self.plain), self.optimizers, strict=True)
+
+    def step(self, compiled: Any = None) -> tuple[float, float]:
+        """A step of both, the parallelized model as it was ``compiled``; their losses."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        own = self.model if compiled is None else compiled
+        ours, plain = (self.loss(m) for m in (own, self.plain))
+        for loss, optimizer in zip((ours, plain), self.optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+        return float(ours.detach()), float(plain.detach())
+
     def loss(self, model: nn.Module) -> torch.Tensor:
-        output = model(*self.args, **self.kwargs)
-        if isinstance(output, torch.Tensor):
-            return output
-        return output[0] if isinstance(output, tuple) else output["loss"]
+        return loss_of(model(*self.args, **self.kwargs))
 
     def difference(self, what: str) -> float:
         """Largest relative difference of ``grad``, or of the ``value``; gradients to no less than a
@@ -128,7 +174,7 @@ class Twins:
         return named_difference(found, wanted, max(1e-3 * largest, 1e-12))
 
 
-def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+def train_alike(rank, world, name, mesh, seed):
     """A usual loop: clear, forward, backward, clip, step; then evaluation."""
     twins = Twins(name, mesh, seed)
     found: dict[str, float] = {"loss": 0.0, "norm": 0.0}
@@ -147,19 +193,14 @@ def train_alike(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
             optimizer.step()
     found["value"] = twins.difference("value")
     with torch.no_grad():
-        ours, plain = twins.losses()
-    found["no_grad"] = difference(ours, plain)
-    twins.model.eval()
-    twins.plain.eval()
-    with torch.no_grad():
-        ours, plain = twins.losses()
-    found["eval"] = difference(ours, plain)
+        found["no_grad"] = difference(*twins.losses())
+        for model in (twins.model, twins.plain):
+            model.eval()
+        found["eval"] = difference(*twins.losses())
     return found
 
 
-def norms(
-    rank: int, world: int, name: str, mesh: tuple[Any, ...], seed: int
-) -> tuple[list[float], list[float]]:
+def norms(rank, world, name, mesh, seed):
     """Norms of all gradients, of the parallelized model and of the plain one."""
     twins = Twins(name, mesh, seed)
     found: tuple[list[float], list[float]] = ([], [])
@@ -182,9 +223,7 @@ class _Watched(dict[str, torch.Tensor]):
         return super().__getitem__(name)
 
 
-def asked_for(
-    rank: int, world: int, name: str, mesh: tuple[Any, ...], seed: int
-) -> tuple[list[str], list[str]]:
+def asked_for(rank, world, name, mesh, seed):
     """The parameters whose values an engine asks for, and all of the model."""
     values = _Watched(captured_model(name).values)
     engine_of(strategy_of(captured_model(name), mesh, seed), values)
@@ -192,13 +231,36 @@ def asked_for(
     return [n for n in parameters if n in values.asked], parameters
 
 
-def accumulate(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+def gather_alike(rank, world, name, mesh, seed, recompute):
+    """Whether loss and gradients of a random strategy that keeps all copies are to the last bit those of the
+    same with all gathered again that can be, and whether any are."""
+    loaded = captured_model(name)
+    micro = micro_strategies(loaded.graph, mesh[0])
+    kept = replace(
+        random_strategy(loaded.graph, mesh, micro, random.Random(seed), recompute), gathered_again=frozenset()
+    )
+    again = replace(kept, gathered_again=kept.gatherable)
+    found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
+    for strategy in (kept, again):
+        run = ShardedEngine(strategy, loaded.values)
+        (loss,) = run(*loaded.inputs)
+        loss.backward()
+        found.append((loss.detach(), {k: v.clone() for k, v in run.shards.gradients.items()}))
+    (loss, gradients), (other, others) = found
+    return {
+        "loss": torch.equal(loss, other),
+        "gradients": all(torch.equal(value, others[key]) for key, value in gradients.items()),
+        "gathered": bool(again.gathered_again),
+    }
+
+
+def accumulate(rank, world, name, mesh, seed):
     """What users do with gradients beside the usual loop."""
     twins = Twins(name, mesh, seed, torch.optim.SGD, lr=1e-2, momentum=0.9)
     found = {}
 
     def both(action: Any) -> None:
-        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
+        for model, optimizer in twins.pairs():
             action(model, optimizer)
 
     def twice(model: nn.Module, _: Any) -> None:
@@ -246,7 +308,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def optimizers(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, float]:
+def optimizers(rank, world, name, mesh, seed):
     """Any optimizer, with groups of its own settings and a schedule, keeps both models together."""
     found = {}
     for title, make in OPTIMIZERS.items():
@@ -261,54 +323,30 @@ def optimizers(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: in
             twins.optimizers.append(optimizer)
             schedules.append(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))
         for _ in range(3):
-            for model, optimizer, schedule in zip(
-                (twins.model, twins.plain), twins.optimizers, schedules, strict=True
-            ):
-                optimizer.zero_grad()
-                twins.loss(model).backward()
-                optimizer.step()
+            twins.step()
+            for schedule in schedules:
                 schedule.step()
         found[title] = twins.difference("value")
     return found
 
 
-def long_run(
-    rank: int, world: int, name: str, mesh: tuple[int, ...], steps: int
-) -> list[tuple[float, float]]:
+def long_run(rank, world, name, mesh, steps):
     """(ours, plain) losses of a training run."""
     twins = Twins(name, mesh, 4, torch.optim.AdamW, lr=3e-3)
-    losses = []
-    for _ in range(steps):
-        pair = []
-        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
-            optimizer.zero_grad()
-            loss = twins.loss(model)
-            loss.backward()
-            optimizer.step()
-            pair.append(float(loss.detach()))
-        losses.append((pair[0], pair[1]))
-    return losses
+    return [twins.step() for _ in range(steps)]
 
 
-def compiled(rank: int, world: int, name: str, mesh: tuple[int, ...], backend: str) -> float:
+def compiled(rank, world, name, mesh, backend):
     """Gradients of the second step under ``torch.compile``, against the plain model."""
     twins = Twins(name, mesh, 3)
     torch._dynamo.reset()
     model = torch.compile(twins.model, backend=backend)
     for _ in range(2):
-        for optimizer in twins.optimizers:
-            optimizer.zero_grad()
-        twins.loss(model).backward()
-        twins.loss(twins.plain).backward()
-        found = twins.difference("grad")
-        for optimizer in twins.optimizers:
-            optimizer.step()
-    return found
+        twins.step(model)
+    return twins.difference("grad")
 
 
-def compiled_or_not(
-    rank: int, world: int, name: str, mesh: tuple[int, ...], seeds: list[int], batch: str
-) -> list[tuple[bool, bool, float]]:
+def compiled_or_not(rank, world, name, mesh, seeds, batch):
     """For plans of several seeds: whether it can be compiled, whether a warning says that it is not, and how
     far gradients are from the plain model's."""
     found = []
@@ -322,24 +360,19 @@ def compiled_or_not(
         own = tuple(value[share.rows(len(value))] for value in args) if batch == "share" else args
         torch._dynamo.reset()
         fast = torch.compile(model, backend="aot_eager")
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+        with heard("torch.compile changes nothing here") as said:
             for _ in range(2):
                 model.zero_grad()
                 fast(*own).backward()
         plain(*args).backward()
-        theirs = dict(plain.named_parameters())
-        gradients = {
-            n: (whole(p.grad).view(theirs[n].shape), theirs[n].grad) for n, p in model.named_parameters()
-        }
-        far = max(difference(ours, wanted) for ours, wanted in gradients.values())
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        far = max(difference(whole(p.grad).view(q.shape), q.grad) for p, q in pairs)
         refused = bool(strategy.unsharded or (strategy.recomputed and mesh[0] > 1))
-        warned = any("torch.compile changes nothing here" in str(each.message) for each in said)
-        found.append((not refused, warned, far))
+        found.append((not refused, bool(said), far))
     return found
 
 
-def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: int) -> dict[str, Any]:
+def state_dicts(rank, world, name, mesh, seed):
     """Names and shapes; loading a plain state dict, and another plan's."""
     twins = Twins(name, mesh, seed)
     ours, plain = twins.model.state_dict(), twins.plain.state_dict()
@@ -375,19 +408,10 @@ def state_dicts(rank: int, world: int, name: str, mesh: tuple[int, ...], seed: i
     }
 
 
-def checkpoints(
-    rank: int, world: int, name: str, mesh: tuple[int, ...], other: tuple[int, ...], folder: str
-) -> dict[str, Any]:
+def checkpoints(rank, world, name, mesh, other, folder):
     """Train under a plan, move to another one and back, train on: bits and results stay."""
-
-    def step(twins: Twins) -> None:
-        for model, optimizer in zip((twins.model, twins.plain), twins.optimizers, strict=True):
-            optimizer.zero_grad()
-            twins.loss(model).backward()
-            optimizer.step()
-
     first, second, third = (Twins(name, shape, seed) for shape, seed in ((mesh, 1), (other, 2), (mesh, 1)))
-    step(first)
+    first.step()
     before = {n: whole(v).clone() for n, v in first.model.state_dict().items()}
     save_checkpoint(f"{folder}/a", first.model, first.optimizers[0])
     load_checkpoint(f"{folder}/a", second.model, second.optimizers[0])
@@ -397,11 +421,8 @@ def checkpoints(
     # All of a state dict before any of it is compared: to make a value whole, all ranks take part.
     after = [{n: whole(v) for n, v in twins.model.state_dict().items()} for twins in (second, third)]
     same = [all(torch.equal(v, before[n]) for n, v in state.items() if n in before) for state in after]
-    step(first)
-    for twins in (second, third):
-        twins.optimizers[0].zero_grad()
-        twins.loss(twins.model).backward()
-        twins.optimizers[0].step()
+    for twins in (first, second, third):
+        twins.step()
     states = [{n: whole(v) for n, v in twins.model.state_dict().items()} for twins in (first, second, third)]
     # Ranks of a pipeline have the parameters of their stages; all of them are on some rank.
     shared = [n for n in states[0] if all(n in state for state in states)]
@@ -413,7 +434,7 @@ def checkpoints(
     return {"same": same, "value": value, "continued": continued}
 
 
-def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[float]:
+def evaluated(rank, world, name, mesh):
     """Loss in evaluation before and after a training step: no dropout, running statistics."""
     twins = Twins(name, mesh, 0)
     found = []
@@ -433,13 +454,10 @@ def evaluated(rank: int, world: int, name: str, mesh: tuple[int, ...]) -> list[f
     return found
 
 
-def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
+def from_file(rank, world, path):
     """A plan file is enough; multi-tensor optimizers work; other calls are refused by name."""
-    import tensoropt
-    from tensoropt.errors import PlanError
-
-    (model, args, kwargs), (plain, _, _) = spec("mlp").build(), spec("mlp").build()
-    tensoropt.parallelize(model, path)
+    (model, args, kwargs), (plain, _, _) = build("mlp"), build("mlp")
+    parallelize(model, path)
     optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2, foreach=True) for m in (model, plain)]
     for m, optimizer in zip((model, plain), optimizers, strict=True):
         for _ in range(2):
@@ -451,45 +469,42 @@ def from_file(rank: int, world: int, path: str) -> dict[str, Any]:
     x, y = args
     same = [float(m) for m in (model(x, y), model(x, y=y), model(y=y, x=x))]
     found["calls"] = same[0] == same[1] == same[2]
-    found["refusals"] = []
-    for call in (lambda: model(x[:3], y[:3]), lambda: model(x), lambda: tensoropt.parallelize(model, path)):
-        try:
-            call()
-        except PlanError as error:
-            found["refusals"].append(str(error))
-    return found
+    calls = (lambda: model(x[:3], y[:3]), lambda: model(x), lambda: parallelize(model, path))
+    return found | {"refusals": [refusal(call) for call in calls]}
 
 
 _run_steps = redistribute.run_steps
 
 
-def spoil_narrow_gradients(rank: int, world: int, spoil: bool) -> None:
-    """Let gradients in float32 be cast to bfloat16 on their way between ranks, or stop that."""
+def spoil(rank, world, what):
+    """Let gradients in float32 be cast to bfloat16 on their way between ranks ("narrow"), or every value that
+    ranks exchange in forward become NaN ("forward"); None: stop that."""
 
     def spoilt(runtime: Any, value: torch.Tensor, spec: Any, *, backward: bool = False) -> torch.Tensor:
         result = _run_steps(runtime, value, spec, backward=backward)
-        if backward and spec.backward and result.dtype == torch.float32:
+        if what == "narrow" and backward and spec.backward and result.dtype == torch.float32:
             return result.to(torch.bfloat16).float()
+        if what == "forward" and not backward and result.is_floating_point():
+            return torch.full_like(result, torch.nan)
         return result
 
-    redistribute.run_steps = spoilt if spoil else _run_steps
+    redistribute.run_steps = spoilt if what else _run_steps
 
 
-def spoil_forward(rank: int, world: int, spoil: bool) -> None:
-    """Let every value that ranks exchange in forward become NaN, or stop that."""
-
-    def spoilt(runtime: Any, value: torch.Tensor, spec: Any, *, backward: bool = False) -> torch.Tensor:
-        result = _run_steps(runtime, value, spec, backward=backward)
-        spared = backward or not result.is_floating_point()
-        return result if spared else torch.full_like(result, torch.nan)
-
-    redistribute.run_steps = spoilt if spoil else _run_steps
+@contextlib.contextmanager
+def spoilt_on(ranks: RankPool, job: Any, how: Any = True) -> Iterator[None]:
+    """While open, the ranks of a pool are spoilt."""
+    ranks.run(job, how)
+    try:
+        yield
+    finally:
+        ranks.run(job, None)
 
 
 _finish = Gradients.finish
 
 
-def spoil_a_replica(rank: int, world: int, spoil: bool) -> None:
+def spoil_a_replica(rank, world, spoil):
     """Let the last rank's gradients be off by a unit in their last place, or stop that."""
 
     def spoilt(self: Gradients) -> None:

@@ -1,10 +1,7 @@
 """Training adapters by a plan; every function returns plain data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
@@ -13,9 +10,7 @@ import tensoropt
 from tensoropt.question.model_source import load_model
 
 
-def train(
-    rank: int, world: int, plan: str, source: str, batch: int, folder: str, steps: int
-) -> dict[str, Any]:
+def train(rank, world, plan, source, batch, folder, steps):
     """Losses by a plan and of one process; then the adapters, read from where they were saved."""
     ours, plain = (load_model(source, batch=batch) for _ in range(2))
     model = tensoropt.parallelize(ours.model, plan)

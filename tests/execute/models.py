@@ -1,7 +1,7 @@
 """Tiny models of every kind, as a rank builds them: functions returning (model, args, kwargs)."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tensoropt.ops.quantised import QuantisedLinear, quantised
+from tests.models import Call
 
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -25,15 +26,9 @@ def gpt2(dropout: float = 0.0, ignored: bool = False, layers: int = 2) -> Recipe
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        n_layer=layers,
-        n_embd=32,
-        n_head=4,
-        vocab_size=101,
-        n_positions=32,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-    )
+        n_layer=layers, n_embd=32, n_head=4, vocab_size=101, n_positions=32, resid_pdrop=dropout,
+        embd_pdrop=dropout, attn_pdrop=dropout,
+    )  # fmt: skip
     x = torch.randint(0, 101, (4, 16))
     return GPT2LMHeadModel(config), (), {"input_ids": x, "labels": _labels(101, 4, 16, ignored=ignored)}
 
@@ -42,15 +37,10 @@ def bert(dropout: float = 0.0, ignored: bool = False, layers: int = 2) -> Recipe
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        num_hidden_layers=layers,
-        hidden_size=32,
-        num_attention_heads=4,
-        vocab_size=102,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        hidden_dropout_prob=dropout,
+        num_hidden_layers=layers, hidden_size=32, num_attention_heads=4, vocab_size=102,
+        intermediate_size=64, max_position_embeddings=32, hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
-    )
+    )  # fmt: skip
     x = torch.randint(0, 102, (4, 16))
     return BertForMaskedLM(config), (), {"input_ids": x, "labels": _labels(102, 4, 16, ignored=ignored)}
 
@@ -59,16 +49,10 @@ def mixtral(layers: int = 1) -> Recipe:
     from transformers import MixtralConfig, MixtralForCausalLM
 
     config = MixtralConfig(
-        num_hidden_layers=layers,
-        hidden_size=16,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=32,
-        intermediate_size=24,
-        num_local_experts=4,
-        num_experts_per_tok=2,
+        num_hidden_layers=layers, hidden_size=16, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=32, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2,
         max_position_embeddings=32,
-    )
+    )  # fmt: skip
     x = torch.randint(0, 32, (4, 8))
     network = MixtralForCausalLM(config)
     return network, (), {"input_ids": x, "labels": _labels(32, 4, 8, ignored=False), "use_cache": False}
@@ -78,13 +62,9 @@ def llama(layers: int = 2) -> Recipe:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        num_hidden_layers=layers,
-        hidden_size=32,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=101,
-        intermediate_size=48,
-    )
+        num_hidden_layers=layers, hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=101, intermediate_size=48,
+    )  # fmt: skip
     x = torch.randint(0, 101, (4, 16))
     return LlamaForCausalLM(config), (), {"input_ids": x, "labels": x.clone()}
 
@@ -98,10 +78,6 @@ class Perceptron(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.mse_loss(self.third(F.gelu(self.second(torch.tanh(self.first(x))))), y)
-
-
-def mlp() -> Recipe:
-    return Perceptron(), (torch.randn(16, 24), torch.randn(16, 8)), {}
 
 
 class Convolutions(nn.Module):
@@ -129,56 +105,15 @@ def vgg(norm: bool = False, dropout: float = 0.0) -> Recipe:
     return model, (torch.randn(8, 3, 8, 8), torch.randint(0, 10, (8,))), {}
 
 
-def gpt2_dropout() -> Recipe:
-    return gpt2(dropout=0.2, ignored=True)
-
-
-def bert_dropout() -> Recipe:
-    return bert(dropout=0.2, ignored=True)
-
-
-def gpt2_ignored() -> Recipe:
-    return gpt2(ignored=True)
-
-
-class SharedNorm(nn.Module):
+def shared_norm() -> Recipe:
     """A batch norm that normalises two tensors, one after the other, as in a Siamese network."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.norm, self.head = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 10)
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        first, second = (m.norm(m.body(each)).relu().mean((2, 3)) for each in (x, y))
+        return F.cross_entropy(m.head(first * second), labels)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        first, second = (self.norm(self.body(each)).relu().mean((2, 3)) for each in (x, y))
-        return F.cross_entropy(self.head(first * second), labels)
-
-
-def shared_norm() -> Recipe:
-    return SharedNorm(), (torch.randn(8, 3, 6, 6), torch.randn(8, 3, 6, 6), torch.randint(0, 10, (8,))), {}
-
-
-def vgg_norm() -> Recipe:
-    return vgg(norm=True, dropout=0.3)
-
-
-def vgg_dropout() -> Recipe:
-    return vgg(dropout=0.3)
-
-
-def vgg_norm_plain() -> Recipe:
-    return vgg(norm=True)
-
-
-def gpt2_small() -> Recipe:
-    return gpt2(layers=1)
-
-
-def bert_small() -> Recipe:
-    return bert(layers=1)
-
-
-def llama_small() -> Recipe:
-    return llama(layers=1)
+    model = Call(forward, body=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8), head=nn.Linear(8, 10))
+    return model, (torch.randn(8, 3, 6, 6), torch.randn(8, 3, 6, 6), torch.randint(0, 10, (8,))), {}
 
 
 class Block(nn.Module):
@@ -233,10 +168,6 @@ def transformer_frozen() -> Recipe:
     return model, args, kwargs
 
 
-def transformer_dropout() -> Recipe:
-    return transformer(0.1)
-
-
 def transformer_unequal() -> Recipe:
     """Five heads and ten sequences, of which two micro-batches have five each."""
     x = torch.randint(0, 64, (10, 12))
@@ -277,11 +208,6 @@ class Quantised(nn.Module):
         return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
 
 
-def quantised_base() -> Recipe:
-    ids = torch.randint(0, 32, (8, 6))
-    return Quantised(), (ids, ids.clone()), {}
-
-
 class Odd(nn.Module):
     """What real models have beside layers: frozen, unused and shared modules, buffers of every kind, an
     output that is more than the loss."""
@@ -305,20 +231,14 @@ def odd() -> Recipe:
     return Odd(), (torch.randn(16, 24), torch.randn(16, 8)), {"wide": True}
 
 
-class Outputs(nn.Module):
+def _outputs() -> nn.Module:
     """Two results, no loss."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(24, 32), nn.Linear(32, 8), nn.Linear(32, 6)
+    def forward(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = F.gelu(m.first(x))
+        return m.second(h), torch.softmax(m.third(h), -1)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = F.gelu(self.first(x))
-        return self.second(h), torch.softmax(self.third(h), -1)
-
-
-def perceptron_outputs() -> Recipe:
-    return Outputs(), (torch.randn(16, 24),), {}
+    return Call(forward, first=nn.Linear(24, 32), second=nn.Linear(32, 8), third=nn.Linear(32, 6))
 
 
 class MovingAverage(nn.Module):
@@ -336,46 +256,24 @@ class MovingAverage(nn.Module):
         return F.mse_loss(out, y)
 
 
-def moving_average() -> Recipe:
-    return MovingAverage(), (torch.randn(16, 24), torch.randn(16, 8)), {}
-
-
-class Undefined(nn.Module):
+def _undefined(trained: bool) -> nn.Module:
     """Square roots of negative numbers, in outputs or in the loss and its gradients."""
 
-    def __init__(self, trained: bool) -> None:
-        super().__init__()
-        self.trained = trained
-        self.first, self.second = nn.Linear(24, 32), nn.Linear(32, 8)
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        out = torch.sqrt(m.second(F.gelu(m.first(x))))
+        return out.mean() if trained else out
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.sqrt(self.second(F.gelu(self.first(x))))
-        return out.mean() if self.trained else out
+    return Call(forward, first=nn.Linear(24, 32), second=nn.Linear(32, 8))
 
 
-def undefined_outputs() -> Recipe:
-    return Undefined(False), (torch.randn(16, 24),), {}
-
-
-def undefined_loss() -> Recipe:
-    return Undefined(True), (torch.randn(16, 24),), {}
-
-
-class Tokens(nn.Module):
+def _tokens() -> nn.Module:
     """A next-token loss with ignored targets."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
-
-    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = self.head(torch.tanh(self.embed(ids)))
+    def forward(m: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = m.head(torch.tanh(m.embed(ids)))
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-
-def tokens() -> Recipe:
-    ids = torch.randint(0, 32, (8, 6))
-    return Tokens(), (ids, ids.clone()), {}
+    return Call(forward, embed=nn.Embedding(32, 16), head=nn.Linear(16, 32))
 
 
 class Scored(nn.Module):
@@ -398,22 +296,12 @@ class Scored(nn.Module):
         return found | {"loss": loss, "right": right, "name": "tagger"}
 
 
-def scored() -> Recipe:
-    ids = torch.randint(0, 32, (8, 6))
-    return Scored(), (ids, ids.clone()), {}
-
-
 class Tagged(Scored):
     """The same without numbers beside the loss."""
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
         found = super().forward(ids, labels)
         return {name: value for name, value in found.items() if name != "right"}
-
-
-def tagged() -> Recipe:
-    ids = torch.randint(0, 32, (8, 6))
-    return Tagged(), (ids, ids.clone()), {}
 
 
 class Normed(nn.Module):
@@ -435,11 +323,6 @@ class Normed(nn.Module):
         return {"loss": F.cross_entropy(scores.flatten(0, 1), labels.flatten()), "scores": scores}
 
 
-def normed() -> Recipe:
-    ids = torch.randint(0, 32, (8, 6))
-    return Normed(), (ids, ids.clone()), {}
-
-
 class LookingBack(Scored):
     """A tagger whose last result is made with the first parameter, and not for its loss; and one that is an
     input, and one that is true or false."""
@@ -448,11 +331,6 @@ class LookingBack(Scored):
         found = super().forward(ids, labels)
         back = found["scores"].flatten(1)[:, :16] @ self.embed.weight.t()
         return {"loss": found["loss"], "back": back, "sure": back.argmax(-1) > 3, "labels": labels}
-
-
-def looking_back() -> Recipe:
-    ids = torch.randint(0, 32, (8, 6))
-    return LookingBack(), (ids, ids.clone()), {}
 
 
 class WithTable(Scored):
@@ -468,11 +346,30 @@ class WithTable(Scored):
         return {"loss": super().forward(ids, labels)["loss"], "table": table}
 
 
-def with_parameter() -> Recipe:
-    ids = torch.randint(0, 32, (8, 6))
-    return WithTable(parameter=True), (ids, ids.clone()), {}
+def _of_rows(build: Callable[[], nn.Module], *targets: int) -> Callable[[], Recipe]:
+    """A model of 16 rows of 24 numbers, with targets of so many."""
+    return lambda: (build(), tuple(torch.randn(16, width) for width in (24, *targets)), {})
 
 
-def with_buffer() -> Recipe:
-    ids = torch.randint(0, 32, (8, 6))
-    return WithTable(parameter=False), (ids, ids.clone()), {}
+def _of_ids(build: Callable[[], nn.Module]) -> Callable[[], Recipe]:
+    """A model of 8 texts of 6 tokens, each of which is its own target."""
+
+    def recipe() -> Recipe:
+        ids = torch.randint(0, 32, (8, 6))
+        return build(), (ids, ids.clone()), {}
+
+    return recipe
+
+
+mlp, moving_average = (_of_rows(build, 8) for build in (Perceptron, MovingAverage))
+perceptron_outputs = _of_rows(_outputs)
+undefined_outputs, undefined_loss = (_of_rows(partial(_undefined, trained)) for trained in (False, True))
+tokens, scored, tagged, normed, looking_back, quantised_base = map(
+    _of_ids, (_tokens, Scored, Tagged, Normed, LookingBack, Quantised)
+)
+with_parameter, with_buffer = (_of_ids(partial(WithTable, parameter=one)) for one in (True, False))
+gpt2_ignored, gpt2_small = partial(gpt2, ignored=True), partial(gpt2, layers=1)
+bert_small, llama_small = partial(bert, layers=1), partial(llama, layers=1)
+gpt2_dropout, bert_dropout = (partial(build, dropout=0.2, ignored=True) for build in (gpt2, bert))
+vgg_norm, vgg_norm_plain = partial(vgg, norm=True, dropout=0.3), partial(vgg, norm=True)
+vgg_dropout, transformer_dropout = partial(vgg, dropout=0.3), partial(transformer, 0.1)

@@ -1,7 +1,5 @@
 """What ranks run to try the parts of the executor alone: kernels, resharding, recorders."""
 
-from __future__ import annotations
-
 import itertools
 from math import prod
 from typing import Any
@@ -20,7 +18,7 @@ from tensoropt.sharding.reshard.steps import edge_steps, forward_placements, gra
 from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker, summarise
 
 
-def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
+def kernels_on_ranks(rank, world):
     """Split cross entropy and synchronised batch norm against PyTorch's own."""
     torch.manual_seed(0)
     runtime = Runtime((1, world))
@@ -67,7 +65,7 @@ def kernels_on_ranks(rank: int, world: int) -> dict[str, float]:
     return found
 
 
-def reshard_uneven(rank: int, world: int) -> dict[str, float]:
+def reshard_uneven(rank, world):
     """A tensor of which the last rank has less, put together and cut again: differences."""
     mesh, atoms = (1, world), ((3,), (2 * world - 1,))
     runtime, sizes = Runtime(mesh), (3, 2 * world - 1)
@@ -85,7 +83,7 @@ def reshard_uneven(rank: int, world: int) -> dict[str, float]:
     return found
 
 
-def reshard_all(rank: int, world: int, sizes: tuple[int, ...], each: bool = True) -> list[str]:
+def reshard_all(rank, world, sizes, each=True):
     """Every pair of layouts on a mesh: value and gradient against what the whole tensor says. Every other
     tensor lies transposed in memory, and what arrives has to lie so too. There are as many atoms as dims, but
     none in the first. Without ``each``, only the first pair of every sequence of collectives."""
@@ -149,7 +147,7 @@ def _fits(codes: tuple[int, ...], mesh: tuple[int, ...], sizes: tuple[int, ...])
     return True
 
 
-def recorded(rank: int, world: int) -> list[Any]:
+def recorded(rank, world):
     """Collectives of forward and backward as the recorder sees them, on a 1 x 2 x 1 mesh."""
 
     class InBackward(torch.autograd.Function):
@@ -179,7 +177,7 @@ def recorded(rank: int, world: int) -> list[Any]:
     return [rows, tracker.now_bytes, tracker.peak_bytes]
 
 
-def put_together(rank: int, world: int, mesh: tuple[int, ...], cases: list[Any]) -> list[Any]:
+def put_together(rank, world, mesh, cases):
     """The (atoms, axes' codes) of which PyTorch does not give the whole tensor back."""
     runtime, wrong = Runtime(mesh), []
     for atoms in cases:

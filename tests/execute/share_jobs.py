@@ -1,10 +1,6 @@
 """Training in which each rank passes its own rows; every function returns plain data."""
 
-from __future__ import annotations
-
 import contextlib
-import random
-import warnings
 from typing import Any
 from unittest import mock
 
@@ -15,11 +11,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, TensorDataset
 
 import tensoropt
-from tensoropt.sharding.configurations import Configuration, batch_strategies
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.reference import difference
-from tests.execute.habit_jobs import Mesh, build, loss_of, parallel, refusal
-from tests.execute.jobs import captured_model, whole
+from tests.execute import jobs
+from tests.execute.habit_jobs import parallel
+from tests.execute.jobs import build, heard, loss_of, refusal, whole
 
 
 def own_rows(share: Any, batch: int, call: Any) -> Any:
@@ -31,9 +26,9 @@ def own_rows(share: Any, batch: int, call: Any) -> Any:
     return tree_map_only(torch.Tensor, own, call)
 
 
-def shares(rank: int, world: int, name: str, mesh: Mesh, seeds: list[int]) -> list[dict[str, Any]]:
-    """How far losses and gradients are from those of the unsplit model, under plans of several seeds; how
-    many shares there are, and which inputs were gathered."""
+def shares(rank, world, name, mesh, seeds):
+    """How far losses and gradients are from those of the unsplit model, under plans of several seeds; whether
+    the shares are all rows, and how many there are."""
     found = []
     for seed in seeds:
         model, args, kwargs = parallel(name, mesh, seed, batch="share")
@@ -51,22 +46,14 @@ def shares(rank: int, world: int, name: str, mesh: Mesh, seeds: list[int]) -> li
         loss.backward()
         expected.backward()
         worst = 0.0
-        for (_, p), (_, q) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
             if p.grad is None or not p.numel():
                 continue
             got = whole(p.grad)
             if got.shape == q.shape:
                 worst = max(worst, float((got - q.grad).abs().max() / (q.grad.abs().max() + 1e-3)))
-        found.append(
-            {
-                "loss": difference(loss, expected),
-                "grad": worst,
-                "world": model.data_world,
-                "covers": sorted(row for each in of.values() for row in each),
-                "rows": len(inputs[0]),
-                "gathered": len(share.gathered),
-            }
-        )
+        covers = sorted(row for each in of.values() for row in each) == list(range(len(inputs[0])))
+        found.append((difference(loss, expected), worst, covers, model.data_world))
     return found
 
 
@@ -81,17 +68,11 @@ def _data(count: int) -> TensorDataset:
 
 def data_parallel(world: int, micro: int, **more: Any) -> nn.Module:
     """The model of tokens under data parallelism."""
-    graph = captured_model("tokens").graph
-    along, data = micro_strategies(graph, micro), batch_strategies(graph)
-    given = {g.name: Configuration(g, (along[g.name], data[g.name])) for g in graph.groups}
-    strategy = random_strategy(graph, (micro, world), along, random.Random(1), given=given)
     model, args, kwargs = build("tokens")
-    return tensoropt.parallelize(model, strategy, args, kwargs, **more)
+    return tensoropt.parallelize(model, jobs.data_parallel("tokens", (micro, world)), args, kwargs, **more)
 
 
-def epochs(
-    rank: int, world: int, micro: int, count: int, stop: int | None, batch: str = "share"
-) -> dict[str, Any]:
+def epochs(rank, world, micro, count, stop, batch="share"):
     """Two epochs by the sampler, beside one process with the same order; with ``stop``, the second run begins
     there."""
     data = _data(count)
@@ -103,7 +84,7 @@ def epochs(
         torch.randperm(count, generator=torch.Generator().manual_seed(3 + epoch)).tolist()
         for epoch in range(2)
     ]
-    losses, expected, lengths = [], [], []
+    far, lengths = [], []
     for epoch in range(2):
         order.set_epoch(epoch)
         if stop is not None and epoch == 0:
@@ -119,19 +100,13 @@ def epochs(
             theirs = plain(*data[rows])
             ours.backward()
             theirs.backward()
-            losses.append(float(ours))
-            expected.append(float(theirs))
+            far.append(abs(float(ours) - float(theirs)))
             for optimizer in optimizers:
                 optimizer.step()
-    return {
-        "far": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
-        "steps": len(losses),
-        "lengths": lengths,
-        "world": model.data_world,
-    }
+    return {"far": max(far), "steps": len(far), "lengths": lengths, "world": model.data_world}
 
 
-def misfed(rank: int, world: int) -> dict[str, str]:
+def misfed(rank, world):
     """What is said where the rows passed and the way of passing them do not go together."""
     data = _data(8)
     ids, labels = data[:]
@@ -148,7 +123,7 @@ def misfed(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-def alike(rank: int, world: int) -> dict[str, list[str]]:
+def alike(rank, world):
     """What is warned of where ranks pass the same rows, rows of one value, or rows of their own; three calls
     each."""
     ids, labels = _data(8)[:]
@@ -161,15 +136,13 @@ def alike(rank: int, world: int) -> dict[str, list[str]]:
             passed = (ids[rows], labels[rows]) if what != "constant" else (torch.ones(4, 6).long(),) * 2
             if not training:  # other calls than the plan's own
                 passed = (passed[0][:, :5], passed[1][:, :5])
-            with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(training):
-                warnings.simplefilter("always")
+            with heard("data_rank") as said[f"{what} {training}"], torch.set_grad_enabled(training):
                 for _ in range(3):
                     model(*passed)
-            said[f"{what} {training}"] = [str(w.message) for w in caught if "data_rank" in str(w.message)]
     return said
 
 
-def sent(rank: int, world: int, micro: int) -> list[int]:
+def sent(rank, world, micro):
     """The sizes of what is gathered of a batch in a training step."""
     model, sizes, real = data_parallel(world, micro, batch="share"), [], dist.all_gather_into_tensor
     order = tensoropt.sampler(model, range(8), shuffle=False)
@@ -185,7 +158,7 @@ def sent(rank: int, world: int, micro: int) -> list[int]:
     return sizes
 
 
-def accumulated(rank: int, world: int, micro: int) -> float:
+def accumulated(rank, world, micro):
     """How far gradients of two unequal batches are from one process, the first one in ``no_sync``."""
     model, (plain, _, _) = data_parallel(world, micro, batch="share"), build("tokens")
     rows, data = model._tensoropt.engine.share.rows(8), _data(16)
@@ -196,15 +169,3 @@ def accumulated(rank: int, world: int, micro: int) -> float:
         plain(ids, labels).backward()
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     return max(difference(whole(p.grad), q.grad) for p, q in pairs)
-
-
-def evaluated(rank: int, world: int, mesh: Mesh, batch: str, rows: int) -> tuple[float, int]:
-    """How far the loss of an evaluation with many rows is from one process, and how many rows were passed."""
-    model, _, _ = parallel("tokens", mesh, 5, batch=batch)
-    plain, _, _ = build("tokens")
-    ids, labels = _data(rows)[:]
-    own = slice(model.data_rank, None, model.data_world)
-    for each in (model, plain):
-        each.eval()
-    with torch.no_grad():
-        return difference(model(ids[own], labels[own]), plain(ids, labels)), len(ids[own])

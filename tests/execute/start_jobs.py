@@ -1,12 +1,9 @@
 """What ranks of a test pool do to watch how a model starts: which bytes are alive, and which values there
 are."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import random
-import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tensoropt.capture import Mode, capture
@@ -27,6 +23,7 @@ from tensoropt.pipeline.strategy import SCHEDULES
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
+from tensoropt.verify.recorder import MemoryTracker
 from tests.execute.jobs import captured_once, whole
 from tests.pipeline.models import split_along_the_batch
 from tests.placement.execute.random_placed import random_placed
@@ -100,72 +97,21 @@ def graph(mode: Mode = "train") -> GroupGraph:
     return group_operators(refine_graph(capture(on_meta(), batch(), mode=mode).graph))
 
 
-class Alive(TorchDispatchMode):
+class Alive(MemoryTracker):
     """Bytes of the storages alive that operators made, and their peak; shapes alone take none."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: dict[int, weakref.ref] = {}
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            # A DTensor's own storage is a shape as well; what it shows is a tensor beside it.
-            shape_only = isinstance(value, (FakeTensor, DTensor)) or (
-                isinstance(value, torch.Tensor) and value.is_meta
-            )
-            if isinstance(value, torch.Tensor) and not shape_only:
-                self._see(value.untyped_storage())
+        result = func(*args, **(kwargs or {}))  # collectives on no copies, which the process would grow by
+        self.add(value for value in tree_leaves(result) if isinstance(value, torch.Tensor))
         return result
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.known and self.known[key]() is not None:
-            return
-
-        def gone(_: Any) -> None:
-            self.known.pop(key, None)
-            self.now -= size
-
-        self.known[key] = weakref.ref(storage, gone)
-        self.now += size
-        self.peak = max(self.peak, self.now)
+    def _see(self, value: torch.Tensor, *, counted: bool) -> int:
+        # A DTensor's own storage is a shape as well; what it shows is a tensor beside it.
+        shape_only = isinstance(value, (FakeTensor, DTensor)) or value.is_meta
+        return 0 if shape_only else super()._see(value, counted=counted)
 
 
-def start(
-    rank: int, world: int, source: str, path: str, placed: bool, mode: Mode, seed: int
-) -> dict[str, Any]:
-    """Start a model that is on the meta device, and compare it with one that was made as a whole."""
-    if placed:
-        strategy: Any = random_placed(graph(mode), world, random.Random(seed))
-    else:
-        found = graph(mode)
-        strategy = random_strategy(found, (1, world), micro_strategies(found, 1), random.Random(seed))
-    model = on_meta()
-    sources: dict[str, Any] = {
-        "drawn": {"init_weights": draw},
-        "stored": {"checkpoint": path, "init_weights": draw},
-    }
-    with captured_once(("Tied", mode)), Alive() as alive:
-        parallelize(model, strategy, batch(), device="cpu", seed=3, **sources[source])
-    plain = drawn(3)
-    engine = parallel_of(model).engine
-    tensors = [*engine.parameter_tensors(), *engine.gradient_tensors(), *engine.buffers.values()]
-    kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
-    state, wanted = model.state_dict(), plain.state_dict()
-    ours, expected = model(*batch()), plain(*batch())
-    return {
-        "peak": alive.peak,
-        "kept": sum(kept.values()),
-        "whole": sum(p.numel() * p.element_size() for p in plain.parameters()),
-        "differ": [n for n, v in state.items() if not torch.equal(whole(v).view(wanted[n].shape), wanted[n])],
-        "names": list(state) == list(wanted),
-        "loss": float((ours - expected).detach().abs()),
-    }
-
-
-def save(rank: int, world: int, path: str) -> None:
+def save(rank, world, path):
     """Write the weights of ``drawn(3)`` as a checkpoint of a plan."""
     found = graph()
     strategy = random_strategy(found, (1, world), micro_strategies(found, 1), random.Random(5))
@@ -179,27 +125,35 @@ SMALL = 4 * (2 * WIDTH * DEPTH + 8 * WIDTH + 256)
 batch."""
 
 
-def start_stages(rank: int, world: int, source: str, path: str, schedule: str, seed: int) -> dict[str, Any]:
-    """Start the stages of a rank of a pipeline from a model that is on the meta device, and compare what they
-    have with a model that was made as a whole."""
-    found, stages = graph(), world * (2 if SCHEDULES[schedule].several else 1)
-    strategy = random_pipeline(found, (stages, world), schedule, random.Random(seed))
-    sources: dict[str, Any] = {
-        "drawn": {"init_weights": draw},
-        "stored": {"checkpoint": path, "init_weights": draw},
-    }
+def start(rank, world, source, path, plan, mode, seed):
+    """Start a model that is on the meta device, and compare what this rank has with a model that was made as
+    a whole.
+
+    Args:
+        plan: "sharded", "placed", or the schedule of a pipeline.
+    """
+    found, rng = graph(mode), random.Random(seed)
+    if plan == "placed":
+        strategy: Any = random_placed(found, world, rng)
+    elif plan == "sharded":
+        strategy = random_strategy(found, (1, world), micro_strategies(found, 1), rng)
+    else:
+        stages = world * (2 if SCHEDULES[plan].several else 1)
+        strategy = random_pipeline(found, (stages, world), plan, rng)
     model = on_meta()
-    with captured_once(("Tied", "train")), Alive() as alive:
-        parallelize(model, strategy, batch(), device="cpu", seed=3, **sources[source])
+    sources: dict[str, Any] = {} if source == "drawn" else {"checkpoint": path}
+    with captured_once(("Tied", mode)), Alive() as alive:
+        parallelize(model, strategy, batch(), device="cpu", seed=3, init_weights=draw, **sources)
     plain = drawn(3)
     engine = parallel_of(model).engine
     tensors = [*engine.parameter_tensors(), *engine.gradient_tensors(), *engine.buffers.values()]
     kept = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
     state, wanted = model.state_dict(), plain.state_dict()
     loss = model(*batch())
-    loss.backward()
+    if mode == "train":
+        loss.backward()
     return {
-        "peak": alive.peak,
+        "peak": alive.peak_bytes,
         "kept": sum(kept.values()),
         "whole": sum(p.numel() * p.element_size() for p in plain.parameters()),
         "differ": [n for n, v in state.items() if not torch.equal(whole(v).view(wanted[n].shape), wanted[n])],
@@ -228,9 +182,7 @@ def resident_bytes(what: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:"))
 
 
-def resident(
-    rank: int, world: int, width: int, depth: int, places: int, path: str, steps: int
-) -> dict[str, Any]:
+def resident(rank, world, width, depth, places, path, steps):
     """By how much this process grows while it starts its stages of a large model, and while it trains.
 
     Args:
@@ -259,7 +211,7 @@ def resident(
     started = resident_bytes("VmHWM") - before
     engine = parallel_of(model).engine
     parameters = sum(t.untyped_storage().nbytes() for t in engine.parameter_tensors())
-    tracked, alive.peak = alive.peak, alive.now
+    tracked, alive.peak_bytes = alive.peak_bytes, alive.now_bytes
     for _ in range(steps):
         with alive:
             model(x).backward()
@@ -268,7 +220,7 @@ def resident(
         "started": started,
         "trained": resident_bytes("VmHWM") - before,
         "tracked": tracked,
-        "tracked_in_training": alive.peak,
+        "tracked_in_training": alive.peak_bytes,
         "parameters": parameters,
         "whole": sum(4 * (width * width + width) for _ in range(depth)),
         "layer": 4 * (width * width + width),

@@ -1,7 +1,5 @@
 """Plans in every form they are passed in become one thing that runs."""
 
-from __future__ import annotations
-
 import json
 import random
 
@@ -31,9 +29,7 @@ def strategies() -> list[ParallelStrategy]:
     ("number", "devices", "micro", "text", "stages", "places"),
     [(0, 4, 2, "2x2", 1, 1), (1, 3, 1, "placed on 3", 3, 3), (2, 4, 4, "pp2x2", 2, 2)],
 )
-def test_a_strategy_says_what_it_takes(
-    number: int, devices: int, micro: int, text: str, stages: int, places: int
-) -> None:
+def test_a_strategy_says_what_it_takes(number, devices, micro, text, stages, places):
     strategy = strategies()[number]
     assert (strategy.devices, strategy.micro_batches, strategy.mesh_text) == (devices, micro, text)
     assert (len(strategy.stages), strategy.places) == (stages, places)
@@ -41,7 +37,7 @@ def test_a_strategy_says_what_it_takes(
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_stages_make_results_and_hold_parameters(number: int) -> None:
+def test_stages_make_results_and_hold_parameters(number):
     strategy = strategies()[number]
     source = strategy.graph.atoms.graph
     assert strategy.maker(source.outputs[0]) in range(len(strategy.stages))
@@ -52,7 +48,7 @@ def test_stages_make_results_and_hold_parameters(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_plain_data_give_the_same_strategy(number: int) -> None:
+def test_plain_data_give_the_same_strategy(number):
     strategy = strategies()[number]
     data = json.loads(json.dumps(strategy.to_data()))
     again = strategy_from_data(data, load_model(jobs.spec("mlp")).graph)
@@ -64,7 +60,7 @@ def test_plain_data_give_the_same_strategy(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_strategy_resolves_to_itself_on_another_capture(number: int) -> None:
+def test_a_strategy_resolves_to_itself_on_another_capture(number):
     strategy = strategies()[number]
     resolved = resolve_plan(strategy)
     assert (resolved.mode, resolved.compute_dtype) == ("train", "float32")
@@ -75,7 +71,7 @@ def test_a_strategy_resolves_to_itself_on_another_capture(number: int) -> None:
         resolved.example_call()
 
 
-def test_engines_answer_what_a_tracker_counts() -> None:
+def test_engines_answer_what_a_tracker_counts():
     loaded = load_model(jobs.spec("mlp"))
     engine = engine_of(jobs.strategy_of(loaded, (1, 1), 1), loaded.values)
     assert isinstance(engine, Engine)

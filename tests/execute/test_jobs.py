@@ -1,12 +1,8 @@
 """Whole jobs under torchrun: scripts that end well, ranks that do not, several hosts. Real processes."""
 
-from __future__ import annotations
-
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +10,9 @@ import psutil
 import pytest
 
 from tensoropt.execute.train import _lost_rank, _out_of_memory
-from tests.execute.test_train import ROOT, write_plan
+from tests.execute.test_train import torchrun, write_plan
 
+pytestmark = pytest.mark.distributed
 LIMIT_S = 240
 SCRIPT = """
 import os, signal, sys, time
@@ -39,20 +36,6 @@ print(f"rank {{rank}} trained to {{loss.item():.4f}}", flush=True)
 """
 
 
-def torchrun(*arguments: str, options: tuple[str, ...] = ("--standalone",)) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", *options]
-    if "--nproc-per-node" not in options:
-        command += ["--nproc-per-node", "2"]
-    return subprocess.Popen(
-        [*command, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def script(folder: Path, fault: str = "pass", end: str = "") -> tuple[str, str]:
     path = folder / "script.py"
     path.write_text(SCRIPT.format(fault=fault, end=end))
@@ -69,9 +52,8 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
 @pytest.mark.parametrize("end", ["", "tensoropt.shutdown()"])
-def test_a_script_ends_as_it_should(tmp_path: Path, end: str) -> None:
+def test_a_script_ends_as_it_should(tmp_path, end):
     code, output = finished(torchrun(*script(tmp_path, end=end)))
     assert code == 0, output
     assert output.count("trained to") == 2
@@ -103,8 +85,7 @@ tensoropt.shutdown()
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
-def test_batches_come_from_a_data_loader(tmp_path: Path) -> None:
+def test_batches_come_from_a_data_loader(tmp_path):
     """Every rank loads the same global batch, in processes of its own."""
     (tmp_path / "script.py").write_text(LOADING)
     plan = str(write_plan(tmp_path / "plan.json"))
@@ -116,15 +97,11 @@ def test_batches_come_from_a_data_loader(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        ("raise ValueError('no such sample')", "no such sample"),
-        ("torch.empty(1 << 50)", "can't allocate memory"),
-    ],
-)
-def test_the_rank_that_raised_is_named(tmp_path: Path, fault: str, says: str) -> None:
+@pytest.mark.parametrize(("fault", "says"), [
+    ("raise ValueError('no such sample')", "no such sample"),
+    ("torch.empty(1 << 50)", "can't allocate memory"),
+])  # fmt: skip
+def test_the_rank_that_raised_is_named(tmp_path, fault, says):
     code, output = finished(torchrun(*script(tmp_path, fault=fault)))
     assert code != 0
     assert says in output
@@ -132,45 +109,37 @@ def test_the_rank_that_raised_is_named(tmp_path: Path, fault: str, says: str) ->
     assert "rank      : 1" in report
 
 
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_a_killed_rank_is_named_first(tmp_path: Path) -> None:
+def struck(tmp_path: Path, fault: signal.Signals, timeout_s: int) -> str:
+    """What a job says whose rank 1 gets a signal after some steps; it ends in time."""
     plan = str(write_plan(tmp_path / "plan.json"))
-    process = torchrun("-m", "tensoropt.execute", plan, "--steps", "1000000", "--timeout", "30")
+    process = torchrun("-m", "tensoropt.execute", plan, "--steps", "1000000", "--timeout", f"{timeout_s}")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step    3"):
             break
     ranks = psutil.Process(process.pid).children(recursive=True)
-    victim = next(p for p in ranks if p.environ().get("RANK") == "1")
-    victim.send_signal(signal.SIGKILL)
+    next(p for p in ranks if p.environ().get("RANK") == "1").send_signal(fault)
     start = time.monotonic()
     code, output = finished(process)
     assert code != 0
     assert time.monotonic() - start < 60
+    return output
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_first(tmp_path):
+    output = struck(tmp_path, signal.SIGKILL, 30)
     assert "Signal 9 (SIGKILL)" in output
     assert "rank      : 1" in output[output.index("Root Cause") :]
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
-def test_a_hanging_rank_ends_the_job(tmp_path: Path) -> None:
-    plan = str(write_plan(tmp_path / "plan.json"))
-    process = torchrun("-m", "tensoropt.execute", plan, "--steps", "1000000", "--timeout", "5")
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("step    3"):
-            break
-    ranks = psutil.Process(process.pid).children(recursive=True)
-    next(p for p in ranks if p.environ().get("RANK") == "1").send_signal(signal.SIGSTOP)
-    code, output = finished(process)
-    assert code != 0
-    assert "rank 0 waited 5 s for another rank" in output
+def test_a_hanging_rank_ends_the_job(tmp_path):
+    assert "rank 0 waited 5 s for another rank" in struck(tmp_path, signal.SIGSTOP, 5)
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
-def test_two_hosts_as_two_agents(tmp_path: Path) -> None:
+def test_two_hosts_as_two_agents(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -188,7 +157,7 @@ def test_two_hosts_as_two_agents(tmp_path: Path) -> None:
     assert sum("step    3  loss" in output for output in outputs) == 1
 
 
-def test_what_a_failed_rank_says() -> None:
+def test_what_a_failed_rank_says():
     gone = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
     slow = RuntimeError("[gloo] Timed out waiting 5000ms for recv operation to complete")
     assert _lost_rank(gone, 3, 5.0) == "rank 3 lost its connection to another rank; see that rank's error"

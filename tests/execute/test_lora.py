@@ -1,21 +1,13 @@
 """Plans of models with adapters, run beside one process."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import tensoropt
 from tensoropt.question.model_source import load_model
-from tensoropt.ranks.pool import RankPool
 
 pytest.importorskip("peft")
-from tests.execute import jobs, lora_jobs
+from tests.execute import lora_jobs
 
-ROUNDING = 2e-4
-pytestmark = pytest.mark.distributed
 LORA, BATCH = "lora=r=4,alpha=8,targets=q_proj+down_proj", 4
 SOURCES = {
     "numbers": f"zoo:llama-tiny?layers=1&{LORA}",
@@ -25,9 +17,7 @@ SOURCES = {
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("base", SOURCES)
-def test_losses_are_those_of_one_process_and_adapters_are_saved(
-    base: str, ranks: RankPool, tmp_path: Path
-) -> None:
+def test_losses_are_those_of_one_process_and_adapters_are_saved(base, ranks, tmp_path):
     source = SOURCES[base]
     found = tensoropt.explore(
         load_model(source, batch=BATCH),
@@ -43,16 +33,3 @@ def test_losses_are_those_of_one_process_and_adapters_are_saved(
             assert trained["apart"] < 2e-4
             assert {"adapter_config.json", "adapter_model.safetensors"} <= {*trained["files"]}
             assert trained["rank"] == 4
-
-
-@pytest.mark.slow
-@pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("mesh", "seed"),
-    [((1, 2), 0), ((1, 2), 1), ((2, 2), 0), (("1f1b", 2, 2), 0), (("placed", 1), 0)],
-    ids=str,
-)  # fmt: skip
-def test_weights_of_bytes_train_as_in_one_process(ranks: RankPool, mesh: tuple[Any, ...], seed: int) -> None:
-    """By every kind of plan: split, in micro-batches, a pipeline, placed."""
-    for found in ranks.run(jobs.train_alike, "quantised_base", mesh, seed):
-        assert all(value < ROUNDING for value in found.values()), found

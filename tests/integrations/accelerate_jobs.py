@@ -1,8 +1,5 @@
 """Training with accelerate under torchrun (``accelerate_jobs.py WHAT FOLDER PLAN``), or in one process."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +10,9 @@ from torch.utils.data import DataLoader
 
 import tensoropt
 from tensoropt.integrations.accelerate import PlanAccelerator
-from tests.integrations.averages import Average
-from tests.integrations.lightning_jobs import (
-    EPOCHS,
-    groups,
-    how,
-    loaders,
-    ordered,
-    refusal,
-    samples,
-    warmed_up,
-)
+from tests.execute.jobs import refusal
+from tests.integrations.averages import Average, in_two_parts
+from tests.integrations.lightning_jobs import EPOCHS, groups, how, loaders, ordered, samples, warmed_up
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Stream, build
 
@@ -42,21 +31,15 @@ def model_for(plan: str | None) -> nn.Module:
 
 
 def trained(folder: Path, plan: str | None, epochs: int = EPOCHS) -> dict[str, Any]:
-    """A loop that averages, and is saved in its middle; then from the middle again."""
-    found: dict[str, Any] = {}
-    for part in ("first", "again"):
+    def begin() -> Any:
         accelerator, model = made(plan), model_for(plan)
         optimizer = groups(model)
-        scheduler = warmed_up(optimizer)
-        prepared = accelerator.prepare(*loaders(), optimizer, scheduler, model)
+        prepared = accelerator.prepare(*loaders(), optimizer, warmed_up(optimizer), model)
         training, evaluation, optimizer, scheduler, model = prepared
-        begun, average = 0, Average(model)
-        if part == "again" and plan is not None:
-            begun = tensoropt.load_checkpoint(folder / "middle", model, optimizer, scheduler)["epoch"]
-            average.load(folder / "average")
-        losses, norms, rates = [], [], []
-        for epoch in range(begun, epochs):
-            training.set_epoch(epoch)
+
+        def epoch(number: int, average: Average) -> Any:
+            losses, norms, rates = [], [], []
+            training.set_epoch(number)
             for batch in training:
                 with accelerator.accumulate(model):
                     loss = model(**batch).loss
@@ -70,21 +53,11 @@ def trained(folder: Path, plan: str | None, epochs: int = EPOCHS) -> dict[str, A
                         average.update()
                 losses.append(float(loss.detach()))
                 rates.append(scheduler.get_last_lr()[0])
-            if part == "first" and epoch + 1 == epochs // 2 and plan is not None:
-                tensoropt.save_checkpoint(
-                    folder / "middle", model, optimizer, scheduler, {"epoch": epoch + 1}
-                )
-                average.save(folder / "average")
-        model.eval()
-        with torch.no_grad():
-            evaluated = [float(model(**batch).loss) for batch in evaluation]
-            with average.in_place():
-                averaged = [float(model(**batch).loss) for batch in evaluation]
-        of_part = {"losses": losses, "norms": norms, "rates": rates}
-        if part == "again" and plan is None:
-            of_part = {name: values[len(values) // 2 :] for name, values in of_part.items()}
-        found[part] = of_part | {"evaluated": evaluated, "averaged": averaged}
-    return found
+            return losses, norms, rates
+
+        return model, optimizer, scheduler, evaluation, epoch
+
+    return in_two_parts(folder, plan, epochs, begin)
 
 
 def briefly_trained(folder: Path, plan: str | None) -> dict[str, Any]:
@@ -125,15 +98,9 @@ def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
     accelerator, model = made(plan), build()
     model, optimizer = accelerator.prepare(model, groups(model))
     rows = GLOBAL // (model.data_world if plan is not None else 1)
-    losses = []
-    for batch in accelerator.prepare(DataLoader(Stream(), rows)):
-        batch.pop("number")
-        loss = model(**batch).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    return {"losses": losses}
+    batches = accelerator.prepare(DataLoader(Stream(), rows))
+    known = ({name: batch[name] for name in ("input_ids", "labels")} for batch in batches)
+    return {"losses": trained_on(accelerator, model, optimizer, known)}
 
 
 def measured(folder: Path, plan: str | None) -> dict[str, Any]:
@@ -173,10 +140,5 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     }
 
 
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained, sampled, streamed, measured, misused)
-}
-
-
 if __name__ == "__main__":
-    take_part(JOBS)
+    take_part(globals())

@@ -1,10 +1,9 @@
 """The exponential moving average of a model's parameters, as scripts keep it, under any plan and without."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +12,39 @@ import tensoropt
 from tensoropt.engine.parallel_model import ATTRIBUTE
 
 DECAY = 0.8
+
+
+def in_two_parts(folder: Path, plan: str | None, epochs: int, begin: Callable[[], Any]) -> dict[str, Any]:
+    """What is found by a loop that averages, and is saved in its middle; then from the middle again.
+
+    Args:
+        begin: makes (model, optimizer, scheduler, loader for evaluation, epoch), of which
+            ``epoch(number, average)`` gives the losses, norms and rates of an epoch.
+    """
+    found: dict[str, Any] = {}
+    for part in ("first", "again"):
+        model, optimizer, scheduler, evaluation, epoch = begin()
+        begun, average, rows = 0, Average(model), []
+        if part == "again" and plan is not None:
+            begun = tensoropt.load_checkpoint(folder / "middle", model, optimizer, scheduler)["epoch"]
+            average.load(folder / "average")
+        for number in range(begun, epochs):
+            rows.append(epoch(number, average))
+            if part == "first" and number + 1 == epochs // 2 and plan is not None:
+                extra = {"epoch": number + 1}
+                tensoropt.save_checkpoint(folder / "middle", model, optimizer, scheduler, extra)
+                average.save(folder / "average")
+        if part == "again" and plan is None:
+            rows = rows[epochs // 2 :]
+        joined = [[x for of_epoch in kind for x in of_epoch] for kind in zip(*rows, strict=True)]
+        of_part = dict(zip(("losses", "norms", "rates"), joined, strict=True))
+        model.eval()
+        with torch.no_grad():
+            of_part["evaluated"] = [float(model(**batch).loss) for batch in evaluation]
+            with average.in_place():
+                of_part["averaged"] = [float(model(**batch).loss) for batch in evaluation]
+        found[part] = of_part
+    return found
 
 
 class Average:

@@ -1,7 +1,5 @@
 """Adapters beside layers of bitsandbytes, as people of transformers and peft make them, trained by a plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +61,7 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids.clone()}
 
 
-def step(rank: int, world: int, folder: str, kind: str, plan: str, saved: str) -> dict[str, Any]:
+def step(rank, world, folder, kind, plan, saved):
     """How far losses and gradients by a plan are from those of bitsandbytes itself in one process; then the
     adapters, as they were saved."""
     plain, model = build(folder, kind), tensoropt.parallelize(build(folder, kind), plan)

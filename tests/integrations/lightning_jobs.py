@@ -5,10 +5,8 @@ The last batch of an epoch has two of four rows, and so
 does its accumulation.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,9 @@ from torch.utils.data import (
 )
 
 import tensoropt
-from tensoropt.errors import PlanError
 from tensoropt.integrations.lightning import PlanStrategy
 from tensoropt.integrations.rows import divided
+from tests.execute.jobs import refusal
 from tests.integrations.averages import Average
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Samples, build, recipe
@@ -156,28 +154,19 @@ class Tuning(LightningModule):
 def trainer(folder: Path, plan: str | None, steps: int, **more: Any) -> Trainer:
     saved = ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=steps // 2, save_top_k=-1)
     settings = {
-        "max_steps": steps,
-        "accumulate_grad_batches": 2,
-        "gradient_clip_val": 0.5,
-        "num_sanity_val_steps": 0,
-        "check_val_every_n_epoch": 2,
-        "callbacks": [saved],
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": True,
-    }
+        "max_steps": steps, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5,
+        "num_sanity_val_steps": 0, "check_val_every_n_epoch": 2, "callbacks": [saved], "logger": False,
+        "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": True,
+    }  # fmt: skip
     settings["strategy"] = "auto" if plan is None else PlanStrategy(**how(plan))
     return Trainer(**settings | place(plan) | more)
 
 
 def found_by(module: Tuning, made: Trainer) -> dict[str, Any]:
     return {
-        "losses": module.losses,
-        "evaluated": list(module.evaluated),
-        "rates": module.rates,
+        "losses": module.losses, "evaluated": list(module.evaluated), "rates": module.rates,
         "logged": float(made.callback_metrics["eval_loss"]),
-    }
+    }  # fmt: skip
 
 
 def loss_of(model: nn.Module) -> float:
@@ -327,28 +316,6 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     }
 
 
-def refusal(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except PlanError as error:
-        return str(error)
-    return ""
-
-
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job
-    for job in (
-        fitted,
-        briefly_fitted,
-        fitted_on_nodes,
-        moved,
-        sampled,
-        measured,
-        misused,
-    )
-}
-
-
 if __name__ == "__main__":
     os.environ.setdefault("TORCHELASTIC_RUN_ID", "none")  # as torchrun sets it, by which Lightning knows it
-    take_part(JOBS)
+    take_part(globals())

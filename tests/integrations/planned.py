@@ -1,7 +1,5 @@
 """Plans for two ranks, the jobs that run by them, and the comparison of what they found."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -22,6 +20,8 @@ from tests.execute.test_jobs import finished, torchrun
 from tests.execute.test_train import write_strategy
 
 SOURCE = "tests.integrations.trainer_jobs:recipe"
+RECIPES = {"lengthened": "masked_recipe", "tuned": "adapted_recipe"}
+"""What the plans of these jobs are made for."""
 KINDS = ["data", "tensor", "data in micro-batches", "pipeline"]
 
 
@@ -45,13 +45,12 @@ def write_plan(folder: Path, kind: str, source: str = SOURCE) -> str:
     return str(write_strategy(folder / f"plan{shares}", strategy, source))
 
 
-def ran_by(
-    file: str, what: str, folder: Path, kind: str, ranks: RankPool | None, source: str = SOURCE
-) -> Any:
-    """What two ranks found in a job of ``file`` under a plan: real processes, or those of the pool, which
-    start sooner."""
+def ran_by(module: Any, what: str, folder: Path, kind: str, ranks: RankPool | None) -> Any:
+    """What two ranks found in a job of a module's file under a plan: real processes, or those of the pool,
+    which start sooner."""
+    source = SOURCE.replace("recipe", RECIPES[what]) if what in RECIPES else getattr(module, "SOURCE", SOURCE)
     plan = kind if kind in ("pipeline", "placed") else write_plan(folder, kind, source)
-    words = [file, what, str(folder), plan]
+    words = [module.__file__, what, str(folder), plan]
     if ranks is None:
         code, output = finished(torchrun(*words))
         assert code == 0, output
@@ -71,9 +70,11 @@ def take_part(jobs: Mapping[str, Callable[[Path, str | None], Any]]) -> None:
 
 
 def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Whether all figures, of which there are some of each kind, are the expected ones."""
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         if isinstance(values, dict):
             close(found[name], values)
         else:
             assert found[name] == pytest.approx(values, rel=1e-5), name
+            assert values != [], name

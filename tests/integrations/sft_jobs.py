@@ -3,10 +3,7 @@
 A plan's file ends with the number of shares of a batch.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +22,7 @@ from trl import SFTConfig, SFTTrainer
 import tensoropt
 from tests.integrations import trainer_jobs
 from tests.integrations.planned import take_part
-from tests.integrations.trainer_jobs import (
-    LENGTH,
-    STEPS,
-    VOCABULARY,
-    Averaging,
-    build,
-    history,
-    loss_of,
-    pipelined,
-)
+from tests.integrations.trainer_jobs import LENGTH, STEPS, VOCABULARY, Averaging, build, history, loss_of
 
 SOURCE = "tests.integrations.sft_jobs:recipe"
 
@@ -83,7 +71,7 @@ def trainer(folder: Path, plan: str | None, **more: Any) -> SFTTrainer:
     model, world = build(), 1
     if plan == "pipeline":
         align_special_tokens(model, tokenizer())
-        tensoropt.parallelize(model, pipelined(SOURCE), (), recipe()[2], batch="share")
+        tensoropt.parallelize(model, trainer_jobs.pipelined(SOURCE), (), recipe()[2], batch="share")
     else:
         world, passed["plan"] = int(Path(plan).stem[-1]), plan
     return PlanSFTTrainer(model, arguments(folder, world, **more), **passed)
@@ -123,10 +111,5 @@ def packed(folder: Path, plan: str | None) -> dict[str, Any]:
     return trained(folder, plan, 4, packing=True, packing_strategy="wrapped", completion_only_loss=False)
 
 
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job for job in (trained, briefly_trained, packed)
-}
-
-
 if __name__ == "__main__":
-    take_part(JOBS)
+    take_part(globals())

@@ -1,75 +1,26 @@
-"""accelerate's ``Accelerator`` by a plan, beside the same in one process."""
+"""What accelerate's ``Accelerator`` is refused by a plan.
 
-from __future__ import annotations
+Batches of texts that are shorter than the plan's.
+"""
 
-from collections.abc import Iterator
-from pathlib import Path
+import warnings
 from typing import Any
 
 import pytest
+import torch
 from accelerate import DataLoaderConfiguration
 from accelerate.state import AcceleratorState
+from torch.utils.data import DataLoader
 
 from tensoropt.errors import PlanError
 from tensoropt.integrations.accelerate import PlanAccelerator
-from tensoropt.ranks.pool import RankPool
 from tests.integrations import accelerate_jobs as jobs
-from tests.integrations.planned import KINDS, close, ran_by
+from tests.integrations.planned import ran_by, write_plan
+from tests.integrations.trainer_jobs import GLOBAL, LENGTH, Texts, build, to_the_longest
 
 
-def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
-    return ran_by(jobs.__file__, what, folder, kind, ranks)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("what", ["briefly_trained", "sampled"])
-def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran(what, tmp_path, "data", ranks), alone(what))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_trains_in_the_loaders_own_order(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("sampled", tmp_path, kind, ranks), alone("sampled"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", KINDS)
-def test_trains_and_continues_as_one_process_does(
-    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
-    """Losses, norms, rates and evaluations of 54 steps, an average, and a run from the middle again."""
-    found = ran("trained", tmp_path, kind, ranks)
-    assert (len(found["first"]["losses"]), len(found["again"]["norms"])) == (2 * jobs.EPOCHS * 3, 27)
-    close(found, alone("trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_data_without_a_length(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("streamed", tmp_path, "data", ranks), alone("streamed"))
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    "kind",
-    ["data", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tensor", "pipeline", "placed"))],
-)
-def test_metrics_of_an_evaluation(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("measured", tmp_path, kind, ranks), alone("measured"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "tensor"), alone("briefly_trained"))
-
-
-@pytest.mark.distributed
-def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks: RankPool, tmp_path: Path) -> None:
-    said = ran("misused", tmp_path, "data", ranks)
+def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks, tmp_path):
+    said = ran_by(jobs, "misused", tmp_path, "data", ranks)
     assert "prepare the model before its loaders" in said["early"]
     assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
     assert "runs one model by its plan, but GPT2LMHeadModel is another" in said["second"]
@@ -83,7 +34,7 @@ def test_what_is_done_with_other_rows_or_whole_models_is_refused(ranks: RankPool
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
+def fresh():
     """A process that has made no ``Accelerator``: the settings of the first one stay."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
@@ -91,9 +42,58 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_what_a_plan_cannot_do_is_refused() -> None:
+def test_what_a_plan_cannot_do_is_refused():
     with pytest.raises(PlanError, match=r"cannot follow split_batches=True: each rank loads.*leave"):
         PlanAccelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))
     AcceleratorState._reset_state(reset_partial_state=True)
     with pytest.raises(PlanError, match="configured for mixed precision, but the plan decides"):
         PlanAccelerator(cpu=True, mixed_precision="bf16")
+
+
+@pytest.fixture
+def accelerator(tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    plan = write_plan(tmp_path, "alone", "tests.integrations.trainer_jobs:masked_recipe")
+    yield PlanAccelerator(plan=plan, cpu=True)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def loader(collate: Any = to_the_longest, **more: Any) -> DataLoader[Any]:
+    return DataLoader(Texts(8), GLOBAL, collate_fn=collate, **more)
+
+
+def without_mask(rows: Any) -> dict[str, torch.Tensor]:
+    batch = to_the_longest(rows)
+    del batch["attention_mask"]
+    return batch
+
+
+def longer(rows: Any) -> dict[str, torch.Tensor]:
+    return {name: value.repeat(1, LENGTH) for name, value in to_the_longest(rows).items()}
+
+
+def test_batches_get_the_plans_length(accelerator):
+    plain, model = build(), accelerator.prepare(build())
+    batch = next(iter(loader()))
+    with pytest.warns(UserWarning, match=r"plan's length of 8 tokens .*: 56% of the first one is padding"):
+        (ours, *_) = accelerator.prepare(loader())
+    assert {name: tuple(value.shape) for name, value in ours.items()} == dict.fromkeys(
+        batch, (GLOBAL, LENGTH)
+    )
+    length = batch["labels"].shape[1]
+    for name, filler in (("input_ids", 0), ("attention_mask", 0), ("labels", -100)):
+        assert torch.equal(ours[name][:, :length], batch[name])
+        assert (ours[name][:, length:] == filler).all()
+    assert float(model(**ours).loss.detach()) == pytest.approx(float(plain(**batch).loss.detach()), rel=1e-5)
+    with warnings.catch_warnings():  # it was said
+        warnings.simplefilter("error")
+        assert next(iter(accelerator.prepare(loader())))["labels"].shape == (GLOBAL, LENGTH)
+    assert next(iter(accelerator.prepare(loader(num_workers=1))))["labels"].shape == (GLOBAL, LENGTH)
+
+
+@pytest.mark.slow
+def test_longer_batches_are_refused_and_ones_without_a_mask_left(accelerator):
+    model = accelerator.prepare(build())
+    with pytest.raises(PlanError, match='padding="max_length", truncation=True, max_length=8'):
+        model(**next(iter(accelerator.prepare(loader(longer)))))
+    assert next(iter(accelerator.prepare(loader(without_mask))))["labels"].shape == (GLOBAL, 5)

@@ -1,9 +1,5 @@
 """bitsandbytes' own layers, as transformers and peft use them, under plans."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -14,7 +10,6 @@ from tensoropt.capture.bitsandbytes import replace_layers
 from tensoropt.errors import CaptureError
 from tensoropt.ops.families.quantised import QUANTISED_LINEAR
 from tensoropt.ops.quantised import QuantisedLinear
-from tensoropt.ranks.pool import RankPool
 
 pytest.importorskip("bitsandbytes")
 import bitsandbytes
@@ -23,14 +18,14 @@ from tests.integrations import bitsandbytes_jobs as jobs
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("llama")
     jobs.save_model(made)
     return str(made)
 
 
 @pytest.mark.parametrize("kind", jobs.KINDS)
-def test_layers_of_ours_compute_what_theirs_do(folder: str, kind: str) -> None:
+def test_layers_of_ours_compute_what_theirs_do(folder, kind):
     """And so do their gradients; bytes are the very same memory."""
     theirs, ours = (jobs.build(folder, kind) for _ in range(2))
     memory = {
@@ -51,7 +46,7 @@ def test_layers_of_ours_compute_what_theirs_do(folder: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["checkpoints", "plain"])
-def test_a_model_that_peft_has_prepared_is_captured(folder: str, again: bool) -> None:
+def test_a_model_that_peft_has_prepared_is_captured(folder, again):
     """In bfloat16, with its norms in float32 and hooks that let gradients through frozen layers."""
     model = jobs.prepared(folder, again)
     graph = capture(model, (), jobs.batch()).graph  # and is compared with the model's own step
@@ -62,9 +57,8 @@ def test_a_model_that_peft_has_prepared_is_captured(folder: str, again: bool) ->
     assert trained == {name for name, p in model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.distributed
 @pytest.mark.parametrize("kind", ["nf4-double", "int8"])
-def test_two_ranks_train_as_one_process_does(folder: str, kind: str, ranks: RankPool, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_process_does(folder, kind, ranks, tmp_path):
     found = tensoropt.explore(
         jobs.build(folder, kind), (), jobs.batch(), cluster="cpu:2", measure="never", micro_batches=[1],
         recompute="never", placements="never", pipelines="never",
@@ -77,7 +71,7 @@ def test_two_ranks_train_as_one_process_does(folder: str, kind: str, ranks: Rank
             assert all(value < 1e-5 for value in far.values()), (found.names[row], far)
 
 
-def test_a_model_without_values_is_explored_too() -> None:
+def test_a_model_without_values_is_explored_too():
     with torch.device("meta"):
         layer = bitsandbytes.nn.Linear4bit(128, 64, quant_type="nf4", compress_statistics=True)
         model = nn.Sequential(nn.Linear(128, 128), layer)
@@ -86,7 +80,7 @@ def test_a_model_without_values_is_explored_too() -> None:
     assert sum(t.bytes for t in graph.parameters if t.dtype == "uint8") == 64 * (64 + 2)
 
 
-def test_what_has_no_bytes_or_no_whole_blocks_is_refused() -> None:
+def test_what_has_no_bytes_or_no_whole_blocks_is_refused():
     def of(layer: nn.Module, size: int) -> None:
         capture(nn.Sequential(layer), (torch.randn(4, size),), loss=lambda y: y.square().mean())
 

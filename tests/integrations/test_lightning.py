@@ -1,11 +1,6 @@
-"""Lightning's Trainer by a plan, beside the same in one process."""
+"""What Lightning's Trainer is refused by a plan, and modules of all kinds."""
 
-from __future__ import annotations
-
-import importlib
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,71 +11,14 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 
 import tensoropt
-from tensoropt.errors import MissingExtraError, PlanError
+from tensoropt.errors import PlanError
 from tensoropt.integrations.lightning import PlanStrategy
-from tensoropt.ranks.pool import RankPool
 from tests.integrations import lightning_jobs as jobs
-from tests.integrations.planned import KINDS, close, ran_by, write_plan
+from tests.integrations.planned import ran_by, write_plan
 
 
-def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
-    return ran_by(jobs.__file__, what, folder, kind, ranks)
-
-
-@pytest.mark.sweep(quick=1)
-@pytest.mark.distributed
-@pytest.mark.parametrize("what", ["briefly_fitted", "sampled"])
-def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran(what, tmp_path, "data", ranks), alone(what))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", KINDS)
-def test_trains_and_continues_as_one_process_does(
-    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
-    """Losses, rates, evaluations and weights of 54 steps, an average, and a run from the middle again."""
-    found = ran("fitted", tmp_path, kind, ranks)
-    assert len(found["losses"]) == 2 * jobs.STEPS
-    close(found, alone("fitted"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_trains_on_several_nodes(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("fitted_on_nodes", tmp_path, kind, ranks), alone("fitted_on_nodes"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_continues_under_another_plan(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("moved", tmp_path, "data", ranks), alone("moved"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    "kind",
-    ["data", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("tensor", "pipeline", "placed"))],
-)
-def test_metrics_and_predictions(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("measured", tmp_path, kind, ranks), alone("measured"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_fitted", tmp_path, "tensor"), alone("briefly_fitted"))
-
-
-# -- what is refused --------------------------------------------------------------------------------------
-
-
-@pytest.mark.distributed
-def test_loaders_of_other_rows_are_refused(ranks: RankPool, tmp_path: Path) -> None:
-    said = ran("misused", tmp_path, "data", ranks)
+def test_loaders_of_other_rows_are_refused(ranks, tmp_path):
+    said = ran_by(jobs, "misused", tmp_path, "data", ranks)
     assert "this loader has batch_size=3; pass batch_size=2 or 4" in said["size"]
     assert "its data set makes the batches, and their rows cannot be divided" in said["items"]
     assert "has no length, so ranks cannot agree" in said["no length"]
@@ -94,7 +32,7 @@ def test_loaders_of_other_rows_are_refused(ranks: RankPool, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def job() -> Iterator[None]:
+def job():
     """A job of this process alone, as Lightning begins it, and its end."""
     with mock.patch.dict(os.environ):
         yield
@@ -102,7 +40,7 @@ def job() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+def plan(tmp_path_factory):
     return write_plan(tmp_path_factory.mktemp("plan"), "alone")
 
 
@@ -136,7 +74,7 @@ def refused(folder: Path, strategy: PlanStrategy, module: Any, **more: Any) -> s
 
 
 @pytest.mark.usefixtures("job")
-def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
+def test_what_a_plan_cannot_do_is_refused(plan, tmp_path):
     said = refused(tmp_path, PlanStrategy(plan), jobs.Tuning(), precision="bf16-mixed")
     assert "cannot follow precision='bf16-mixed'" in said
     assert "explore with --dtype bfloat16" in said
@@ -152,7 +90,7 @@ def test_what_a_plan_cannot_do_is_refused(plan: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("job")
-def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan: str, tmp_path: Path) -> None:
+def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan, tmp_path):
     losses = []
     for strategy, module in ((PlanStrategy(), Configured(plan)), (PlanStrategy(plan), Wider(False))):
         made = jobs.trainer(tmp_path, None, 2, strategy=strategy)
@@ -169,11 +107,3 @@ def test_a_module_that_parallelizes_and_one_with_frozen_parts(plan: str, tmp_pat
     with pytest.raises(PlanError, match="PlanStrategy did not write it"):
         again.fit(jobs.Tuning(), *jobs.loaders(), ckpt_path=tmp_path / "plain.ckpt")
     again.validate(jobs.Tuning(), jobs.loaders()[1], ckpt_path=tmp_path / "plain.ckpt", verbose=False)
-
-
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = PlanStrategy.__module__
-    monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "lightning", None)  # importing it fails
-    with pytest.raises(MissingExtraError, match=r"package lightning, which.*'tensoropt\[lightning\]'"):
-        importlib.import_module(name)

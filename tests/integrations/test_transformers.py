@@ -1,9 +1,5 @@
-"""Hugging Face's ``Trainer`` by a plan, beside the same in one process."""
+"""Hugging Face's ``Trainer`` in one process: what it weighs, and what is refused."""
 
-from __future__ import annotations
-
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,79 +11,14 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast, Trainer, default_data_collator
 
 import tensoropt
-from tensoropt.errors import MissingExtraError, PlanError
+from tensoropt.errors import PlanError
 from tensoropt.integrations.transformers import PlanTrainer
-from tensoropt.ranks.pool import RankPool
 from tests.integrations import trainer_jobs as jobs
-from tests.integrations.planned import KINDS, SOURCE, close, ran_by, write_plan
-
-
-def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None, source: str = SOURCE) -> Any:
-    return ran_by(jobs.__file__, what, folder, kind, ranks, source)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("what", ["briefly_trained", "weighted"])
-def test_trains_as_one_process_does(what: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran(what, tmp_path, "data", ranks), alone(what))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", pytest.param("pipeline", marks=pytest.mark.slow)])
-def test_texts_are_padded_to_the_plans_length(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    source = "tests.integrations.trainer_jobs:masked_recipe"
-    close(ran("lengthened", tmp_path, kind, ranks, source), alone("lengthened"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "tensor"), alone("briefly_trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", KINDS)
-def test_trains_and_continues_as_one_process_does(
-    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
-    """Losses, norms and rates of 50 steps, evaluations, an average of the parameters, saved models, and a run
-    from the middle again."""
-    found = ran("trained", tmp_path, kind, ranks)
-    assert len(found["loss"]) == len(found["resumed"]["loss"]) == jobs.STEPS
-    assert len(found["eval_loss"]) == 2
-    close(found, alone("trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_continues_under_another_plan(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("moved", tmp_path, kind, ranks), alone("moved"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_adapters_are_trained_and_saved(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    source = "tests.integrations.trainer_jobs:adapted_recipe"
-    close(ran("tuned", tmp_path, kind, ranks, source), alone("tuned"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_data_without_a_length_and_the_best_model(
-    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
-    found = ran("streamed", tmp_path, kind, ranks)
-    assert found["best"] == pytest.approx(found["of"], rel=1e-5)
-    close(found, alone("streamed"))
+from tests.integrations.planned import close, write_plan
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop: bool, tmp_path: Path) -> None:
+def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop, tmp_path):
     args, data = jobs.arguments(tmp_path, 1, dataloader_drop_last=drop), jobs.Samples(10)
     ours = PlanTrainer(jobs.build(), args, plan=write_plan(tmp_path, "alone"), eval_dataset=data)
     plain = Trainer(jobs.build(), args, eval_dataset=data)
@@ -96,7 +27,7 @@ def test_an_evaluation_weighs_its_last_batch_by_its_rows(drop: bool, tmp_path: P
     assert ours.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-5)
 
 
-def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_path: Path) -> None:
+def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_path):
     data = [
         {name: row[name] for name in ("input_ids", "labels")}
         for row in map(jobs.Samples(16).__getitem__, range(16))
@@ -111,7 +42,7 @@ def test_a_batch_without_targets_adds_nothing_to_those_accumulated_with_it(tmp_p
     close(found[1], found[0])
 
 
-def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_path: Path) -> None:
+def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_path):
     words = Tokenizer(WordLevel({"<end>": 0, "<pad>": 1}, "<pad>"))
     tokens = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>")
     args, plan = jobs.arguments(tmp_path, 1, max_steps=1), write_plan(tmp_path, "alone")
@@ -120,17 +51,6 @@ def test_the_tokens_of_a_tokenizer_are_the_models_before_it_is_parallelized(tmp_
     made = PlanTrainer(jobs.build(), args, plan=plan, **more, **data)
     made.train()
     assert made.model.config.pad_token_id == 1
-
-
-@pytest.mark.slow
-@pytest.mark.sweep
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    "kind", ["data", "pipeline", *(pytest.param(k, marks=pytest.mark.slow) for k in (*KINDS[1:3], "placed"))]
-)
-def test_metrics_and_predictions(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    """By batches of another size, in the order of the data, with and without labels."""
-    close(ran("measured", tmp_path, kind, ranks), alone("measured"))
 
 
 # -- what is refused --------------------------------------------------------------------------------------
@@ -150,32 +70,28 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"fp16": True}, "explore with --dtype bfloat16, and pass fp16=False"),
-        ({"bf16": True}, "cannot follow bf16=True"),
-        ({"bf16_full_eval": True}, "pass bf16_full_eval=False"),
-        ({"fsdp": "full_shard"}, "the plan decides where the model's parameters are, and leave fsdp out"),
-        ({"deepspeed": "zero3.json"}, "cannot follow deepspeed='zero3.json'"),
-        ({"torch_compile": True}, "pass torch_compile=False"),
-        ({"gradient_checkpointing": True}, "the plan decides which blocks are recomputed"),
-        ({"neftune_noise_alpha": 5.0}, "hooks the model's embedding"),
-        ({"label_smoothing_factor": 0.1}, "build it into the model"),
-        ({"auto_find_batch_size": True}, "the plan is for one batch size"),
-        ({"ddp_find_unused_parameters": True}, "a setting of DistributedDataParallel"),
-        ({"save_on_each_node": True}, "use a folder that all nodes share"),
-        ({"average_tokens_across_devices": False}, "is that of the global batch; leave it out"),
-        ({"train_sampling_strategy": "group_by_length"}, "pass one of random, sequential"),
-        ({"split_batches": True}, "leave split_batches out"),
-        ({"its_compute_loss_func": print}, "takes no compute_loss_func"),
-        ({"its_model_init": jobs.build}, "pass it as model"),
-        ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear does not have"),
-        ({"model": nn.DataParallel(jobs.build())}, "DataParallel wraps the model"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_what_a_plan_cannot_do_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "says"), [
+    ({"fp16": True}, "explore with --dtype bfloat16, and pass fp16=False"),
+    ({"bf16": True}, "cannot follow bf16=True"),
+    ({"bf16_full_eval": True}, "pass bf16_full_eval=False"),
+    ({"fsdp": "full_shard"}, "the plan decides where the model's parameters are, and leave fsdp out"),
+    ({"deepspeed": "zero3.json"}, "cannot follow deepspeed='zero3.json'"),
+    ({"torch_compile": True}, "pass torch_compile=False"),
+    ({"gradient_checkpointing": True}, "the plan decides which blocks are recomputed"),
+    ({"neftune_noise_alpha": 5.0}, "hooks the model's embedding"),
+    ({"label_smoothing_factor": 0.1}, "build it into the model"),
+    ({"auto_find_batch_size": True}, "the plan is for one batch size"),
+    ({"ddp_find_unused_parameters": True}, "a setting of DistributedDataParallel"),
+    ({"save_on_each_node": True}, "use a folder that all nodes share"),
+    ({"average_tokens_across_devices": False}, "is that of the global batch; leave it out"),
+    ({"train_sampling_strategy": "group_by_length"}, "pass one of random, sequential"),
+    ({"split_batches": True}, "leave split_batches out"),
+    ({"its_compute_loss_func": print}, "takes no compute_loss_func"),
+    ({"its_model_init": jobs.build}, "pass it as model"),
+    ({"model": nn.Linear(2, 2)}, "save_pretrained, which Linear does not have"),
+    ({"model": nn.DataParallel(jobs.build())}, "DataParallel wraps the model"),
+], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")  # fmt: skip
+def test_what_a_plan_cannot_do_is_refused(change, says, tmp_path):
     assert says in refused(tmp_path, **change)
 
 
@@ -195,7 +111,7 @@ class Scaled(PlanTrainer):
         return 2 * super().compute_loss(*args, **more)
 
 
-def test_a_loss_of_a_subclass(tmp_path: Path) -> None:
+def test_a_loss_of_a_subclass(tmp_path):
     """Refused with the remedy if it needs more than the model's loss."""
     args, plan = jobs.arguments(tmp_path, 1, max_steps=1, eval_strategy="no"), write_plan(tmp_path, "alone")
 
@@ -208,21 +124,19 @@ def test_a_loss_of_a_subclass(tmp_path: Path) -> None:
             trained(kind)
 
 
-def test_a_wrapper_around_a_parallelized_model_is_named(tmp_path: Path) -> None:
+def test_a_wrapper_around_a_parallelized_model_is_named(tmp_path):
     model = tensoropt.parallelize(jobs.build(), write_plan(tmp_path, "alone"), batch="share")
     with pytest.raises(PlanError, match=r"DataParallel is around the parallelized model.*the bare module"):
         tensoropt.sampler(nn.DataParallel(model), range(8))
 
 
-def test_what_accelerate_is_configured_for_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_accelerate_is_configured_for_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "EAGER")
     with pytest.raises(PlanError, match=r"configured for torch.compile, but the plan decides"):
         PlanTrainer(jobs.build(), jobs.arguments(tmp_path, 1), plan=write_plan(tmp_path, "alone"))
 
 
-def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path: Path) -> None:
+def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path):
     plan = write_plan(tmp_path, "alone")
 
     def made(rows: int = jobs.GLOBAL, train: Any = None, **more: Any) -> PlanTrainer:
@@ -240,13 +154,3 @@ def test_a_batch_of_another_size_and_other_calls_are_refused(tmp_path: Path) -> 
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
     with pytest.raises(PlanError, match="is not parallelized"):
         PlanTrainer(jobs.build(), jobs.arguments(tmp_path, 1))
-
-
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = PlanTrainer.__module__
-    monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "accelerate", None)  # importing it fails
-    with pytest.raises(
-        MissingExtraError, match=r"package accelerate, which.*pip install 'tensoropt\[trainer\]'"
-    ):
-        importlib.import_module(name)

@@ -1,18 +1,13 @@
-"""TRL's ``SFTTrainer`` by a plan, beside the same in one process."""
+"""What TRL's ``SFTTrainer`` leaves out by a plan, and what is refused."""
 
-from __future__ import annotations
-
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from peft import LoraConfig
 
-from tensoropt.errors import MissingExtraError, PlanError
-from tensoropt.ranks.pool import RankPool
-from tests.integrations.planned import KINDS, close, ran_by, write_plan
+from tensoropt.errors import PlanError
+from tests.integrations.planned import write_plan
 
 pytest.importorskip("trl", reason="the extra trl is not installed")
 
@@ -20,43 +15,7 @@ from tensoropt.integrations.trl import PlanSFTTrainer
 from tests.integrations import sft_jobs as jobs
 
 
-def ran(what: str, folder: Path, kind: str, ranks: RankPool | None = None) -> Any:
-    return ran_by(jobs.__file__, what, folder, kind, ranks, jobs.SOURCE)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_trains_as_one_process_does(ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "data", ranks), alone("briefly_trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_trains_under_torchrun(alone: Any, tmp_path: Path) -> None:
-    close(ran("briefly_trained", tmp_path, "tensor"), alone("briefly_trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", KINDS)
-def test_trains_and_continues_as_one_process_does(
-    kind: str, ranks: RankPool, alone: Any, tmp_path: Path
-) -> None:
-    """Losses, norms, rates, tokens and evaluations of 50 steps, an average, what is saved, and a run from the
-    middle."""
-    found = ran("trained", tmp_path, kind, ranks)
-    assert len(found["loss"]) == len(found["num_tokens"]) == jobs.STEPS
-    close(found, alone("trained"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["data", "tensor"])
-def test_texts_that_are_cut_to_the_length(kind: str, ranks: RankPool, alone: Any, tmp_path: Path) -> None:
-    close(ran("packed", tmp_path, kind, ranks), alone("packed"))
-
-
-def test_the_metrics_of_logits_are_left_out_and_named(tmp_path: Path) -> None:
+def test_the_metrics_of_logits_are_left_out_and_named(tmp_path):
     with pytest.warns(UserWarning, match="leaves out entropy and mean_token_accuracy.*only its loss"):
         made = jobs.trainer(tmp_path, write_plan(tmp_path, "alone", jobs.SOURCE), max_steps=1)
     made.train()
@@ -78,37 +37,25 @@ def refused(folder: Path, plan: str = "not read", **more: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"bf16": None}, "explore with --dtype bfloat16, and pass bf16=False"),
-        ({"gradient_checkpointing": True}, "recomputed, and pass gradient_checkpointing=False"),
-        ({"padding_free": True}, "cannot follow padding_free=True: it joins the rows"),
-        ({"packing": True}, "cannot follow packing=True: it joins the rows that the plan divides; pass"),
-        ({"activation_offloading": True}, "kept for the backward pass"),
-        ({"loss_type": "dft"}, "cannot follow loss_type='dft': the loss that was explored"),
-        ({"chat_template_path": "other/model"}, "call trl.clone_chat_template before"),
-        ({"its_peft_config": LoraConfig()}, "call get_peft_model before it is explored"),
-        ({"its_compute_metrics": print}, "the loss, without logits"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_what_a_plan_cannot_do_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "says"), [
+    ({"bf16": None}, "explore with --dtype bfloat16, and pass bf16=False"),
+    ({"gradient_checkpointing": True}, "recomputed, and pass gradient_checkpointing=False"),
+    ({"padding_free": True}, "cannot follow padding_free=True: it joins the rows"),
+    ({"packing": True}, "cannot follow packing=True: it joins the rows that the plan divides; pass"),
+    ({"activation_offloading": True}, "kept for the backward pass"),
+    ({"loss_type": "dft"}, "cannot follow loss_type='dft': the loss that was explored"),
+    ({"chat_template_path": "other/model"}, "call trl.clone_chat_template before"),
+    ({"its_peft_config": LoraConfig()}, "call get_peft_model before it is explored"),
+    ({"its_compute_metrics": print}, "the loss, without logits"),
+], ids=lambda value: "-".join(value) if isinstance(value, dict) else "")  # fmt: skip
+def test_what_a_plan_cannot_do_is_refused(change, says, tmp_path):
     assert says in refused(tmp_path, **change)
 
 
-def test_batches_of_other_lengths_and_other_inputs_are_refused(tmp_path: Path) -> None:
+def test_batches_of_other_lengths_and_other_inputs_are_refused(tmp_path):
     plan = write_plan(tmp_path, "alone", jobs.SOURCE)
     said = refused(tmp_path, plan, max_length=1024)
     assert "for sequences of 8 tokens, but max_length=1024 lets batches be longer; pass max_length=8" in said
     assert "pass per_device_train_batch_size=4" in refused(tmp_path, plan, per_device_train_batch_size=8)
     said = refused(tmp_path, write_plan(tmp_path, "alone"))
     assert "attention_mask, input_ids, labels, but the plan is for a call with input_ids, labels" in said
-
-
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = PlanSFTTrainer.__module__
-    monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "trl", None)  # importing it fails
-    with pytest.raises(MissingExtraError, match=r"package trl, which.*pip install 'tensoropt\[trl\]'"):
-        importlib.import_module(name)

@@ -3,10 +3,7 @@
 A plan's file ends with the number of shares of a batch.
 """
 
-from __future__ import annotations
-
 import random
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ import tensoropt
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.random_strategies import random_pipeline
+from tests.execute.jobs import heard
 from tests.integrations.averages import Average
 from tests.integrations.planned import SOURCE, take_part
 from tests.placement.execute.random_placed import random_placed
@@ -39,17 +37,9 @@ GLOBAL, LENGTH, VOCABULARY, STEPS = 4, 8, 61, 50
 def build() -> nn.Module:
     torch.manual_seed(0)
     config = GPT2Config(
-        n_layer=1,
-        n_embd=16,
-        n_head=2,
-        vocab_size=VOCABULARY,
-        n_positions=LENGTH,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+        n_layer=1, n_embd=16, n_head=2, vocab_size=VOCABULARY, n_positions=LENGTH, resid_pdrop=0,
+        embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
     return GPT2LMHeadModel(config)
 
 
@@ -110,28 +100,14 @@ class Stream(IterableDataset[dict[str, Any]]):
 
 
 def settings(folder: Path, world: int) -> dict[str, Any]:
-    return {
-        "output_dir": str(folder / "out"),
-        "use_cpu": True,
-        "per_device_train_batch_size": GLOBAL // world,
-        "per_device_eval_batch_size": GLOBAL // world,
-        "gradient_accumulation_steps": 2,
-        "max_steps": STEPS,
-        "learning_rate": 1e-2,
-        "warmup_steps": 4,
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.5,
-        "lr_scheduler_type": "linear",
-        "logging_steps": 1,
-        "eval_strategy": "steps",
-        "eval_steps": 10,
-        "save_strategy": "steps",
-        "save_steps": 10,
-        "seed": 3,
-        "report_to": [],
-        "disable_tqdm": True,
-        "include_num_input_tokens_seen": "all",
-    }
+    steps = {"max_steps": STEPS, "warmup_steps": 4, "logging_steps": 1, "eval_steps": 10, "save_steps": 10}
+    rows = dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), GLOBAL // world)
+    strategies = {"eval_strategy": "steps", "save_strategy": "steps", "lr_scheduler_type": "linear"}
+    return steps | rows | strategies | {
+        "output_dir": str(folder / "out"), "use_cpu": True, "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2, "weight_decay": 0.1, "max_grad_norm": 0.5, "seed": 3, "report_to": [],
+        "disable_tqdm": True, "include_num_input_tokens_seen": "all",
+    }  # fmt: skip
 
 
 def arguments(folder: Path, world: int, **more: Any) -> TrainingArguments:
@@ -139,13 +115,9 @@ def arguments(folder: Path, world: int, **more: Any) -> TrainingArguments:
 
 
 def trainer(
-    folder: Path,
-    plan: str | None,
-    data: Any = None,
-    make: Callable[[], nn.Module] = build,
-    asked: str = "recipe",
-    **more: Any,
-) -> Trainer:
+    folder: Path, plan: str | None, data: Any = None, make: Callable[[], nn.Module] = build,
+    asked: str = "recipe", **more: Any,
+) -> Trainer:  # fmt: skip
     """A trainer on 22 samples: the last batch of an epoch has two rows, its last accumulation one batch. The
     plan is a file, or one of :data:`UNWRITTEN`, for calls as the function ``asked`` has them; None for a
     plain trainer."""
@@ -286,11 +258,9 @@ def lengthened(folder: Path, plan: str | None) -> dict[str, Any]:
     """Training and evaluation on texts that are padded to the longest of their batch."""
     more = {"max_steps": 4, "eval_steps": 2, "save_strategy": "no", "data_collator": to_the_longest}
     more["asked"] = "masked_recipe"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard("padded to the plan's length of 8 tokens") as said:
         made = trainer(folder, plan, Texts(22), **more, eval_dataset=Texts(10))
         made.train()
-    said = [str(w.message) for w in caught if "padded to the plan's length of 8 tokens" in str(w.message)]
     if plan is not None and made.is_world_process_zero():
         assert len(said) == 1, said
         # Of a pipeline, which has one batch, the first has other texts than those of two shares.
@@ -349,11 +319,5 @@ def briefly(made: Trainer) -> list[float]:
     return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
 
 
-JOBS: dict[str, Callable[[Path, str | None], dict[str, Any]]] = {
-    job.__name__: job
-    for job in (trained, briefly_trained, moved, tuned, lengthened, weighted, streamed, measured)
-}
-
-
 if __name__ == "__main__":
-    take_part(JOBS)
+    take_part(globals())

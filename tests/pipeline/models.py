@@ -1,9 +1,7 @@
 """Small models whose stages can be told by heart, and pipelines of them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -19,93 +17,82 @@ from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.storage import stored_layout
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies
+from tests.models import Call
 
 Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-class Skip(nn.Module):
+def _of_rows(recipe: Callable[[], nn.Module]) -> Callable[[], Recipe]:
+    """A model of 16 rows of 24 numbers and as many targets."""
+
+    @wraps(recipe)
+    def with_inputs() -> Recipe:
+        return recipe(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+
+    return with_inputs
+
+
+def layers(count: int) -> list[nn.Module]:
+    return [nn.Linear(24, 24, bias=False) for _ in range(count)]
+
+
+@_of_rows
+def skip() -> nn.Module:
     """What the first of four layers makes is read by the second, and by the last one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(24, 24, bias=False) for _ in range(4))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        first, second, third, fourth = self.layers
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second, third, fourth = m.layers
         h = torch.relu(first(x))
         return F.mse_loss(fourth(torch.relu(third(torch.relu(second(h))))) + h, y)
 
-
-def skip() -> Recipe:
-    return Skip(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+    return Call(forward, layers=nn.ModuleList(layers(4)))
 
 
-class Tables(nn.Module):
+@_of_rows
+def tables() -> nn.Module:
     """Three layers that read what is made of the input, of a parameter, and with random numbers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(24, 24, bias=False) for _ in range(3))
-        self.register_buffer("angles", torch.rand(24))
-        self.gains = nn.Parameter(torch.rand(24))
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        mask, gains = torch.softmax(x, -1), torch.softmax(m.gains, -1)
+        noise = F.dropout(torch.softmax(m.angles, -1), 0.5)
+        h = m.first(x) * mask * gains
+        h = m.second(h) * mask * noise
+        return F.mse_loss(m.third(h) * mask * gains * noise, y)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        mask, gains = torch.softmax(x, -1), torch.softmax(self.gains, -1)
-        noise = F.dropout(torch.softmax(self.angles, -1), 0.5)
-        h = self.first(x) * mask * gains
-        h = self.second(h) * mask * noise
-        return F.mse_loss(self.third(h) * mask * gains * noise, y)
+    model = Call(forward, **dict(zip(("first", "second", "third"), layers(3), strict=True)), gains=24)
+    model.register_buffer("angles", torch.rand(24))
+    return model
 
 
-def tables() -> Recipe:
-    return Tables(), (torch.randn(16, 24), torch.randn(16, 24)), {}
-
-
-class Tied(nn.Module):
+@_of_rows
+def tied() -> nn.Module:
     """The last of four layers is the first one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = (nn.Linear(24, 24, bias=False) for _ in range(3))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for layer in (self.first, self.second, self.third, self.first):
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in (m.first, m.second, m.third, m.first):
             x = torch.relu(layer(x))
         return F.mse_loss(x, y)
 
-
-def tied() -> Recipe:
-    return Tied(), (torch.randn(16, 24), torch.randn(16, 24)), {}
+    return Call(forward, **dict(zip(("first", "second", "third"), layers(3), strict=True)))
 
 
-class Sliced(nn.Module):
+@_of_rows
+def sliced() -> nn.Module:
     """The second of five layers has two halves of one parameter."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.third, self.fourth = (nn.Linear(24, 24, bias=False) for _ in range(3))
-        self.weight = nn.Parameter(torch.randn(48, 24) / 5)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        upper, lower = self.weight.split(24)
-        x = self.first(x)
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        upper, lower = m.weight.split(24)
+        x = m.first(x)
         x = F.linear(torch.relu(F.linear(x, upper)), lower)
-        return F.mse_loss(self.fourth(torch.relu(self.third(x))), y)
+        return F.mse_loss(m.fourth(torch.relu(m.third(x))), y)
+
+    return Call(forward, **dict(zip(("first", "third", "fourth"), layers(3), strict=True)), weight=(48, 24))
 
 
-def sliced() -> Recipe:
-    return Sliced(), (torch.randn(16, 24), torch.randn(16, 24)), {}
-
-
-class Block(nn.Module):
+def block() -> nn.Module:
     """A norm and two layers beside what enters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(24), nn.Linear(24, 48), nn.Linear(48, 24)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(self.norm(x))))
+    held = {"norm": nn.LayerNorm(24), "up": nn.Linear(24, 48), "down": nn.Linear(48, 24)}
+    return Call(lambda m, x: x + m.down(torch.relu(m.up(m.norm(x)))), **held)
 
 
 class Blocks(nn.Module):
@@ -114,7 +101,7 @@ class Blocks(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, 24), nn.Linear(24, 8)
-        self.blocks = nn.ModuleList(Block() for _ in range(count))
+        self.blocks = nn.ModuleList(block() for _ in range(count))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.first(x))
@@ -131,12 +118,9 @@ def blocks_of(count: int) -> GroupGraph:
 
 
 def split_along_the_batch(
-    graph: GroupGraph,
-    cuts: Sequence[int],
-    sizes: Sequence[int],
-    schedule: str = "1f1b",
+    graph: GroupGraph, cuts: Sequence[int], sizes: Sequence[int], schedule: str = "1f1b",
     again: frozenset[str] = frozenset(),
-) -> PipelinedStrategy:
+) -> PipelinedStrategy:  # fmt: skip
     """A pipeline whose stages are data parallel on all axes, with whole parameters.
 
     Args:
@@ -152,11 +136,9 @@ def split_along_the_batch(
 
 
 def batch_parallel(
-    graph: GroupGraph,
-    mesh: tuple[int, ...],
-    micro: Mapping[str, AxisStrategy],
+    graph: GroupGraph, mesh: tuple[int, ...], micro: Mapping[str, AxisStrategy],
     batch: Mapping[str, AxisStrategy],
-) -> Strategy:
+) -> Strategy:  # fmt: skip
     """Every group follows the batch on every axis, and what it reads lies as it is made."""
     chosen = {
         g.name: Configuration(g, (micro[g.name], *(batch[g.name] for _ in mesh[1:]))) for g in graph.groups
@@ -171,153 +153,110 @@ def batch_parallel(
     return Strategy(graph, mesh, chosen, {hub: made[hub] for hub in graph.hubs}, stored)
 
 
-class Masked(nn.Module):
+def masked() -> Recipe:
     """Layers of which each masks its result: one of the mask's tensors is made of another one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(24, 24, bias=False) for _ in range(4))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         mask, h = y != 0, x
-        for layer in self.layers:
+        for layer in m.layers:
             h = h + layer(h) * mask.unsqueeze(-1)
         return F.mse_loss(h.mean(-1), y)
 
-
-def masked() -> Recipe:
-    return Masked(), (torch.randn(16, 6, 24), torch.randn(16, 6)), {}
+    return Call(forward, layers=nn.ModuleList(layers(4))), (torch.randn(16, 6, 24), torch.randn(16, 6)), {}
 
 
 def deep() -> Recipe:
     return Blocks(6), (torch.randn(64, 8), torch.randn(64, 8)), {}
 
 
-class EncoderDecoder(nn.Module):
+def encoder_decoder(dropout: float = 0.0) -> Recipe:
     """What the encoder makes goes on to all layers of the decoder; both read one table, drawn numbers lie
     between."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.table = nn.Embedding(40, 32)
-        settings: Any = {"dropout": dropout, "batch_first": True}
-        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, **settings) for _ in range(2))
-        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(32, 4, 64, **settings) for _ in range(2))
-
-    def forward(self, a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        made, h = self.table(a), self.table(b)
-        for layer in self.encoder:
+    def forward(m: Any, a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made, h = m.table(a), m.table(b)
+        for layer in m.encoder:
             made = layer(made)
-        for layer in self.decoder:
+        for layer in m.decoder:
             h = layer(h, made)
-        return F.cross_entropy(F.linear(h, self.table.weight).flatten(0, 1), y.flatten())
+        return F.cross_entropy(F.linear(h, m.table.weight).flatten(0, 1), y.flatten())
 
-
-def _sentences() -> tuple[torch.Tensor, ...]:
-    a, *rest = (torch.randint(0, 40, (8, length)) for length in (12, 10, 10))
-    return (a, *rest)
-
-
-def encoder_decoder() -> Recipe:
-    return EncoderDecoder(), _sentences(), {}
+    settings: Any = {"dropout": dropout, "batch_first": True}
+    encoder = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, **settings) for _ in range(2))
+    decoder = nn.ModuleList(nn.TransformerDecoderLayer(32, 4, 64, **settings) for _ in range(2))
+    sentences = tuple(torch.randint(0, 40, (8, length)) for length in (12, 10, 10))
+    return Call(forward, table=nn.Embedding(40, 32), encoder=encoder, decoder=decoder), sentences, {}
 
 
 def encoder_decoder_dropout() -> Recipe:
-    return EncoderDecoder(0.3), _sentences(), {}
-
-
-class Thrice(nn.Module):
-    """Five layers of which three are one, and a skip from the first to the last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
-        self.head = nn.Linear(32, 40)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        first = h = torch.tanh(self.a(x))
-        for layer in (self.b, self.a, self.c, self.a):
-            h = torch.tanh(layer(h))
-        return F.cross_entropy(self.head(h + first), y)
+    return encoder_decoder(0.3)
 
 
 def thrice() -> Recipe:
-    return Thrice(), (torch.randn(64, 32), torch.randint(0, 40, (64,))), {}
+    """Five layers of which three are one, and a skip from the first to the last."""
 
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = h = torch.tanh(m.a(x))
+        for layer in (m.b, m.a, m.c, m.a):
+            h = torch.tanh(layer(h))
+        return F.cross_entropy(m.head(h + first), y)
 
-class Turned(nn.Module):
-    """A sum of two layers, transposed before the next one, so that their gradient is not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(32, 48), nn.Linear(32, 48), nn.Linear(16, 40)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        turned = (self.a(x) + self.b(x)).transpose(1, 2)
-        return F.cross_entropy(self.head(turned).mean(dim=1), y)
+    held = {name: nn.Linear(32, 32) for name in "abc"}
+    model = Call(forward, **held, head=nn.Linear(32, 40))
+    return model, (torch.randn(64, 32), torch.randint(0, 40, (64,))), {}
 
 
 def turned() -> Recipe:
-    return Turned(), (torch.randn(64, 16, 32), torch.randint(0, 40, (64,))), {}
+    """A sum of two layers, transposed before the next one, so that their gradient is not contiguous."""
 
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = (m.a(x) + m.b(x)).transpose(1, 2)
+        return F.cross_entropy(m.head(turned).mean(dim=1), y)
 
-def frozen_blocks(count: int, frozen: int) -> Blocks:
-    """Blocks of which the first layer and so many blocks are not trained; another one is trained no more
-    behind the first that is, if there are three."""
-    model = Blocks(count)
-    behind = range(frozen + 1, frozen + 2) if count > frozen + 2 else ()
-    for module in (model.first, *model.blocks[:frozen], *(model.blocks[n] for n in behind)):
-        module.requires_grad_(False)
-    return model
+    model = Call(forward, a=nn.Linear(32, 48), b=nn.Linear(32, 48), head=nn.Linear(16, 40))
+    return model, (torch.randn(64, 16, 32), torch.randint(0, 40, (64,))), {}
 
 
 def frozen() -> Recipe:
     """The first layer and three of six blocks, and the second of the others."""
-    return frozen_blocks(6, 3), (torch.randn(64, 8), torch.randn(64, 8)), {}
+    model, *rest = deep()
+    for module in (model.first, *model.blocks[:3], model.blocks[4]):
+        module.requires_grad_(False)
+    return model, *rest
 
 
 def frozen_but_the_last() -> Recipe:
     """All but the last layer."""
-    model = Blocks(6)
+    model, *rest = deep()
     model.requires_grad_(False)
     model.last.requires_grad_(True)
-    return model, (torch.randn(64, 8), torch.randn(64, 8)), {}
-
-
-class FrozenEncoder(EncoderDecoder):
-    """The encoder and the table are not trained: what the encoder makes goes on without a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for module in (self.table, self.encoder):
-            module.requires_grad_(False)
+    return model, *rest
 
 
 def frozen_encoder() -> Recipe:
-    return FrozenEncoder(), _sentences(), {}
-
-
-class Adapted(nn.Module):
-    """A frozen embedding, frozen blocks with adapters of low rank in the last two, a frozen head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(40, 24)
-        self.blocks = nn.ModuleList(Block() for _ in range(5))
-        self.head = nn.Linear(24, 40)
-        self.requires_grad_(False)
-        self.down = nn.ModuleList(nn.Linear(24, 2, bias=False) for _ in range(2))
-        self.up = nn.ModuleList(nn.Linear(2, 24, bias=False) for _ in range(2))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        h = self.table(x)
-        for block in self.blocks[:3]:
-            h = block(h)
-        for block, down, up in zip(self.blocks[3:], self.down, self.up, strict=True):
-            h = block(h) + up(down(h))
-        return F.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+    """The encoder and the table are not trained: what the encoder makes goes on without a gradient."""
+    model, *rest = encoder_decoder()
+    for module in (model.table, model.encoder):
+        module.requires_grad_(False)
+    return model, *rest
 
 
 def adapted() -> Recipe:
+    """A frozen embedding, frozen blocks with adapters of low rank in the last two, a frozen head."""
+
+    def forward(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = m.table(x)
+        for block in m.blocks[:3]:
+            h = block(h)
+        for block, down, up in zip(m.blocks[3:], m.down, m.up, strict=True):
+            h = block(h) + up(down(h))
+        return F.cross_entropy(m.head(h).flatten(0, 1), y.flatten())
+
+    blocks = nn.ModuleList(block() for _ in range(5))
+    frozen = nn.ModuleDict({"table": nn.Embedding(40, 24), "blocks": blocks, "head": nn.Linear(24, 40)})
+    frozen.requires_grad_(False)
+    down, up = (
+        nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(2)) for sizes in ((24, 2), (2, 24))
+    )
     x, y = (torch.randint(0, 40, (16, 6)) for _ in range(2))
-    return Adapted(), (x, y), {}
+    return Call(forward, **frozen, down=down, up=up), (x, y), {}

@@ -1,7 +1,5 @@
 """Composing stages, against all compositions one by one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -61,7 +59,7 @@ def problems(draw: st.DrawFn) -> tuple[Offers, int]:
 
 
 @given(problems())
-def test_it_finds_what_all_compositions_have(problem: tuple[Offers, int]) -> None:
+def test_it_finds_what_all_compositions_have(problem):
     offers, micro_batches = problem
     found = [(one.memory_bytes, one.time_s) for one in compose(offers, micro_batches)]
     wanted = every(offers, micro_batches)
@@ -69,7 +67,7 @@ def test_it_finds_what_all_compositions_have(problem: tuple[Offers, int]) -> Non
     assert np.array(found[::-1]) == pytest.approx(np.array(wanted))
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     # Two stages, four micro-batches; the first may be lean and slow.
     offers = [
         {((0, ""), (1, "")): offer((8, 1, 1, 0), (2, 3, 3, 0))},
@@ -82,18 +80,18 @@ def test_by_hand() -> None:
     assert fast.exact
 
 
-def test_stages_meet_where_they_are_crossed_alike() -> None:
+def test_stages_meet_where_they_are_crossed_alike():
     offers = [{((0, ""), (1, "split")): offer((1, 1, 1, 1))}, {((1, "whole"), (2, "")): offer((1, 1, 1, 1))}]
     assert list(compose(offers, 2)) == []
 
 
-def test_a_step_leaves_out_what_is_hardly_leaner() -> None:
+def test_a_step_leaves_out_what_is_hardly_leaner():
     offers = [{((0, ""), (1, "")): offer((100, 1, 1, 0), (99.5, 2, 2, 0), (90, 3, 3, 0))}]
     assert [one.memory_bytes for one in compose(offers, 1)] == [100, 99.5, 90]
     assert [one.memory_bytes for one in compose(offers, 1, step=0.01)] == [100, 90]
 
 
-def test_labels_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_that_are_left_out_are_told(monkeypatch):
     monkeypatch.setattr(module, "_MOST_LABELS", 1)
     offers = [
         {((0, ""), (1, "")): offer((1, 1, 4, 0), (1, 4, 1, 0))},
@@ -103,7 +101,7 @@ def test_labels_that_are_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @given(st.lists(st.tuples(numbers, numbers, numbers), max_size=12))
-def test_unbeaten_rows(rows: list[tuple[float, float, float]]) -> None:
+def test_unbeaten_rows(rows):
     costs = np.array(rows).reshape(-1, 3)
     kept = unbeaten(costs).tolist()
     for number, row in enumerate(rows):

@@ -1,9 +1,8 @@
 """What pipelines take: seconds and memory by hand, and beside what fake ranks send and keep."""
 
-from __future__ import annotations
-
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,7 @@ from tensoropt.costs.process_memory import process_memory
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.exploration.facts import host_words
 from tensoropt.pipeline.costs import PipelinePrices
-from tensoropt.pipeline.evaluate import (
-    PipelineEvaluation,
-    _evaluate_pipeline,
-    fits,
-    stage_works,
-)
+from tensoropt.pipeline.evaluate import PipelineEvaluation, _evaluate_pipeline, fits, stage_works
 from tensoropt.pipeline.memory import memory_of_actions, owned_by_place
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.stages import Cutter
@@ -49,25 +43,26 @@ RESULT = 10e-6 + 4 / 10e9
 
 
 def evaluated(
-    strategy: PipelinedStrategy,
-    cluster: Cluster | None = None,
-    optimizer: str = "adam",
-    overheads: Overheads | None = None,
-    *,
-    beside: bool = False,
-) -> PipelineEvaluation:
+    strategy: PipelinedStrategy, cluster: Cluster | None = None, optimizer: str = "adam",
+    overheads: Overheads | None = None, compute: Any = None, **more: Any,
+) -> PipelineEvaluation:  # fmt: skip
     """At hand's prices on CPU ranks, every place a node."""
     cluster = cluster or make_cluster(strategy.places, strategy.devices_per_place)
+    works, training = stage_works(strategy), strategy.graph.atoms.graph.training
+    facts = [{name: facts_of(work, training) for name, work in of_stage.items()} for of_stage in works]
+    prices = prices_of(strategy, cluster, compute or Hand(), overheads, optimizer, **more)
+    return _evaluate_pipeline(strategy, works, facts, prices)
+
+
+def prices_of(
+    strategy: PipelinedStrategy, cluster: Cluster, compute: Any, overheads: Any = None,
+    optimizer: str = "adam", **more: Any,
+) -> PipelinePrices:  # fmt: skip
     mesh = Mesh(
         shape=strategy.mesh[1:], names=("stage", *(f"axis{i}" for i in range(len(strategy.mesh) - 2)))
     )
-    works = stage_works(strategy)
-    training = strategy.graph.atoms.graph.training
-    facts = [{name: facts_of(work, training) for name, work in of_stage.items()} for of_stage in works]
-    communication = CommunicationModel(cluster, mesh)
-    overheads = overheads or Overheads()
-    prices = PipelinePrices(cluster, mesh, Hand(), communication, overheads, optimizer, beside=beside)
-    return _evaluate_pipeline(strategy, works, facts, prices)
+    communication, more = CommunicationModel(cluster, mesh), {"beside": False} | more
+    return PipelinePrices(cluster, mesh, compute, communication, overheads or Overheads(), optimizer, **more)
 
 
 def halves(schedule: str, micro_batches: int = 4) -> PipelinedStrategy:
@@ -79,7 +74,7 @@ def halves(schedule: str, micro_batches: int = 4) -> PipelinedStrategy:
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_step_by_hand(schedule: str) -> None:
+def test_a_step_by_hand(schedule):
     # One second forward and two backward for each group: 3 and 6 at place 0, of two layers and what departs;
     # 4 and 8 at place 1, of what arrives, two layers and the loss. Place 1 never waits once it has begun.
     found = evaluated(halves(schedule))
@@ -96,7 +91,7 @@ def test_a_step_by_hand(schedule: str) -> None:
     assert found.times.bubble == pytest.approx(idle / (2 * 57), rel=1e-4)
 
 
-def test_a_place_that_waits_for_others_is_not_bound_by_its_host() -> None:
+def test_a_place_that_waits_for_others_is_not_bound_by_its_host():
     quick, slow = (Overheads(of_host=Overheads(step_s=s)) for s in (1.0, 1000.0))
     points = [
         pipelined_point(evaluated(halves("1f1b"), overheads=one), Mesh(shape=(2,), names=("stage",)), space=0)
@@ -111,24 +106,17 @@ def test_a_place_that_waits_for_others_is_not_bound_by_its_host() -> None:
     assert f"the device waits {waits} of it" in host_words(points[1])
 
 
-def test_a_process_takes_the_same_of_a_gpu_as_in_other_plans_and_a_communicator_for_messages() -> None:
+def test_a_process_takes_the_same_of_a_gpu_as_in_other_plans_and_a_communicator_for_messages():
     strategy, cluster = halves("1f1b"), load_cluster("dgx-a100[2]")
-    mesh = Mesh(shape=(2,), names=("stage",))
     process = process_memory(cluster, strategy.graph.atoms.graph)
-    prices = PipelinePrices(
-        cluster, mesh, Hand(), CommunicationModel(cluster, mesh), Overheads(), "adam", beside=False,
-        process_memory=lambda graph: process_memory(cluster, graph),
-    )  # fmt: skip
-    works = stage_works(strategy)
-    facts = [{name: facts_of(work, True) for name, work in of_stage.items()} for of_stage in works]
-    found = _evaluate_pipeline(strategy, works, facts, prices)
+    found = evaluated(strategy, cluster, process_memory=lambda graph: process_memory(cluster, graph))
     (level,) = process.communicator.values()
     for terms, peak, tensors in zip(found.terms, found.peaks, found.memory.sum(axis=1), strict=True):
         assert terms["context"] == process.context
         # Of all ranks, whose barrier is a sum, and along the pipeline; a stage on one device sends no more.
         assert terms["communicators"] == level.bytes({"all_reduce"}, 2) + level.bytes({"send"}, 2)
         assert peak == pytest.approx(tensors + sum(terms.values()))
-    point = pipelined_point(found, mesh, space=0)
+    point = pipelined_point(found, Mesh(shape=(2,), names=("stage",)), space=0)
     assert point.memory_bytes == pytest.approx(sum(point.memory) + sum(point.terms.values()))
 
 
@@ -140,36 +128,31 @@ class Half(Hand):
         return 2 * forward, 2 * backward
 
 
-def test_each_place_computes_at_its_own_pace() -> None:
+def test_each_place_computes_at_its_own_pace():
     strategy, cluster = halves("1f1b"), make_cluster(2, 1)
-    mesh = Mesh(shape=(2,), names=("stage",))
-    rest: Any = (CommunicationModel(cluster, mesh), Overheads(), "adam")
-    fast, slow = (PipelinePrices(cluster, mesh, kind, *rest, beside=False) for kind in (Hand(), Half()))
-    prices = PipelinePrices(cluster, mesh, Half(), *rest, beside=False, of_places=(fast, slow))
-    works = stage_works(strategy)
-    facts = [{name: facts_of(work, True) for name, work in of_stage.items()} for of_stage in works]
-    found = _evaluate_pipeline(strategy, works, facts, prices)
+    fast, slow = (prices_of(strategy, cluster, kind) for kind in (Hand(), Half()))
+    found = evaluated(strategy, cluster, compute=Half(), of_places=(fast, slow))
     # Place 0 as above, place 1 twice as long: 8 and 16, and still it never waits.
     assert found.times.total_s == pytest.approx(3 + MESSAGE + 4 * 24 + 4 * MESSAGE + 6)
     assert found.times.working_s == pytest.approx((4 * 9, 4 * 24))
-    assert fits(found, prices)
+    assert fits(found, prices_of(strategy, cluster, Half(), of_places=(fast, slow)))
     peaks = found.memory.sum(axis=1)
     for place, least in enumerate(peaks):
         small = replace(cluster.devices[0], memory_bytes=int(least) - 1)
         less = replace(cluster, devices=(small, small))
         own = [fast, slow]
-        own[place] = PipelinePrices(less, mesh, Hand(), *rest, beside=False)
-        assert not fits(found, PipelinePrices(cluster, mesh, Half(), *rest, beside=False, of_places=own))
+        own[place] = prices_of(strategy, less, Hand())
+        assert not fits(found, prices_of(strategy, cluster, Half(), of_places=own))
 
 
-def test_more_micro_batches_shrink_the_bubble() -> None:
+def test_more_micro_batches_shrink_the_bubble():
     bubbles = [evaluated(halves("1f1b", count)).times.bubble for count in (2, 4, 8, 16)]
     # (p - 1) of m + p - 1, but for stages of 9 and 12 seconds.
     assert bubbles == pytest.approx([1 - 21 * m / (2 * (9 + 12 * m)) for m in (2, 4, 8, 16)], rel=1e-4)
     assert bubbles == sorted(bubbles, reverse=True)
 
 
-def test_gradients_of_parameters_fill_the_bubble() -> None:
+def test_gradients_of_parameters_fill_the_bubble():
     plain, apart = evaluated(halves("1f1b")), evaluated(halves("zero_bubble"))
     # Place 0 has only half of its last backward behind the last gradient's message; the other half follows.
     assert apart.time_s < plain.time_s
@@ -177,7 +160,7 @@ def test_gradients_of_parameters_fill_the_bubble() -> None:
     assert apart.times.bubble < plain.times.bubble
 
 
-def test_copies_of_a_parameter_are_added_up_behind_the_step() -> None:
+def test_copies_of_a_parameter_are_added_up_behind_the_step():
     found = evaluated(split_along_the_batch(problem(tied).graph, (2,), (4, 2)))
     # Of two copies: half of the gradient there and back.
     tie = 10e-6 + WEIGHT / 10e9
@@ -185,7 +168,7 @@ def test_copies_of_a_parameter_are_added_up_behind_the_step() -> None:
     assert found.busiest.exposed_s == pytest.approx(4 * MESSAGE + tie + RESULT)
 
 
-def test_stages_that_are_split_reduce_in_their_last_backward() -> None:
+def test_stages_that_are_split_reduce_in_their_last_backward():
     found = evaluated(split_along_the_batch(problem(four).graph, (2,), (4, 2, 2)))
     # Two layers' gradients in one bucket, between two ranks of a node: 1 µs each way and their bytes.
     bucket = 2 * 1e-6 + 2 * WEIGHT / 100e9
@@ -196,7 +179,7 @@ def test_stages_that_are_split_reduce_in_their_last_backward() -> None:
     assert found.times.working_s[0] == pytest.approx(4 * 9 + bucket, 1e-9)
 
 
-def test_inference_has_no_way_back() -> None:
+def test_inference_has_no_way_back():
     strategy = split_along_the_batch(problem(four, "inference").graph, (2,), (4, 2), "gpipe")
     found = evaluated(strategy)
     assert {h.kind for h in found.times.happenings} == {"F", "B", "S"}
@@ -211,7 +194,7 @@ BACKWARD = 3 * ROWS + WEIGHT
 """What a backward of two layers needs: what both made, two gradients of rows, that of one layer's weights."""
 
 
-def test_1f1b_keeps_few_micro_batches_and_gpipe_all() -> None:
+def test_1f1b_keeps_few_micro_batches_and_gpipe_all():
     # Place 0 keeps what both layers made, the second of which departs. Place 1 also keeps what arrived.
     few, every = evaluated(halves("1f1b")), evaluated(halves("gpipe"))
     # Beside the micro-batch that is computed: at most one of two in flight, so that the peak is when the
@@ -224,15 +207,13 @@ def test_1f1b_keeps_few_micro_batches_and_gpipe_all() -> None:
     assert every.fullest == 1
 
 
-@pytest.mark.parametrize(("micro_batches", "in_flight"), [(2, 2), (4, 2), (8, 2), (16, 2)])
-def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(
-    micro_batches: int, in_flight: int
-) -> None:
+@pytest.mark.parametrize("micro_batches", [2, 4, 8, 16])
+def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(micro_batches):
     rows = 16 // micro_batches * 24 * 4
     found = evaluated(halves("1f1b", micro_batches))
     actions = place_actions("1f1b", 2, 1, micro_batches)[0]
     kept = memory_of_actions(found.strategy, found.stages, 0, actions)[:, 3]
-    assert max(kept) == (in_flight - 1) * 2 * rows
+    assert max(kept) == 2 * rows
     gpipe = evaluated(halves("gpipe", micro_batches))
     assert gpipe.memory[0][3] == (micro_batches - 1) * 2 * rows
 
@@ -247,7 +228,7 @@ def kept_and_needed(found: PipelineEvaluation, place: int) -> list[tuple[str, in
     return [(name, int(kinds[3]), int(kinds[4])) for name, kinds in zip(names, curve, strict=True)]
 
 
-def test_gpipe_holds_gradients_that_it_sent_until_the_step_is_over() -> None:
+def test_gpipe_holds_gradients_that_it_sent_until_the_step_is_over():
     kept, forward, backward = 2 * ROWS, 3 * ROWS, BACKWARD
     # What went forward has come when its gradient does, so that place 0 holds nothing.
     assert kept_and_needed(evaluated(halves("gpipe")), 0) == [
@@ -261,7 +242,7 @@ def test_gpipe_holds_gradients_that_it_sent_until_the_step_is_over() -> None:
     ]  # fmt: skip
 
 
-def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward() -> None:
+def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward():
     strategy = split_along_the_batch(problem(four).graph, (1, 2), (4, 3))
     found = kept_and_needed(evaluated(strategy), 1)
     # The middle one of three places: what arrived and what the layer made, of two micro-batches.
@@ -272,7 +253,7 @@ def test_1f1b_holds_the_gradient_that_it_sent_until_its_next_forward() -> None:
     ]  # fmt: skip
 
 
-def test_gradients_wait_where_those_of_parameters_are_made_later() -> None:
+def test_gradients_wait_where_those_of_parameters_are_made_later():
     found = kept_and_needed(evaluated(halves("zero_bubble")), 1)
     # Forward keeps what arrived and what both layers made, W needs two layers' gradients and what arrived and
     # what the first one made: what the last one made goes with the loss.
@@ -291,14 +272,14 @@ def test_gradients_wait_where_those_of_parameters_are_made_later() -> None:
     assert {needed for name, _, needed in first if name[0] == "I"} == {ROWS}
 
 
-def test_room_is_taken_for_what_is_to_come() -> None:
+def test_room_is_taken_for_what_is_to_come():
     """PyTorch asks for messages of several stages to a place as soon as they are sent."""
     found = kept_and_needed(evaluated(halves("zero_bubble")), 0)
     needed = {name: needed for name, _, needed in found}
     assert (needed["F1"], needed["F2"]) == (3 * ROWS, 4 * ROWS)
 
 
-def test_stages_of_one_place_share_what_passes_between_them() -> None:
+def test_stages_of_one_place_share_what_passes_between_them():
     found = evaluated(split_along_the_batch(problem(four).graph, (1, 2, 3), (4, 2), "zbv"))
     curve = kept_and_needed(found, 1)
     # Stages 1 and 2 lie at place 1: each keeps what arrived and what it made, of which one tensor is both's.
@@ -307,7 +288,7 @@ def test_stages_of_one_place_share_what_passes_between_them() -> None:
     assert curve[1][1] + curve[1][2] < parts.between_bytes[0] + parts.forward_bytes[0] + 2 * ROWS
 
 
-def test_the_curve_is_that_of_the_fullest_place() -> None:
+def test_the_curve_is_that_of_the_fullest_place():
     found = evaluated(halves("gpipe"))
     curve = found.memory_curve()
     own = [h for h in found.times.happenings if h.place == 1 and h.kind in "FB"]
@@ -315,13 +296,13 @@ def test_the_curve_is_that_of_the_fullest_place() -> None:
     assert max(float(kinds.sum()) for _, kinds in curve) == found.memory_bytes
 
 
-def test_a_place_has_the_parameters_of_all_its_stages() -> None:
+def test_a_place_has_the_parameters_of_all_its_stages():
     found = evaluated(split_along_the_batch(problem(four).graph, (1, 2, 3), (4, 2), "interleaved_1f1b"))
     assert found.memory[:, :3].tolist() == [LASTING, LASTING]
     assert [stage.metrics.memory[0, 0] for stage in found.stages] == [WEIGHT] * 4
 
 
-def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
+def test_a_stage_without_a_backward_keeps_nothing_for_one():
     """It holds what it sent until that has come: until the next message, or all forwards are over."""
     graph = problem(frozen).graph
     cuts, row = [Cutter(graph).beginning("blocks.2")], 24 * 4
@@ -337,22 +318,17 @@ def test_a_stage_without_a_backward_keeps_nothing_for_one() -> None:
         "F0": forward, "F1": forward + sent, "B0": 0, "F2": forward, "B1": 0, "F3": forward, "B2": 0, "B3": 0,
         "end": 0,
     }  # fmt: skip
-    every = {
-        name: size
-        for name, _, size in kept_and_needed(
-            evaluated(split_along_the_batch(graph, cuts, (4, 2), "gpipe")), 0
-        )
-    }
+    gpipe = evaluated(split_along_the_batch(graph, cuts, (4, 2), "gpipe"))
+    every = {name: size for name, _, size in kept_and_needed(gpipe, 0)}
     assert [every[f"F{n}"] for n in range(4)] == [forward + n * sent for n in range(4)]
     assert every["B0"] == 0
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_the_owners_of_stages_without_a_backward_are_what_these_hold(schedule: str) -> None:
+def test_the_owners_of_stages_without_a_backward_are_what_these_hold(schedule):
     graph = problem(frozen).graph
-    check_owners(
-        evaluated(split_along_the_batch(graph, [Cutter(graph).beginning("blocks.2")], (4, 2), schedule))
-    )
+    cuts = [Cutter(graph).beginning("blocks.2")]
+    check_owners(evaluated(split_along_the_batch(graph, cuts, (4, 2), schedule)))
 
 
 def check_owners(found: PipelineEvaluation) -> list[list[Owned]]:
@@ -372,7 +348,7 @@ def check_owners(found: PipelineEvaluation) -> list[list[Owned]]:
     return places
 
 
-def test_a_step_of_stages_without_a_backward_by_hand() -> None:
+def test_a_step_of_stages_without_a_backward_by_hand():
     """Place 0 goes through its forwards; place 1 never waits once it has begun."""
     graph = problem(frozen).graph
     found = evaluated(split_along_the_batch(graph, [Cutter(graph).beginning("blocks.3")], (4, 2), "1f1b"))
@@ -385,7 +361,7 @@ def test_a_step_of_stages_without_a_backward_by_hand() -> None:
 # -- beside fake ranks ----------------------------------------------------------------------------
 
 
-def test_sends_are_counted() -> None:
+def test_sends_are_counted():
     found = evaluated(halves("1f1b"))
     assert found.sent_by(0) == {Collective("send", (0, 1), ROWS): 4, Collective("broadcast", (0,), 4): 1}
     split = evaluated(split_along_the_batch(problem(four).graph, (2,), (4, 2, 2)))
@@ -394,23 +370,41 @@ def test_sends_are_counted() -> None:
 
 
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("name", "mesh", "schedule"),
-    [
-        ("tests.costs.models:four", (4, 2, 2), "1f1b"),
-        ("tests.pipeline.models:skip", (2, 4), "gpipe"),
-        ("tests.pipeline.models:tables", (2, 2), "gpipe"),
-        ("tests.pipeline.models:tied", (4, 2, 2), "interleaved_1f1b"),
-        ("tests.costs.models:four", (4, 2), "zbv"),
-        ("tests.execute.models:transformer", (2, 2, 2), "1f1b"),
-    ],
-)
-def test_ranks_issue_what_is_predicted(name: str, mesh: tuple[int, ...], schedule: str) -> None:
-    loaded = load_model(ModelSpec(name))
-    strategy = random_pipeline(loaded.graph, mesh, schedule, random.Random(1))
-    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-    assert issued.ranks_checked == list(range(strategy.devices))
+@pytest.mark.parametrize(("name", "mesh", "schedule"), [
+    ("tests.costs.models:four", (4, 2, 2), "1f1b"),
+    ("tests.pipeline.models:skip", (2, 4), "gpipe"),
+    ("tests.pipeline.models:tables", (2, 2), "gpipe"),
+    ("tests.pipeline.models:tied", (4, 2, 2), "interleaved_1f1b"),
+    ("tests.costs.models:four", (4, 2), "zbv"),
+    ("tests.execute.models:transformer", (2, 2, 2), "1f1b"),
+])  # fmt: skip
+def test_ranks_issue_what_is_predicted(name, mesh, schedule):
+    found, issued = of_fake_ranks(name, drawn(mesh, schedule, 1))
+    assert issued.ranks_checked == list(range(found.strategy.devices))
     check_issued(found, issued)
+
+
+def of_fake_ranks(
+    name: str, strategy_of: Callable[[Any], PipelinedStrategy], optimizer: str = "adam"
+) -> tuple[PipelineEvaluation, RunFindings]:
+    """What is predicted of a pipeline of a model, and what fake ranks do."""
+    loaded = load_model(ModelSpec(name))
+    strategy = strategy_of(loaded.graph)
+    return evaluated(strategy, optimizer=optimizer), check_on_fake_ranks(loaded, strategy, optimizer)
+
+
+def drawn(mesh: tuple[int, ...], schedule: str, seed: int, *more: float) -> Callable[..., PipelinedStrategy]:
+    return lambda graph: random_pipeline(graph, mesh, schedule, random.Random(seed), *more)
+
+
+def along(*how: Any) -> Callable[[Any], PipelinedStrategy]:
+    return lambda graph: split_along_the_batch(graph, *how)
+
+
+def check_memory(found: PipelineEvaluation, issued: RunFindings, *, each: int = 1, **near: float) -> None:
+    """Of every rank, or of the first of ``each``."""
+    predicted = pytest.approx(found.memory.sum(axis=1).tolist(), **near)
+    assert issued.memory_tracked_of_ranks[::each] == predicted, found.strategy.cuts
 
 
 def check_issued(found: PipelineEvaluation, issued: RunFindings) -> None:
@@ -424,120 +418,84 @@ def check_issued(found: PipelineEvaluation, issued: RunFindings) -> None:
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("build", [four, skip, tied])
-def test_ranks_keep_what_is_predicted(build: Any, schedule: str) -> None:
-    loaded = load_model(ModelSpec(f"{build.__module__}:{build.__name__}"))
-    strategy = split_along_the_batch(loaded.graph, (1, 2), (4, 3), schedule)
-    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+def test_ranks_keep_what_is_predicted(build, schedule):
+    name = f"{build.__module__}:{build.__name__}"
+    found, issued = of_fake_ranks(name, along((1, 2), (4, 3), schedule))
     # Behind an activation that keeps what it made, up to a micro-batch of that is missing at the peak: 3 %
     # of models as small as these.
-    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.05)
+    check_memory(found, issued, rel=0.05)
     assert np.argmax(issued.memory_tracked_of_ranks) == found.fullest
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize(
-    ("name", "cut", "near"),
-    [
-        ("tests.costs.models:three", 1, 0.0),
-        # Two tensors arrive whose gradients lie in one storage, which are counted twice.
-        ("tests.execute.models:transformer", 10, 0.025),
-    ],
-)
-def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(
-    name: str, cut: int, near: float, schedule: str
-) -> None:
-    loaded = load_model(ModelSpec(name))
-    strategy = split_along_the_batch(loaded.graph, (cut,), (4, 2), schedule)
-    found, issued = evaluated(strategy, optimizer="sgd"), check_on_fake_ranks(loaded, strategy, "sgd")
+@pytest.mark.parametrize(("name", "cut", "near"), [
+    ("tests.costs.models:three", 1, 0.0),
+    # Two tensors arrive whose gradients lie in one storage, which are counted twice.
+    ("tests.execute.models:transformer", 10, 0.025),
+])  # fmt: skip
+def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(name, cut, near, schedule):
     # But for scalars: losses, counts, numbers of micro-batches, and what has the places of tensors.
-    assert issued.memory_tracked_of_ranks == pytest.approx(
-        found.memory.sum(axis=1).tolist(), rel=near, abs=96
-    )
+    check_memory(*of_fake_ranks(name, along((cut,), (4, 2), schedule), "sgd"), rel=near, abs=96)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "schedule", "seed"),
-    [
-        ("tests.costs.models:four", "1f1b", 0), ("tests.costs.models:four", "gpipe", 0),
-        pytest.param("tests.execute.models:transformer", "interleaved_1f1b", 2, marks=pytest.mark.slow),
-        ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
-    ],
-)  # fmt: skip
-def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(
-    name: str, schedule: str, seed: int
-) -> None:
-    loaded = load_model(ModelSpec(name))
-    strategy = random_pipeline(loaded.graph, (4, 2, 2), schedule, random.Random(seed), 0.0)
-    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
+@pytest.mark.parametrize(("name", "schedule", "seed"), [
+    ("tests.costs.models:four", "1f1b", 0), ("tests.costs.models:four", "gpipe", 0),
+    pytest.param("tests.execute.models:transformer", "interleaved_1f1b", 2, marks=pytest.mark.slow),
+    ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
+])  # fmt: skip
+def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(name, schedule, seed):
+    found, issued = of_fake_ranks(name, drawn((4, 2, 2), schedule, seed, 0.0))
     alive = [float(stage.metrics.parts.trailing_bytes[0].max()) for stage in found.stages]
     assert max(alive) > 1000.0
-    assert issued.memory_tracked_of_ranks[::2] == pytest.approx(found.memory.sum(axis=1).tolist(), rel=0.005)
+    check_memory(found, issued, each=2, rel=0.005)
     assert found.busiest.compute_s + found.busiest.exposed_s + found.idle_s == pytest.approx(found.time_s)
     assert 0.0 <= found.busiest.exposed_s <= found.busiest.communication_s * (1 + 1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(
-    ("name", "schedule", "seed", "near"),
-    [
-        # Groups whose gradients wait in one storage, in an order that is not that of forward.
-        ("zoo:llama-tiny", "zero_bubble", 1, 0.015),
-        # A gradient that an operator shares between its reads, and another reader's is added to.
-        ("tests.simulate.held_out:convnext", "zero_bubble", 0, 0.015),
-        # Two stages of one place: what the first gave is kept by both; the second's parameters come later.
-        ("tests.pipeline.models:deep", "zbv", 2, 0.04),
-        # Gradients of two tensors that come from the second in one storage, which are counted twice.
-        ("tests.pipeline.models:deep", "zbv", 4, 0.06),
-    ],
-)
-def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(
-    name: str, schedule: str, seed: int, near: float
-) -> None:
-    loaded = load_model(ModelSpec(name))
-    strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
-    found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), rel=near)
+@pytest.mark.parametrize(("name", "schedule", "seed", "near"), [
+    # Groups whose gradients wait in one storage, in an order that is not that of forward.
+    ("zoo:llama-tiny", "zero_bubble", 1, 0.015),
+    # A gradient that an operator shares between its reads, and another reader's is added to.
+    ("tests.simulate.held_out:convnext", "zero_bubble", 0, 0.015),
+    # Two stages of one place: what the first gave is kept by both; the second's parameters come later.
+    ("tests.pipeline.models:deep", "zbv", 2, 0.04),
+    # Gradients of two tensors that come from the second in one storage, which are counted twice.
+    ("tests.pipeline.models:deep", "zbv", 4, 0.06),
+])  # fmt: skip
+def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(name, schedule, seed, near):
+    check_memory(*of_fake_ranks(name, drawn((4, 2), schedule, seed, 0.3)), rel=near)
 
 
 # The encoder's table is also the head: what is used twice is not twice at one place.
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [
-        *itertools.product(["frozen", "adapted", "frozen_but_the_last"], SCHEDULES),
-        *itertools.product(["frozen_encoder"], ["gpipe", "1f1b", "zero_bubble"]),
-    ],
-)
-def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name: str, schedule: str) -> None:
-    loaded = load_model(ModelSpec(f"tests.pipeline.models:{name}"))
+@pytest.mark.parametrize(("name", "schedule"), [
+    *itertools.product(["frozen", "adapted", "frozen_but_the_last"], SCHEDULES),
+    *itertools.product(["frozen_encoder"], ["gpipe", "1f1b", "zero_bubble"]),
+])  # fmt: skip
+def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name, schedule):
     for seed in range(2):
-        strategy = random_pipeline(loaded.graph, (4, 2), schedule, random.Random(seed), 0.3)
-        found, issued = evaluated(strategy), check_on_fake_ranks(loaded, strategy, "adam")
-        predicted = found.memory.sum(axis=1).tolist()
-        assert issued.memory_tracked_of_ranks == pytest.approx(predicted, rel=0.05), strategy.cuts
+        found, issued = of_fake_ranks(f"tests.pipeline.models:{name}", drawn((4, 2), schedule, seed, 0.3))
+        check_memory(found, issued, rel=0.05)
         check_issued(found, issued)
 
 
-def test_a_gradient_of_two_tensors_goes_back_as_one_copy() -> None:
-    loaded = load_model(ModelSpec("tests.pipeline.models:turned"))
-    strategy = split_along_the_batch(loaded.graph, (2,), (4, 2), "gpipe")
-    assert len(strategy.parts[1].arriving) == 2
-    found, issued = evaluated(strategy, optimizer="sgd"), check_on_fake_ranks(loaded, strategy, "sgd")
-    assert issued.memory_tracked_of_ranks == pytest.approx(found.memory.sum(axis=1).tolist(), abs=256)
+def test_a_gradient_of_two_tensors_goes_back_as_one_copy():
+    found, issued = of_fake_ranks("tests.pipeline.models:turned", along((2,), (4, 2), "gpipe"), "sgd")
+    assert len(found.strategy.parts[1].arriving) == 2
+    check_memory(found, issued, abs=256)
 
 
-def test_nothing_that_was_sent_stays_for_the_optimizer() -> None:
+def test_nothing_that_was_sent_stays_for_the_optimizer():
     # The last place of 1F1B has its peak there: Adam's temporaries of two layers.
-    loaded = load_model(ModelSpec("tests.costs.models:four"))
-    strategy = split_along_the_batch(loaded.graph, (2,), (4, 2))
-    issued = check_on_fake_ranks(loaded, strategy, "adam")
-    assert issued.memory_tracked_of_ranks[1] == pytest.approx(evaluated(strategy).memory[1].sum(), abs=64)
+    found, issued = of_fake_ranks("tests.costs.models:four", along((2,), (4, 2)))
+    assert issued.memory_tracked_of_ranks[1] == pytest.approx(found.memory[1].sum(), abs=64)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_the_owners_are_what_is_alive_and_no_more(schedule: str) -> None:
+def test_the_owners_are_what_is_alive_and_no_more(schedule):
     for place, owned in enumerate(check_owners(evaluated(halves(schedule, 16)))):
         for point in range(owned[0][6]):
             at = [row for row in owned if row[5] <= point < row[6] and row[3] == "kept"]

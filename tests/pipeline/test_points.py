@@ -3,8 +3,6 @@
 Pipelines in plan files: they come back as they were, and what describes none is refused.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import Counter
@@ -16,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tensoropt import PlanError, Settings
 from tensoropt.cluster import Mesh, load_cluster
-from tensoropt.errors import PlanError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.pipeline.evaluate import PipelineEvaluation
@@ -26,7 +24,6 @@ from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.profiling.overheads import Overheads
-from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
 from tensoropt.report.step_parts import COMPUTING, WAITING, Detail
 from tensoropt.session.run_report import versions
@@ -39,54 +36,36 @@ from tests.pipeline.test_evaluate import MESSAGE, RESULT, ROWS, evaluated
 def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
     axes = tuple(f"cpu{i}" for i in range(len(strategy.mesh) - 2))
     part = plan_part(strategy, axes, tuple(1000.0 + place for place in range(strategy.places)))
+    predicted = Predicted(memory_bytes=1, time_s=1, compute_s=1, communication_s=0, additive_memory_bytes=1)
     return Plan(
-        planner="by hand",
-        model=ModelInfo(source="net", fingerprint=graph.atoms.graph.fingerprint),
-        cluster=load_cluster(f"cpu:{strategy.devices}").to_dict(),
-        mesh=MeshInfo(shape=strategy.mesh[1:], names=("stage", *axes)),
-        micro_batches=strategy.micro_batches,
-        optimizer="adam",
-        predicted=Predicted(
-            memory_bytes=1, time_s=1, compute_s=1, communication_s=0, additive_memory_bytes=1
-        ),
-        operators=part.operators,
-        parameters=part.parameters,
-        recomputed=part.recomputed,
-        stages=part.stages,
-        hubs={},
-    )
+        planner="by hand", model=ModelInfo(source="net", fingerprint=graph.atoms.graph.fingerprint),
+        cluster=load_cluster(f"cpu:{strategy.devices}").to_dict(), optimizer="adam", hubs={},
+        mesh=MeshInfo(shape=strategy.mesh[1:], names=("stage", *axes)), predicted=predicted,
+        micro_batches=strategy.micro_batches, operators=part.operators, parameters=part.parameters,
+        recomputed=part.recomputed, stages=part.stages,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def graph() -> GroupGraph:
+def graph():
     return problem(four).graph
 
 
 @pytest.fixture(scope="module")
-def plan(graph: GroupGraph) -> Plan:
+def plan(graph):
     return plan_of(split_along_the_batch(graph, (2,), (4, 2, 2)), graph)
 
 
 # -- there and back -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("build", "cuts", "sizes", "schedule", "again"),
-    [
-        (four, (2,), (4, 2, 2), "1f1b", ()),
-        (four, (1, 2, 3), (4, 2), "zbv", ()),
-        (tables, (6,), (2, 2, 2, 2), "gpipe", ("softmax",)),
-        (tied, (1, 2), (4, 3, 2), "1f1b", ()),
-    ],
-)
-def test_a_plan_gives_back_its_pipeline(
-    build: Any,
-    cuts: tuple[int, ...],
-    sizes: tuple[int, ...],
-    schedule: str,
-    again: tuple[str, ...],
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize(("build", "cuts", "sizes", "schedule", "again"), [
+    (four, (2,), (4, 2, 2), "1f1b", ()),
+    (four, (1, 2, 3), (4, 2), "zbv", ()),
+    (tables, (6,), (2, 2, 2, 2), "gpipe", ("softmax",)),
+    (tied, (1, 2), (4, 3, 2), "1f1b", ()),
+])  # fmt: skip
+def test_a_plan_gives_back_its_pipeline(build, cuts, sizes, schedule, again, tmp_path):
     graph = problem(build).graph
     strategy = split_along_the_batch(graph, cuts, sizes, schedule, frozenset(again))
     plan = plan_of(strategy, graph)
@@ -97,9 +76,10 @@ def test_a_plan_gives_back_its_pipeline(
     assert loaded.devices == strategy.devices
 
 
-def test_a_pipeline_is_in_the_stages_of_its_plan(plan: Plan) -> None:
+def test_a_pipeline_is_in_the_stages_of_its_plan(plan):
     data = json.loads(plan.to_json())
     assert plan.kind is PIPELINED
+    assert "4 devices of cpu:4, pp2x2" in repr(plan)
     assert data["mesh"] == {"shape": [2, 2], "names": ["stage", "cpu0"], "placed": False}
     pipeline = data["stages"]
     assert (pipeline["schedule"], pipeline["again"], pipeline["peak_bytes"]) == ("1f1b", [], [1000.0, 1001.0])
@@ -107,7 +87,7 @@ def test_a_pipeline_is_in_the_stages_of_its_plan(plan: Plan) -> None:
     assert pipeline["stages"][0]["groups"]["depart.relu_1"] == ["d0", "d0"]
 
 
-def test_operators_are_those_of_the_model(plan: Plan, graph: GroupGraph) -> None:
+def test_operators_are_those_of_the_model(plan, graph):
     assert list(plan.operators) == [g.name for g in graph.groups]
     assert plan.operators["linear"].model_dump(include={"axes", "micro", "members"}) == {
         "axes": {"cpu0": "d0"}, "micro": "d0", "members": ("linear", "relu"),
@@ -116,29 +96,21 @@ def test_operators_are_those_of_the_model(plan: Plan, graph: GroupGraph) -> None
     assert {p.stored for p in plan.parameters.values()} == {("R/P", "R/P")}
 
 
-def test_a_plan_tells_of_its_stages(plan: Plan) -> None:
-    assert "4 devices of cpu:4, pp2x2" in repr(plan)
-
-
 # -- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_has_no_strategy_on_one_mesh(plan: Plan, graph: GroupGraph) -> None:
+def test_a_pipeline_has_no_strategy_on_one_mesh(plan, graph):
     with pytest.raises(PlanError, match="this pipeline of by hand has no strategy on one mesh"):
         plan.strategy(graph)
     with pytest.raises(PlanError, match="has no pipeline"):
         pipelined_strategy(plan.model_copy(update={"stages": None}), graph)
 
 
-def test_another_model_is_refused_with_the_first_difference(plan: Plan) -> None:
+def test_another_model_is_refused(plan, graph):
     # Of its layers only the second has a ReLU, which crosses the cut.
-    with pytest.raises(
-        PlanError, match=r"says nothing about depart\.relu \(groups\); it is for another model"
-    ):
+    says = r"says nothing about depart\.relu \(groups\); it is for another model"
+    with pytest.raises(PlanError, match=says):
         pipelined_strategy(plan, problem(three).graph)
-
-
-def test_the_same_operators_of_other_sizes_are_refused(plan: Plan, graph: GroupGraph) -> None:
     model = plan.model.model_copy(update={"fingerprint": "0" * 64})
     with pytest.raises(PlanError, match=r"other shapes, dtypes or code \(fingerprint 000000000000"):
         pipelined_strategy(plan.model_copy(update={"model": model}), graph)
@@ -152,77 +124,54 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda d: d.update(schema="tensoropt.plan/9"), "its schema is 'tensoropt.plan/9'"),
-        (lambda d: d.update(stages=3), "stages"),
-        (lambda d: d["stages"]["stages"][1].pop("groups"), "stages.stages.1.groups"),
-        (lambda d: d["stages"]["stages"][0].update(mesh=[4]), "stages.stages.0.mesh"),
-        (lambda d: d["stages"].update(peak_bytes="much"), "stages.peak_bytes"),
-        (lambda d: d["stages"].update(places=2), "stages.places"),
-    ],
-)
-def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named: str) -> None:
+@pytest.mark.parametrize(("change", "named"), [
+    (lambda d: d.update(schema="tensoropt.plan/9"), "its schema is 'tensoropt.plan/9'"),
+    (lambda d: d.update(stages=3), "stages"),
+    (lambda d: d["stages"]["stages"][1].pop("groups"), "stages.stages.1.groups"),
+    (lambda d: d["stages"]["stages"][0].update(mesh=[4]), "stages.stages.0.mesh"),
+    (lambda d: d["stages"].update(peak_bytes="much"), "stages.peak_bytes"),
+    (lambda d: d["stages"].update(places=2), "stages.places"),
+])  # fmt: skip
+def test_the_wrong_field_is_named(plan, tmp_path, change, named):
     with pytest.raises(PlanError, match=rf"plan\.json is not a plan: {named.replace('.', '[.]')}"):
         load_plan(edited(plan, tmp_path, change))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda d: d["stages"].update(schedule="dualpipe"), "no pipeline schedule called dualpipe"),
-        (lambda d: d["stages"].update(again=["relu"]), "relu depends on parameters"),
-        (lambda d: d["stages"].update(stages=[]), "does not say with which operators"),
-        (lambda d: d["stages"]["stages"].pop(), "says nothing about linear_2"),
-        (lambda d: d["stages"]["stages"][1].update(begins=""), "no operator or module called  that"),
-        (lambda d: d["stages"]["stages"][1].update(begins="mse_loss"), "cannot begin with mse_loss"),
-        (lambda d: d["stages"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
-        (lambda d: d["stages"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
-        (lambda d: d["stages"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
-        (lambda d: d.update(micro_batches=1), "1f1b keeps 2 groups of devices busy|more micro-batches"),
-    ],
-)  # fmt: skip
-def test_what_describes_no_pipeline_is_refused(
-    plan: Plan, graph: GroupGraph, tmp_path: Path, change: Any, says: str
-) -> None:
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda d: d["stages"].update(stages=[]), "does not say with which operators"),
+    (lambda d: d["stages"]["stages"].pop(), "says nothing about linear_2"),
+    (lambda d: d["stages"]["stages"][1].update(begins=""), "no operator or module called  that"),
+    (lambda d: d["stages"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
+    (lambda d: d["stages"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
+    (lambda d: d["stages"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
+    (lambda d: d.update(micro_batches=1), "1f1b keeps 2 groups of devices busy|more micro-batches"),
+])  # fmt: skip
+def test_what_describes_no_pipeline_is_refused(plan, graph, tmp_path, change, says):
     loaded = load_plan(edited(plan, tmp_path, change))
     with pytest.raises(PlanError, match=says):
         pipelined_strategy(loaded, graph)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda d: d["stages"].pop("schedule"), "a placed plan, .* begins with the axis device"),
-        (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "the axes cpu0, stage, .* with the axis stage"),
-        (lambda d: d["mesh"].update(names=["stage"]), r"the mesh \[2, 2\] needs 2 distinct axis names"),
-        (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 distinct axis names"),
-        (lambda d: d["mesh"].update(shape=[0, 2]), r"the mesh \[0, 2\] has an axis of size below 1"),
-        (lambda d: d["mesh"].update(shape=[2, 0]), r"the mesh \[2, 0\] has an axis of size below 1"),
-        (lambda d: d["mesh"].update(shape=[3, 2]), "mesh pp3x2 has 6 devices, but its cluster .* has 4"),
-        (lambda d: d["mesh"].update(shape=[2, 3]), "mesh pp2x3 has 6 devices, but its cluster .* has 4"),
-    ],
-)  # fmt: skip
-def test_what_contradicts_itself_is_refused_without_a_model(
-    plan: Plan, tmp_path: Path, change: Any, says: str
-) -> None:
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda d: d["stages"].pop("schedule"), "a placed plan, .* begins with the axis device"),
+    (lambda d: d["mesh"].update(names=["cpu0", "stage"]), "the axes cpu0, stage, .* with the axis stage"),
+    (lambda d: d["mesh"].update(names=["stage"]), r"the mesh \[2, 2\] needs 2 distinct axis names"),
+    (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 distinct axis names"),
+    (lambda d: d["mesh"].update(shape=[0, 2]), r"the mesh \[0, 2\] has an axis of size below 1"),
+    (lambda d: d["mesh"].update(shape=[2, 0]), r"the mesh \[2, 0\] has an axis of size below 1"),
+    (lambda d: d["mesh"].update(shape=[3, 2]), "mesh pp3x2 has 6 devices, but its cluster .* has 4"),
+    (lambda d: d["mesh"].update(shape=[2, 3]), "mesh pp2x3 has 6 devices, but its cluster .* has 4"),
+])  # fmt: skip
+def test_what_contradicts_itself_is_refused_without_a_model(plan, tmp_path, change, says):
     with pytest.raises(PlanError, match=says):
         load_plan(edited(plan, tmp_path, change))
 
 
-@pytest.mark.parametrize(
-    ("shape", "says"),
-    [
-        ([1, 4], "two groups or more, not 1"),
-        ([4, 1], "2 stages do not divide over 4"),
-        ([3, 2], "2 stages do not divide over 3"),
-        ([2, 3], "linear does not divide as d0/d0 over the mesh 4x3"),
-    ],
-)
-def test_a_mesh_that_its_stages_do_not_fit_is_refused(
-    plan: Plan, graph: GroupGraph, tmp_path: Path, shape: list[int], says: str
-) -> None:
+@pytest.mark.parametrize(("shape", "says"), [
+    ([3, 2], "2 stages do not divide over 3"),
+    ([2, 3], "linear does not divide as d0/d0 over the mesh 4x3"),
+])  # fmt: skip
+def test_a_mesh_that_its_stages_do_not_fit_is_refused(plan, graph, tmp_path, shape, says):
     """On a cluster of as many devices, so that nothing else is wrong."""
 
     def change(data: Any) -> None:
@@ -238,13 +187,13 @@ MESH = Mesh(shape=(2, 2), names=("stage", "cpu"))
 
 
 @pytest.fixture(scope="module")
-def found() -> PipelineEvaluation:
+def found():
     """Two places of two, and four micro-batches."""
     return evaluated(split_along_the_batch(problem(four).graph, (2,), (4, 2, 2)))
 
 
 @pytest.fixture(scope="module")
-def explored(found: PipelineEvaluation) -> Exploration:
+def explored(found):
     """The pipeline, and the same with GPipe."""
     graph = problem(four).graph.atoms.graph
     other = evaluated(replace(found.strategy, schedule="gpipe"))
@@ -260,7 +209,7 @@ def explored(found: PipelineEvaluation) -> Exploration:
     )
 
 
-def test_its_figures_are_the_simulators(found: PipelineEvaluation, explored: Exploration) -> None:
+def test_its_figures_are_the_simulators(found, explored):
     point = explored.points[0]
     assert (point.memory_bytes, point.time_s) == (found.memory_bytes, found.time_s)
     assert sum(point.memory) == point.memory_bytes
@@ -274,7 +223,7 @@ def test_its_figures_are_the_simulators(found: PipelineEvaluation, explored: Exp
     assert (added.additive_memory_bytes, added.additive_time_s) == (1.0, 2.0)
 
 
-def test_what_it_sends_is_what_the_fullest_rank_sends(explored: Exploration) -> None:
+def test_what_it_sends_is_what_the_fullest_rank_sends(explored):
     # Its micro-batch has 4 rows, of which each of two ranks has 2.
     _, gpipe = explored.points
     sends = {(kind, size): count for kind, _, size, count in gpipe.collectives}
@@ -282,7 +231,7 @@ def test_what_it_sends_is_what_the_fullest_rank_sends(explored: Exploration) -> 
     assert sends[("broadcast", 4)] == 1
 
 
-def test_the_most_that_a_rank_sends_is_of_all_ranks(found: PipelineEvaluation, explored: Exploration) -> None:
+def test_the_most_that_a_rank_sends_is_of_all_ranks(found, explored):
     # Of two ranks or places each sends all of a sum, and half of what is gathered or scattered.
     half = ("all_gather", "reduce_scatter", "all_to_all")
     sent = [
@@ -292,7 +241,7 @@ def test_the_most_that_a_rank_sends_is_of_all_ranks(found: PipelineEvaluation, e
     assert explored.points[0].sent_bytes == max(sent) > min(sent)
 
 
-def test_its_plan_is_the_pipeline(found: PipelineEvaluation, explored: Exploration) -> None:
+def test_its_plan_is_the_pipeline(found, explored):
     plan = explored.plan(0)
     assert pipelined_strategy(plan, problem(four).graph) == found.strategy
     assert (plan.mesh.label, plan.micro_batches, plan.devices) == ("pp2x2", 4, 4)
@@ -301,13 +250,13 @@ def test_its_plan_is_the_pipeline(found: PipelineEvaluation, explored: Explorati
     assert plan.stages.peak_bytes == tuple(found.memory.sum(axis=1))
 
 
-def test_points_that_differ_in_their_schedule_are_told_apart(explored: Exploration) -> None:
+def test_points_that_differ_in_their_schedule_are_told_apart(explored):
     first, second = explored.points
     assert first.identity != second.identity
     assert first.identity == first.changed(time_s=3.0).identity
 
 
-def test_it_survives_saving(explored: Exploration, tmp_path: Path) -> None:
+def test_it_survives_saving(explored, tmp_path):
     explored.save(tmp_path)
     again = load_exploration(tmp_path)
     assert again.points == explored.points
@@ -318,7 +267,7 @@ Details = Callable[[PipelineEvaluation], Detail]
 
 
 @pytest.fixture
-def detail_of(explored: Exploration, monkeypatch: pytest.MonkeyPatch) -> Details:
+def detail_of(explored, monkeypatch):
     """What is said of a pipeline that was simulated at hand's prices, which no exploration saves."""
 
     def of(found: PipelineEvaluation) -> Detail:
@@ -331,7 +280,7 @@ def detail_of(explored: Exploration, monkeypatch: pytest.MonkeyPatch) -> Details
     return of
 
 
-def test_it_is_explained_operator_by_operator(found: PipelineEvaluation, detail_of: Details) -> None:
+def test_it_is_explained_operator_by_operator(found, detail_of):
     told = detail_of(found)
     operators = {row.group: row for row in told.operators if row.group.startswith("linear")}
     assert [row.configuration["stage"] for row in operators.values()] == ["0", "0", "1", "1"]
@@ -341,7 +290,7 @@ def test_it_is_explained_operator_by_operator(found: PipelineEvaluation, detail_
     assert told.trace()["traceEvents"]
 
 
-def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, detail_of: Details) -> None:
+def test_its_places_take_what_the_headline_says(found, detail_of):
     told = detail_of(found)
     point = told.step
     assert [place.title for place in told.places] == ["devices 0–1, stage 0", "devices 2–3, stage 1"]
@@ -357,9 +306,7 @@ def test_its_places_take_what_the_headline_says(found: PipelineEvaluation, detai
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_its_parts_are_what_the_busiest_place_computes(
-    found: PipelineEvaluation, detail_of: Details, schedule: str
-) -> None:
+def test_its_parts_are_what_the_busiest_place_computes(found, detail_of, schedule):
     found = evaluated(replace(found.strategy, schedule=schedule))
     told = detail_of(found)
     point = told.step
@@ -375,7 +322,7 @@ def test_its_parts_are_what_the_busiest_place_computes(
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
-def test_its_timeline_ends_with_the_step(detail_of: Details, schedule: str) -> None:
+def test_its_timeline_ends_with_the_step(detail_of, schedule):
     """Optimizer, and the results' way to all ranks, are in it."""
     strategy = split_along_the_batch(problem(four).graph, (2,), (4, 2, 2), schedule)
     found = evaluated(strategy, overheads=Overheads(step_s=1.0))
@@ -394,7 +341,7 @@ def test_its_timeline_ends_with_the_step(detail_of: Details, schedule: str) -> N
     assert optimizers == {"stage 0", "stage 1"}
 
 
-def test_the_work_of_an_action_lies_within_it(found: PipelineEvaluation, detail_of: Details) -> None:
+def test_the_work_of_an_action_lies_within_it(found, detail_of):
     told = detail_of(found)
     for place in (0, 1):
         actions = [e for e in told.timeline if e.lane == f"stage {place}"]
@@ -412,15 +359,13 @@ def test_the_work_of_an_action_lies_within_it(found: PipelineEvaluation, detail_
                 assert row.compute_s == pytest.approx(own)
 
 
-def test_a_place_that_waits_for_its_host_is_said_to(found: PipelineEvaluation, detail_of: Details) -> None:
+def test_a_place_that_waits_for_its_host_is_said_to(found, detail_of):
     told = detail_of(found)
     slow = replace(told, step=told.step.changed(host_s=1000.0, idle_s=900.0))
     assert "idle, or waiting for the host" in slow.headline()
 
 
-def test_its_timeline_has_a_lane_for_every_stage_and_its_messages(
-    found: PipelineEvaluation, detail_of: Details
-) -> None:
+def test_its_timeline_has_a_lane_for_every_stage_and_its_messages(found, detail_of):
     told = detail_of(found)
     lanes = {event.lane for event in told.timeline}
     assert {"stage 0", "stage 1"} <= lanes
@@ -432,7 +377,7 @@ def test_its_timeline_has_a_lane_for_every_stage_and_its_messages(
     assert {event.phase for event in sends} == {"send forward", "send backward"}
 
 
-def test_it_is_exported(explored: Exploration, tmp_path: Path) -> None:
+def test_it_is_exported(explored, tmp_path):
     write_frontier_csv(explored, tmp_path / "frontier.csv")
     write_strategies_csv(explored, tmp_path / "strategies.csv")
     with open(tmp_path / "frontier.csv", newline="", encoding="utf-8") as file:
@@ -448,7 +393,7 @@ def test_it_is_exported(explored: Exploration, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_it_waits_for_by_hand(explored: Exploration) -> None:
+def test_what_it_waits_for_by_hand(explored):
     # Place 1 is busiest: before it, one forward and one message; behind it, the last backward of place 0, in
     # which the gradients of two layers are reduced between its two ranks.
     point = explored.points[0]
@@ -463,7 +408,7 @@ def test_what_it_waits_for_by_hand(explored: Exploration) -> None:
     assert point.exposed_s == pytest.approx(4 * (message + loss) + bucket + result, rel=1e-9)
 
 
-def test_gradients_are_waited_for_over_the_axes_of_their_place(detail_of: Details) -> None:
+def test_gradients_are_waited_for_over_the_axes_of_their_place(detail_of):
     strategy = split_along_the_batch(problem(four).graph, (3,), (4, 2, 2))
     told = detail_of(evaluated(strategy, load_cluster("dgx-a100[4]"), beside=True))
     assert "link 0–1 gradients" in {event.lane for event in told.timeline}

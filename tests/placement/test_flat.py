@@ -1,7 +1,5 @@
 """The tasks of a placement's step, against a slow twin that makes them one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -89,12 +87,9 @@ def scheduled(problem: PlacementProblem, placement: Placement, *, enforced: bool
     for number, result in enumerate(problem.results):
         everyone = tuple(range(devices.count))
         add(
-            ("result", number),
-            result.seconds,
-            ("all",),
-            [("forward", o) for o in range(problem.size)],
+            ("result", number), result.seconds, ("all",), [("forward", o) for o in range(problem.size)],
             everyone,
-        )
+        )  # fmt: skip
     numbers = {key: number for number, key in enumerate(tasks)}
     return naive.schedule(
         [

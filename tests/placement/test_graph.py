@@ -1,7 +1,5 @@
 """Placed graphs: what flows between whole and split operators."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,26 +12,20 @@ from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.placement.graph import PlacedGraph, Value, placed_graph, split_choices
 from tensoropt.sharding.groups import GroupGraph
-
-
-class Net(nn.Module):
-    """Two linear layers that share a weight, a norm over the batch, a mean loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8, bias=True)
-        self.norm = nn.BatchNorm1d(8)
-        self.second = nn.Linear(8, 8, bias=False)
-        self.second.weight = self.first.weight
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.head(self.second(self.norm(self.first(x)).relu())), y)
+from tests.models import Call
 
 
 @pytest.fixture(scope="module")
-def groups() -> GroupGraph:
-    found = capture(Net(), (torch.randn(8, 8), torch.randint(0, 4, (8,))), {}, loss=None, mode="train")
+def groups():
+    """Two linear layers that share a weight, a norm over the batch, a mean loss."""
+
+    def forward(m, x, y):
+        return nn.functional.cross_entropy(m.head(m.second(m.norm(m.first(x)).relu())), y)
+
+    first, second = nn.Linear(8, 8, bias=True), nn.Linear(8, 8, bias=False)
+    second.weight = first.weight
+    model = Call(forward, first=first, norm=nn.BatchNorm1d(8), second=second, head=nn.Linear(8, 4))
+    found = capture(model, (torch.randn(8, 8), torch.randint(0, 4, (8,))), {}, loss=None, mode="train")
     return prepare_graph(found.graph).graph
 
 
@@ -50,7 +42,7 @@ def check_flow(graph: PlacedGraph) -> None:
         made.update(op.writes)
 
 
-def test_without_splits_operators_are_groups_and_shared_parameters(groups: GroupGraph) -> None:
+def test_without_splits_operators_are_groups_and_shared_parameters(groups):
     graph = placed_graph(groups)
     assert [op.name for op in graph.operators if op.kind == "group"] == [g.name for g in groups.groups]
     (variable,) = (op for op in graph.operators if op.kind == "variable")
@@ -74,7 +66,7 @@ class Averaging(nn.Module):
         return nn.functional.cross_entropy(self.head(x), labels)
 
 
-def test_what_refers_to_a_variable_is_known(groups: GroupGraph) -> None:
+def test_what_refers_to_a_variable_is_known(groups):
     tokens = torch.randint(16, (4,)), torch.randint(16, (4,))
     graph = placed_graph(prepare_graph(capture(Averaging(), tokens).graph).graph)
     # The operator that holds the parameter, or makes the buffer's new value, comes first.
@@ -89,7 +81,7 @@ def test_what_refers_to_a_variable_is_known(groups: GroupGraph) -> None:
     ]  # fmt: skip
 
 
-def test_every_choice_makes_a_sound_graph(groups: GroupGraph) -> None:
+def test_every_choice_makes_a_sound_graph(groups):
     offered = 0
     for group in groups.groups:
         for label, count in split_choices(groups, group, 4):
@@ -103,7 +95,7 @@ def test_every_choice_makes_a_sound_graph(groups: GroupGraph) -> None:
     assert offered > 10
 
 
-def test_neighbours_cut_alike_pass_pieces_on(groups: GroupGraph) -> None:
+def test_neighbours_cut_alike_pass_pieces_on(groups):
     last, loss = by_target(groups, "linear")[-1], by_target(groups, "cross_entropy")[0]
     rows = split_choices(groups, next(g for g in groups.groups if g.name == last), 2)[0][0]
     batch = split_choices(groups, next(g for g in groups.groups if g.name == loss), 2)[0][0]
@@ -116,7 +108,7 @@ def test_neighbours_cut_alike_pass_pieces_on(groups: GroupGraph) -> None:
     assert [op.reads[0].tensor for op in sums] == list(groups.atoms.graph.outputs)
 
 
-def test_a_term_added_once_is_read_by_the_first_piece_only(groups: GroupGraph) -> None:
+def test_a_term_added_once_is_read_by_the_first_piece_only(groups):
     last = by_target(groups, "linear")[-1]
     graph = placed_graph(groups, {last: ("in_features", 2)})
     first, second = (op for op in graph.operators if op.kind == "piece")
@@ -126,7 +118,7 @@ def test_a_term_added_once_is_read_by_the_first_piece_only(groups: GroupGraph) -
     assert graph.shape(Value(graph.operators[-1].writes[0].tensor)) == ()
 
 
-def test_a_batch_norm_over_the_batch_runs_in_steps(groups: GroupGraph) -> None:
+def test_a_batch_norm_over_the_batch_runs_in_steps(groups):
     """Terms of sums of every piece, statistics of their total, pieces that are normalised."""
     (norm,) = (g for g in groups.groups if "batch_norm" in g.anchor.target)
     splits = {norm.name: ("batch", 2)}
@@ -155,7 +147,7 @@ def test_a_batch_norm_over_the_batch_runs_in_steps(groups: GroupGraph) -> None:
 
 
 @pytest.mark.parametrize("change", ["frozen input", "statistics that others read", "channels"])
-def test_other_cuts_of_a_batch_norm_run_as_before(groups: GroupGraph, change: str) -> None:
+def test_other_cuts_of_a_batch_norm_run_as_before(groups, change):
     (norm,) = (g for g in groups.groups if "batch_norm" in g.anchor.target)
     if change == "channels":
         assert placed_graph(groups, {norm.name: ("channels", 2)}).groups is groups
@@ -170,15 +162,12 @@ def test_other_cuts_of_a_batch_norm_run_as_before(groups: GroupGraph, change: st
     assert {label for label, _ in split_choices(groups, norm, 2)} == {"channels"}
 
 
-@pytest.mark.parametrize(
-    ("splits", "words"),
-    [
-        ({"nothing": ("rows", 2)}, "no group of this name"),
-        ({"linear": ("rows", 3)}, "it can be split along"),
-        ({"linear": ("nowhere", 2)}, "along nowhere into 2"),
-        ({"linear": ("out_features", 1)}, "into 1"),
-    ],
-)
-def test_impossible_splits_say_what_is_possible(groups: GroupGraph, splits, words: str) -> None:
+@pytest.mark.parametrize(("splits", "words"), [
+    ({"nothing": ("rows", 2)}, "no group of this name"),
+    ({"linear": ("rows", 3)}, "it can be split along"),
+    ({"linear": ("nowhere", 2)}, "along nowhere into 2"),
+    ({"linear": ("out_features", 1)}, "into 1"),
+])  # fmt: skip
+def test_impossible_splits_say_what_is_possible(groups, splits, words):
     with pytest.raises(TensorOptError, match=words):
         placed_graph(groups, splits)

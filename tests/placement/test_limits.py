@@ -1,7 +1,6 @@
 """The devices that constraints leave to placed operators: they reach every method, or are refused by name."""
 
-from __future__ import annotations
-
+import json
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,21 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from tensoropt import Cluster, ConstraintError, InfeasibleError, load_cluster, load_model
 from tensoropt.capture import capture
-from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.costs.source import CostSource
-from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.placement import limits
 from tensoropt.placement.limits import placed_limits
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.planners.placed import dpos, m_etf, m_topo, placer
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.constraints import constraints_of
-from tensoropt.question.model_source import load_model
-from tensoropt.question.settings import Settings
-from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.sharding.groups import GroupGraph
+from tests.models import Call
+from tests.placement.execute.cases import costs_on
 from tests.placement.test_prices import normalised, norms_of
 
 
@@ -45,9 +40,11 @@ def cluster(*kinds: str) -> Cluster:
 
 
 def prices(where: Cluster | None = None, **given: Any) -> PlacedPrices:
-    where = where or cluster()
-    costs = CostSource(where, ProfileStore(":memory:"), Settings(), None)
-    return PlacedPrices(graph(), where, costs, constraints_of(given or None))
+    return priced_on(where or cluster(), graph(), given)
+
+
+def priced_on(where: Cluster, groups: GroupGraph, given: Any = None) -> PlacedPrices:
+    return PlacedPrices(groups, where, costs_on(where), constraints_of(given or None))
 
 
 def placed(question: PlacedPrices, *names: str) -> dict[str, list[int]]:
@@ -59,12 +56,12 @@ def placed(question: PlacedPrices, *names: str) -> dict[str, list[int]]:
     return {planner: [device[at[name]] for name in names] for planner, device in found.items()}
 
 
-def test_without_constraints_everything_is_free() -> None:
+def test_without_constraints_everything_is_free():
     problem = prices().price().problem
     assert problem.together == problem.pinned == ()
 
 
-def test_kinds_and_numbers_are_devices_an_operator_may_lie_on() -> None:
+def test_kinds_and_numbers_are_devices_an_operator_may_lie_on():
     first, last = linears()[0], linears()[-1]
     for wanted in ({"kinds": ["V100*"]}, {"devices": [1]}):
         entries = [{"operators": first, **wanted}, {"operators": last, "kinds": ["H100*"]}]
@@ -75,7 +72,7 @@ def test_kinds_and_numbers_are_devices_an_operator_may_lie_on() -> None:
         assert all(devices == [1, 0] for devices in placed(question, first, last).values())
 
 
-def test_the_placer_takes_the_best_that_is_here_and_others_any_of_them() -> None:
+def test_the_placer_takes_the_best_that_is_here_and_others_any_of_them():
     first = linears()[0]
     where = cluster("H100-80GB", "V100-16GB", "A100-80GB")
     kinds = prices(where, devices=[{"operators": first, "kinds": ["B200*", "A100*", "H100*"]}])
@@ -86,7 +83,7 @@ def test_the_placer_takes_the_best_that_is_here_and_others_any_of_them() -> None
     assert placed(prices(where, devices=[{"operators": first, "devices": [1, 2]}]), first)["placer"] == [1]
 
 
-def test_a_pattern_for_all_operators_leaves_none_free() -> None:
+def test_a_pattern_for_all_operators_leaves_none_free():
     where = cluster("H100-80GB", "V100-16GB", "A100-80GB")
     for wanted, best in ({"kinds": ["A100*", "V100*"]}, 2), ({"devices": [1, 2]}, 1):
         question = prices(where, devices=[{"operators": "*", **wanted}])
@@ -97,7 +94,7 @@ def test_a_pattern_for_all_operators_leaves_none_free() -> None:
             assert set(planner.place(problem, None, 0).placement.device) <= {1, 2}
 
 
-def test_what_cuts_and_joins_lies_where_its_pieces_may() -> None:
+def test_what_cuts_and_joins_lies_where_its_pieces_may():
     first = linears()[0]
     question = prices(devices=[{"operators": "*", "devices": [1]}])
     cut = question.price({first: question.split_choices(graph().group_of[first])[0]})
@@ -110,7 +107,7 @@ def test_what_cuts_and_joins_lies_where_its_pieces_may() -> None:
     assert pinned == {"piece", "variable"}
 
 
-def test_what_belongs_together_shares_a_device() -> None:
+def test_what_belongs_together_shares_a_device():
     first, last = linears()[0], linears()[-1]
     question = prices(together=[[first, last]], devices=[{"operators": first, "kinds": ["V100*"]}])
     problem = question.price().problem
@@ -119,7 +116,7 @@ def test_what_belongs_together_shares_a_device() -> None:
     assert all(devices == [1, 1] for devices in placed(question, first, last).values())
 
 
-def test_pieces_of_a_group_are_limited_like_it() -> None:
+def test_pieces_of_a_group_are_limited_like_it():
     first = linears()[0]
     question = prices(devices=[{"operators": first, "kinds": ["V100*"]}])
     label, count = question.split_choices(graph().group_of[first])[0]
@@ -130,7 +127,7 @@ def test_pieces_of_a_group_are_limited_like_it() -> None:
     assert {devices for _, devices in cut.problem.pinned} == {(1,)}
 
 
-def test_pins_of_mesh_axes_mean_nothing_here() -> None:
+def test_pins_of_mesh_axes_mean_nothing_here():
     pin = {"operators": linears()[0], "axes": {"gpu": "batch"}}
     with pytest.raises(ConstraintError, match=r"pin 1 .* a placed plan has no mesh axes"):
         prices(pin=[pin]).price()
@@ -163,36 +160,20 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_what_leaves_no_device_is_refused_or_given_up(case: str) -> None:
-    def named(value: Any) -> Any:
-        if isinstance(value, str):
-            return value.format(first=linears()[0], last=linears()[-1])
-        return [named(one) for one in value] if isinstance(value, list) else value
-
+def test_what_leaves_no_device_is_refused_or_given_up(case):
     data, says = CONTRADICTIONS[case]
-    entries = {
-        section: [
-            {key: named(value) for key, value in entry.items()} if isinstance(entry, dict) else named(entry)
-            for entry in listed
-        ]
-        for section, listed in data.items()
-    }
+    named = json.dumps(data).replace("{first}", linears()[0]).replace("{last}", linears()[-1])
+    entries = json.loads(named)
     given = constraints_of(entries)
     assert given is not None
     with pytest.raises(ConstraintError, match=says):
         placed_limits(given, graph(), cluster())
     # All soft: what came before holds, and what contradicts it is given up.
-    soft = placed_limits(
-        replace(
-            given,
-            **{
-                name: tuple(replace(entry, soft=True) for entry in getattr(given, name))
-                for name in ("pins", "stored", "together", "devices")
-            },
-        ),
-        graph(),
-        cluster(),
-    )
+    yielding = {
+        name: tuple(replace(entry, soft=True) for entry in getattr(given, name))
+        for name in ("pins", "stored", "together", "devices")
+    }
+    soft = placed_limits(replace(given, **yielding), graph(), cluster())
     assert len(soft.notes) == 1
     assert soft.notes[0].startswith("given up, as it is soft: ")
 
@@ -207,15 +188,9 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[0])
 
 
-class Binned(torch.nn.Module):
+def between(m: Any, x: torch.Tensor) -> torch.Tensor:
     """An operator without a kernel for GPUs between others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(1, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.first(x) + self.second(of_cpus(x)[:, None])).square().mean()
+    return (m.first(x) + m.second(of_cpus(x)[:, None])).square().mean()
 
 
 BESIDE = cluster("CPU-core", "H100-80GB", "CPU-core")
@@ -223,12 +198,12 @@ BESIDE = cluster("CPU-core", "H100-80GB", "CPU-core")
 
 @cache
 def binned() -> GroupGraph:
-    return prepare_graph(capture(Binned(), (torch.randn(4, 8),)).graph).graph
+    model = Call(between, first=torch.nn.Linear(8, 8), second=torch.nn.Linear(1, 8))
+    return prepare_graph(capture(model, (torch.randn(4, 8),)).graph).graph
 
 
-def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank() -> None:
-    costs = CostSource(BESIDE, ProfileStore(":memory:"), Settings(), None)
-    question = PlacedPrices(binned(), BESIDE, costs)
+def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank():
+    question = priced_on(BESIDE, binned())
     problem = question.price().problem
     at = problem.names.index("of_cpus")
     assert np.isinf(problem.forward_s[at]).tolist() == [False, True, False]
@@ -244,7 +219,7 @@ def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank() -> None:
         assert planner.place(problem, None, 0).placement.device[at] in (0, 2)
 
 
-def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused() -> None:
+def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused():
     def left(**entry: Any) -> limits.PlacedLimits:
         given = constraints_of({"devices": [{"operators": "of_cpus", **entry}]})
         return placed_limits(given, binned(), BESIDE)
@@ -261,13 +236,12 @@ def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused() -> None:
     assert found.notes[-1].endswith("beside the kernels that there are it leaves no device to of_cpus")
     # The best of those that it allows and that can run it, in its order.
     assert left(devices=[1, 2, 0]).devices == {"of_cpus": (1, 2, 0)}
-    costs = CostSource(BESIDE, ProfileStore(":memory:"), Settings(), None)
-    given = constraints_of({"devices": [{"operators": "of_cpus", "devices": [1, 2, 0]}]})
-    problem = PlacedPrices(binned(), BESIDE, costs, given).price().problem
+    given = {"devices": [{"operators": "of_cpus", "devices": [1, 2, 0]}]}
+    problem = priced_on(BESIDE, binned(), given).price().problem
     assert placer.place(problem, None, 0).placement.device[problem.names.index("of_cpus")] == 2
 
 
-def test_what_no_device_can_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_device_can_run_is_refused(monkeypatch):
     monkeypatch.setattr(limits, "has_kernel", lambda target, _: "of_cpus" not in target)
     with pytest.raises(InfeasibleError, match=r"no device of mixed can run of_cpus: .*no kernel for cuda"):
         placed_limits(None, binned(), BESIDE)
@@ -279,7 +253,7 @@ def test_what_no_device_can_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_a_hard_entry_holds_whatever_the_order() -> None:
+def test_a_hard_entry_holds_whatever_the_order():
     first = linears()[0]
     entries = [{"operators": first, "devices": [0], "soft": True}, {"operators": first, "devices": [1]}]
     found = prices(devices=entries).limits
@@ -288,22 +262,12 @@ def test_a_hard_entry_holds_whatever_the_order() -> None:
     assert "beside devices 2" in found.notes[0]
 
 
-def test_limits_on_a_batch_norm_hold_for_its_steps() -> None:
+def test_limits_on_a_batch_norm_hold_for_its_steps():
     first, second = norms_of(normalised())
-    costs = CostSource(cluster(), ProfileStore(":memory:"), Settings(), None)
-    given = constraints_of(
-        {
-            "devices": [{"operators": first, "kinds": ["V100*"]}],
-            "together": [{"operators": [first, second]}],
-        }
-    )
-    priced = PlacedPrices(normalised(), cluster(), costs, given).price({first: ("batch", 2)})
+    devices = [{"operators": first, "kinds": ["V100*"]}]
+    given = {"devices": devices, "together": [{"operators": [first, second]}]}
+    priced = priced_on(cluster(), normalised(), given).price({first: ("batch", 2)})
     names = [op.name for op in priced.graph.operators]
-    steps = [
-        *(f"{first} sums[{i}/2]" for i in (1, 2)),
-        f"{first} statistics",
-        f"{first}[1/2]",
-        f"{first}[2/2]",
-    ]
+    steps = [f"{first}{part}" for part in (" sums[1/2]", " sums[2/2]", " statistics", "[1/2]", "[2/2]")]
     assert dict(priced.problem.pinned).items() >= {names.index(name): (1,) for name in steps}.items()
     assert {names[i] for i in priced.problem.together[0]} == {*steps, second}

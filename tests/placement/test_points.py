@@ -3,8 +3,6 @@
 Placed plans survive their files, and are refused for what they do not fit.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
@@ -13,23 +11,19 @@ import pytest
 import torch
 from torch import nn
 
+from tensoropt import Plan, PlanError, load_plan
 from tensoropt.capture import capture
-from tensoropt.cluster import load_cluster
 from tensoropt.costs.process_memory import CONSTANTS
-from tensoropt.costs.source import CostSource
-from tensoropt.errors import PlanError
 from tensoropt.evaluation.problem import prepare_graph
-from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration import load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.placement import Placement, simulate_placement
-from tensoropt.placement.points import events_of, operator_rows, placed_strategy, plan_part
+from tensoropt.placement.points import events_of, operator_rows, placed_strategy
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
-from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan, Predicted, load_plan
 from tensoropt.plan.spent import NOTHING, spent_by_group
 from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.results import _simulated_answer
-from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
+from tests.placement.execute.cases import costs_on, plan_of
 from tests.planners.problems import frontier, small
 
 
@@ -37,43 +31,25 @@ def net(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def priced(folder, width: int = 8) -> PricedGraph:
+def priced(width: int = 8) -> PricedGraph:
     found = capture(net(width), (torch.randn(4, 8),), {}, loss=lambda y: y.mean(), mode="train")
-    cluster = load_cluster("netsplit-paper")
-    costs = CostSource(cluster, ProfileStore(folder / "profiles.db"), Settings(), None)
-    return PlacedPrices(prepare_graph(found.graph).graph, cluster, costs).price(
-        {"linear": ("out_features", 2)}
-    )
+    costs = costs_on("netsplit-paper")
+    prices = PlacedPrices(prepare_graph(found.graph).graph, costs.cluster, costs)
+    return prices.price({"linear": ("out_features", 2)})
 
 
-def plan_of(graph: PricedGraph) -> Plan:
+@pytest.fixture(scope="module")
+def graph():
+    return priced()
+
+
+@pytest.fixture(scope="module")
+def plan(graph):
     device = [i % 3 for i in range(graph.problem.size)]
-    simulated = simulate_placement(graph.problem, Placement.in_order(device, 3))
-    part = plan_part(graph.graph, simulated)
-    return Plan(
-        planner="by hand",
-        model=ModelInfo(source="net", fingerprint=graph.prices.graph.atoms.graph.fingerprint),
-        cluster=graph.prices.cluster.to_dict(),
-        mesh=MeshInfo(shape=(3,), names=("device",), placed=True),
-        micro_batches=1,
-        optimizer="adam",
-        operators=part.operators,
-        hubs={},
-        parameters=part.parameters,
-        stages=part.stages,
-        predicted=Predicted(
-            memory_bytes=simulated.memory_bytes,
-            time_s=simulated.time_s,
-            compute_s=0,
-            communication_s=0,
-            additive_memory_bytes=0,
-        ),
-    )
+    return plan_of(graph, Placement.in_order(device, 3), "net")
 
 
-def test_a_plan_gives_back_its_placement(tmp_path) -> None:
-    graph = priced(tmp_path)
-    plan = plan_of(graph)
+def test_a_plan_gives_back_its_placement(graph, plan):
     again = Plan.model_validate_json(plan.to_json())
     found = placed_strategy(again, graph.prices.graph)
     simulated = simulate_placement(graph.problem, found.placement)
@@ -84,51 +60,44 @@ def test_a_plan_gives_back_its_placement(tmp_path) -> None:
     assert set(found.placement.device) == {0, 1, 2}
 
 
-def test_another_model_is_refused_with_the_first_difference(tmp_path) -> None:
-    plan = plan_of(priced(tmp_path))
-    wider = priced(tmp_path, 16).prices.graph
-    with pytest.raises(PlanError, match="other shapes"):
-        placed_strategy(plan, wider)
-    missing = {k: v for k, v in plan.operators.items() if k != "linear_1"}
-    with pytest.raises(PlanError, match="nothing of operator linear_1"):
-        placed_strategy(plan.model_copy(update={"operators": missing}), wider)
+def changed(plan: Plan, what: str) -> Plan:
+    operators = dict(plan.operators)
+    if what == "an operator less":
+        del operators["linear_1"]
+    elif what == "an order":
+        first = next(iter(operators))
+        operators[first] = operators[first].model_copy(update={"order": 9})
+    more = {"micro-batches": {"micro_batches": 2}, "no stages": {"stages": None}}.get(what, {})
+    return plan.model_copy(update={"operators": operators, **more})
 
 
-def test_a_placed_plan_has_no_strategy_on_a_mesh(tmp_path) -> None:
-    graph = priced(tmp_path)
-    with pytest.raises(
-        PlanError,
-        match=r"each of its operators runs on one device; give tensoropt\.parallelize the plan itself",
-    ):
-        plan_of(graph).strategy(graph.prices.graph)
-    with pytest.raises(PlanError, match="places no operators on single devices"):
-        placed_strategy(plan_of(graph).model_copy(update={"stages": None}), graph.prices.graph)
+@pytest.mark.parametrize(("what", "width", "says"), [
+    ("", 16, "other shapes"),
+    ("an operator less", 16, "nothing of operator linear_1"),
+    ("an order", 8, "does not count"),
+    ("micro-batches", 8, "2 micro-batches cannot cut operators into pieces as well"),
+    ("no stages", 8, "places no operators on single devices"),
+])  # fmt: skip
+def test_a_plan_that_does_not_fit_is_refused(graph, plan, what, width, says):
+    groups = (graph if width == 8 else priced(width)).prices.graph
+    with pytest.raises(PlanError, match=says):
+        placed_strategy(changed(plan, what), groups)
 
 
-def test_orders_count_from_nought(tmp_path) -> None:
-    graph = priced(tmp_path)
-    plan = plan_of(graph)
-    first = next(iter(plan.operators))
-    operators = {**plan.operators, first: plan.operators[first].model_copy(update={"order": 9})}
-    with pytest.raises(PlanError, match="does not count"):
-        placed_strategy(plan.model_copy(update={"operators": operators}), graph.prices.graph)
+def test_a_placed_plan_has_no_strategy_on_a_mesh(graph, plan):
+    says = r"each of its operators runs on one device; give tensoropt\.parallelize the plan itself"
+    with pytest.raises(PlanError, match=says):
+        plan.strategy(graph.prices.graph)
 
 
-def test_a_plan_of_several_micro_batches_cuts_no_operator(tmp_path) -> None:
-    graph = priced(tmp_path)
-    plan = plan_of(graph).model_copy(update={"micro_batches": 2})
-    with pytest.raises(PlanError, match="2 micro-batches cannot cut operators into pieces as well"):
-        placed_strategy(plan, graph.prices.graph)
-
-
-def test_an_unknown_schema_is_refused_with_those_that_are_known(tmp_path) -> None:
+def test_an_unknown_schema_is_refused_with_those_that_are_known(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps({"schema": "tensoropt.plan/9"}))
     with pytest.raises(PlanError, match=r"'tensoropt.plan/9', not '.*/1' or '.*/2' or '.*/3' or '.*/4'"):
         load_plan(tmp_path / "plan.json")
 
 
 @pytest.fixture(scope="module")
-def explored() -> Exploration:
+def explored():
     """A frontier of gpt2 on two devices with one placed point among the others and one in it."""
     question = small("gpt2")
     graph = question.placing()
@@ -194,19 +163,12 @@ def test_its_figures_are_those_of_all_micro_batches():
     assert {name.rsplit(" ", 1)[1] for name in names} == {"0", "1"}
 
 
-def test_it_is_exported(explored, tmp_path):
+def test_it_is_exported_device_by_device(explored, tmp_path):
     write_frontier_csv(explored, tmp_path / "frontier.csv")
     write_strategies_csv(explored, tmp_path / "strategies.csv")
     with open(tmp_path / "frontier.csv", newline="") as file:
         first = next(csv.DictReader(file))
     assert (first["mesh"], first["planner"], first["devices"]) == ("placed on 2", "somebody else", "2")
-    with open(tmp_path / "strategies.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["point"] == "1"]
-    assert {row["options"].split(",")[0] for row in rows} == {"device 0", "device 1"}
-
-
-def test_its_strategy_is_written_device_by_device(explored, tmp_path):
-    write_strategies_csv(explored, tmp_path / "strategies.csv")
     with open(tmp_path / "strategies.csv", newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
     axes = max(len(space.mesh.names) for space in explored.spaces)

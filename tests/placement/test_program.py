@@ -1,7 +1,8 @@
 """One order for all devices keeps the plan's, and is refused where there is none; a process's program is its
-part of that order, with a message for every value that crosses a border."""
+part of that order, with a message for every value that crosses a border.
 
-from __future__ import annotations
+A placed strategy as a stage for each device.
+"""
 
 import itertools
 from dataclasses import replace
@@ -54,14 +55,14 @@ def check(strategy: PlacedStrategy, schedule: PlacedSchedule) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_devices_order_is_kept(seed: int) -> None:
+def test_every_devices_order_is_kept(seed):
     strategy = placed(opened("transformer"), seed)
     check(strategy, schedule_of(strategy))
     again = PlacedStrategy.from_data(strategy.to_data(), strategy.graph)
     assert schedule_of(again) == schedule_of(strategy)
 
 
-def test_transfers_must_be_those_needed() -> None:
+def test_transfers_must_be_those_needed():
     strategy = placed(opened("mlp"), 2)
     with pytest.raises(PlanError, match="lacks transfer"):
         schedule_of(replace(strategy, transfers=strategy.transfers[1:]))
@@ -72,7 +73,7 @@ def test_transfers_must_be_those_needed() -> None:
         schedule_of(replace(strategy, transfers=strategy.transfers + strategy.transfers[:1]))
 
 
-def test_orders_that_wait_for_each_other() -> None:
+def test_orders_that_wait_for_each_other():
     strategy = placed(opened("mlp"), 0, devices=1, share=0.0)
     (order,) = strategy.placement.forward
     backwards = Placement(strategy.placement.device, (tuple(reversed(order)),))
@@ -80,7 +81,7 @@ def test_orders_that_wait_for_each_other() -> None:
         schedule_of(replace(strategy, placement=backwards))
 
 
-def test_transfers_in_an_impossible_order() -> None:
+def test_transfers_in_an_impossible_order():
     strategy = placed(opened("mlp"), 1)
     with pytest.raises(PlanError, match="wait for each other"):
         schedule_of(replace(strategy, transfers=tuple(reversed(strategy.transfers))))
@@ -90,18 +91,12 @@ def program_of(strategy: PlacedStrategy, own: tuple[int, ...], evaluating: bool 
     return PlacedLowering(strategy, schedule_of(strategy).forward, own, evaluating).program()
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "seed"),
-    [
-        ("transformer", 1, 0),
-        ("transformer", 2, 1),
-        ("vgg_norm", 1, 2),
-        ("moving_average", 1, 3),
-        ("odd", 2, 4),
-    ],
-)
+@pytest.mark.parametrize(("name", "count", "seed"), [
+    ("transformer", 1, 0), ("transformer", 2, 1), ("vgg_norm", 1, 2), ("moving_average", 1, 3),
+    ("odd", 2, 4),
+])  # fmt: skip
 @pytest.mark.parametrize("own", [(0,), (1,), (2,), (0, 1, 2)])
-def test_a_program_is_the_part_of_its_process(name: str, count: int, seed: int, own: tuple[int, ...]) -> None:
+def test_a_program_is_the_part_of_its_process(name, count, seed, own):
     strategy = placed(opened(name), seed, micro_batches=count)
     order, operators = schedule_of(strategy).forward, strategy.placed_graph.operators
     device, transfers = strategy.placement.device, strategy.transfers
@@ -163,7 +158,7 @@ def test_a_program_is_the_part_of_its_process(name: str, count: int, seed: int, 
     assert not received
 
 
-def test_only_casts_read_master_weights() -> None:
+def test_only_casts_read_master_weights():
     strategy = placed(opened("transformer", compute_dtype="bfloat16"), 1)
     tensors = strategy.graph.atoms.graph.tensors
     program = program_of(strategy, (0, 1, 2))
@@ -179,7 +174,7 @@ def test_only_casts_read_master_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["moving_average", "transformer", "vgg_norm"])
-def test_programs_return_every_output_and_new_buffer(name: str) -> None:
+def test_programs_return_every_output_and_new_buffer(name):
     strategy = placed(opened(name), 1)
     programs = [program_of(strategy, (device,)) for device in range(strategy.devices)]
     names = [name for program in programs for name in program.outputs]
@@ -192,3 +187,28 @@ def test_programs_return_every_output_and_new_buffer(name: str) -> None:
     ]
     assert sorted(names) == sorted(expected)
     assert changed <= {values[name].tensor for name in names}
+
+
+def test_a_stage_has_the_operators_of_a_device_in_both_orders():
+    strategy = placed(opened("transformer"), 3)
+    assert len(strategy.stages) == strategy.places == strategy.devices == 3
+    for device, stage in enumerate(strategy.stages):
+        own = [o for o, where in enumerate(strategy.placement.device) if where == device]
+        assert sorted(stage.forward) == sorted(stage.backward) == own
+        assert strategy.place_of(device) == device
+
+
+def test_makers_and_holders_are_devices():
+    strategy = placed(opened("odd"), 5)
+    graph, device = strategy.placed_graph, strategy.placement.device
+    where = {op.name: device[i] for i, op in enumerate(graph.operators)}
+    unread = [t.name for t in strategy.graph.atoms.graph.parameters if t.name not in graph.holder]
+    for name, operator in graph.holder.items():
+        assert strategy.holders(name) == (where[operator],)
+    for name in unread:
+        assert strategy.holders(name) == (0, 1, 2)
+    (loss, *_) = strategy.graph.atoms.graph.outputs
+    assert strategy.maker(loss) == next(
+        device[i] for i, op in enumerate(graph.operators) if loss in {v.name for v in op.writes}
+    )
+    assert strategy.maker("nothing") is None

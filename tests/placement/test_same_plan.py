@@ -6,8 +6,6 @@ in a placed plan and one with collectives inside in a sharded one, so a placed p
 batches of models with them keep devices busier than their hosts.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np
@@ -16,7 +14,7 @@ import torch
 from torch import nn
 
 from tensoropt.capture import capture
-from tensoropt.cluster import Cluster, Mesh, load_cluster
+from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.evaluation.evaluate import evaluate_on
 from tensoropt.evaluation.problem import Problem, model_flops, prepare, unsplit
@@ -27,24 +25,19 @@ from tensoropt.placement import Placement, SimulatedPlacement, simulate_placemen
 from tensoropt.placement.graph import OperatorKind
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.planners.pinned import simulate_pinned
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import load_model
-from tensoropt.question.settings import Settings
+from tests.models import Call
 from tests.pipeline.models import split_along_the_batch
+from tests.placement.execute.cases import costs_on
 
 TIME, MEMORY = 0.1, 0.03
 """The shares by which two ways of saying a plan may differ."""
 
 
-class Stack(nn.Module):
+def stack() -> nn.Module:
     """Equal layers, whose work is long beside everything else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).square().mean()
+    layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8)))
+    return Call(lambda m, x: m.layers(x).square().mean(), layers=layers)
 
 
 # Batches are so large that activations take more than a second copy of parameters, which only a sharded plan
@@ -66,19 +59,15 @@ CLUSTERS = {"CPU ranks": "cpu:2", "one node": "dgx-h100[2]", "two nodes": NODES}
 @cache
 def problem_of(name: str) -> Problem:
     if name == "stack":
-        model = Stack().to("meta")
+        model = stack().to("meta")
         return prepare(capture(model, (torch.empty(BATCHES[name], 1024, device="meta"),), {}))
     loaded = load_model(f"zoo:{name}", device="meta", seed=0, batch=BATCHES[name])
     return prepare(capture(loaded.model, loaded.args, loaded.kwargs, loss=None, mode="train"))
 
 
 @cache
-def _store() -> ProfileStore:
-    return ProfileStore(":memory:")
-
-
-def costs_on(cluster: Cluster) -> CostSource:
-    return CostSource(cluster, _store(), Settings(measure="never"), None)
+def costs_of(cluster: str) -> CostSource:
+    return costs_on(load_cluster(CLUSTERS.get(cluster, cluster)), measure="never")
 
 
 def data_parallel(problem: Problem, costs: CostSource) -> SimulatedPlacement:
@@ -104,8 +93,8 @@ def least_s(problem: Problem, costs: CostSource) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cluster", ["cpu:1", "dgx-h100[1]"])
-def test_on_one_device_all_kinds_are_one(name: str, cluster: str) -> None:
-    problem, costs = problem_of(name), costs_on(load_cluster(cluster))
+def test_on_one_device_all_kinds_are_one(name, cluster):
+    problem, costs = problem_of(name), costs_of(cluster)
     graph = PlacedPrices(problem.graph, costs.cluster, costs).price()
     placed = simulate_placement(graph.problem, Placement.in_order([0] * graph.problem.size, 1))
     metrics = simulate_pinned(problem, costs, LaunchedJob(launcher="megatron")).evaluation.metrics
@@ -117,8 +106,8 @@ def test_on_one_device_all_kinds_are_one(name: str, cluster: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_data_parallelism_placed_is_data_parallelism_sharded(name: str, cluster: str) -> None:
-    problem, costs = problem_of(name), costs_on(load_cluster(CLUSTERS[cluster]))
+def test_data_parallelism_placed_is_data_parallelism_sharded(name, cluster):
+    problem, costs = problem_of(name), costs_of(cluster)
     placed = data_parallel(problem, costs)
     # Parameters are stored once, and gathered once in a step.
     metrics = simulate_pinned(
@@ -131,12 +120,10 @@ def test_data_parallelism_placed_is_data_parallelism_sharded(name: str, cluster:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_a_pipeline_of_one_stage_is_the_sharded_plan(
-    name: str, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipeline_of_one_stage_is_the_sharded_plan(name, cluster, monkeypatch):
     # Such a pipeline is refused, as it is none.
     monkeypatch.setattr(strategy, "check_schedule", lambda *_: None)
-    problem, costs = problem_of(name), costs_on(load_cluster(CLUSTERS[cluster]))
+    problem, costs = problem_of(name), costs_of(cluster)
     pipeline = split_along_the_batch(problem.graph, (), (1, 1, 2))
     sharded = evaluate_on(pipeline.stages[0], Mesh(shape=(2,), names=("replica",)), costs).metrics
     staged = evaluate_pipeline_on(pipeline, Mesh(shape=(1, 2), names=("stage", "replica")), costs)

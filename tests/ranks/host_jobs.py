@@ -1,7 +1,5 @@
 """Jobs of several hosts that tests start with torchrun, by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -9,9 +7,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from tensoropt.cluster import load_cluster
+from tensoropt import MeasurementError, load_cluster
 from tensoropt.cluster.hosts import network, together
-from tensoropt.errors import MeasurementError
 from tensoropt.profiling.links import measure_links
 from tensoropt.ranks.hosts import job_ranks, run_in_job
 from tensoropt.ranks.local_hardware import local_pool
@@ -21,14 +18,14 @@ from tensoropt.ranks.worker_process import RankError
 SIZES = (256 * 1024, 512 * 1024, 1024**2)
 
 
-def where(rank: int, world_size: int) -> tuple[int, float, int]:
+def where(rank, world_size):
     summed = torch.full((2,), float(rank))
     dist.all_reduce(summed)
     tell("here")
     return rank, float(summed[0]), os.getppid()
 
 
-def fails(rank: int, world_size: int, failing: int) -> None:
+def fails(rank, world_size, failing):
     if rank == failing:
         raise MeasurementError("refused")
 

@@ -3,8 +3,6 @@
 Hosts are processes of this machine that know each other by TCP alone, and in slow tests network namespaces.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -17,14 +15,11 @@ from typing import Any
 
 import pytest
 
-from tensoropt.cluster import load_cluster
+from tensoropt import ClusterError, Settings, TensorOptError, load_cluster, measure_links
 from tensoropt.cluster.files import save_cluster
 from tensoropt.cluster.hosts import detected_hosts, network, taken_alike, together
 from tensoropt.costs.source import CostSource
-from tensoropt.errors import ClusterError, TensorOptError
-from tensoropt.machine import measure_links
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.ranks import worker
 from tensoropt.ranks.hosts import HostRanks, in_job
 from tensoropt.ranks.pool import RankPool
@@ -38,38 +33,24 @@ TWO, PAIR = (together([load_cluster(f"cpu:{each}")] * 2, network("1Gbit/s")) for
 
 
 def two_hosts(
-    module: Sequence[str],
-    folder: Path,
-    prefixes: Sequence[Sequence[str]] = ((), ()),
-    address: str = THIS,
-    each: int = 1,
+    module: Sequence[str], folder: Path, prefixes: Sequence[Sequence[str]] = ((), ()), address: str = THIS
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a module in a job of two hosts; return what each of them ended with."""
+    """Run a module in a job of two hosts of a rank each; return what each of them ended with."""
     with socket.socket() as free:
         free.bind((THIS, 0))
         port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "TENSOROPT_CACHE": str(folder),
-        **({"GLOO_SOCKET_IFNAME": "lo"} if address == THIS else {}),
-    }
+    environment = os.environ | {"TENSOROPT_CACHE": str(folder)}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo"} if address == THIS else {}
+    launcher = [sys.executable, *["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]]
+    at = ["--master-addr", address, "--master-port", str(port)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
         subprocess.Popen(
-            [
-                *prefix,
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
-                *("--nproc-per-node", str(each)),
-                *("--node-rank", str(number), "--master-addr", address, "--master-port", str(port)),
-                *("-m", *module),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=environment,
+            [*prefix, *launcher, "--node-rank", str(number), *at, "-m", *module],
+            cwd=ROOT, env=environment, **pipes,
         )
         for number, prefix in enumerate(prefixes)
-    ]
+    ]  # fmt: skip
     try:
         return [
             subprocess.CompletedProcess(one.args, one.wait(), *one.communicate(timeout=300))
@@ -81,7 +62,7 @@ def two_hosts(
 
 
 @pytest.mark.slow
-def test_ranks_on_all_hosts_work_together_and_stay_usable_after_a_failure(tmp_path: Path) -> None:
+def test_ranks_on_all_hosts_work_together_and_stay_usable_after_a_failure(tmp_path):
     first, second = two_hosts(["tests.ranks.host_jobs", "fails"], tmp_path, each=2)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert second.stdout == ""
@@ -97,7 +78,7 @@ def test_ranks_on_all_hosts_work_together_and_stay_usable_after_a_failure(tmp_pa
 
 
 @pytest.mark.slow
-def test_links_between_hosts_are_timed_and_price_explorations_of_the_same_hosts(tmp_path: Path) -> None:
+def test_links_between_hosts_are_timed_and_price_explorations_of_the_same_hosts(tmp_path):
     save_cluster(PAIR, tmp_path / "hosts.yaml")
     module = ["tensoropt", "measure", "links", "--json", "--cluster", str(tmp_path / "hosts.yaml")]
     first, second = two_hosts(module, tmp_path)
@@ -110,10 +91,7 @@ def test_links_between_hosts_are_timed_and_price_explorations_of_the_same_hosts(
 
 
 @pytest.mark.slow
-def test_hosts_in_namespaces_are_timed_over_the_slow_link_between_them(
-    tmp_path: Path,
-    namespaces: list[str],
-) -> None:
+def test_hosts_in_namespaces_are_timed_over_the_slow_link_between_them(tmp_path, namespaces):
     prefixes = [["ip", "netns", "exec", name] for name in namespaces]
     first, second = two_hosts(["tests.ranks.host_jobs", "measure"], tmp_path, prefixes, "10.255.77.1")
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
@@ -134,7 +112,7 @@ def assert_priced_as_measured(folder: Path, told: Mapping[str, Any]) -> None:
             assert len(fits.collectives) == len(own["collectives"])
 
 
-def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tmp_path: Path) -> None:
+def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tmp_path):
     with ProfileStore(tmp_path / "profiles.sqlite") as store:
         costs = CostSource(TWO, store, Settings(measure="never"), None)
         assert costs.timings.links(TWO.meshes()[0]) is None
@@ -146,13 +124,13 @@ def test_a_cluster_of_hosts_that_was_not_measured_has_the_figures_of_its_file(tm
     ] * 4
 
 
-def test_links_of_several_hosts_are_not_timed_from_one(tmp_path: Path) -> None:
+def test_links_of_several_hosts_are_not_timed_from_one(tmp_path):
     save_cluster(TWO, tmp_path / "hosts.yaml")
     with pytest.raises(TensorOptError, match=r"between 2 hosts .* torchrun --nnodes 2 --nproc-per-node 2"):
         measure_links(str(tmp_path / "hosts.yaml"))
 
 
-def test_a_job_of_other_hosts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_other_hosts_is_refused(monkeypatch):
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
     hosts = HostRanks([load_cluster("cpu:2")] * 2, "gloo", None)
     hosts.check(TWO)
@@ -162,7 +140,7 @@ def test_a_job_of_other_hosts_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             hosts.check(other)
 
 
-def test_a_process_is_in_a_job_if_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_in_a_job_if_there_are_others(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -174,7 +152,7 @@ def test_a_process_is_in_a_job_if_there_are_others(monkeypatch: pytest.MonkeyPat
     assert not in_job()
 
 
-def read_apart(rank: int, world_size: int) -> float:
+def read_apart(rank, world_size):
     """Return how far the common clock is from the true one, where each rank reads a clock of its own."""
     true, worker._hosts = time.perf_counter, 2
     time.perf_counter = lambda: true() + 1000.0 * rank
@@ -186,7 +164,7 @@ def read_apart(rank: int, world_size: int) -> float:
 
 
 @pytest.mark.slow
-def test_ranks_of_several_hosts_have_a_clock_in_common() -> None:
+def test_ranks_of_several_hosts_have_a_clock_in_common():
     with RankPool(2) as pool:
         apart = pool.run(read_apart)
     assert apart[0] == pytest.approx(0.0, abs=1e-3)

@@ -1,28 +1,19 @@
 """Settings of PyTorch that decide which kernels run: as they are, as keys name them, and on ranks."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from tensoropt.costs.compute import measurement_prefix
 from tensoropt.ranks.kernel_settings import KernelSettings
-from tensoropt.ranks.pool import RankPool
 
 OTHERS = KernelSettings(
-    matmul="tf32",
-    convolution="ieee",
-    bf16_reduction=False,
-    benchmark=True,
-    cudnn_deterministic=True,
+    matmul="tf32", convolution="ieee", bf16_reduction=False, benchmark=True, cudnn_deterministic=True,
     deterministic=True,
-)
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def own() -> Iterator[None]:
+def own():
     before = KernelSettings.now()
     yield
     before.apply()
@@ -35,11 +26,7 @@ def test_pytorchs_own_are_the_defaults():
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        OTHERS,
-        KernelSettings(matmul="tf32"),
-        KernelSettings(recurrent="ieee", fp16_reduction=False),
-    ],
+    [OTHERS, KernelSettings(matmul="tf32"), KernelSettings(recurrent="ieee", fp16_reduction=False)],
 )
 def test_what_is_applied_is_found(settings):
     settings.apply()
@@ -74,12 +61,11 @@ def test_measurements_under_other_settings_have_other_keys():
     )
 
 
-def settings_of_rank(rank: int, world_size: int) -> KernelSettings:
+def settings_of_rank(rank, world_size):
     return KernelSettings.now()
 
 
-@pytest.mark.distributed
-def test_ranks_take_over_those_of_the_process_that_asks(ranks: RankPool) -> None:
+def test_ranks_take_over_those_of_the_process_that_asks(ranks):
     assert ranks.run(settings_of_rank) == [KernelSettings()] * 2
     OTHERS.apply()
     assert ranks.run(settings_of_rank) == [OTHERS] * 2

@@ -1,15 +1,12 @@
 """Which clusters are this machine."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
 import torch
 
-from tensoropt.cluster import load_cluster
+from tensoropt import ClusterError, load_cluster
 from tensoropt.cluster.nvml import gpu_cluster
-from tensoropt.errors import ClusterError
 from tensoropt.ranks import local_hardware
 from tensoropt.ranks.local_hardware import has_local_links, local_backend, local_notes, local_pool
 from tests.cluster.fake_nvml import dgx_h100
@@ -69,56 +66,42 @@ def test_cpus_with_figures_of_their_own_are_not_this_machine(tmp_path):
         assert local_backend(load_cluster(file)) is None
 
 
-def on_a_box(monkeypatch, box, names, cuda=True):
-    monkeypatch.setitem(sys.modules, "pynvml", box)
+def notes_on_a_box(monkeypatch, cluster, names, *, cuda=True, built=True, **devices):
+    """What is said of a cluster on a machine with NVML's devices changed so, of which PyTorch sees some."""
+    nvml = dgx_h100()
+    vars(nvml).update(devices)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(local_hardware, "local_gpus", lambda: names)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    return local_notes(load_cluster(cluster))
 
 
-def test_gpus_that_are_timed_need_no_words(box, monkeypatch):
-    on_a_box(monkeypatch, dgx_h100(), (NAME,) * 8)
-    assert local_notes(load_cluster("local:2")) == ()
-    assert local_notes(load_cluster("dgx-h100")) == ()
-    assert local_notes(load_cluster("cpu:2")) == ()
+@pytest.mark.usefixtures("box")
+@pytest.mark.parametrize("cluster", ["local:2", "dgx-h100", "cpu:2"])
+def test_gpus_that_are_timed_need_no_words(monkeypatch, cluster):
+    assert notes_on_a_box(monkeypatch, cluster, (NAME,) * 8) == ()
 
 
-def test_a_build_without_cuda_beside_gpus(box, monkeypatch):
-    on_a_box(monkeypatch, dgx_h100(), (), cuda=False)
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
-    (note,) = local_notes(load_cluster("local:4"))
-    assert note == (
-        "this machine's 4 x H100-80GB cannot be timed, so costs come from data sheets: PyTorch "
-        f"{torch.__version__} is built without CUDA; install a build with CUDA, or explore with --cluster "
-        "cpu:4 for CPU ranks"
-    )
+@pytest.mark.usefixtures("box")
+@pytest.mark.parametrize(("cluster", "names", "more", "says"), [
+    ("local:4", (), {"cuda": False, "built": False},
+     "this machine's 4 x H100-80GB cannot be timed, so costs come from data sheets: PyTorch "
+     f"{torch.__version__} is built without CUDA; install a build with CUDA, or explore with --cluster "
+     "cpu:4 for CPU ranks"),
+    ("local", ("NVIDIA A100-SXM4-80GB",) * 8, {}, "PyTorch sees other GPUs (NVIDIA A100-SXM4-80GB, "),
+    ("local", (NAME,) * 8, {"used": {0: 2**35}}, "GPU 0 (H100-80GB) is in use, with 32 GiB"),
+    ("local:2", (NAME,), {"usable": False},
+     "PyTorch sees 1 GPUs, but NVML, which describes them, does not answer: plans are for CPU ranks"),
+])  # fmt: skip
+def test_what_is_said_of_gpus_that_cannot_be_timed(monkeypatch, cluster, names, more, says):
+    (note,) = notes_on_a_box(monkeypatch, cluster, names, **more)
+    assert says in note
 
 
-def test_pytorch_with_other_gpus_than_nvml(box, monkeypatch):
-    on_a_box(monkeypatch, dgx_h100(), ("NVIDIA A100-SXM4-80GB",) * 8)
-    (note,) = local_notes(load_cluster("local"))
-    assert "PyTorch sees other GPUs (NVIDIA A100-SXM4-80GB, " in note
-
-
-def test_busy_cards_come_into_the_report(box, monkeypatch):
-    busy = dgx_h100()
-    busy.used = {0: 2**35}
-    on_a_box(monkeypatch, busy, (NAME,) * 8)
-    (note,) = local_notes(load_cluster("local"))
-    assert note.startswith("GPU 0 (H100-80GB) is in use, with 32 GiB")
-
-
-def test_gpus_that_local_does_not_see(box, monkeypatch):
-    on_a_box(monkeypatch, dgx_h100(), ())
+def test_gpus_that_local_does_not_see(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    (note,) = local_notes(load_cluster("local:2"))
+    (note,) = notes_on_a_box(monkeypatch, "local:2", ())
     assert note == "8 GPUs are here, but CUDA_VISIBLE_DEVICES='' shows none of them: plans are for CPU ranks"
-    without = dgx_h100()
-    without.usable = False
-    on_a_box(monkeypatch, without, (NAME,))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    (note,) = local_notes(load_cluster("local:2"))
-    assert (
-        note
-        == "PyTorch sees 1 GPUs, but NVML, which describes them, does not answer: plans are for CPU ranks"
-    )

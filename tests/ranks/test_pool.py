@@ -1,7 +1,5 @@
 """The rank pool: results, errors, deaths, hangs, and that nothing is left running."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -24,46 +22,46 @@ from tensoropt.ranks.worker_process import RankError
 pytestmark = pytest.mark.distributed
 
 
-def add_ranks(rank: int, world_size: int, value: float) -> torch.Tensor:
+def add_ranks(rank, world_size, value):
     tensor = torch.full((3,), value + rank)
     dist.all_reduce(tensor)
     return tensor
 
 
-def describe(rank: int, world_size: int) -> tuple[int, int, int, int, list[int], int]:
+def describe(rank, world_size):
     scheduling = os.sched_getscheduler(0)
     return rank, world_size, os.getpid(), torch.get_num_threads(), sorted(os.sched_getaffinity(0)), scheduling
 
 
-def echo(rank: int, world_size: int, *args: object) -> object:
+def echo(rank, world_size, *args):
     return args
 
 
-def fail_on(rank: int, world_size: int, failing: int) -> None:
+def fail_on(rank, world_size, failing):
     if rank == failing:
         raise ValueError(f"bad luck on {rank}")
     dist.barrier()  # the others wait for a rank that never comes
 
 
-def fail_alone(rank: int, world_size: int, failing: int) -> int:
+def fail_alone(rank, world_size, failing):
     if rank == failing:
         raise MeasurementError("refused")
     return rank
 
 
-def die_on(rank: int, world_size: int, dying: int) -> None:
+def die_on(rank, world_size, dying):
     if rank == dying:
         print("last words", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
 
 
-def hang_on(rank: int, world_size: int, hanging: int) -> None:
+def hang_on(rank, world_size, hanging):
     if rank == hanging:
         time.sleep(600)
 
 
-def unpicklable(rank: int, world_size: int) -> object:
+def unpicklable(rank, world_size):
     return lambda: rank
 
 
@@ -109,22 +107,16 @@ def test_a_pool_of_which_nothing_is_asked_starts_nothing():
 
 def test_ranks_that_do_not_start_are_no_failed_run():
     """What a run's failure leads to (another try, a note on a workload) would be done for each workload."""
-    with (
-        RankPool(1, prefixes=[["false"]]) as pool,
-        pytest.raises(MeasurementError, match="do not start") as caught,
-    ):
-        pool.run(echo)
-    assert not isinstance(caught.value, RankError)
-    assert "rank 0 died with exit code 1 during start" in str(caught.value).split("\n\n")[0]
-    assert pool.process_ids == ()
-
-
-def test_ranks_that_do_not_start_say_their_last_words():
-    with (
-        RankPool(1, prefixes=[["sh", "-c", "echo no memory; exit 1"]]) as pool,
-        pytest.raises(MeasurementError, match=r"exit code 1 \(no memory\)"),
-    ):
-        pool.run(echo)
+    dying = ["sh", "-c", "echo no memory; exit 1"]
+    for prefix, words in ((["false"], "during start"), (dying, "(no memory)")):
+        with (
+            RankPool(1, prefixes=[prefix]) as pool,
+            pytest.raises(MeasurementError, match="do not start") as caught,
+        ):
+            pool.run(echo)
+        assert not isinstance(caught.value, RankError)
+        assert f"rank 0 died with exit code 1 {words}" in str(caught.value).split("\n\n")[0]
+        assert pool.process_ids == ()
 
 
 def test_a_rank_that_raises_keeps_the_processes(pool):
@@ -159,7 +151,7 @@ def test_a_rank_that_dies(pool):
     assert pool.run(add_ranks, 0.0)[1].tolist() == [1.0] * 3
 
 
-def die_late(rank: int, world_size: int, dying: int) -> None:
+def die_late(rank, world_size, dying):
     if rank != dying:
         raise RuntimeError("Connection reset by peer")
     time.sleep(0.5)
@@ -179,7 +171,7 @@ def test_a_rank_that_hangs_shows_where(pool):
     assert "in hang_on" in str(caught.value)
 
 
-def cross(rank: int, world_size: int) -> None:
+def cross(rank, world_size):
     if rank:
         dist.recv(torch.ones(1), 0)
     else:
@@ -214,7 +206,7 @@ def test_a_run_of_another_thread_can_be_ended(pool):
     assert pool.run(echo)
 
 
-def tell_twice(rank: int, world_size: int) -> int:
+def tell_twice(rank, world_size):
     tell("first")
     tell((rank, "second"))
     return rank

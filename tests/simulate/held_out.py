@@ -1,7 +1,5 @@
 """Models that nothing here was made for, small: each has something in its backward that is easily missed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What is gathered ahead and scattered behind, in time and in memory, worked out by hand."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -9,7 +7,6 @@ import pytest
 
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.ops.layouts import GATHERED_AHEAD
-from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING
@@ -18,15 +15,9 @@ from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.costs.models import facts_of, four, problem
-from tests.simulate.test_simulator import (
-    BESIDE,
-    Hand,
-    PerByte,
-    assert_timed_as_scheduled,
-    evaluated_at,
-    figures,
-)
+from tests.costs.models import four, problem
+from tests.simulate.strategies import facts_by_group, written
+from tests.simulate.test_simulator import BESIDE, Hand, PerByte, assert_scheduled, evaluated_at, figures
 
 W = 24 * 24 * 4
 
@@ -36,18 +27,12 @@ def strategy(middle: str = "ahead", micro: int = 1) -> Strategy:
     graph = problem(four).graph
     assert len(graph.groups) == 5
     whole, sharded = ["R", "R/P"], [middle, "S(0)"]
-    names = [tensor.name for tensor in graph.atoms.graph.parameters]
-    data = {
-        "mesh": [micro, 2],
-        "groups": {group.name: ["d0" if micro > 1 else "none", "d0"] for group in graph.groups},
-        "hubs": {},
-        "stored": dict(zip(names, (whole, sharded, sharded, whole), strict=True)),
-    }
-    return Strategy.from_data(data, graph)
+    labels = ["d0" if micro > 1 else "none", "d0"]
+    return written(graph, (micro, 2), labels, (whole, sharded, sharded, whole))
 
 
 @pytest.mark.parametrize(("each_s", "exposed_s"), [(0.4, 0.0), (1.5, 1.0), (2.5, 4.5)])
-def test_what_is_longer_than_a_block_is_waited_for(each_s: float, exposed_s: float) -> None:
+def test_what_is_longer_than_a_block_is_waited_for(each_s, exposed_s):
     """Forward takes 1 s a group and backward 2 s. Gathers run beside a block of 1 s in forward, twice, and
     in backward beside the loss and the last product of 4 s, then beside 2 s; scatters beside 2 s, twice. At
     the end the bucket of the other two weights is reduced."""
@@ -62,45 +47,39 @@ def test_what_is_longer_than_a_block_is_waited_for(each_s: float, exposed_s: flo
     assert 2 * over + sum(back) == pytest.approx(exposed_s)
     assert total == pytest.approx(15.0 + 2 * over + sum(back) + loss + bucket)
     assert exposed == pytest.approx(total - compute)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
-def test_nothing_is_hidden_where_nothing_runs_beside() -> None:
+def test_nothing_is_hidden_where_nothing_runs_beside():
     evaluated = evaluated_at(strategy(), Hand(), PerByte(0.4 / W), BLOCKING)
     at_use = evaluated_at(strategy("R"), Hand(), PerByte(0.4 / W), BLOCKING)
     assert figures(evaluated) == pytest.approx(figures(at_use))
     assert not [event for event in evaluated.timed().events if event.name in AHEAD.values()]
 
 
-def test_every_micro_batch_gathers_and_scatters() -> None:
+def test_every_micro_batch_gathers_and_scatters():
     found = strategy(micro=2)
-    facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
-    assert predicted_collectives(found, facts) == {
-        Collective("all_gather", (0,), W): 8,
-        Collective("reduce_scatter", (0,), W): 4,
-        Collective("all_reduce", (0,), 2 * W): 1,
-        Collective("all_reduce", (0,), 4): 2,
-    }
+    assert predicted_collectives(found, facts_by_group(found)) == {
+        Collective("all_gather", (0,), W): 8, Collective("reduce_scatter", (0,), W): 4,
+        Collective("all_reduce", (0,), 2 * W): 1, Collective("all_reduce", (0,), 4): 2,
+    }  # fmt: skip
     evaluated = evaluated_at(found, Hand(), PerByte(0.4 / W), BESIDE)
     total, compute, communication, _ = figures(evaluated)
     assert (compute, communication) == pytest.approx((30.0, 12 * 0.4 + 0.8 + 2 * 4 * 0.4 / W))
     assert total == pytest.approx(30.0 + 0.8 + 2 * 4 * 0.4 / W)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
 @pytest.mark.parametrize("micro", [2, 4])
 @pytest.mark.parametrize("each_s", [0.4, 1.5, 2.5])
-def test_copies_are_made_once_and_reduced_once(each_s: float, micro: int) -> None:
+def test_copies_are_made_once_and_reduced_once(each_s, micro):
     """ZeRO's first stage: either weight is gathered beside 1 s of the first micro-batch's forward, its
     gradient scattered beside 2 s of the last one's backward."""
     found = strategy("held/P", micro)
-    facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
-    assert predicted_collectives(found, facts) == {
-        Collective("all_gather", (0,), W): 2,
-        Collective("reduce_scatter", (0,), W): 2,
-        Collective("all_reduce", (0,), 2 * W): 1,
-        Collective("all_reduce", (0,), 4): micro,
-    }
+    assert predicted_collectives(found, facts_by_group(found)) == {
+        Collective("all_gather", (0,), W): 2, Collective("reduce_scatter", (0,), W): 2,
+        Collective("all_reduce", (0,), 2 * W): 1, Collective("all_reduce", (0,), 4): micro,
+    }  # fmt: skip
     evaluated = evaluated_at(found, Hand(), PerByte(each_s / W), BESIDE)
     total, compute, communication, exposed = figures(evaluated)
     behind_s = micro * 4 * each_s / W + 2 * each_s
@@ -109,10 +88,10 @@ def test_copies_are_made_once_and_reduced_once(each_s: float, micro: int) -> Non
     assert communication == pytest.approx(4 * each_s + behind_s)
     assert exposed == pytest.approx(waited_s + behind_s)
     assert total == pytest.approx(compute + exposed)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
-def test_gradients_of_copies_are_scattered_in_every_micro_batch() -> None:
+def test_gradients_of_copies_are_scattered_in_every_micro_batch():
     """ZeRO's second stage: likewise, but reduced each time."""
     found = strategy("held", 2)
     evaluated = evaluated_at(found, Hand(), PerByte(1.5 / W), BESIDE)
@@ -120,17 +99,16 @@ def test_gradients_of_copies_are_scattered_in_every_micro_batch() -> None:
     behind_s = 2 * 4 * 1.5 / W + 2 * 1.5
     assert (compute, communication) == pytest.approx((30.0, 6 * 1.5 + behind_s))
     assert total == pytest.approx(30.0 + 2 * 0.5 + behind_s)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
-def test_two_blocks_are_there_at_a_time() -> None:
+def test_two_blocks_are_there_at_a_time():
     """As the second product runs, its own weight and the next one's are there whole; where a weight is
     gathered at its use only the one."""
 
     def bytes_at(middle: str, moment: str) -> int:
         found = strategy(middle)
-        facts = {n: facts_of(workload(found.graph, c, found.mesh)) for n, c in found.configurations.items()}
-        curve = memory_curve(found, facts, "sgd")
+        curve = memory_curve(found, facts_by_group(found), "sgd")
         (point,) = (p for p in curve.points if p.moment == moment)
         return point.transient
 
@@ -142,17 +120,14 @@ def test_two_blocks_are_there_at_a_time() -> None:
     assert ahead - at_use == W + W // 2
 
 
-@pytest.mark.parametrize(
-    ("each_s", "total_s"),
-    [
-        # Beside 0.4 s of a collective 0.32 s are computed: six of them cost 0.08 s each.
-        (0.4, 15.0 + 6 * 0.08),
-        # 1 s of computing takes 1.25 s, and what is left of the gather is waited for; backward passes the
-        # others within blocks of 2 s and more.
-        (1.5, 15.0 + 2 * 0.5 + 4 * 0.3),
-    ],
-)
-def test_computing_is_slower_beside_a_collective(each_s: float, total_s: float) -> None:
+@pytest.mark.parametrize(("each_s", "total_s"), [
+    # Beside 0.4 s of a collective 0.32 s are computed: six of them cost 0.08 s each.
+    (0.4, 15.0 + 6 * 0.08),
+    # 1 s of computing takes 1.25 s, and what is left of the gather is waited for; backward passes the
+    # others within blocks of 2 s and more.
+    (1.5, 15.0 + 2 * 0.5 + 4 * 0.3),
+])  # fmt: skip
+def test_computing_is_slower_beside_a_collective(each_s, total_s):
     evaluated = evaluated_at(strategy(), Hand(), PerByte(each_s / W), replace(BESIDE, slower=0.25))
     total, compute, communication, exposed = figures(evaluated)
     behind_s = 4 * each_s / W + 2 * each_s  # the loss's and the bucket, beside which nothing is computed
@@ -164,24 +139,18 @@ def test_computing_is_slower_beside_a_collective(each_s: float, total_s: float) 
 
 
 @pytest.mark.parametrize("micro", [2, 4])
-def test_computing_is_as_slow_in_every_micro_batch(micro: int) -> None:
+def test_computing_is_as_slow_in_every_micro_batch(micro):
     evaluated = evaluated_at(strategy(micro=micro), Hand(), PerByte(0.4 / W), replace(BESIDE, slower=0.25))
     assert figures(evaluated)[1] == pytest.approx(micro * (15.0 + 6 * 0.08))
 
 
-def test_nothing_slows_down_an_optimizer_that_has_waited_for_all() -> None:
+def test_nothing_slows_down_an_optimizer_that_has_waited_for_all():
     """Copies of weights that lie on two axes are gathered behind the optimizer, which comes behind all
     buckets: it computes beside nothing."""
     graph = problem(four).graph
     whole, sharded = ["R", "R/P", "R/P"], ["held", "S(0)", "S(1)"]
-    names = [tensor.name for tensor in graph.atoms.graph.parameters]
-    data = {
-        "mesh": [1, 2, 2],
-        "groups": {group.name: ["none", "d0", "d0"] for group in graph.groups},
-        "hubs": {},
-        "stored": dict(zip(names, (whole, sharded, sharded, whole), strict=True)),
-    }
-    found, stepping = Strategy.from_data(data, graph), Hand()
+    found = written(graph, (1, 2, 2), ["none", "d0", "d0"], (whole, sharded, sharded, whole))
+    stepping = Hand()
     stepping.optimizer_s_per_element = 1e-3
     optimizer_s = []
     for overlap in (BLOCKING, replace(BESIDE, slower=0.25)):
@@ -191,28 +160,21 @@ def test_nothing_slows_down_an_optimizer_that_has_waited_for_all() -> None:
     assert optimizer_s[1] == pytest.approx(optimizer_s[0]) != 0.0
 
 
-def test_gradients_of_a_tied_copy_add_up_in_its_type() -> None:
+def test_gradients_of_a_tied_copy_add_up_in_its_type():
     """Autograd adds the embedding's and the head's in bfloat16; only micro-batches add up in float32."""
     loaded = load_model(ModelSpec("zoo:gpt2-tiny", compute_dtype="bfloat16"))
     graph = loaded.graph
     (tied,) = graph.shared
-    data = {
-        "mesh": [2, 2],
-        "groups": {name: [str(along.label)] * 2 for name, along in batch_strategies(graph).items()},
-        "hubs": {name: ["S(0)", "S(0)"] for name in graph.hubs},
-        "stored": {
-            t.name: ["held/P", "S(0)"] if t.name == tied else ["R/P", "R/P"]
-            for t in graph.atoms.graph.parameters
-        },
-    }
-    found = Strategy.from_data(data, graph)
-    facts = {n: facts_of(workload(graph, c, found.mesh)) for n, c in found.configurations.items()}
+    labels = {name: [str(along.label)] * 2 for name, along in batch_strategies(graph).items()}
+    stored = [("held/P", "S(0)") if t.name == tied else ("R/P", "R/P") for t in graph.atoms.graph.parameters]
+    found = written(graph, (2, 2), labels, stored, dict.fromkeys(graph.hubs, ("S(0)", "S(0)")))
     tracked = check_on_fake_ranks(loaded, found, "sgd").memory_tracked["peak"]
-    assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)
+    peak = memory_curve(found, facts_by_group(found), "sgd").peak.total
+    assert peak == pytest.approx(tracked, rel=1e-3)
 
 
 @pytest.mark.slow
-def test_a_gradient_waits_for_uses_that_hand_theirs_over() -> None:
+def test_a_gradient_waits_for_uses_that_hand_theirs_over():
     """The head's lies as the parameter is stored; autograd keeps it until the embedding has been passed."""
     loaded = load_model(ModelSpec("zoo:gpt2-tiny", 3))
     graph = loaded.graph
@@ -220,6 +182,6 @@ def test_a_gradient_waits_for_uses_that_hand_theirs_over() -> None:
     # Drawn, as the peak has to come between the two.
     found = random_strategy(graph, (4, 2), micro_strategies(graph, 4), random.Random(101), 0.0)
     assert found.stored[tied] == (GATHERED_AHEAD, 0)
-    facts = {n: facts_of(workload(graph, c, found.mesh)) for n, c in found.configurations.items()}
     tracked = check_on_fake_ranks(loaded, found, "sgd").memory_tracked["peak"]
-    assert memory_curve(found, facts, "sgd").peak.total == pytest.approx(tracked, rel=1e-3)
+    peak = memory_curve(found, facts_by_group(found), "sgd").peak.total
+    assert peak == pytest.approx(tracked, rel=1e-3)

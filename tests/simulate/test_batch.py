@@ -3,8 +3,6 @@
 Loops that are compiled, and what keeps them inside of their arrays.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from functools import partial
@@ -17,6 +15,7 @@ from tensoropt.evaluation.evaluate import Evaluator
 from tensoropt.simulate.batch import _add_rows, add_all, add_rows, peaks
 from tensoropt.simulate.candidates import BLOCKING
 from tests.costs.models import problem, tables_of
+from tests.simulate.test_simulator import any_choice, assert_as_one_by_one
 from tests.situations.readers import WIDTH, Twice, siamese
 
 
@@ -42,15 +41,15 @@ def test_too_few_positions_are_not_taken():
         add_rows(np.zeros((4, 1)), np.array([0, 1]), np.ones(1), np.zeros((3, 1), np.int64))
 
 
-@pytest.mark.parametrize("position", [-2, 4])
-def test_no_row_outside_is_taken(position):
-    with pytest.raises(AssertionError, match="of 4"):
-        add_rows(np.zeros((4, 1)), np.array([position]), np.ones(1), np.zeros((1, 1), np.int64))
+@pytest.mark.parametrize(
+    ("columns", "position", "says"), [(1, -2, "of 4"), (1, 4, "of 4"), (2, 0, "2 columns for 1 strategies")]
+)
+def test_no_row_outside_is_taken(columns, position, says):
+    with pytest.raises(AssertionError, match=says):
+        add_rows(np.zeros((4, columns)), np.array([position]), np.ones(1), np.zeros((1, 1), np.int64))
 
 
 def test_figures_for_other_strategies_are_not_taken():
-    with pytest.raises(AssertionError, match="2 columns for 1 strategies"):
-        add_rows(np.zeros((4, 2)), np.array([0]), np.ones(1), np.zeros((1, 1), np.int64))
     with pytest.raises(AssertionError):
         add_all(np.zeros((1, 3)), np.ones((1, 2)), np.zeros((1, 1), np.int64))
     with pytest.raises(AssertionError, match="several shapes"):
@@ -66,11 +65,9 @@ def twice():
 
 
 MODELS = {
-    "both trained": partial(both, 4, "trained"),
-    "one without gradient": partial(both, 3, "no_grad"),
-    "one detached": partial(both, 3, "detach"),
-    "twice in each block": twice,
-}
+    "both trained": partial(both, 4, "trained"), "one without gradient": partial(both, 3, "no_grad"),
+    "one detached": partial(both, 3, "detach"), "twice in each block": twice,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)
@@ -83,16 +80,4 @@ def test_a_strategy_costs_the_same_whatever_was_simulated_before(name, mesh):
     assert whole
     for kept_whole in (0, len(whole), 1, len(whole) - 1, 0):
         names = rng.sample(list(whole), kept_whole)
-        chosen = []
-        for _ in range(3):
-            choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
-            choice |= {v.key: 0 for v in tables.variables if getattr(v.key, "name", "") in names}
-            options = {v.key: rng.randrange(len(v.memory[choice[v.key]])) for v in tables.variables}
-            chosen.append((choice, options))
-        (together,) = evaluator(chosen)
-        for row, one in enumerate(chosen):
-            (alone,) = Evaluator(tables, BLOCKING)([one])
-            for field in ("memory", "time_s", "compute_s", "communication_s", "sources"):
-                expected = getattr(alone.metrics, field)[0]
-                assert np.allclose(getattr(together.metrics, field)[row], expected, rtol=1e-12), field
-            assert together.collectives(row) == alone.collectives(0)
+        assert_as_one_by_one(evaluator, tables, [any_choice(tables, rng, names) for _ in range(3)])

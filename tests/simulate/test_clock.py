@@ -1,8 +1,6 @@
 """The plain interpreter of a step in time: it has the batched simulator's figures, and waits for a slow
 host."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +20,9 @@ from tests.simulate.test_simulator import evaluated_at
 
 LEVELS = {(0,): ("node",), (1,): ("gpu",), (0, 1): ("node", "gpu")}
 OVERLAPS = {
-    "blocking": BLOCKING,
-    "beside": Overlap(True, ""),
-    "slower": Overlap(True, "", {}, 0.189),
+    "blocking": BLOCKING, "beside": Overlap(True, ""), "slower": Overlap(True, "", {}, 0.189),
     "levels": Overlap(True, "", LEVELS, 0.5),
-}
+}  # fmt: skip
 OVERHEADS = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
 ISSUING = replace(OVERHEADS, of_host=Overheads(call_s=1e-6, pass_s=1e-7, arrive_s=1e-6, step_s=1e-5))
 
@@ -70,14 +66,10 @@ def test_its_figures_are_those_of_the_batched_simulator(build, mesh, overlap):
     for host_s in ((0.0, 0.0), rng.choice([(5e-4, 1e-3), (5e-3, 2e-3)])):
         strategy = random_strategy(graph, mesh, micro, rng, recompute=0.5)
         evaluated = evaluated_at(
-            strategy,
-            ToyCompute(host_s=host_s),
-            ToyCommunication(),
-            OVERLAPS[overlap],
-            ISSUING if any(host_s) else OVERHEADS,
-            optimizer=rng.choice(["sgd", "adam"]),
+            strategy, ToyCompute(host_s=host_s), ToyCommunication(), OVERLAPS[overlap],
+            ISSUING if any(host_s) else OVERHEADS, optimizer=rng.choice(["sgd", "adam"]),
             packs=rng.random() < 0.5,
-        )
+        )  # fmt: skip
         assert_figures_are_the_simulators(evaluated)
 
 

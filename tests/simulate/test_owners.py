@@ -3,8 +3,6 @@
 The judge's memory curve, by hand on two layers and against what a real step keeps alive.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -15,7 +13,6 @@ from torch.utils import _pytree as pytree
 from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import load_model, model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
-from tensoropt.profiling.workload import workload
 from tensoropt.sharding.regions import find_regions, fitting_once
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
@@ -27,33 +24,19 @@ from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.step import lower
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
-from tests.costs.models import facts_of, gates, gpt2, llama, llama_two, problem, two_layers
+from tests.costs.models import gates, gpt2, llama, llama_two, problem, two_layers
 from tests.execute import jobs
+from tests.simulate.strategies import facts_by_group, written
 from tests.simulate.test_readings import tied
-
-FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
 
 
 def play(strategy: Strategy, optimizer: str = "adam", training: bool = True) -> MemoryCurve:
-    facts = {
-        name: facts_of(workload(strategy.graph, c, strategy.mesh), training)
-        for name, c in strategy.configurations.items()
-    }
-    return memory_curve(strategy, facts, optimizer)
+    return memory_curve(strategy, facts_by_group(strategy, training), optimizer)
 
 
 def two_layer_strategy(labels, stored, mesh=(1, 2), mode="train") -> Strategy:
     graph = problem(two_layers, mode).graph
-    prefix = "p_model_" if mode == "train" else "p_"
-    data = {
-        "mesh": list(mesh),
-        "groups": {g.name: ["none", *chosen] for g, chosen in zip(graph.groups, labels, strict=True)},
-        "hubs": {},
-        "stored": {
-            f"{prefix}{n}_weight": ["R", *s] for n, s in zip(("first", "second"), stored, strict=True)
-        },
-    }
-    return Strategy.from_data(data, graph)
+    return written(graph, mesh, [("none", *chosen) for chosen in labels], [("R", *one) for one in stored])
 
 
 def points(simulation: MemoryCurve) -> dict[str, tuple[int, int]]:
@@ -126,26 +109,6 @@ def test_inference_keeps_nothing_but_its_result():
         "forward mse_loss": (0, 2 * OUT),
     }
     assert simulation.peak.gradients == simulation.peak.optimizer == 0
-
-
-@pytest.mark.parametrize("build", [two_layers, gates, gpt2, llama], ids=lambda b: b.__name__)
-def test_the_peak_covers_all_that_is_kept(build):
-    """At the end of forward everything kept for backward is there together."""
-    prepared = problem(build)
-    rng = random.Random(0)
-    for mesh in ((1, 2), (2, 2), (1, 2, 2)):
-        micro = micro_strategies(prepared.graph, mesh[0])
-        for _ in range(3):
-            strategy = random_strategy(prepared.graph, mesh, micro, rng)
-            simulation = play(strategy)
-            kept = sum(
-                facts_of(workload(prepared.graph, c, mesh)).kept_bytes
-                for c in strategy.configurations.values()
-            )
-            assert simulation.peak.total >= simulation.points[-1].total
-            assert max(p.kept for p in simulation.points) >= kept
-            assert all(p.kept >= 0 and p.transient >= 0 for p in simulation.points)
-            assert simulation.points[-1].kept == 0
 
 
 # -- reality --------------------------------------------------------------------------------------
@@ -237,24 +200,11 @@ def test_so_does_one_of_blocks_of_which_a_part_runs_again(build, seed):
     assert play(partly).peak.total == pytest.approx(tracked, rel=0.002)
 
 
-def test_recomputing_the_first_of_two_blocks_saves_its_inside():
-    """The second one's inside is alive when backward begins, whether it was kept or is made again."""
-    strategy = unsplit(gpt2, 1)
-    first, second = find_regions(strategy.graph)
-    kept, early, late = (
-        max(p.kept for p in play(replace(strategy, recomputed=chosen)).points)
-        for chosen in ((), (first,), (second,))
-    )
-    assert early < 0.75 * kept
-    assert late > early
-
-
 def recorded(
     strategy, optimizer: str, *, packs: bool, facts=None
 ) -> tuple[StepOwners, list[dict[str, float]]]:
     """The owners of a strategy's step, and its memory curve."""
-    works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    candidates = StrategyCandidates(strategy, facts or {n: facts_of(work) for n, work in works.items()})
+    candidates = StrategyCandidates(strategy, facts or facts_by_group(strategy))
     prices = free_prices(strategy.graph, strategy.mesh, optimizer)
     prices.packs = packs
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))

@@ -4,42 +4,25 @@
 a weight 8 rows are sent, as the ranks have 4 and 3.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
 
-from tensoropt.costs.effects import (
-    BACK_LEFT,
-    BACK_NEXT,
-    BEGIN,
-    BEGIN_BEFORE,
-    PARAMETERS,
-    Effect,
-)
+from tensoropt.costs.effects import BACK_LEFT, BACK_NEXT, BEGIN, BEGIN_BEFORE, PARAMETERS, Effect
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import free_prices
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
 from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
-from tests.costs.models import facts_of
 from tests.engine.loops import data_parallel
-from tests.engine.test_tied import SENT, W, captured_tied
-from tests.simulate.test_simulator import (
-    BESIDE,
-    Hand,
-    PerByte,
-    assert_timed_as_scheduled,
-    evaluated_at,
-    figures,
-)
+from tests.engine.test_gathering import SENT, W, captured_tied
+from tests.simulate.strategies import facts_by_group
+from tests.simulate.test_simulator import BESIDE, Hand, PerByte, assert_scheduled, evaluated_at, figures
 
 B = "p_model_b_weight"
 LOSS = Collective("all_reduce", (0,), 4)
@@ -48,8 +31,7 @@ LOSS = Collective("all_reduce", (0,), 4)
 def tied(stored: str, micro: int = 1, dtype: str = "float32") -> tuple[Strategy, dict[str, Facts]]:
     graph, _ = captured_tied(dtype)
     strategy = data_parallel(graph, stored, micro)
-    works = {n: workload(graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    return strategy, {name: facts_of(work) for name, work in works.items()}
+    return strategy, facts_by_group(strategy)
 
 
 def gather(weights: int) -> Collective:
@@ -61,13 +43,13 @@ def scatter(weights: int) -> Collective:
 
 
 @pytest.mark.parametrize("micro", [1, 2])
-def test_each_block_gathers_it_once_and_one_scatter_takes_the_sum(micro: int) -> None:
+def test_each_block_gathers_it_once_and_one_scatter_takes_the_sum(micro):
     forward = [gather(2), gather(1), gather(2), LOSS]
     backward = [gather(2), gather(1), gather(1), scatter(1), scatter(1), scatter(2)]
     assert predicted_collectives(*tied("ahead", micro)) == Counter([*forward, *backward] * micro)
 
 
-def test_a_copy_is_gathered_with_its_first_block() -> None:
+def test_a_copy_is_gathered_with_its_first_block():
     first, other = [gather(2), gather(1), gather(1), LOSS], [LOSS]
     back = [scatter(1), scatter(1), scatter(2)]
     assert predicted_collectives(*tied("held", 2)) == Counter([*first, *back, *other, *back])
@@ -75,7 +57,7 @@ def test_a_copy_is_gathered_with_its_first_block() -> None:
     assert predicted_collectives(*tied("held/P", 2)) == Counter([*first, *other, *back])
 
 
-def test_it_takes_the_time_of_what_is_sent() -> None:
+def test_it_takes_the_time_of_what_is_sent():
     """Forward takes 1 s a group and backward 2 s; a weight takes 0.1 s to send."""
     strategy, facts = tied("ahead")
     evaluated = evaluated_at(strategy, Hand(), PerByte(0.1 / SENT), BESIDE)
@@ -84,7 +66,7 @@ def test_it_takes_the_time_of_what_is_sent() -> None:
     # What begins forward and backward, and the last scatter, are waited for.
     assert exposed == pytest.approx(0.1 * (2 + 2 + 2) + 0.1 * 4 / SENT)
     assert total == pytest.approx(compute + exposed)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
     assert sum(predicted_collectives(strategy, facts).values()) == 10
 
 
@@ -105,7 +87,7 @@ def effects_of_uses(name: str) -> list[tuple[Effect, ...]]:
     return found
 
 
-def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
+def test_the_sum_of_gradients_stays_until_it_is_scattered():
     """The last use in forward leaves its gradient; the first one, with which backward ends, gives it back."""
     effects = [[e for e in of_use if e.transient or e.workspace_bytes] for of_use in effects_of_uses(B)]
     at = [{e.when: e for e in of_use} for of_use in effects]
@@ -132,9 +114,9 @@ def test_the_sum_of_gradients_stays_until_it_is_scattered() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])
-def test_memory_is_what_fake_ranks_keep(stored: str, micro: int, dtype: str) -> None:
+def test_memory_is_what_fake_ranks_keep(stored, micro, dtype):
     # To less than the smallest shard.
-    loaded = load_model(ModelSpec("tests.engine.test_tied:tied", compute_dtype=dtype))
+    loaded = load_model(ModelSpec("tests.engine.test_gathering:tied", compute_dtype=dtype))
     strategy, facts = tied(stored, micro, dtype)
     tracked = check_on_fake_ranks(loaded, strategy, "sgd").memory_tracked["peak"]
     assert memory_curve(strategy, facts, "sgd").peak.total == pytest.approx(tracked, abs=SENT // 2 - 1)

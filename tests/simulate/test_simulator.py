@@ -1,7 +1,5 @@
 """The simulator's time, against effects added up one by one and a schedule of the same step."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -23,7 +21,6 @@ from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
     ToyCommunication,
     ToyCompute,
-    facts_of,
     gates,
     gpt2,
     llama,
@@ -32,6 +29,7 @@ from tests.costs.models import (
     two_layers,
 )
 from tests.naive import Schedule, Task, schedule
+from tests.simulate.strategies import facts_by_group, written
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "llama": llama}
 MESHES = [(1, 2), (2, 2), (1, 2, 2)]
@@ -74,18 +72,12 @@ class PerByte:
 
 
 def evaluated_at(
-    strategy: Strategy,
-    compute,
-    communication,
-    overlap: Overlap,
-    overheads=NO_OVERHEADS,
-    optimizer="sgd",
+    strategy: Strategy, compute, communication, overlap: Overlap, overheads=NO_OVERHEADS, optimizer="sgd",
     **more,
-) -> Evaluation:
+) -> Evaluation:  # fmt: skip
     works = {n: workload(strategy.graph, c, strategy.mesh) for n, c in strategy.configurations.items()}
-    facts = {n: facts_of(w) for n, w in works.items()}
     prices = Prices(strategy.graph, strategy.mesh, compute, communication, optimizer, overheads, **more)
-    return evaluate_strategy(strategy, works, facts, prices, overlap)
+    return evaluate_strategy(strategy, works, facts_by_group(strategy), prices, overlap)
 
 
 def scheduled(evaluated: Evaluation) -> Schedule:
@@ -118,7 +110,7 @@ def scheduled(evaluated: Evaluation) -> Schedule:
     return schedule(tasks)
 
 
-def assert_timed_as_scheduled(evaluated: Evaluation) -> None:
+def assert_scheduled(evaluated: Evaluation) -> None:
     """Every event's start, the step's end and the memory's peak."""
     timed, timeline = evaluated.timed(), scheduled(evaluated)
     total = evaluated.metrics.time_s[0]
@@ -132,14 +124,7 @@ def assert_timed_as_scheduled(evaluated: Evaluation) -> None:
 
 
 def data_parallel(mesh=(1, 2)) -> Strategy:
-    graph = problem(two_layers).graph
-    data = {
-        "mesh": list(mesh),
-        "groups": {g.name: ["d0" if mesh[0] > 1 else "none", "d0"] for g in graph.groups},
-        "hubs": {},
-        "stored": {f"p_model_{n}_weight": ["R", "R/P"] for n in ("first", "second")},
-    }
-    return Strategy.from_data(data, graph)
+    return written(problem(two_layers).graph, mesh, ["d0" if mesh[0] > 1 else "none", "d0"], ["R", "R/P"])
 
 
 W1, W2 = 24 * 32 * 4, 32 * 8 * 4
@@ -148,19 +133,6 @@ W1, W2 = 24 * 32 * 4, 32 * 8 * 4
 def figures(evaluated: Evaluation) -> tuple[float, float, float, float]:
     p = evaluated.metrics
     return tuple(float(x[0]) for x in (p.time_s, p.compute_s, p.communication_s, p.exposed_s))
-
-
-def test_one_bucket_of_a_small_model_is_all_exposed():
-    """Three groups, 3 s forward, 6 s backward; both gradients in one bucket, complete at the very end."""
-    bucket = (W1 + W2) * 1e-3
-    for overlap in (BESIDE, BLOCKING):
-        total, compute, communication, exposed = figures(
-            evaluated_at(data_parallel(), Hand(), PerByte(1e-3), overlap)
-        )
-        # the loss is reduced as well: 4 bytes
-        assert (compute, communication) == pytest.approx((9.0, bucket + 0.004))
-        assert total == pytest.approx(9.0 + bucket + 0.004)
-        assert exposed == pytest.approx(communication)
 
 
 def one_gradient_each(monkeypatch) -> None:
@@ -189,30 +161,18 @@ def test_a_full_bucket_is_reduced_beside_backward(monkeypatch):
 
 def scattered_first(mesh) -> Strategy:
     """Data parallel; over the last axis the first weight is gathered and its gradient scattered."""
-    graph, axes = problem(two_layers).graph, len(mesh) - 1
-    data = {
-        "mesh": list(mesh),
-        "groups": {g.name: ["none", *["d0"] * axes] for g in graph.groups},
-        "hubs": {},
-        "stored": {
-            "p_model_first_weight": ["R", *["R/P"] * (axes - 1), "S(0)"],
-            "p_model_second_weight": ["R", *["R/P"] * axes],
-        },
-    }
-    return Strategy.from_data(data, graph)
+    axes = len(mesh) - 1
+    stored = ["R", *["R/P"] * (axes - 1), "S(0)"], ["R", *["R/P"] * axes]
+    return written(problem(two_layers).graph, mesh, ["none", *["d0"] * axes], stored)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "links", "queues"),
-    [
-        ((1, 2), {}, True),
-        ((1, 2, 2), {(0, 1): ("node",), (1,): ("node",)}, True),
-        ((1, 2, 2), {(0, 1): ("node", "gpu"), (1,): ("gpu",)}, True),
-        ((1, 2, 2), {(0, 1): ("node",), (1,): ("gpu",)}, False),
-        ((1, 2, 2), {}, True),
-    ],
-    ids=["one axis", "one level", "a shared level", "two levels", "a shared axis"],
-)
+@pytest.mark.parametrize(("mesh", "links", "queues"), [
+    ((1, 2), {}, True),
+    ((1, 2, 2), {(0, 1): ("node",), (1,): ("node",)}, True),
+    ((1, 2, 2), {(0, 1): ("node", "gpu"), (1,): ("gpu",)}, True),
+    ((1, 2, 2), {(0, 1): ("node",), (1,): ("gpu",)}, False),
+    ((1, 2, 2), {}, True),
+], ids=["one axis", "one level", "a shared level", "two levels", "a shared axis"])  # fmt: skip
 def test_what_is_waited_for_queues_behind_a_reduction_on_its_links(monkeypatch, mesh, links, queues):
     """The second layer's bucket takes 3 s, the first layer's backward beside it 2 s. Then the first layer's
     gradient is scattered, 9 s: on the same links a second later than on others. On two axes what it leaves is
@@ -225,7 +185,7 @@ def test_what_is_waited_for_queues_behind_a_reduction_on_its_links(monkeypatch, 
     assert compute == pytest.approx(9.0)
     assert total == pytest.approx(gather + 3.0 + loss + 4.0 + (3.0 if queues else 2.0) + scatter + last)
     assert exposed == pytest.approx(total - compute)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
 def test_buckets_are_reduced_beside_the_backward_of_the_last_micro_batch(monkeypatch):
@@ -244,41 +204,40 @@ def test_buckets_are_reduced_beside_the_backward_of_the_last_micro_batch(monkeyp
         second = 3 * (9.0 + loss) + 3.0 + loss + 4.0  # after backward of the loss and of the second layer
         starts = [second, second + 2.0 + 1.5 - hidden]
         assert [event.start_s for event in reduced] == pytest.approx(starts)
-        assert_timed_as_scheduled(evaluated)
+        assert_scheduled(evaluated)
 
 
 def test_a_gradient_that_is_reduced_last_completes_its_bucket_behind_its_block():
     """The second weight stays gathered. Its copy is made beside 1 s of the first micro-batch, its gradient
     scattered beside 2 s of the last one's backward; what is left of it is a bucket of its own on the other
     axis, behind the first weight's, which is on all links."""
-    graph, loss, per_byte = problem(two_layers).graph, 4e-3, PerByte(1e-3)
-    data = {
-        "mesh": [2, 2, 2],
-        "groups": {g.name: ["d0", "d0", "d0"] for g in graph.groups},
-        "hubs": {},
-        "stored": {
-            "p_model_first_weight": ["R", "R/P", "R/P"],
-            "p_model_second_weight": ["held/P", "R/P", "S(0)"],
-        },
-    }
-    evaluated = evaluated_at(Strategy.from_data(data, graph), Hand(), per_byte, BESIDE)
+    loss, stored = 4e-3, (["R", "R/P", "R/P"], ["held/P", "R/P", "S(0)"])
+    strategy = written(problem(two_layers).graph, (2, 2, 2), ["d0", "d0", "d0"], stored)
+    evaluated = evaluated_at(strategy, Hand(), PerByte(1e-3), BESIDE)
     backward = 2 * (9.0 + loss) + W2 * 1e-3 - 1.0
     reduced = [event for event in evaluated.timed().events if event.name == REDUCTION]
     first, second = backward + W1 * 1e-3, W2 / 2 * 1e-3
     assert [event.start_s for event in reduced] == pytest.approx([backward, first])
     assert figures(evaluated)[0] == pytest.approx(first + second)
-    assert_timed_as_scheduled(evaluated)
+    assert_scheduled(evaluated)
 
 
-def test_micro_batches_reduce_once():
-    """Both gradients are in one bucket, which is complete at the very end: nothing is hidden."""
-    total, compute, communication, exposed = figures(
-        evaluated_at(data_parallel((2, 2)), Hand(), PerByte(1e-3), BESIDE)
-    )
-    assert compute == pytest.approx(18.0)
-    assert communication == pytest.approx((W1 + W2) * 1e-3 + 2 * 0.004)
-    assert exposed == pytest.approx(communication)
-    assert total == pytest.approx(compute + communication)
+def any_choice(tables, rng, fixed=()):
+    """A configuration and an option of every variable; the first configuration of those named."""
+    choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
+    choice |= {key: 0 for key in choice if getattr(key, "name", "") in fixed}
+    return choice, {v.key: rng.randrange(len(v.memory[choice[v.key]])) for v in tables.variables}
+
+
+def assert_as_one_by_one(evaluator: Evaluator, tables, chosen) -> None:
+    """Whether a batch has the figures that each of it has in an evaluator of its own."""
+    (together,) = evaluator(chosen)
+    for row, one in enumerate(chosen):
+        (alone,) = Evaluator(tables, evaluator.overlap)([one])
+        for field in ("memory", "time_s", "compute_s", "communication_s", "exposed_s", "sources"):
+            expected = getattr(alone.metrics, field)[0]
+            assert np.allclose(getattr(together.metrics, field)[row], expected, rtol=1e-12), field
+        assert together.collectives(row) == alone.collectives(0)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -291,7 +250,7 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
         strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
         overheads = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
-        facts = {n: facts_of(w) for n, w in works.items()}
+        facts = facts_by_group(strategy)
         prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", overheads)
         evaluated = evaluate_strategy(strategy, works, facts, prices, BLOCKING)
         assert evaluated.collectives(0) == predicted_collectives(strategy, facts)
@@ -327,7 +286,7 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
         assert beside.compute_s[0] <= beside.time_s[0] <= evaluated.metrics.time_s[0] * (1 + 1e-12)
         assert evaluated.metrics.sources.sum() == pytest.approx(evaluated.metrics.time_s[0])
         assert memory_curve(strategy, facts, "sgd").peak.total == evaluated.metrics.memory.sum()
-        assert_timed_as_scheduled(evaluated)
+        assert_scheduled(evaluated)
 
 
 @pytest.mark.slow
@@ -339,8 +298,7 @@ def test_the_tables_hold_the_sums_of_what_is_simulated(name, mesh):
     depends on them all."""
     tables, rng = tables_of(problem(MODELS[name]), mesh), random.Random(f"{name}{mesh}")
     for _ in range(5):
-        choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
-        options = {v.key: rng.randrange(len(v.memory[choice[v.key]])) for v in tables.variables}
+        choice, options = any_choice(tables, rng)
         _, compute, communication = tables.breakdown(choice, options)
         if not np.isfinite(communication):
             continue
@@ -367,26 +325,12 @@ def test_the_tables_hold_the_sums_of_what_is_simulated(name, mesh):
 @pytest.mark.parametrize("name", ["gates", "gpt2"])
 def test_many_at_once_are_simulated_as_one_by_one(name, mesh):
     tables, rng = tables_of(problem(MODELS[name]), mesh), random.Random(0)
-    chosen = []
-    for _ in range(12):
-        choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
-        options = {v.key: rng.randrange(len(v.memory[choice[v.key]])) for v in tables.variables}
-        chosen.append((choice, options))
-    (together,) = Evaluator(tables, BESIDE)(chosen)
-    for row, one in enumerate(chosen):
-        (alone,) = Evaluator(tables, BESIDE)([one])
-        for field in ("memory", "time_s", "compute_s", "communication_s", "exposed_s", "sources"):
-            expected = getattr(alone.metrics, field)[0]
-            assert np.allclose(getattr(together.metrics, field)[row], expected, rtol=1e-12), field
-        assert together.collectives(row) == alone.collectives(0)
+    assert_as_one_by_one(Evaluator(tables, BESIDE), tables, [any_choice(tables, rng) for _ in range(12)])
 
 
 def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     tables, rng = tables_of(problem(two_layers), (1, 2)), random.Random(0)
-    chosen = []
-    for _ in range(7):
-        choice = {v.key: rng.randrange(len(v.memory)) for v in tables.variables}
-        chosen.append((choice, dict.fromkeys(choice, 0)))
+    chosen = [any_choice(tables, rng) for _ in range(7)]
     (whole,) = Evaluator(tables, BESIDE)(chosen)
     monkeypatch.setattr("tensoropt.evaluation.evaluate.CHUNK", 3)
     parts = Evaluator(tables, BESIDE)(chosen)
@@ -395,17 +339,14 @@ def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     assert costs_of([]).shape == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("host_s", "micro", "bound"),
-    [
-        ((0.0, 0.0), 1, False),
-        ((0.5, 1.0), 1, False),
-        ((2.0, 0.5), 1, False),  # forward is slower on the host, and it has caught up when backward is over
-        ((2.0, 1.0), 1, False),  # alike
-        ((2.0, 3.0), 1, True),
-        ((2.0, 3.0), 2, True),
-    ],
-)
+@pytest.mark.parametrize(("host_s", "micro", "bound"), [
+    ((0.0, 0.0), 1, False),
+    ((0.5, 1.0), 1, False),
+    ((2.0, 0.5), 1, False),  # forward is slower on the host, and it has caught up when backward is over
+    ((2.0, 1.0), 1, False),  # alike
+    ((2.0, 3.0), 1, True),
+    ((2.0, 3.0), 2, True),
+])  # fmt: skip
 def test_a_step_takes_the_slower_of_device_and_host(host_s, micro, bound):
     """A group takes the device 1 + 2 s, and its gradients 0.08 s of an all-reduce in all, which no host
     issues here."""

@@ -1,7 +1,5 @@
 """The event scheduler against its slow twin: schedules worked out by hand, and what none may break."""
 
-from __future__ import annotations
-
 import itertools
 
 import networkx as nx
@@ -123,14 +121,14 @@ def message(name: str, seconds: float, *after: int) -> Task:
 
 
 @pytest.mark.parametrize(("slower", "extra"), [(0.0, 0.0), (0.25, 0.2), (float("inf"), 1.0)])
-def test_work_is_slower_beside_a_message_by_hand(slower: float, extra: float) -> None:
+def test_work_is_slower_beside_a_message_by_hand(slower, extra):
     """An end of a message of 2 s counts 1 s of the 3 s beside it: a quarter slower, 0.8 s of work are done in
     it."""
     found = schedule([compute("a", 1), message("m", 2, 0), compute("b", 3, 0)], slower)
     assert found.spans()["b"] == [1, pytest.approx(4 + extra)]
 
 
-def test_what_is_over_slows_nothing_down() -> None:
+def test_what_is_over_slows_nothing_down():
     """The device waits for the message, and works when it is there."""
     found = schedule([compute("a", 1), message("m", 2, 0), compute("b", 3, 1)], slower=0.25)
     assert found.spans()["b"] == [3, 6]

@@ -1,11 +1,8 @@
 """What ranks do of the checks that are made on GPUs, here on CPUs."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
@@ -15,12 +12,12 @@ from tensoropt.engine import runtime
 from tensoropt.engine.models import load_model
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.verify.rank_checks import RankFindings, _replica_spread, check_plan
+from tensoropt.verify.rank_checks import _replica_spread, check_plan
 from tensoropt.verify.reference import Results, _of_first_rank
 from tests.execute import jobs
 
 
-def shared_results(rank: int, world: int) -> tuple[bool, dict[str, torch.Tensor], list[str]]:
+def shared_results(rank, world):
     """Whether this rank ran the unsplit model, what it has of the results, and what is left of files."""
     ran = []
 
@@ -36,7 +33,7 @@ def shared_results(rank: int, world: int) -> tuple[bool, dict[str, torch.Tensor]
     return bool(ran), {"out": found.outputs[0].clone(), "w": found.gradients["w"].clone()}, left
 
 
-def spreads(rank: int, world: int, data: dict, offset: float) -> float:
+def spreads(rank, world, data, offset):
     """How far apart the replicas are where rank 1 adds something to one element of each parameter."""
     loaded = load_model(jobs.spec("mlp"))
     engine = ShardedEngine(Strategy.from_data(data, loaded.graph), loaded.values)
@@ -47,7 +44,7 @@ def spreads(rank: int, world: int, data: dict, offset: float) -> float:
     return _replica_spread(engine, values)
 
 
-def check_through_host(rank: int, world: int, *arguments: Any) -> RankFindings:
+def check_through_host(rank, world, *arguments):
     """:func:`check_plan` where messages lie in the host's memory on their way, as those from shared GPUs."""
     with mock.patch.object(runtime, "through_host", return_value=True):
         return check_plan(rank, world, *arguments)

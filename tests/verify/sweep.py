@@ -7,30 +7,26 @@ pipeline. On fake ranks the memory of a step has to be within 1 % of its predict
 predicted, in order; on real ranks loss, gradients and parameters those of the unsplit model, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from tensoropt import Settings, TensorOptError
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
-from tensoropt.errors import TensorOptError
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import MicroBatchRefused
-from tensoropt.sharding.strategy import ParallelStrategy, Strategy
+from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.answer import entry_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.findings import RunFindings
@@ -79,7 +75,6 @@ class Case:
     strategy: ParallelStrategy | None = None
     mesh: Mesh | None = None
     optimizer: str = "adam"
-    kinds: frozenset[str] = frozenset()
     faults: tuple[str, ...] = ()
     memory: float = 0.0
 
@@ -87,10 +82,7 @@ class Case:
         mesh = self.strategy.mesh_text if self.strategy else ""
         said = "; ".join(self.faults) or "ok"
         name = self.source.partition(":")[2]
-        return (
-            f"{self.seed:5d} {name:32s} x{self.batch} {self.ranks} {mesh:10s} {self.memory:+7.2%}  "
-            f"{' '.join(sorted(self.kinds)):60s} {said}"
-        )
+        return f"{self.seed:5d} {name:32s} x{self.batch} {self.ranks} {mesh:10s} {self.memory:+7.2%}  {said}"
 
 
 def sources(names: Sequence[str], rng: random.Random) -> tuple[str, int]:
@@ -120,44 +112,14 @@ def drawn(case: Case, loaded: CapturedModel) -> Case:
     if degrees and len(counts) > 1 and rng.random() < PIPELINED:
         try:
             ((pipeline, mesh),) = draw_pipelines(loaded, cluster, degrees, counts, 1, case.seed, RECOMPUTED)
-            return replace(case, strategy=pipeline, mesh=mesh, kinds=choices_of(pipeline))
+            return replace(case, strategy=pipeline, mesh=mesh)
         except TensorOptError:
             pass
     mesh, count = rng.choice(cluster.meshes(MAX_AXES)), rng.choice(counts)
     shape, micro = (count, *real_shape(mesh)), micro_strategies(loaded.graph, count)
     given = random_following(loaded.graph, shape, micro, rng) if rng.random() < FOLLOWING else None
     strategy = random_strategy(loaded.graph, shape, micro, rng, RECOMPUTED, given)
-    return replace(case, strategy=strategy, mesh=mesh, kinds=choices_of(strategy))
-
-
-def choices_of(strategy: ParallelStrategy) -> frozenset[str]:
-    """Which choices a strategy has made, by name."""
-    found = set()
-    if isinstance(strategy, PipelinedStrategy):
-        return frozenset({strategy.schedule}).union(*(choices_of(s) for s in strategy.stages))
-    assert isinstance(strategy, Strategy)
-    mesh = strategy.mesh
-    if mesh[0] > 1:
-        found.add("micro")
-    if strategy.zigzag:
-        found.add("zigzag")
-    if strategy.recomputed:
-        found.add("partly" if strategy.once else "whole")
-    spaces = strategy.graph.atoms.spaces
-    for configuration in strategy.configurations.values():
-        for op in configuration.group.operators:
-            dims = spaces[op.name].dims
-            for size, choice in list(zip(mesh, configuration.choices(op.name), strict=True))[1:]:
-                if choice >= 0:
-                    dim = dims[choice]
-                    found |= {dim.name} & {"queries", "heads", "groups", "experts", "dispatch", "repeat"}
-                    if dim.size % size:
-                        found.add("unequal")
-    for layout in strategy.stored.values():
-        names = {str(code) for code in layout[:1] if code != -1}
-        found |= {f"stored{n}" for n in names if n != "-2"}
-        found |= {"zero"} if any(code >= 0 for code in layout[1:]) else set()
-    return frozenset(found)
+    return replace(case, strategy=strategy, mesh=mesh)
 
 
 def compared(case: Case, predicted: Prediction, found: RunFindings) -> Case:
@@ -266,14 +228,13 @@ def main() -> int:
     begin, _, end = arguments.seeds.partition(":")
     seeds = range(int(begin), int(end or int(begin) + 1))
     wanted = cases(seeds, arguments.models.split(","), [int(n) for n in arguments.ranks.split(",")])
-    start, bad, kinds = time.perf_counter(), 0, Counter[str]()
+    start, bad = time.perf_counter(), 0
     with sweeping(not arguments.fake) as sweep:
         for case in wanted:
             found = sweep.check(case)
             bad += bool(found.faults)
-            kinds.update(found.kinds)
             print(found.line(), flush=True)
-    print(f"{len(wanted)} strategies, {bad} with faults, {time.perf_counter() - start:.0f} s; {dict(kinds)}")
+    print(f"{len(wanted)} strategies, {bad} with faults, {time.perf_counter() - start:.0f} s")
     return bool(bad)
 
 

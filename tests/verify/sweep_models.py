@@ -1,7 +1,5 @@
 """Models for random strategies: each makes some of the choices possible that strategies draw."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 
@@ -99,18 +97,12 @@ class Block(nn.Module):
         if self.kind == "window":
             mask = (distance >= 0) & (distance < 5)
         elif self.kind == "bias":
-            mask = -distance.abs() * 0.1
+            mask = (-distance.abs() * 0.1).to(q.dtype)
         elif self.kind == "cross":
             k, v = k[:, :, : sequence // 2], v[:, :, : sequence // 2]
-        mixed = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            mask,
-            dropout_p=0.1 if self.kind == "dropout" else 0.0,
-            is_causal=mask is None and self.kind not in ("full", "cross"),
-            enable_gqa=self.kind == "gqa",
-        )
+        causal = mask is None and self.kind not in ("full", "cross")
+        dropout = 0.1 if self.kind == "dropout" else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, enable_gqa=self.kind == "gqa")
         x = x + self.project(mixed.transpose(1, 2).flatten(2))
         gate, value = self.up(x).chunk(2, -1)
         return x + F.dropout(self.down(F.silu(gate) * value), 0.2)

@@ -1,7 +1,5 @@
 """What verify does on GPUs, tried on CPU ranks: the unsplit model on one, near replicas, the allocator."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +8,6 @@ import torch
 
 from tensoropt.engine.models import load_model
 from tensoropt.execute.executable import engine_of
-from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import rank_checks, reference
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 from tensoropt.verify.findings import replicas_near
@@ -20,8 +17,7 @@ from tests.execute import jobs
 from tests.verify import gpu_jobs
 
 
-@pytest.mark.distributed
-def test_one_rank_runs_the_unsplit_model_for_all(ranks: RankPool) -> None:
+def test_one_rank_runs_the_unsplit_model_for_all(ranks):
     found = ranks.run(gpu_jobs.shared_results)
     assert [ran for ran, _, _ in found] == [True, False]
     for _, values, left in found:
@@ -30,7 +26,7 @@ def test_one_rank_runs_the_unsplit_model_for_all(ranks: RankPool) -> None:
         assert left == []
 
 
-def test_the_unsplit_model_runs_on_the_cpu_where_a_gpu_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unsplit_model_runs_on_the_cpu_where_a_gpu_is_too_small(monkeypatch):
     loaded = replace(load_model(jobs.spec("mlp")), device=torch.device("cuda", 0))
     asked = []
     run = reference._unsplit_on
@@ -48,8 +44,7 @@ def test_the_unsplit_model_runs_on_the_cpu_where_a_gpu_is_too_small(monkeypatch:
     assert found.gradients
 
 
-@pytest.mark.distributed
-def test_replicas_are_measured_by_their_largest_difference(ranks: RankPool) -> None:
+def test_replicas_are_measured_by_their_largest_difference(ranks):
     whole, sharded = on_two_ranks("R", "R/P"), on_two_ranks("R", "S(0)")
     assert ranks.run(gpu_jobs.spreads, whole, 0.0) == [0.0, 0.0]
     for spread in ranks.run(gpu_jobs.spreads, whole, 0.5):
@@ -57,59 +52,47 @@ def test_replicas_are_measured_by_their_largest_difference(ranks: RankPool) -> N
     assert ranks.run(gpu_jobs.spreads, sharded, 0.5) == [0.0, 0.0]  # nothing to compare with
 
 
-def test_near_replicas_agree_only_where_bits_do_not_decide() -> None:
-    assert not replicas_near(None, "float32")
-    assert replicas_near(0.0, "float64")
-    assert replicas_near(1e-6, "float32")
-    assert not replicas_near(1e-6, "float64")
-    assert not replicas_near(1e-3, "float32")
-    assert not replicas_near(float("nan"), "float32")
-    engine = jobs_engine()
-    assert rank_checks._spread(engine, [{}]) is None  # on a CPU
+def test_near_replicas_agree_only_where_bits_do_not_decide():
+    near = [(0.0, "float64"), (1e-6, "float32")]
+    far = [(None, "float32"), (1e-6, "float64"), (1e-3, "float32"), (float("nan"), "float32")]
+    assert all(replicas_near(*one) for one in near)
+    assert not any(replicas_near(*one) for one in far)
+    assert rank_checks._spread(jobs_step().engine, [{}]) is None  # on a CPU
 
 
-def jobs_engine() -> Any:
+def jobs_step() -> RunStep:
     loaded = load_model(jobs.spec("mlp"))
-    return jobs_step(loaded).engine
-
-
-def jobs_step(loaded: Any) -> RunStep:
     strategy = jobs.strategy_of(loaded, (1, 1), 1)
     engine = engine_of(strategy, loaded.values)
     return RunStep(engine, loaded.inputs, "adam")
 
 
+ASKED = [
+    "synchronize", "reset_peak_memory_stats", "synchronize", "max_memory_allocated", "max_memory_reserved",
+]  # fmt: skip
+
+
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def cuda(monkeypatch):
     """An allocator that answers, and notes what it is asked."""
     asked: list[str] = []
 
-    def note(name: str, answer: Any = None) -> Any:
+    def note(name: str) -> Any:
+        answer = {"max_memory_allocated": 4096, "max_memory_reserved": 2**21}.get(name)
         return lambda *_: asked.append(name) or answer
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name, answer in (
-        ("synchronize", None),
-        ("reset_peak_memory_stats", None),
-        ("max_memory_allocated", 4096),
-        ("max_memory_reserved", 2**21),
-    ):
-        monkeypatch.setattr(torch.cuda, name, note(name, answer))
+    for name in ASKED:
+        monkeypatch.setattr(torch.cuda, name, note(name))
     return asked
 
 
-def test_the_allocator_is_asked_beside_the_tracker(cuda: list[str]) -> None:
-    step = jobs_step(load_model(jobs.spec("mlp")))
+def test_the_allocator_is_asked_beside_the_tracker(cuda):
+    step = jobs_step()
     step()
     on_cpu = tracked_memory(step)
     assert not {"allocated", "reserved"} & on_cpu.keys()
     step.engine.runtime.device = torch.device("cuda", 0)  # after lowering: the step itself stays on the CPU
     found = tracked_memory(step)
     assert found == on_cpu | {"allocated": 4096, "reserved": 2**21}
-    assert cuda == [
-        "synchronize",
-        "reset_peak_memory_stats",
-        "synchronize",
-        "max_memory_allocated",
-        "max_memory_reserved",
-    ]
+    assert cuda == ASKED

@@ -1,7 +1,5 @@
 """A file is compared with what was imported of it: what is wrong shows; else it is said why not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,16 +1,13 @@
 """Where strategies are verified, above all on ranks that share one GPU; here CPU ranks stand for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
+from tensoropt import MeasurementError, TensorOptError, load_cluster
 from tensoropt.cli.verify import verify_text
-from tensoropt.cluster import load_cluster
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.ranks.local_hardware import why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify import predict, real_ranks, verify_random
@@ -20,12 +17,12 @@ from tests.verify import gpu_jobs
 
 
 @pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_gpu(monkeypatch):
     """A GPU to share, as far as the machine is asked."""
     monkeypatch.setattr(predict, "why_no_gpu", lambda: "")
 
 
-def test_ranks_share_a_gpu_over_gloo(one_gpu: None) -> None:
+def test_ranks_share_a_gpu_over_gloo(one_gpu):
     place = place_for(2, "cuda", "two", "share-gpu")
     assert (place.kind, place.backend, place.device, place.shared) == ("cuda", "gloo", "cuda", True)
     assert "not timed, as their times would mean nothing" in place.text
@@ -34,7 +31,7 @@ def test_ranks_share_a_gpu_over_gloo(one_gpu: None) -> None:
         assert [pool._setup(rank)["gpu"] for rank in range(2)] == [0, 0]
 
 
-def test_each_rank_of_nccl_has_its_own_gpu() -> None:
+def test_each_rank_of_nccl_has_its_own_gpu():
     with Place("cuda", "").pool(2, 60.0) as pool:
         assert [pool._setup(rank)["gpu"] for rank in range(2)] == [0, 1]
     with Place("cpu", "").pool(2, 60.0) as pool:
@@ -44,12 +41,12 @@ def test_each_rank_of_nccl_has_its_own_gpu() -> None:
 
 
 @pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU here")
-def test_without_a_gpu_there_is_none_to_share() -> None:
+def test_without_a_gpu_there_is_none_to_share():
     with pytest.raises(TensorOptError, match=r"no GPU to share: .*--ranks"):
         place_for(2, "cuda", "two", "share-gpu")
 
 
-def test_cpu_ranks_beside_gpus_are_checked_on_fake_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_ranks_beside_gpus_are_checked_on_fake_ranks(monkeypatch):
     monkeypatch.setattr(predict, "local_gpus", lambda: ("H100",) * 4)
     devices = {"name": "beside", "devices": ["H100-80GB", "CPU-core"], "links": {"intra_node": "PCIe4"}}
     where = cluster_of(load_cluster(devices).to_dict())
@@ -60,20 +57,17 @@ def test_cpu_ranks_beside_gpus_are_checked_on_fake_ranks(monkeypatch: pytest.Mon
     assert place_for(2, *where, wanted="ranks").kind == "cpu"
 
 
-def test_a_shared_gpu_has_room_for_few_ranks(one_gpu: None) -> None:
+def test_a_shared_gpu_has_room_for_few_ranks(one_gpu):
     with pytest.raises(TensorOptError, match="are too many"):
         place_for(1000, "cuda", "many", "share-gpu")
 
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.distributed
 @pytest.mark.parametrize(
     "kind", [{}, {"placed": True}, {"pipeline": 2}], ids=["sharded", "placed", "pipeline"]
 )
-def test_verifying_on_a_shared_gpu_times_nothing(
-    one_gpu: None, monkeypatch: pytest.MonkeyPatch, ranks: RankPool, kind: dict[str, Any]
-) -> None:
+def test_verifying_on_a_shared_gpu_times_nothing(one_gpu, monkeypatch, ranks, kind):
     monkeypatch.setattr(Place, "device", "cpu")
     monkeypatch.setattr(Place, "pool", lambda place, count, timeout_s: KeptRanks(ranks))
     monkeypatch.setattr(real_ranks, "check_plan", gpu_jobs.check_through_host)
@@ -86,7 +80,7 @@ def test_verifying_on_a_shared_gpu_times_nothing(
 
 
 @pytest.mark.parametrize(("name", "recurrent"), [("mlp", False), ("lstm-lm-tiny", True)])
-def test_memory_is_judged_where_kernels_are_those_predicted(name: str, recurrent: bool) -> None:
+def test_memory_is_judged_where_kernels_are_those_predicted(name, recurrent):
     strategy = unsplit_strategy(load_model(ModelSpec(f"zoo:{name}", device="meta")).graph)
     for kind in ("cpu", "fake"):
         assert Place(kind, "").keeps_as_predicted(strategy, "cpu")

@@ -3,8 +3,6 @@
 The one comparison of results says what numbers do not.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -30,26 +28,13 @@ NAN, INF = math.nan, math.inf
 VALUES = st.lists(st.sampled_from([0.0, 1.0, -2.0, 0.5, NAN, INF, -INF]), min_size=1, max_size=5)
 
 
-@pytest.mark.parametrize(
-    ("got", "want", "apart"),
-    [
-        ([1.0, 2.0], [1.0, 2.0], 0.0),
-        ([1.0, 3.0], [1.0, 4.0], 0.25),
-        ([-1.0, 4.0], [1.0, 4.0], 0.5),
-        ([NAN, NAN], [1.0, 2.0], INF),
-        ([1.0, 2.0], [NAN, 2.0], INF),
-        ([NAN, 2.0], [2.0, NAN], INF),
-        ([NAN, 3.0], [NAN, 4.0], 0.25),
-        ([INF, 3.0], [INF, 4.0], 0.25),
-        ([INF, 3.0], [-INF, 4.0], INF),
-        ([INF, 3.0], [NAN, 4.0], INF),
-        ([INF, 4.0], [1.0, 4.0], INF),
-        ([NAN], [NAN], 0.0),
-        ([], [], 0.0),
-        ([0.0], [0.0], 0.0),
-        ([1.0], [1.0, 1.0], INF),
-    ],
-)
+@pytest.mark.parametrize(("got", "want", "apart"), [
+    ([1.0, 2.0], [1.0, 2.0], 0.0), ([1.0, 3.0], [1.0, 4.0], 0.25), ([-1.0, 4.0], [1.0, 4.0], 0.5),
+    ([NAN, NAN], [1.0, 2.0], INF), ([1.0, 2.0], [NAN, 2.0], INF), ([NAN, 2.0], [2.0, NAN], INF),
+    ([NAN, 3.0], [NAN, 4.0], 0.25), ([INF, 3.0], [INF, 4.0], 0.25), ([INF, 3.0], [-INF, 4.0], INF),
+    ([INF, 3.0], [NAN, 4.0], INF), ([INF, 4.0], [1.0, 4.0], INF), ([NAN], [NAN], 0.0), ([], [], 0.0),
+    ([0.0], [0.0], 0.0), ([1.0], [1.0, 1.0], INF),
+])  # fmt: skip
 def test_a_difference_is_relative_and_strict(got, want, apart):
     assert difference(torch.tensor(got), torch.tensor(want)) == apart
     assert outputs_difference([torch.tensor(got)], [torch.tensor(want)]) == apart
@@ -197,15 +182,12 @@ every_other, in_list, kept, of_loss = map(of, ("every other call", "list", "kept
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "ok", "buffer"),
-    [
-        ("every_other", False, "seen"),
-        ("in_list", False, "seen"),
-        ("kept", True, None),
-        ("of_loss", False, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "ok", "buffer"), [
+    ("every_other", False, "seen"),
+    ("in_list", False, "seen"),
+    ("kept", True, None),
+    ("of_loss", False, None),
+])  # fmt: skip
 def test_state_that_python_keeps_is_seen(tmp_path, name, ok, buffer):
     """The graph computes the first call again and again: another call shows it in buffers and in the loss."""
     file = tmp_path / "counting.py"
@@ -257,8 +239,7 @@ def test_a_lost_backward_inside_bfloat16_is_not(monkeypatch):
     """Without the function's own backward the rounding has no gradient at all."""
     monkeypatch.setattr("tensoropt.capture.pytorch.check_structure", lambda *args: ())
     monkeypatch.setattr(
-        "tensoropt.capture.custom_functions._kept",
-        lambda cls, args, kwargs: cls.forward(_Anything(), *args),
+        "tensoropt.capture.custom_functions._kept", lambda cls, args, kwargs: cls.forward(_Anything(), *args)
     )
     module = found(f"{SITUATIONS}:build_narrow")
     assert not module.ok

@@ -1,7 +1,5 @@
 """Some of the strategies that ``python -m tests.verify.sweep`` draws, which takes as many as one likes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.verify.sweep import ALIKE, NAMES, Case, cases, sweeping
@@ -15,7 +13,7 @@ def faults(drawn: list[Case], *, real: bool) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 268])
-def test_ranks_send_and_keep_what_was_predicted(seed: int) -> None:
+def test_ranks_send_and_keep_what_was_predicted(seed):
     """On fake ranks: zig-zag order, shared heads, unequal parts, pipelines, parts of blocks made again."""
     assert not faults(cases(range(seed, seed + ALIKE), list(DECODERS), (2, 3)), real=False)
 
@@ -32,7 +30,7 @@ FOUND = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
-def test_memory_that_was_predicted_wrongly_once(seed: int) -> None:
+def test_memory_that_was_predicted_wrongly_once(seed):
     assert not faults(cases([seed], NAMES, (2, 3, 4, 5)), real=False)
 
 
@@ -41,6 +39,6 @@ def test_memory_that_was_predicted_wrongly_once(seed: int) -> None:
 @pytest.mark.parametrize(
     "seeds", [range(16, 16 + ALIKE), pytest.param(range(1000, 1040), marks=pytest.mark.slow)], ids=str
 )
-def test_loss_and_gradients_are_those_of_the_unsplit_model(seeds: range) -> None:
+def test_loss_and_gradients_are_those_of_the_unsplit_model(seeds):
     names = list(NAMES if len(seeds) > ALIKE else DECODERS)
     assert not faults(cases(seeds, names, (2, 3, 4, 5) if len(seeds) > ALIKE else (2,)), real=True)

@@ -1,7 +1,5 @@
 """Predicted peaks against PyTorch's own tracker, on ranks of jobs of 2, 8 and 64."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest
@@ -10,11 +8,10 @@ from torch import nn
 from torch.distributed._tools.mod_tracker import ModTracker
 
 from tensoropt.engine.models import load_model
-from tensoropt.profiling.fact_finding import find_facts
-from tensoropt.profiling.workload import workload
 from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tests.execute import jobs
+from tests.simulate.strategies import facts_by_group
 from tests.verify.torch_tracker import torch_peak_bytes
 
 CASES = [
@@ -28,15 +25,11 @@ CASES = [
 
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(("name", "mesh", "within"), CASES)
-def test_three_agree_on_the_peak(name: str, mesh: tuple[int, ...], within: float) -> None:
+def test_three_agree_on_the_peak(name, mesh, within):
     """The judge, this project's tracker and PyTorch's; a step counter here and there is 4 bytes."""
     loaded = load_model(jobs.spec(name))
     strategy = jobs.strategy_of(loaded, mesh, 1)
-    facts = {
-        n: find_facts(workload(loaded.graph, configuration, mesh))
-        for n, configuration in strategy.configurations.items()
-    }
-    predicted = memory_curve(strategy, facts, "adam").peak.total
+    predicted = memory_curve(strategy, facts_by_group(strategy), "adam").peak.total
     with step_on(0, loaded, strategy, "adam") as step:
         step()
         tracked = tracked_memory(step)
@@ -45,7 +38,7 @@ def test_three_agree_on_the_peak(name: str, mesh: tuple[int, ...], within: float
     assert watched == tracked["peak"]
 
 
-def test_watching_modules_makes_pytorchs_tracker_count_gradients_twice() -> None:
+def test_watching_modules_makes_pytorchs_tracker_count_gradients_twice():
     loaded = load_model(jobs.spec("mlp"))
     with step_on(0, loaded, jobs.strategy_of(loaded, (1, 2), 1), "adam") as step:
         step()
@@ -55,7 +48,7 @@ def test_watching_modules_makes_pytorchs_tracker_count_gradients_twice() -> None
 
 
 @pytest.mark.parametrize(("watching", "taken"), [(nullcontext, True), (ModTracker, False)])
-def test_autograd_copies_gradients_only_while_modules_are_watched(watching, taken) -> None:
+def test_autograd_copies_gradients_only_while_modules_are_watched(watching, taken):
     """Of a module that is called with its parameters: is ``.grad`` the memory that backward made?"""
 
     class Products(nn.Module):

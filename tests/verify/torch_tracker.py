@@ -1,7 +1,5 @@
 """PyTorch's own memory tracker on a step: a second opinion on what a step keeps alive."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -26,7 +24,7 @@ class NoModules:
 
     def clear_user_hooks(self) -> None: ...
 
-    def __enter__(self) -> NoModules:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_: Any) -> None: ...

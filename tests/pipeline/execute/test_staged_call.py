@@ -1,7 +1,5 @@
 """The parts in which a pipeline runs the graph of a call; what they compute: ``tests/execute``."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -37,7 +35,7 @@ def call_and_plan(
     return CallGraph(groups, planned, frozenset(batch_inputs(graph)), by_rows), plan
 
 
-def test_groups_run_where_their_parameters_are() -> None:
+def test_groups_run_where_their_parameters_are():
     call, plan = call_and_plan("looking_back")
     parts = _parts(plan, call, (1,))
     assert [part.place for part in parts] == [0, 1, 0]
@@ -53,7 +51,7 @@ def test_groups_run_where_their_parameters_are() -> None:
         assert {*part.stage.arriving} <= reads
 
 
-def test_tensors_cross_in_the_shards_of_their_makers() -> None:
+def test_tensors_cross_in_the_shards_of_their_makers():
     cut = 0
     for seed in range(4):
         call, plan = call_and_plan("tagged", (2,), seed)
@@ -69,7 +67,7 @@ def test_tensors_cross_in_the_shards_of_their_makers() -> None:
     assert cut
 
 
-def test_parameters_of_different_stages_in_one_group_are_refused() -> None:
+def test_parameters_of_different_stages_in_one_group_are_refused():
     call, plan = call_and_plan("tagged")
     (group,) = (group for group in call.groups.groups if "p_model_head_bias" in group.parameters)
     names = {call.planned[name]: name for name in call.planned}

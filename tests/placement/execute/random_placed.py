@@ -1,7 +1,5 @@
 """Random placements with an order of their transfers that takes no simulator to find."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

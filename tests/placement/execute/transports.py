@@ -1,7 +1,5 @@
 """Ranks as threads of this process that meet for every message: a send ends when it is received."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import torch
 
 from tensoropt.placement.execute.transport import Arriving
+from tests.engine.threads import in_threads
 
 WAIT_S = 120.0
 
@@ -73,21 +72,4 @@ class Meeting:
 def on_threads(ranks: int, work: Callable[[int, Meeting], Any]) -> list[Any]:
     """``work(rank, transport)`` on every rank; the first error is raised."""
     board = Switchboard(ranks)
-    results: list[Any] = [None] * ranks
-    errors: list[BaseException] = []
-
-    def guarded(rank: int) -> None:
-        try:
-            results[rank] = work(rank, Meeting(board, rank))
-        except BaseException as error:
-            errors.append(error)
-            board.together.abort()
-
-    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    return in_threads(ranks, lambda rank: work(rank, Meeting(board, rank)), board.together.abort)

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
-from tensoropt.exploration.batch_sweep import (
-    batch_in,
-    fastest_batch,
-    next_batch,
-)
+from tensoropt.exploration.batch_sweep import batch_in, fastest_batch, next_batch
 from tensoropt.exploration.cluster_offers import ClusterQuestion, Offers, offers
 from tensoropt.exploration.exploration import Exploration
 from tests.exploration.test_cluster_offers import on

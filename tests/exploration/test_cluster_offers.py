@@ -9,12 +9,7 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.cluster_offers import (
-    ClusterQuestion,
-    Offers,
-    offers,
-    offers_data,
-)
+from tensoropt.exploration.cluster_offers import ClusterQuestion, Offers, offers, offers_data
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Amount, Tariff
 from tests.exploration.test_rates import explored

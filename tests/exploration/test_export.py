@@ -18,12 +18,7 @@ from tensoropt.cluster import load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.process_memory import TERMS
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.export import (
-    compared,
-    limits_asked,
-    write_frontier_csv,
-    write_strategies_csv,
-)
+from tensoropt.exploration.export import compared, limits_asked, write_frontier_csv, write_strategies_csv
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.point import FRONTIER

@@ -16,10 +16,7 @@ ASKED = {
     "app": [("dashboard",)],
     "onnx": [("explore", "model.onnx", *THERE), ("verify", "model.onnx", "--random", "1", *THERE[:2])],
     "solvers": [("explore", "zoo:mlp", *THERE, "--planners", "data_parallel,netsplit")],
-    "zoo": [
-        ("explore", "zoo:gpt2-tiny", *THERE),
-        ("verify", "zoo:bert-tiny", "--random", "1", *THERE[:2]),
-    ],
+    "zoo": [("explore", "zoo:gpt2-tiny", *THERE), ("verify", "zoo:bert-tiny", "--random", "1", *THERE[:2])],
 }
 PACKAGES = {"app": "dash", "onnx": "onnx", "solvers": "ortools", "zoo": "transformers"}
 WITHOUT = """

@@ -27,11 +27,7 @@ def saved(path: Path, *shapes: list[str | int | None]) -> Path:
 
 @pytest.mark.parametrize(
     ("shapes", "names"),
-    [
-        ([["batch", 4], ["batch", "length"]], ["batch", "length"]),
-        ([[None, 4]], ["x0[0]"]),
-        ([[3, 4]], []),
-    ],
+    [([["batch", 4], ["batch", "length"]], ["batch", "length"]), ([[None, 4]], ["x0[0]"]), ([[3, 4]], [])],
 )
 def test_open_dims_are_those_that_the_import_asks_for(
     tmp_path: Path, shapes: list[list[str | int | None]], names: list[str]

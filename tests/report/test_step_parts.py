@@ -12,14 +12,7 @@ from tensoropt.plan.spent import COPIES, OPTIMIZER_TITLE, RECOMPUTATION
 from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.explain import _parts_table
 from tensoropt.report.rebuilt import rebuilt
-from tensoropt.report.step_parts import (
-    COMPUTING,
-    Computed,
-    Part,
-    _kind_of,
-    _shown_parts,
-    _summed,
-)
+from tensoropt.report.step_parts import COMPUTING, Computed, Part, _kind_of, _shown_parts, _summed
 
 
 def counted(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:

@@ -93,9 +93,7 @@ def like_published_jobs(**changes: Any) -> Exploration:
     targets = changes.pop("targets", ("aten.linear.default", "aten.scaled_dot_product_attention.default"))
     small = small_exploration()
     found = replace(
-        small,
-        cluster=load_cluster("dgx-a100[2]").to_dict(),
-        settings={**small.settings, "dtype": "bfloat16"},
+        small, cluster=load_cluster("dgx-a100[2]").to_dict(), settings={**small.settings, "dtype": "bfloat16"}
     )
     found = replace(found, **changes)
     dense = targets is not None and is_dense_transformer(targets)

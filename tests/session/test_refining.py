@@ -113,11 +113,7 @@ def refined(better: list[bool]) -> tuple[list[int], tuple[str, ...]]:
 
     spaces = [Space(count, {1: 1}, range(8)) for count in (1, 2, 4)]
     known = simulations(*spaces, best=[[1, 0], [1, 1], [2, 0]])
-    search = SimpleNamespace(
-        simulations=known,
-        add=lambda _: better[len(seen) - 1],
-        simulate=lambda: None,
-    )
+    search = SimpleNamespace(simulations=known, add=lambda _: better[len(seen) - 1], simulate=lambda: None)
     offered = {(WIDE, count): FREE for count in (1, 2, 4)}
     session = Session(load_cluster("dgx-h100"), Settings())
     notes = refine(session, SimpleNamespace(build=build), search, offered)

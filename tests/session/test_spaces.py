@@ -55,8 +55,7 @@ def beaten(point, others) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [("mlp", (("batch", 4096),)), pytest.param("gpt2-tiny", (), marks=pytest.mark.slow)],
+    ("name", "settings"), [("mlp", (("batch", 4096),)), pytest.param("gpt2-tiny", (), marks=pytest.mark.slow)]
 )
 def test_what_is_exact_is_beaten_by_no_point_of_any_space(store, name, settings):
     """The judge prefers points that another mesh or micro-batch count beats in the additive model."""

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 from onnx_app import model_file
 from samples_app import FORM, data_url
-from tensoropt_app.jobs.request import (
-    DTYPES,
-    RequestError,
-    cluster_of,
-    devices_text,
-    form_of,
-    request_from,
-)
+from tensoropt_app.jobs.request import DTYPES, RequestError, cluster_of, devices_text, form_of, request_from
 from tensoropt_app.jobs.uploads import Uploads
 
 from tensoropt.cli.arguments import question_option

@@ -9,11 +9,7 @@ import pytest
 from tensoropt_app.jobs.record import Job, Stage
 from tensoropt_app.views.jobs import found_words, job_card, sketch
 
-STAGES = (
-    Stage("facts", 12, 12, "found"),
-    Stage("tables", 3, 8, "mesh 2x4"),
-    Stage("search", 7, 8, "mesh 8"),
-)
+STAGES = (Stage("facts", 12, 12, "found"), Stage("tables", 3, 8, "mesh 2x4"), Stage("search", 7, 8, "mesh 8"))
 JOB = Job("a", "gpt2", ("explore",), state="running", stages=STAGES, created=0.0, started=0.0)
 
 

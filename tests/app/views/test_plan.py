@@ -9,13 +9,7 @@ import pytest
 from samples_app import GIB, exploration, placed, point
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
-from tensoropt_app.views.plan import (
-    device_bars,
-    memory_bar,
-    owner_rows,
-    owners_words,
-    step_bar,
-)
+from tensoropt_app.views.plan import device_bars, memory_bar, owner_rows, owners_words, step_bar
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.units import Unit, Units
 

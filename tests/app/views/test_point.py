@@ -30,8 +30,7 @@ def test_what_is_over_a_budget_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "fits"),
-    [(30, "Just fits"), (31, "Just fits"), (34, "Fits"), (75, "Fits"), (79, "Fits")],
+    ("budget", "fits"), [(30, "Just fits"), (31, "Just fits"), (34, "Fits"), (75, "Fits"), (79, "Fits")]
 )
 def test_what_fits_a_budget_says_its_share_of_it(budget: float, fits: str) -> None:
     """The error of predictions decides how well a plan fits."""

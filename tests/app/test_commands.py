@@ -121,14 +121,9 @@ def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(
     assert len(found) - len(lines) == 2  # those in Python
     for command in lines:
         done = subprocess.run(
-            command.line + " --cpu" * ("tensoropt.execute" in command.line),
-            shell=True,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+            command.line + " --cpu" * ("tensoropt.execute" in command.line), shell=True, cwd=tmp_path,
+            env=environment, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
         assert done.returncode == 0, f"{command.line}\n{done.stdout}\n{done.stderr}"
     verified = json.loads((entry.folder / "verified.json").read_text())
     assert verified

@@ -31,16 +31,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_training_of_tokens_in_words_and_as_data(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        "choose",
-        str(saved),
-        "--knee",
-        "--tokens",
-        "7.3728M",
-        "--price",
-        "H100-80GB=3",
-        "--currency",
-        "EUR",
-    ]
+        "choose", str(saved), "--knee", "--tokens", "7.3728M", "--price", "H100-80GB=3", "--currency", "EUR",
+    ]  # fmt: skip
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "throughput: 2,050 tokens/s (1,020 per device), 16.0 samples/s (8.00 per device)" in told

@@ -205,12 +205,8 @@ def test_parts_double_up_to_the_whole(name, sizes):
 
 def _kind(**changes):
     values = {
-        "name": "k",
-        "type": "cpu",
-        "memory_bytes": 1,
-        "flops": {"float32": 1.0},
-        "memory_bandwidth": 1.0,
-    }
+        "name": "k", "type": "cpu", "memory_bytes": 1, "flops": {"float32": 1.0}, "memory_bandwidth": 1.0,
+    }  # fmt: skip
     return DeviceKind(**{**values, **changes})
 
 

@@ -68,16 +68,8 @@ def test_processes_of_a_job_say_what_their_hosts_have(tmp_path: Path) -> None:
     """Two processes that are the first ones of their hosts, and one that is not."""
     file = tmp_path / "cluster.json"
     words = [
-        sys.executable,
-        "-m",
-        "tensoropt",
-        "measure",
-        "host",
-        "--network",
-        "2xIB-200G",
-        "--out",
-        str(file),
-    ]
+        sys.executable, "-m", "tensoropt", "measure", "host", "--network", "2xIB-200G", "--out", str(file),
+    ]  # fmt: skip
     job = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
     ranks = [
         subprocess.Popen(

@@ -32,13 +32,9 @@ SEARCH = "search/*-search.json"
 STEPS = "execute/*-step.json"
 
 STEP_MODELS = {
-    "gpt2": "GPT-2",
-    "bert": "BERT",
-    "vgg16": "VGG16",
-    "wide-resnet": "WideResNet",
-    "rnn": "RNN, unrolled",
+    "gpt2": "GPT-2", "bert": "BERT", "vgg16": "VGG16", "wide-resnet": "WideResNet", "rnn": "RNN, unrolled",
     "transformer": "Transformer",
-}
+}  # fmt: skip
 AS_PUBLISHED = {"VGG16": "VGG16", "WideResNet": "WideResNet", "Transformer": "Transformer-S"}
 """Models of TensorOpt's Table 4 by the names they have here."""
 SEARCHED = {

@@ -126,12 +126,9 @@ def test_summaries_are_completed_from_their_rows(tmp_path: Path) -> None:
 
 def taken(commit: str | None, processor: str = "P", date: str = "2026-12-01", **more: Any) -> dict[str, Any]:
     return {
-        "date": date,
-        "commit": commit,
-        "dirty": False,
-        "machine": {"processor": processor, "cores": 2},
+        "date": date, "commit": commit, "dirty": False, "machine": {"processor": processor, "cores": 2},
         **more,
-    }
+    }  # fmt: skip
 
 
 def test_tables_of_one_commit_are_said_at_once() -> None:

@@ -59,12 +59,9 @@ def explored(
     call = {"args": [], "kwargs": TOKENS} if call is None else call
     model = ModelInfo(source="zoo:toy", fingerprint="f" * 64, call=call)
     found = replace(
-        small_exploration(),
-        points=(point(1e6, 0.5, 0),),
-        spaces=(space((2,), 1),),
-        model=model,
+        small_exploration(), points=(point(1e6, 0.5, 0),), spaces=(space((2,), 1),), model=model,
         cluster=load_cluster(cluster).to_dict(),
-    )
+    )  # fmt: skip
     report = {**found.report, **({} if flops is None else {"model_flops": flops})}
     return replace(found, report=report, **changes)
 

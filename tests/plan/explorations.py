@@ -43,23 +43,13 @@ def space(mesh: tuple[int, ...], micro_batches: int) -> Space:
 
 def point(memory: float, time_s: float, where: int, **changes: object) -> Point:
     fields = {
-        "memory_bytes": memory,
-        "time_s": time_s,
-        "compute_s": 0.75 * time_s,
-        "communication_s": 0.25 * time_s,
-        "exposed_s": 0.25 * time_s,
-        "hidden_s": 0.0,
-        "additive_memory_bytes": memory - 5,
-        "additive_time_s": time_s,
-        "memory": (memory / 2, memory / 4, memory / 8, memory / 8, 0.0),
-        "space": where,
-        "choice": (1, 1, 1, 0),
-        "options": (1, 0, 0, 0),
-        "collectives": (("all_reduce", (0,), 4096, 2),),
-        "sources": {"measured": 0.75, "data sheet": 0.25},
-        "exact": True,
-        "gap": 0.0,
-    }
+        "memory_bytes": memory, "time_s": time_s, "compute_s": 0.75 * time_s,
+        "communication_s": 0.25 * time_s, "exposed_s": 0.25 * time_s, "hidden_s": 0.0,
+        "additive_memory_bytes": memory - 5, "additive_time_s": time_s,
+        "memory": (memory / 2, memory / 4, memory / 8, memory / 8, 0.0), "space": where,
+        "choice": (1, 1, 1, 0), "options": (1, 0, 0, 0), "collectives": (("all_reduce", (0,), 4096, 2),),
+        "sources": {"measured": 0.75, "data sheet": 0.25}, "exact": True, "gap": 0.0,
+    }  # fmt: skip
     return Point.of(**{**fields, **changes})  # type: ignore[arg-type]
 
 

@@ -14,22 +14,11 @@ ROUNDING = 1e-15
 
 def point(memory: float, time_s: float, planner: str = "frontier") -> Point:
     return Point.of(
-        memory_bytes=memory,
-        time_s=time_s,
-        compute_s=time_s,
-        communication_s=0.0,
-        exposed_s=0.0,
-        hidden_s=0.0,
-        additive_memory_bytes=memory,
-        additive_time_s=time_s,
-        memory=(memory, 0.0, 0.0, 0.0, 0.0),
-        space=0,
-        collectives=(),
-        sources={},
-        exact=False,
-        gap=None,
+        memory_bytes=memory, time_s=time_s, compute_s=time_s, communication_s=0.0, exposed_s=0.0,
+        hidden_s=0.0, additive_memory_bytes=memory, additive_time_s=time_s,
+        memory=(memory, 0.0, 0.0, 0.0, 0.0), space=0, collectives=(), sources={}, exact=False, gap=None,
         planner=planner,
-    )
+    )  # fmt: skip
 
 
 def figures(points: tuple[Point, ...]) -> list[tuple[float, float, str]]:

@@ -56,12 +56,8 @@ def test_a_question_keeps_auto_until_its_clusters_are_known() -> None:
 
 
 QUICK = {
-    "micro_batches": (1,),
-    "recompute": "never",
-    "epsilon": 0.1,
-    "placements": "never",
-    "measure": "never",
-}
+    "micro_batches": (1,), "recompute": "never", "epsilon": 0.1, "placements": "never", "measure": "never",
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -32,16 +32,9 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explored]:
     with ProfileStore(path / "profile.sqlite") as store:
         model, args, kwargs = gpt2(n_layer=1)
         found = tensoropt.explore(
-            model,
-            args,
-            kwargs,
-            cluster="rtx-4090",
-            micro_batches=(1, 2),
-            epsilon=0.05,
-            placements="never",
-            pipelines="never",
-            store=store,
-        )
+            model, args, kwargs, cluster="rtx-4090", micro_batches=(1, 2), epsilon=0.05, placements="never",
+            pipelines="never", store=store,
+        )  # fmt: skip
         found.save(path / "saved")
         yield Explored(load_exploration(path / "saved"), path / "saved", store)
 

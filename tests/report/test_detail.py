@@ -172,16 +172,9 @@ def test_recosting_needs_no_model(gpus, loaded, tmp_path):
 def test_strategies_without_a_place_on_the_new_cluster_are_named(gpus):
     model, args, kwargs = gates()
     found = tensoropt.explore(
-        model,
-        args,
-        kwargs,
-        cluster="rtx-4090",
-        micro_batches=(1,),
-        epsilon=0.05,
-        placements="never",
-        pipelines="never",
-        store=gpus.store,
-    )
+        model, args, kwargs, cluster="rtx-4090", micro_batches=(1,), epsilon=0.05, placements="never",
+        pipelines="never", store=gpus.store,
+    )  # fmt: skip
     _, again = tensoropt.api.recost(found, cluster="dgx-a100[2]", store=gpus.store)
     assert all(r.time_s is None for r in again)
     assert {r.reason.split(" among")[0].split("no ")[1] for r in again} <= {"mesh 4", "mesh 2x2"}

@@ -48,12 +48,8 @@ def test_nothing_is_kept_unasked(model, empty_store):
 
 def test_another_question_is_searched(model, kept_store, searches):
     others = (
-        {"epsilon": 0.0001},
-        {"optimizer": "sgd"},
-        {"cluster": "dgx-h100[4]"},
-        {"seed": 1},
-        {"method": "ldp"},
-    )
+        {"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}, {"method": "ldp"},
+    )  # fmt: skip
     for asked, other in enumerate(others, 1):
         explore(*model, store=kept_store, **{**ASKED, **other})
         assert len(searches) == asked, other

@@ -259,14 +259,9 @@ def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
     monkeypatch.setattr(pipeline_cuts, "dealt_cuts", refuse)
     inputs = torch.randn(16, 8), torch.randn(16, 8)
     found = explore(
-        Blocks(4),
-        inputs,
-        cluster=CLUSTER,
-        measure="never",
-        micro_batches=[1],
-        store=store,
+        Blocks(4), inputs, cluster=CLUSTER, measure="never", micro_batches=[1], store=store,
         pipelines="always",
-    )
+    )  # fmt: skip
     assert any("no stage can begin with add_3" in note for note in found.report["notes"])
     assert pipelined(found)
 

@@ -35,11 +35,8 @@ CLIP = {
     "projection_dim": 32,
 }
 PYRAMID = {
-    "hidden_sizes": [8] * 4,
-    "depths": [1] * 4,
-    "num_attention_heads": [1] * 4,
-    "decoder_hidden_size": 8,
-}
+    "hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 8,
+}  # fmt: skip
 SOUND = {**LAYERS, "num_mel_bins": 16, "max_length": 64}
 SPECTRA = {**BOTH, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 16}
 

@@ -29,27 +29,12 @@ TABLE_1 |= {"wide-resnet-152": (7.3, 0.08)}
 
 # Millions of parameters as the models' own papers or reference implementations count them.
 COUNTS = {
-    "alexnet": 61.1,
-    "vgg16": 138.36,
-    "vgg19": 143.67,
-    "gpt2": 124.44,
-    "gpt2-medium": 354.82,
-    "gpt2-xl": 1557.61,
-    "bert-base": 109.51,
-    "llama3-8b": 8030.26,
-    "llama3-70b": 70553.71,
-    "llama3-405b": 405853.39,
-    "mixtral-8x7b": 46702.79,
-    "resnet50": 25.557,
-    "resnet101": 44.549,
-    "resnet152": 60.193,
-    "resnet200": 64.674,
-    "inception-v3": 23.835,
-    "deeplab-v3": 58.625,
-    "clip": 151.277,
-    "unet": 31.04,
-    "transformer-base": 63.08,
-}
+    "alexnet": 61.1, "vgg16": 138.36, "vgg19": 143.67, "gpt2": 124.44, "gpt2-medium": 354.82,
+    "gpt2-xl": 1557.61, "bert-base": 109.51, "llama3-8b": 8030.26, "llama3-70b": 70553.71,
+    "llama3-405b": 405853.39, "mixtral-8x7b": 46702.79, "resnet50": 25.557, "resnet101": 44.549,
+    "resnet152": 60.193, "resnet200": 64.674, "inception-v3": 23.835, "deeplab-v3": 58.625, "clip": 151.277,
+    "unet": 31.04, "transformer-base": 63.08,
+}  # fmt: skip
 
 
 @pytest.fixture

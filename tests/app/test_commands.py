@@ -69,8 +69,7 @@ def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
     monkeypatch.chdir(elsewhere)
     assert run(lines, "Explore again") == 0
     again = load_exploration(elsewhere / "out" / "job-a1")
-    assert again.cluster == data.exploration.cluster
-    assert again.settings == data.exploration.settings
+    assert (again.cluster, again.settings) == (data.exploration.cluster, data.exploration.settings)
     assert again.model == data.exploration.model
     assert [p.memory_bytes for p in again.points] == [p.memory_bytes for p in data.exploration.points]
     assert run(lines, "Make this plan") == 0

@@ -47,8 +47,7 @@ def test_one_plan_is_recommended_with_one_need_and_one_verdict(name: str, tmp_pa
     assert data.chosen(view) == row == chosen["answer"]["point"] - 1
     assert line.name == card.name == chosen["name"]
     assert line.mark == card.mark == first.mark == mark
-    assert line.verdict == VERDICTS[mark]
-    assert line.needs.split(" of ")[0] == needs.split()[0]
+    assert (line.verdict, line.needs.split(" of ")[0]) == (VERDICTS[mark], needs.split()[0])
     assert card.memory == first.needs == needs
     assert first.time == two_digits(chosen["time_s"])
     assert line.time.startswith(f"{first.time} a step")

@@ -139,8 +139,7 @@ def test_what_takes_the_time_is_the_same(found: Found) -> None:
         told = detail_of(folder, index)
         parts, page = told.parts, step_rows(told)
         assert sum(part.seconds for part in parts) == pytest.approx(exploration.all_points[index].time_s)
-        assert page[0][0] == parts[0].title
-        assert page[0][1] == two_digits(parts[0].seconds)
+        assert (page[0][0], page[0][1]) == (parts[0].title, two_digits(parts[0].seconds))
         text = _parts_table(told.parts)
         assert all(title.strip() in text for title, _, _ in page)
         # The bar above has the same sums.

@@ -45,8 +45,7 @@ def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClie
     assert load_plan(tmp_path / "plan.json").predicted.memory_bytes == EXPLORED.points[3].memory_bytes
     assert 'filename="plan.json"' in answer.headers["Content-Disposition"]
     rows = list(csv.reader(io.StringIO(client.get("/download/opened-a/frontier.csv").text)))
-    assert rows[0][:3] == ["point", "memory_bytes", "time_s"]
-    assert len(rows) == 9
+    assert (rows[0][:3], len(rows)) == (["point", "memory_bytes", "time_s"], 9)
     strategies = list(csv.reader(io.StringIO(client.get("/download/opened-a/strategies.csv").text)))
     assert len(strategies) == 1 + 8 * 4
 
@@ -125,8 +124,7 @@ def test_a_script_of_nobody_is_not_found_without_a_traceback(
     client: FlaskClient, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = client.get(f"/_dash-component-suites/{path}")
-    assert answer.status_code == 404
-    assert answer.json == {"error": "there is no such script"}
+    assert (answer.status_code, answer.json) == (404, {"error": "there is no such script"})
     assert not caplog.records
 
 

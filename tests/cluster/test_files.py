@@ -39,8 +39,7 @@ def load(tmp_path, text, name="cluster.yaml"):
 
 def test_a_file_that_says_everything(tmp_path):
     cluster = load(tmp_path, FULL_EXAMPLE)
-    assert cluster.name == "cluster"
-    assert cluster.device_count == 32
+    assert (cluster.name, cluster.device_count) == ("cluster", 32)
     assert [(level.name, level.size, level.link.name) for level in cluster.levels] == [
         ("node", 4, "IB-400G"),
         ("gpu", 8, "NVLink4"),
@@ -63,8 +62,7 @@ def test_figures_of_ones_own(tmp_path):
     )
     assert cluster.name == "ours"
     assert [kind.name for kind in cluster.devices] == ["Chip", "Chip", "H100-half"]
-    assert cluster.devices[0].flops["float32"] == 1e13
-    assert cluster.devices[0].price_per_hour == 0.5
+    assert (cluster.devices[0].flops["float32"], cluster.devices[0].price_per_hour) == (1e13, 0.5)
     assert cluster.devices[2].memory_bytes == 40 * 2**30
     assert cluster.link(0, 2).latency_s == pytest.approx(5e-6)
     assert cluster.link(0, 2).bandwidth_bytes_per_s == 12.5e9
@@ -92,8 +90,7 @@ def test_pairs_of_one_node_repeat_and_pairs_of_all_do_not(tmp_path):
           pairs: [{between: [0, 1], link: PCIe3-PIX}]
     """
     cluster = load(tmp_path, node)
-    assert cluster.link(2, 3).name == "PCIe3-PIX"
-    assert cluster.link(1, 2).name == "Ethernet-25G"
+    assert (cluster.link(2, 3).name, cluster.link(1, 2).name) == ("PCIe3-PIX", "Ethernet-25G")
     everything = [{"between": [i, j], "link": "PCIe3"} for i in range(4) for j in range(i + 1, 4)]
     text = {"devices": [{"kind": "L40S", "count": 2}], "nodes": 2, "links": {"pairs": everything}}
     assert len(load(tmp_path, json.dumps(text), "all.json").levels) == 1
@@ -286,8 +283,7 @@ def test_netsplits_runs_are_on_the_first_cards_of_its_server():
     server, runs = load_cluster("netsplit-server"), load_cluster("netsplit-paper")
     fast = {pair for pair, path in server.pairs.items() if path.name == "PCIe3-PIX"}
     assert fast == {(0, 1), (2, 3), (2, 4), (3, 4)}
-    assert len(server.pairs) == 10
-    assert server.subset(3).pairs == runs.pairs
+    assert (len(server.pairs), server.subset(3).pairs) == (10, runs.pairs)
     assert sorted(path.name for path in runs.pairs.values()) == ["PCIe3-NODE", "PCIe3-NODE", "PCIe3-PIX"]
 
 

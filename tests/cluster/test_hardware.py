@@ -33,8 +33,7 @@ def test_groups_are_the_ranks_that_differ_only_along_the_axes(shape, data):
     assert sorted(itertools.chain(*groups)) == list(range(mesh.size))
     assert groups == tuple(sorted(groups))
     for group in groups:
-        assert list(group) == sorted(group)
-        assert len(group) == math.prod(shape[axis] for axis in axes)
+        assert (list(group), len(group)) == (sorted(group), math.prod(shape[axis] for axis in axes))
         for rank in group:
             ours, first = mesh.coordinates(rank), mesh.coordinates(group[0])
             assert all(ours[a] == first[a] for a in range(len(shape)) if a not in axes)
@@ -79,11 +78,8 @@ def test_meshes_of_clusters():
     def labels(name, **kwargs):
         return [mesh.label for mesh in load_cluster(name).meshes(**kwargs)]
 
-    assert labels("local:1") == ["1"]
-    assert labels("local:2") == ["2"]
-    assert labels("local:4") == ["4", "2x2"]
-    assert labels("local:6") == ["6", "2x3"]
-    assert labels("dgx-h100x2") == ["16", "2x8", "2x2x4"]
+    assert (labels("local:1"), labels("local:2"), labels("local:4")) == (["1"], ["2"], ["4", "2x2"])
+    assert (labels("local:6"), labels("dgx-h100x2")) == (["6", "2x3"], ["16", "2x8", "2x2x4"])
     assert labels("dgx-h100x2", max_axes=1) == ["16"]
     assert labels("dgx-h100x4") == ["32", "4x8", "2x2x8", "4x2x4"]
     # Its pairs differ, so the order of axes matters.
@@ -110,8 +106,7 @@ def test_saving_and_copying_keep_everything(name):
     for twin in (Cluster.from_dict(saved), pickle.loads(pickle.dumps(cluster)), copy.deepcopy(cluster)):
         assert twin == cluster
         assert hash(twin) == hash(cluster)
-        assert twin.fingerprint == cluster.fingerprint
-        assert twin.to_dict() == cluster.to_dict()
+        assert (twin.fingerprint, twin.to_dict()) == (cluster.fingerprint, cluster.to_dict())
 
 
 def test_a_broken_save_is_refused():
@@ -137,8 +132,7 @@ def test_the_fingerprint_follows_hardware_only():
 def test_links_by_rank():
     cluster = load_cluster("dgx-v100x2")
     assert cluster.link(0, 3).name == cluster.link(11, 8).name == "NVLink2-x2"
-    assert cluster.link(0, 7).name == "PCIe3-SYS"
-    assert cluster.link(7, 8).name == "IB-100G"
+    assert (cluster.link(0, 7).name, cluster.link(7, 8).name) == ("PCIe3-SYS", "IB-100G")
     assert cluster.crossing_level(7, 8).link_count == 4
     for pair in ((0, 0), (0, 16), (-1, 2)):
         with pytest.raises(ClusterError, match="0 to 15"):
@@ -149,8 +143,7 @@ def test_a_sharded_plan_sees_the_slowest_and_the_smallest_device():
     fast, slow = device_kind("H100-80GB"), device_kind("V100-16GB")
     level = Level(name="gpu", size=2, link=link("PCIe3"))
     cluster = Cluster(name="mixed", devices=(fast, slow), levels=(level,))
-    assert cluster.device == slow
-    assert cluster.memory_bytes == 16 * 2**30
+    assert (cluster.device, cluster.memory_bytes) == (slow, 16 * 2**30)
     assert cluster.device_kinds == (fast, slow)
     assert cluster.device_type == "cuda"
     assert "1 x H100-80GB, 1 x V100-16GB" in cluster.describe()

@@ -54,8 +54,7 @@ def test_hosts_become_one_cluster_that_a_file_keeps(tmp_path: Path) -> None:
 
 def test_hosts_like_this_one_are_said_to_be() -> None:
     here, found = load_cluster("local"), tensoropt.detect(2, network="IB-400G")
-    assert found.device_count == 2 * here.device_count
-    assert found.levels[0].link.name == "IB-400G"
+    assert (found.device_count, found.levels[0].link.name) == (2 * here.device_count, "IB-400G")
     assert "2 hosts that are assumed to be alike" in found.source
     assert tensoropt.detect(1) == here
     with pytest.raises(ClusterError, match="at least 1"):
@@ -84,5 +83,4 @@ def test_processes_of_a_job_say_what_their_hosts_have(tmp_path: Path) -> None:
     assert "saved: " in said[0][0]
     assert said[1][0].strip() == ""
     saved = json.loads(file.read_text())
-    assert saved["source"] == "detected on 2 hosts"
-    assert saved["levels"][0]["size"] == 2
+    assert (saved["source"], saved["levels"][0]["size"]) == ("detected on 2 hosts", 2)

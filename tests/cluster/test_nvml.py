@@ -26,10 +26,8 @@ def _all_visible(monkeypatch):
 )
 def test_switched_boxes_have_one_uniform_level(box, kind, link, bandwidth):
     cluster = gpu_cluster(box())
-    assert cluster.device_count == 8
-    assert cluster.device.name == kind
-    assert cluster.memory_bytes == box().memory_bytes
-    assert cluster.link(0, 7).name == link
+    assert (cluster.device_count, cluster.device.name) == (8, kind)
+    assert (cluster.memory_bytes, cluster.link(0, 7).name) == (box().memory_bytes, link)
     assert cluster.link(0, 7).bandwidth_bytes_per_s == bandwidth
     assert not cluster.pairs
     assert [mesh.label for mesh in cluster.meshes()] == ["8", "2x4", "2x2x2"]
@@ -37,8 +35,7 @@ def test_switched_boxes_have_one_uniform_level(box, kind, link, bandwidth):
 
 def test_the_cube_mesh_keeps_its_single_wires():
     cluster = gpu_cluster(dgx_v100())
-    assert cluster.device.name == "V100-32GB"
-    assert cluster.link(0, 1).bandwidth_bytes_per_s == 25e9
+    assert (cluster.device.name, cluster.link(0, 1).bandwidth_bytes_per_s) == ("V100-32GB", 25e9)
     assert cluster.link(4, 0).bandwidth_bytes_per_s == 50e9
     assert cluster.link(0, 4).dedicated
     assert cluster.link(0, 7).name == "SYS"

@@ -45,16 +45,12 @@ def tried(first: int, largest: int, most: int = 40) -> list[int]:
 
 
 def test_batches_are_doubled_until_one_does_not_fit_then_one_between() -> None:
-    assert tried(8, 40) == [8, 16, 32, 64, 48]
-    assert tried(8, 50) == [8, 16, 32, 64, 48]
-    assert tried(1, 1) == [1, 2]
-    assert tried(1, 3) == [1, 2, 4, 3]
+    assert (tried(8, 40), tried(8, 50)) == ([8, 16, 32, 64, 48], [8, 16, 32, 64, 48])
+    assert (tried(1, 1), tried(1, 3)) == ([1, 2], [1, 2, 4, 3])
 
 
 def test_batches_are_halved_if_the_first_does_not_fit() -> None:
-    assert tried(24, 7) == [24, 12, 6, 9]
-    assert tried(5, 1) == [5, 2, 1]
-    assert tried(4, 0) == [4, 2, 1]
+    assert (tried(24, 7), tried(5, 1), tried(4, 0)) == ([24, 12, 6, 9], [5, 2, 1], [4, 2, 1])
 
 
 @given(first=st.integers(1, 500), largest=st.integers(0, 10_000))

@@ -126,8 +126,7 @@ def test_points_spaces_and_plans_are_short() -> None:
     )
     lines = repr(plan).splitlines()
     assert str(plan) == repr(plan)
-    assert lines[0] == "Plan of zoo:toy by frontier"
-    assert len(lines) == 3
+    assert (lines[0], len(lines)) == ("Plan of zoo:toy by frontier", 3)
     assert "10 MiB per device" in lines[2]
 
 
@@ -155,8 +154,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def test_saved_and_loaded_explorations_make_the_same_plans(found: Exploration, tmp_path: Path) -> None:
     found.save(tmp_path)
     loaded = load_exploration(tmp_path)
-    assert loaded.points == found.points
-    assert loaded.model == found.model
+    assert (loaded.points, loaded.model) == (found.points, found.model)
     for i in range(len(found.points)):
         assert loaded.plan(i) == found.plan(i)
 
@@ -181,8 +179,7 @@ def test_the_leanest_within_a_time(found: Exploration, time_s: float, expected: 
 
 
 def test_the_knee_and_the_default(found: Exploration) -> None:
-    assert found.index(knee_point=True) == 1
-    assert found.choose() == found.plan(3)
+    assert (found.index(knee_point=True), found.choose()) == (1, found.plan(3))
 
 
 def test_what_would_fit_is_named(found: Exploration) -> None:

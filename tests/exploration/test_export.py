@@ -58,8 +58,7 @@ def test_rows_are_of_the_points(found: Exploration, limit: float | str | None, o
         its = [
             p for p in fits if (p in found.points if told.planner == FRONTIER else p.planner == told.planner)
         ]
-        assert told.points == len(its)
-        assert told.limit_bytes == limit
+        assert (told.points, told.limit_bytes) == (len(its), limit)
         if not its:
             assert (told.time_s, told.memory_bytes, told.needs_bytes, told.gap) == (None,) * 4
             continue
@@ -75,8 +74,7 @@ def test_the_csv_and_the_table_agree(found: Exploration, tmp_path: Path) -> None
     write_frontier_csv(found, tmp_path / "frontier.csv")
     with open(tmp_path / "frontier.csv", encoding="utf-8") as file:
         points = list(csv.DictReader(file))
-    assert frontier.points == len(points)
-    assert frontier.time_s == float(points[-1]["time_s"])
+    assert (frontier.points, frontier.time_s) == (len(points), float(points[-1]["time_s"]))
     assert zero.time_s == min(float(p["time_s"]) for p in points if p["planner"] == "zero")
     lines = comparison_text(found).splitlines()
     assert lines[1].split()[:2] == ["frontier", "-"]
@@ -128,13 +126,11 @@ def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
     for i, row in enumerate(rows):
         plan = exploration.plan(i)
         told = plan.predicted
-        assert list(row) == [figure.name for figure in FIGURES]
-        assert row["point"] == str(i + 1)
+        assert (list(row), row["point"]) == ([figure.name for figure in FIGURES], str(i + 1))
         assert row["mesh"] == plan.kind.mesh_words + "x".join(map(str, plan.mesh.shape))
         assert int(row["devices"]) == prod(plan.mesh.shape)
         assert int(row["micro_batches"]) == plan.micro_batches
-        assert row["planner"] == plan.planner
-        assert row["exact"] == ("true" if told.exact else "false")
+        assert (row["planner"], row["exact"]) == (plan.planner, "true" if told.exact else "false")
         for column in SECONDS:
             figure = getattr(told, column)
             assert row[column] == "" if figure is None else float(row[column]) == figure, column
@@ -218,5 +214,4 @@ def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path: Pat
         labels = list(plan.operators[row["operator"]].axes.values())
         assert [row["axis_0"], row["axis_1"]][: len(labels)] == labels
         assert not any([row["axis_0"], row["axis_1"]][len(labels) :])
-    assert rows[0]["options"] == "weight=S(0)"
-    assert rows[1]["options"] == ""
+    assert (rows[0]["options"], rows[1]["options"]) == ("weight=S(0)", "")

@@ -71,11 +71,8 @@ def test_figures_by_hand() -> None:
     found = explored(flops={"float32": 0.1 * 2 * 66.9e12 * 0.5})
     one = RatesOf(found, Tariff(3.0)).of(0)
     assert (one.devices, one.samples_per_s, one.tokens_per_s) == (2, 16.0, 2048.0)
-    assert one.mfu == pytest.approx(0.1)
-    assert one.per_hour == 6.0
-    assert one.hours(7200) == 1.0
-    assert one.device_hours(7200) == 2.0
-    assert one.cost(7200) == pytest.approx(6.0)
+    assert (one.mfu, one.per_hour, one.hours(7200)) == (pytest.approx(0.1), 6.0, 1.0)
+    assert (one.device_hours(7200), one.cost(7200)) == (2.0, pytest.approx(6.0))
     assert Amount(1024 * 7200, "tokens").steps(StepWork.of(found)) == 7200
 
 
@@ -100,8 +97,7 @@ def test_devices_of_two_kinds_add_their_peaks_and_prices_up(tmp_path: Any) -> No
     )
     found = explored(str(file), flops={"bfloat16": (989.4e12 + 312e12) * 0.25})
     one = RatesOf(found, Tariff(by_kind={"H100-80GB": 2.5})).of(0)
-    assert one.mfu == pytest.approx(0.5)
-    assert one.per_hour == 4.0
+    assert (one.mfu, one.per_hour) == (pytest.approx(0.5), 4.0)
 
 
 def test_a_device_without_tensor_cores_computes_tf32_as_float32() -> None:
@@ -226,5 +222,4 @@ def test_an_amounts_words_are_read_as_the_amount(amount: Amount, words: str) -> 
     assert amount.words == words
     read = amount_of(words)
     assert read is not None
-    assert read.unit == amount.unit
-    assert read.count == pytest.approx(amount.count, rel=1e-5)
+    assert (read.unit, read.count) == (amount.unit, pytest.approx(amount.count, rel=1e-5))

@@ -41,9 +41,7 @@ def test_torchtitan_shards_over_what_other_degrees_leave():
     assert (on.data, on.tensor, on.replicas, on.shard_group, on.stage) == (8, 4, 2, 4, 3)
     assert on.sequence_parallel
     assert on.root_once
-    assert job.sequence == 8192
-    assert job.dtype == "bfloat16"
-    assert job.batch_on(32) == 16
+    assert (job.sequence, job.dtype, job.batch_on(32)) == (8192, "bfloat16", 16)
     assert on.micro_batches_of(64) == 4
     assert job.recompute == "full"
     assert not job.notes
@@ -101,8 +99,7 @@ def test_megatron_splits_what_tensor_and_pipeline_leave():
     )
     on = job.on(64)
     assert (on.data, on.tensor, on.places, on.stages_per_place, on.stage) == (2, 8, 4, 2, 1)
-    assert on.micro_batches_of(64) == 32
-    assert on.schedule == "interleaved_1f1b"
+    assert (on.micro_batches_of(64), on.schedule) == (32, "interleaved_1f1b")
     assert on.sequence_parallel
     assert on.gathered_inputs
     assert on.recompute == "attention core"
@@ -161,8 +158,7 @@ parallelism_config:
 def test_accelerate_says_fsdp_in_two_versions(reshard, stage):
     job = read("accelerate", FSDP.format(reshard=reshard)).on(16)
     assert (job.data, job.tensor, job.replicas, job.stage) == (8, 2, 2, stage)
-    assert job.recompute == "full"
-    assert job.dtype == "bfloat16"
+    assert (job.recompute, job.dtype) == ("full", "bfloat16")
 
 
 def test_accelerate_without_fsdp_is_data_parallel():

@@ -57,13 +57,11 @@ def test_a_limit_is_the_explorations_budget_or_the_usual_share_of_a_device() -> 
     assert found.limit_bytes == pytest.approx(0.95 * 24 * GIB)
     asked = replace(found, settings={**found.settings, "memory_bytes": 30 * GIB})
     assert asked.limit_bytes == 24 * GIB
-    assert found.verdict(0) == "fits"
-    assert found.verdict(0, found.needs[0]) == "tight"
+    assert (found.verdict(0), found.verdict(0, found.needs[0])) == ("fits", "tight")
     assert found.verdict(0, found.needs[0] - 1) == "does not fit"
 
 
 def test_the_knee_is_one_of_what_fits() -> None:
     found = replace(FOUND, cluster={**GPUS, "kinds": GPUS["kinds"]})
-    assert found.within(found.needs[1]).tolist() == [0, 1]
-    assert found.knee_within(found.needs[0]) == 0
+    assert (found.within(found.needs[1]).tolist(), found.knee_within(found.needs[0])) == ([0, 1], 0)
     assert found.knee_within(0.0) == found.knee

@@ -68,8 +68,7 @@ def test_a_plan_says_what_runs_where(plan: Plan) -> None:
     assert data["groups"] == {"linear": ["rows", "rows"], "loss": ["rows", "rows"]}
     assert data["hubs"] == {"hidden": ["R", "S(0)"]}
     assert data["stored"] == {"p_weight": ["R", "S(0)"], "p_tied": ["R", "R"]}
-    assert plan.devices == 2
-    assert plan.predicted.collectives[0].kind == "all_reduce"
+    assert (plan.devices, plan.predicted.collectives[0].kind) == (2, "all_reduce")
 
 
 DATA = Path(__file__).parent / "data"

@@ -126,8 +126,7 @@ def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
 def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
     layouts = [["R/P", "R/P"], ["held", "S(0)"], ["R/P", "S(0)"]]
     of = space({"g": group([["rows"]], [[[]]])}, (8,), shared={"tied": layouts}, micro_batches=1)
-    assert name(of, (0, 0), (0, 0)) == "DP 8"
-    assert name(of, (0, 1), (0, 0)) == "DP 8 · ZeRO-2"
+    assert (name(of, (0, 0), (0, 0)), name(of, (0, 1), (0, 0))) == ("DP 8", "DP 8 · ZeRO-2")
     # Plain shards may be what a split lookup reads.
     assert name(of, (0, 2), (0, 0)) == "DP 8"
 

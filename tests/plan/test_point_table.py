@@ -46,8 +46,7 @@ def test_what_was_saved_is_read_as_it_was(tmp_path: Path) -> None:
     found = replace(small_exploration(), others=(odd, placed))
     found.save(tmp_path)
     loaded = load_exploration(tmp_path)
-    assert loaded.points == found.points
-    assert loaded.others == found.others
+    assert (loaded.points, loaded.others) == (found.points, found.others)
     assert loaded.others[0].terms == {"context": 3.0, "inputs": 0.0}
     assert loaded.all_points == found.all_points
     assert pickle.loads(pickle.dumps(loaded.points)) == found.points
@@ -70,8 +69,7 @@ def test_what_an_earlier_version_saved_is_read_and_saved_anew(tmp_path: Path) ->
     assert load_exploration(tmp_path).points == found.points
     for one in (OLD, tmp_path):
         costs = read_costs(one)
-        assert costs.needs.tolist() == found.needs.tolist()
-        assert costs.devices.tolist() == [2] * 4
+        assert (costs.needs.tolist(), costs.devices.tolist()) == (found.needs.tolist(), [2] * 4)
 
 
 def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path: Path) -> None:

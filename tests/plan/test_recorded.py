@@ -33,8 +33,7 @@ def recorded() -> Recorded:
 def test_what_is_saved_comes_back(recorded: Recorded, tmp_path: Path) -> None:
     recorded.save(tmp_path / FILE)
     found = read_recorded((tmp_path / FILE).read_bytes(), tmp_path / FILE)
-    assert found.links == recorded.links
-    assert found.whole == recorded.whole
+    assert (found.links, found.whole) == (recorded.links, recorded.whole)
     assert found.parts == recorded.parts
 
 

@@ -58,8 +58,7 @@ def test_a_question_about_several_batches_is_one_about_each() -> None:
     question = parsed(["explore", "zoo:mlp", "--cluster", "dgx-h100", "--batch", "8,16,8", "--out", "x"])
     assert (question.batch, question.batches) == (None, (8, 16))
     assert question.at(16).words("x")[4:6] == ["--batch", "16"]
-    assert read_batches(" 1000000 ") == {"batch": 1000000}
-    assert read_batches("8, 8") == {"batch": 8}
+    assert (read_batches(" 1000000 "), read_batches("8, 8")) == ({"batch": 1000000}, {"batch": 8})
 
 
 @pytest.mark.parametrize(

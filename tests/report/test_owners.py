@@ -46,8 +46,7 @@ def test_of_a_sharded_plan_they_add_up_to_the_curve_of_its_detail(shipped, of_sh
 
 def test_at_the_peak_by_default(shipped, of_shipped):
     at = of_shipped.at()
-    assert at.at == detail(shipped, 0).peak
-    assert at.at.total == shipped.points[0].tensor_bytes
+    assert (at.at, at.at.total) == (detail(shipped, 0).peak, shipped.points[0].tensor_bytes)
     assert at.rows[0].operator == "cross_entropy_loss"
 
 

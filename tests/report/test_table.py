@@ -78,8 +78,7 @@ def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said) 
 def test_points_as_data_use_the_words_of_the_csv() -> None:
     rows = points_data(small_exploration())
     assert [r["point"] for r in rows] == [1, 2, 3, 4]
-    assert rows[0]["memory_bytes"] == 10 * MIB
-    assert rows[1]["devices"] == 2
+    assert (rows[0]["memory_bytes"], rows[1]["devices"]) == (10 * MIB, 2)
 
 
 def test_a_point_in_words() -> None:

@@ -80,8 +80,7 @@ def test_plans_say_which_kind_each_place_has(mixed: Exploration, store: ProfileS
     info = fastest(mixed).stages
     assert info is not None
     assert info.kinds == (FAST, SLOW)
-    assert len(info.peak_bytes) == 2
-    assert info.model_dump(mode="json")["kinds"] == [FAST, SLOW]
+    assert (len(info.peak_bytes), info.model_dump(mode="json")["kinds"]) == (2, [FAST, SLOW])
     assert any("in order of rank" in note for note in mixed.report["notes"])
     alike = fastest(explored(store, {"kind": SLOW, "count": 4})).stages
     assert alike is not None

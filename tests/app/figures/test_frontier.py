@@ -38,8 +38,7 @@ def test_points_are_what_they_need_against_their_time() -> None:
 
 def test_what_does_not_fit_is_grey_and_never_dropped() -> None:
     colours = figure(View(budget_bytes=45 * GIB, whole=True))["data"][drawing.DOTS]["marker"]["color"]
-    assert len(set(colours[:4])) == 1
-    assert len(set(colours[4:])) == 1
+    assert (len(set(colours[:4])), len(set(colours[4:]))) == (1, 1)
     assert colours[0] != colours[-1]
 
 

@@ -27,8 +27,7 @@ def test_a_file_becomes_a_cluster_that_a_job_keeps(tmp_path: Path) -> None:
     assert found.label == "mixed.yaml"
     cluster = load_cluster(dict(found.description))
     assert (cluster.name, cluster.device_count) == ("mixed", 8)
-    assert uploads.keep_cluster(url(MIXED), "mixed.yaml") == token
-    assert uploads.known() == {}
+    assert (uploads.keep_cluster(url(MIXED), "mixed.yaml"), uploads.known()) == (token, {})
 
 
 def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path: Path) -> None:

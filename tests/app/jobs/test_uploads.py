@@ -19,13 +19,10 @@ def test_a_file_is_kept_under_a_name_of_ours(tmp_path: Path) -> None:
     store = Uploads(tmp_path / "uploads")
     token = store.keep(url(b"abc"), "../../evil/$(rm)\x00model.onnx")
     path, label = store.known()[token]
-    assert path.parent == tmp_path / "uploads"
-    assert path.name == f"{token}.onnx"
-    assert path.read_bytes() == b"abc"
-    assert path.stat().st_mode & 0o177 == 0
+    assert (path.parent, path.name) == (tmp_path / "uploads", f"{token}.onnx")
+    assert (path.read_bytes(), path.stat().st_mode & 0o177) == (b"abc", 0)
     assert label == "__rm__model.onnx"
-    assert store.open_dims(token) == ["batch"]
-    assert store.open_dims("zoo:mlp") == []
+    assert (store.open_dims(token), store.open_dims("zoo:mlp")) == (["batch"], [])
 
 
 def test_what_cannot_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

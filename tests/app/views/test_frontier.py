@@ -23,16 +23,14 @@ def test_limits_of_views_are_those_of_all() -> None:
         assert DATA.limit_bytes(View(budget_bytes=budget)) == limit * GIB
         assert DATA.limit_words(View(budget_bytes=budget)) == f"{limit} GiB"
     assert DATA.limit_bytes(View(budget_bytes=79 * GIB, headroom=0.1)) == 72 * GIB
-    assert DATA.room_bytes(View()) == 80 * GIB
-    assert DATA.room_bytes(View(headroom=0.1)) == 72 * GIB
+    assert (DATA.room_bytes(View()), DATA.room_bytes(View(headroom=0.1))) == (80 * GIB, 72 * GIB)
 
 
 def test_the_budget_that_an_exploration_was_made_for_is_the_views() -> None:
     asked = float(DATA.needs[1])
     settings = {**DATA.exploration.settings, "memory_bytes": asked}
     made_for = FrontierData.of(exploration(settings=settings))
-    assert made_for.limit_bytes(View()) == asked
-    assert made_for.chosen(View()) == 1
+    assert (made_for.limit_bytes(View()), made_for.chosen(View())) == (asked, 1)
     assert made_for.chosen(View(point=5)) == 5
     assert [made_for.mark(View(), row) for row in (0, 1, 2)] == ["fits", "tight", "over"]
 
@@ -47,8 +45,7 @@ def test_without_a_point_the_recommended_plan_is_chosen() -> None:
 
 def test_a_longest_step_chooses_the_leanest_that_is_fast_enough() -> None:
     view = View(time_s=0.45)
-    assert DATA.chosen(view) == 4
-    assert DATA.chosen(View(time_s=0.45, point=6)) == 6
+    assert (DATA.chosen(view), DATA.chosen(View(time_s=0.45, point=6))) == (4, 6)
     assert address_sentences(DATA, "?time=0.45") == []
     # Of a step that no plan reaches, the recommended plan is shown, and that is said.
     assert DATA.chosen(View(time_s=0.05)) == DATA.exploration.index()
@@ -60,8 +57,7 @@ def test_a_longest_step_chooses_the_leanest_that_is_fast_enough() -> None:
 
 def test_a_budget_above_the_card_is_none() -> None:
     said = "H100-80GB has 80 GiB, which is what plans are held to; plan on other devices for more."
-    assert budget_fault(DATA, 99 * GIB) == said
-    assert budget_fault(DATA, 80 * GIB) == ""
+    assert (budget_fault(DATA, 99 * GIB), budget_fault(DATA, 80 * GIB)) == (said, "")
     assert address_sentences(DATA, "?budget=99GiB") == [said]
 
 

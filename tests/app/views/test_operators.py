@@ -107,8 +107,7 @@ def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Explorati
 
 def test_operators_name_the_axis_and_the_dim_it_splits() -> None:
     rows = {o.group: o for o in operator_rows(DATA.exploration, 0)}
-    assert rows["embedding"].axes == "batch ×8"
-    assert rows["mlp"].axes == "whole"
+    assert (rows["embedding"].axes, rows["mlp"].axes) == ("batch ×8", "whole")
     assert rows["mlp"].module == "model.mlp"
 
 

@@ -11,19 +11,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.machine import WRITTEN
-from tests.docs.figures import (
-    MODULES,
-    PAGES,
-    PART,
-    README,
-    Filled,
-    current,
-    lookup,
-    newest,
-    result,
-    shown,
-    table,
-)
+from tests.docs import figures
 from tests.docs.pages import ROOT, pages, prose
 from tests.docs.parts import PARTS
 from tests.docs.taken import sentence
@@ -34,15 +22,17 @@ MOST_WORDS = 700
 
 
 def test_generated_parts_are_those_of_the_results() -> None:
-    for page in PAGES:
+    for page in figures.PAGES:
         text = page.read_text(encoding="utf-8")
-        assert text == current(text, PARTS, page.parent), f"{page}: run make figures"
+        assert text == figures.current(text, PARTS, page.parent), f"{page}: run make figures"
 
 
 def test_every_part_stands_once() -> None:
-    found = [(page, name) for page in pages() for name, _ in PART.findall(page.read_text(encoding="utf-8"))]
-    assert Counter(name for _, name in found if name != MODULES) == Counter(list(PARTS))
-    written = {str(page.relative_to(ROOT)) for page, name in found if name != MODULES}
+    found = [
+        (page, name) for page in pages() for name, _ in figures.PART.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert Counter(name for _, name in found if name != figures.MODULES) == Counter(list(PARTS))
+    written = {str(page.relative_to(ROOT)) for page, name in found if name != figures.MODULES}
     assert written <= set(WRITTEN)
 
 
@@ -55,13 +45,13 @@ def test_comments_are_nothing_but_the_bounds_of_generated_parts() -> None:
 
 def test_no_figure_comes_from_nowhere() -> None:
     """What carries a unit is generated, or code."""
-    for page in (README, ROOT / "tests" / "benchmarks" / "README.md"):
-        bare = re.sub(r"`[^`\n]*`", "", PART.sub("", prose(page)))
+    for page in (figures.README, ROOT / "tests" / "benchmarks" / "README.md"):
+        bare = re.sub(r"`[^`\n]*`", "", figures.PART.sub("", prose(page)))
         assert not UNIT.findall(bare), page
 
 
 def test_the_first_page_is_short() -> None:
-    assert len(prose(README).split()) <= MOST_WORDS
+    assert len(prose(figures.README).split()) <= MOST_WORDS
 
 
 @pytest.mark.parametrize(
@@ -75,29 +65,29 @@ def test_the_first_page_is_short() -> None:
     ],
 )
 def test_formats(value: float, form: str, text: str) -> None:
-    assert shown(value, form) == text
+    assert figures.shown(value, form) == text
 
 
 def test_places_are_filled() -> None:
     data = {"rows": [{"model": "GPT-2", "s": 0.25, "tensor parallel": 1}]}
-    assert Filled(data).format("took {rows.model=GPT-2.s:.0ms}") == "took 250 ms"
-    assert Filled(data).format("{rows.0.tensor parallel:d}") == "1"
+    assert figures.Filled(data).format("took {rows.model=GPT-2.s:.0ms}") == "took 250 ms"
+    assert figures.Filled(data).format("{rows.0.tensor parallel:d}") == "1"
 
 
 def test_a_figure_that_is_measured_later_is_a_dash_until_it_is_there() -> None:
-    assert Filled({"noise": 0.03}).format("{not_yet:?.0%}, {noise:?.0%}") == "–, 3 %"
+    assert figures.Filled({"noise": 0.03}).format("{not_yet:?.0%}, {noise:?.0%}") == "–, 3 %"
     with pytest.raises(KeyError, match="not_yet"):
-        Filled({"noise": 0.03}).format("{not_yet:.0%}")
+        figures.Filled({"noise": 0.03}).format("{not_yet:.0%}")
 
 
 def test_a_part_is_written_between_its_bounds() -> None:
     page = "a\n<!-- begin x: made by `make figures` -->\n{}<!-- end x -->\nb\n"
-    assert current(page.format("old\n\nlines\n"), {"x": lambda: "new"}) == page.format("new\n")
-    assert current(page.format(""), {"x": lambda: "new"}) == page.format("new\n")
+    assert figures.current(page.format("old\n\nlines\n"), {"x": lambda: "new"}) == page.format("new\n")
+    assert figures.current(page.format(""), {"x": lambda: "new"}) == page.format("new\n")
 
 
 def test_tables_are_aligned() -> None:
-    assert table(["a", "long"], [["row", "1"]]).splitlines() == [
+    assert figures.table(["a", "long"], [["row", "1"]]).splitlines() == [
         "| a   | long |",
         "| --- | ---- |",
         "| row | 1    |",
@@ -106,20 +96,20 @@ def test_tables_are_aligned() -> None:
 
 def test_places() -> None:
     data = {"rows": [{"model": "a", "x": [1, 2]}, {"model": "b", "x": [3]}]}
-    assert lookup(data, "rows.model=b.x.0") == 3
+    assert figures.lookup(data, "rows.model=b.x.0") == 3
     with pytest.raises(KeyError, match="model=c"):
-        lookup(data, "rows.model=c.x")
+        figures.lookup(data, "rows.model=c.x")
 
 
 def test_summaries_are_completed_from_their_rows(tmp_path: Path) -> None:
     """A fidelity result from before tau was taken over all pairs has it nevertheless; what it says stays."""
-    data = json.loads(newest("fidelity/*-fidelity.json").read_text(encoding="utf-8"))
+    data = json.loads(figures.newest("fidelity/*-fidelity.json").read_text(encoding="utf-8"))
     one = data["results"][0]
     one.pop("tau_all", None)
     one["tau"] = "kept"
     path = tmp_path / "day.json"
     path.write_text(json.dumps(data), encoding="utf-8")
-    found = result(path)["results"][0]
+    found = figures.result(path)["results"][0]
     assert -1 <= found["tau_all"] <= 1
     assert found["tau"] == "kept"
 

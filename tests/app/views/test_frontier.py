@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 from samples_app import GIB, exploration, long_exploration, point
 from tensoropt_app.state import View
-from tensoropt_app.views.frontier import (
-    FrontierData,
-    address_sentences,
-    budget_fault,
-    count_words,
-    without_point,
-)
+from tensoropt_app.views import frontier
+from tensoropt_app.views.frontier import FrontierData
 
 DATA = FrontierData.of(exploration())
 
@@ -46,25 +41,25 @@ def test_without_a_point_the_recommended_plan_is_chosen() -> None:
 def test_a_longest_step_chooses_the_leanest_that_is_fast_enough() -> None:
     view = View(time_s=0.45)
     assert (DATA.chosen(view), DATA.chosen(View(time_s=0.45, point=6))) == (4, 6)
-    assert address_sentences(DATA, "?time=0.45") == []
+    assert frontier.address_sentences(DATA, "?time=0.45") == []
     # Of a step that no plan reaches, the recommended plan is shown, and that is said.
     assert DATA.chosen(View(time_s=0.05)) == DATA.exploration.index()
-    assert address_sentences(DATA, "?time=50ms") == [
+    assert frontier.address_sentences(DATA, "?time=50ms") == [
         "No plan that fits 76 GiB takes at most 50 ms; the fastest takes 200 ms."
     ]
-    assert without_point(view, 24 * GIB) == View(budget_bytes=24 * GIB)
+    assert frontier.without_point(view, 24 * GIB) == View(budget_bytes=24 * GIB)
 
 
 def test_a_budget_above_the_card_is_none() -> None:
     said = "H100-80GB has 80 GiB, which is what plans are held to; plan on other devices for more."
-    assert (budget_fault(DATA, 99 * GIB), budget_fault(DATA, 80 * GIB)) == (said, "")
-    assert address_sentences(DATA, "?budget=99GiB") == [said]
+    assert (frontier.budget_fault(DATA, 99 * GIB), frontier.budget_fault(DATA, 80 * GIB)) == (said, "")
+    assert frontier.address_sentences(DATA, "?budget=99GiB") == [said]
 
 
 def test_a_planners_plan_that_none_beats_is_a_point() -> None:
     data = FrontierData.of(exploration([point(10 * GIB, 1.0), point(20 * GIB, 0.5, planner="zero")]))
     assert data.chosen(View(budget_bytes=79 * GIB)) == 1
-    assert (data.title(1), count_words(data)) == ("Point 2 of 2", "2 points")
+    assert (data.title(1), frontier.count_words(data)) == ("Point 2 of 2", "2 points")
 
 
 def test_the_line_has_no_point_that_needs_more_than_a_faster_one() -> None:
@@ -82,11 +77,11 @@ def test_there_is_one_count_of_points_and_they_are_counted_from_one() -> None:
     assert [data.title(row) for row in (0, 7, 8, 9)] == [
         "Point 1 of 8", "Point 8 of 8", "ZeRO 1 of 2", "ZeRO 2 of 2"
     ]  # fmt: skip
-    assert count_words(data) == "8 points, 3 plans of other planners"
+    assert frontier.count_words(data) == "8 points, 3 plans of other planners"
 
 
 @pytest.mark.parametrize("text", ["999"])
 def test_a_point_that_does_not_exist_is_said(text: str) -> None:
     said = f"Point {text} does not exist: this frontier has 8 points."
-    assert address_sentences(DATA, f"?point={text}") == [said]
-    assert address_sentences(DATA, "?point=8") == []
+    assert frontier.address_sentences(DATA, f"?point={text}") == [said]
+    assert frontier.address_sentences(DATA, "?point=8") == []

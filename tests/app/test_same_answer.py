@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 from pathlib import Path
@@ -17,8 +16,8 @@ from tensoropt_app.views.point import point_card
 from tensoropt_app.views.result import VERDICTS, answer_line, choices, two_digits
 
 from tensoropt.cli.parser import main
-from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.units import parse_bytes
+from tests.plan.explorations import csv_of
 
 SHIPPED = sorted(folder.name for folder in READY_MADE.iterdir())
 MARKS = {"fits": "fits", "tight": "tight", "does not fit": "over"}
@@ -55,9 +54,7 @@ def test_one_plan_is_recommended_with_one_need_and_one_verdict(name: str, tmp_pa
     assert "recommended" in first.title
     assert chosen["fit"]["needed_bytes"] == chosen["needs_bytes"] == found.needs[row]
     # In the CSV, which has every point of the frontier, ascending in memory.
-    write_frontier_csv(found, tmp_path / "frontier.csv")
-    with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
-        written = list(csv.DictReader(file))
+    written = csv_of(found, tmp_path)
     assert len(written) == len(found.points)
     sizes = [int(line["memory_bytes"]) for line in written]
     assert sizes == sorted(sizes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import io
 import json
@@ -24,7 +23,6 @@ from tensoropt_app.views.result import two_digits
 import tensoropt
 from tensoropt.cli.parser import main
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.plan.kinds import PLACED
 from tensoropt.plan.plan import load_plan
@@ -34,6 +32,7 @@ from tensoropt.report.explain import _parts_table
 from tensoropt.report.step_parts import Detail
 from tensoropt.report.table import point_lines
 from tensoropt.units import format_bytes
+from tests.plan.explorations import csv_of
 
 Found = tuple[Exploration, Path]
 
@@ -102,9 +101,7 @@ def test_figures_per_operator_are_the_same(found: Found) -> None:
 def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
     exploration, folder = found
     data, view = FrontierData.of(exploration), View()
-    write_frontier_csv(exploration, tmp_path / "frontier.csv")
-    with open(tmp_path / "frontier.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_of(exploration, tmp_path)
     table = points_table(data, view)[0].rowData
     assert len(rows) == len(exploration.points)
     for index in some(exploration):
@@ -179,9 +176,7 @@ def test_a_part_is_what_its_operators_take_wherever_they_are_shown(found: Found)
 def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> None:
     """On two cards half of what is gathered or scattered leaves each, and all of a sum or message."""
     exploration = load_exploration(beside)
-    write_frontier_csv(exploration, tmp_path / "frontier.csv")
-    with (tmp_path / "frontier.csv").open(newline="") as file:
-        written = list(csv.DictReader(file))
+    written = csv_of(exploration, tmp_path)
     data, view = FrontierData.of(exploration), View()
     for row, point in enumerate(exploration.all_points):
         own = [(kind, size * count) for kind, _, size, count in point.collectives]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from tensoropt import __version__
 from tensoropt.cli.parser import main, parser
 from tensoropt.ranks.pool import RankPool
 from tests.lent_ranks import lend_ranks
+from tests.plan.explorations import rows_of
 
 MODEL = """
 import torch
@@ -181,8 +181,7 @@ def test_explore_leaves_a_frontier_and_prints_it(run: Any, explored: Path) -> No
     assert "exploring with model net.py:net" in err
     assert "optimizer adam" in err
     assert "\r" not in err
-    with open("again/frontier.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of("again/frontier.csv")
     memory, time_s = [int(r["memory_bytes"]) for r in rows], [float(r["time_s"]) for r in rows]
     assert memory == sorted(set(memory))
     assert time_s == sorted(set(time_s), reverse=True)
@@ -415,9 +414,8 @@ def test_constraints_hold_from_the_file_to_every_point(run: Any, place: Path) ->
     assert "given up, as it is soft: pin 3 (b: gpu=heads)" in out
     assert "constraints all.yaml" in err
     assert run("export", "held", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
-    with open(place / "s.csv", newline="") as file:
-        split = {(row["point"], row["operator"]): row["axis_0"] for row in csv.DictReader(file)}
-    assert {label for (_, name), label in split.items() if name in ("linear", "linear_1")} == {"out_features"}
+    split = {row["axis_0"] for row in rows_of("s.csv") if row["operator"] in ("linear", "linear_1")}
+    assert split == {"out_features"}
     assert run("choose", "held", "--knee", "--out", "held.json")[0] == 0
     plan = json.loads((place / "held.json").read_text())
     assert plan["settings"]["constraints"]["together"] == [["a", "b"]]
@@ -432,8 +430,7 @@ def test_planners_compared_under_constraints_keep_them(run: Any, place: Path) ->
     )  # fmt: skip
     assert code == 0, err
     assert run("export", "kept", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
-    with open(place / "s.csv", newline="") as file:
-        assert {r["axis_0"] for r in csv.DictReader(file) if r["operator"] == "linear"} == {"none"}
+    assert {r["axis_0"] for r in rows_of("s.csv") if r["operator"] == "linear"} == {"none"}
 
 
 @pytest.mark.parametrize(
@@ -472,17 +469,9 @@ def test_pipelines_are_explored_chosen_and_verified(run: Any, place: Path) -> No
     assert "pipelines always" in err
     assert run("explore", *arguments, "--constraints", "pipeline.yaml", "--out", "piped")[0] == 0
     assert run("export", "piped", "--csv", "f.csv", "--strategies", "s.csv")[0] == 0
-    with open(place / "f.csv", newline="") as file:
-        assert {(row["mesh"], row["devices"]) for row in csv.DictReader(file)} == {("pp2", "2")}
-    with open(place / "s.csv", newline="") as file:
-        stages = {row["operator"]: row["axis_0"] for row in csv.DictReader(file)}
-    assert stages == {
-        "stage 0": "0",
-        "linear": "0",
-        "stage 1": "1",
-        "linear_1": "1",
-        "cross_entropy_loss": "1",
-    }
+    assert {(row["mesh"], row["devices"]) for row in rows_of("f.csv")} == {("pp2", "2")}
+    places = [[row["operator"] for row in rows_of("s.csv") if row["axis_0"] == place] for place in "01"]
+    assert places == [["stage 0", "linear"], ["stage 1", "linear_1", "cross_entropy_loss"]]
     assert run("choose", "piped", "--knee", "--out", "piped.json")[0] == 0
     assert json.loads((place / "piped.json").read_text())["stages"]["schedule"]
     code, out, _ = run("verify", "piped.json", "--fake", "--json")

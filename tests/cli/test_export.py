@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from tensoropt.exploration.exploration import load_exploration
 from tensoropt.plan import kinds
 from tensoropt.plan.plan import load_plan
 from tensoropt.profiling.store import ProfileStore
-from tests.plan.explorations import small_exploration
+from tests.plan.explorations import rows_of, small_exploration
 from tests.session.captured_once import CapturedOnce
 
 
@@ -72,11 +71,6 @@ def batch(folder: Path) -> Path:
     (folder / "all/nothing").mkdir()
     (folder / "all/notes.txt").write_text("mine")
     return folder
-
-
-def rows_of(file: str) -> list[dict[str, str]]:
-    with open(file, encoding="utf-8", newline="") as opened:
-        return list(csv.DictReader(opened))
 
 
 def test_several_explorations_become_one_csv(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,6 @@ def test_systems_are_as_their_data_sheets_say(name):
 )
 def test_names_that_the_driver_reports_find_their_sheet(reported, name):
     found = kind_by_nvml_name(reported)
-    assert found is not None
     assert found.name == name
 
 

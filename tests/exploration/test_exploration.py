@@ -5,7 +5,6 @@ What Python and notebooks show of an exploration and its parts: tables that a pe
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sys
@@ -19,13 +18,13 @@ import pytest
 import tensoropt
 from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.export import write_strategies_csv
 from tensoropt.exploration.frontier_table import frontier_text, table_rows
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
 from tensoropt.units import format_number, share_words
-from tests.plan.explorations import MIB, point, small_exploration
+from tests.plan.explorations import MIB, csv_of, point, rows_of, small_exploration
 
 READY_MADE = sorted((Path(__file__).parents[2] / "app" / "data").iterdir())
 
@@ -146,11 +145,6 @@ def found() -> Exploration:
     return small_exploration()
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_saved_and_loaded_explorations_make_the_same_plans(found: Exploration, tmp_path: Path) -> None:
     found.save(tmp_path)
     loaded = load_exploration(tmp_path)
@@ -190,10 +184,9 @@ def test_what_would_fit_is_named(found: Exploration) -> None:
 
 
 def test_the_csv_has_its_fixed_columns_and_falls_strictly(found: Exploration, tmp_path: Path) -> None:
-    write_frontier_csv(found, tmp_path / "f.csv")
-    rows = read(tmp_path / "f.csv")
+    rows = csv_of(found, tmp_path)
     assert ",".join(figure.name for figure in FIXED_FIGURES) == FIXED
-    assert (tmp_path / "f.csv").read_text().startswith(FIXED + ",")
+    assert (tmp_path / "frontier.csv").read_text().startswith(FIXED + ",")
     assert [int(r["point"]) for r in rows] == [1, 2, 3, 4]
     memory, time_s = [int(r["memory_bytes"]) for r in rows], [float(r["time_s"]) for r in rows]
     assert memory == sorted(set(memory))
@@ -205,7 +198,7 @@ def test_the_csv_has_its_fixed_columns_and_falls_strictly(found: Exploration, tm
 
 def test_the_strategies_csv_has_a_column_per_axis(found: Exploration, tmp_path: Path) -> None:
     write_strategies_csv(found, tmp_path / "s.csv")
-    rows = read(tmp_path / "s.csv")
+    rows = rows_of(tmp_path / "s.csv")
     assert list(rows[0]) == ["point", "operator", "axis_0", "axis_1", "options"]
     assert len(rows) == 4 * 2
     assert rows[0] | {"options": ""} == {

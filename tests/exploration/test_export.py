@@ -5,7 +5,6 @@ Planners side by side, told from the points of an exploration and not from what 
 
 from __future__ import annotations
 
-import csv
 import itertools
 from dataclasses import replace
 from math import prod
@@ -18,14 +17,14 @@ from tensoropt.cluster import load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.process_memory import TERMS
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.export import compared, limits_asked, write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.export import compared, limits_asked, write_strategies_csv
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.kinds import PIPELINED
 from tensoropt.plan.point import FRONTIER
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.table import _GAP_CAPTION, comparison_text
 from tests.costs.models import two_layers
-from tests.plan.explorations import MIB, point, small_exploration, space
+from tests.plan.explorations import MIB, csv_of, point, rows_of, small_exploration, space
 
 
 def row(planner: str, **changes: object) -> dict[str, object]:
@@ -71,9 +70,7 @@ def test_rows_are_of_the_points(found: Exploration, limit: float | str | None, o
 
 def test_the_csv_and_the_table_agree(found: Exploration, tmp_path: Path) -> None:
     frontier, zero, dpos = compared(found)
-    write_frontier_csv(found, tmp_path / "frontier.csv")
-    with open(tmp_path / "frontier.csv", encoding="utf-8") as file:
-        points = list(csv.DictReader(file))
+    points = csv_of(found, tmp_path)
     assert (frontier.points, frontier.time_s) == (len(points), float(points[-1]["time_s"]))
     assert zero.time_s == min(float(p["time_s"]) for p in points if p["planner"] == "zero")
     lines = comparison_text(found).splitlines()
@@ -81,7 +78,6 @@ def test_the_csv_and_the_table_agree(found: Exploration, tmp_path: Path) -> None
     assert f" {len(points)} " in lines[1]
     # The frontier is beaten by none, which was written down before that plan was one of its points.
     assert "faster" not in lines[1]
-    assert dpos.gap is not None
     assert f"+{100 * dpos.gap:.1f} %" in lines[3]
     assert lines[-1] == _GAP_CAPTION
 
@@ -108,16 +104,6 @@ NODES = {
 SECONDS = (
     "time_s", "compute_s", "communication_s", "gap", "additive_time_s", "exposed_s", "hidden_s", "idle_s",
 )  # fmt: skip
-
-
-def written(exploration: Exploration, folder: Path) -> list[dict[str, str]]:
-    write_frontier_csv(exploration, folder / "frontier.csv")
-    return read(folder / "frontier.csv")
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def check(exploration: Exploration, rows: list[dict[str, str]]) -> None:
@@ -172,7 +158,7 @@ def test_no_two_columns_change_places(tmp_path: Path) -> None:
             point(4e6, 0.7, 0).changed(**unlike(3) | {"sources": {"data sheet": 1.0}}),
         ),
     )
-    rows = written(exploration, tmp_path)
+    rows = csv_of(exploration, tmp_path)
     check(exploration, rows)
     assert [(row["devices"], row["mesh"], row["micro_batches"]) for row in rows] == [
         ("8", "2x4", "3"), ("6", "3x2", "5"), ("8", "2x4", "3"),
@@ -189,7 +175,7 @@ def test_the_columns_of_a_search_are_its_plans(tmp_path: Path) -> None:
             model, args, kwargs, cluster=cluster_from(NODES, name="nodes"), store=store, micro_batches=(1,),
             epsilon=0.0, process_memory=False, placements="never", pipelines="never",
         )  # fmt: skip
-    rows = written(exploration, tmp_path)
+    rows = csv_of(exploration, tmp_path)
     check(exploration, rows)
     assert {"4"} == {row["devices"] for row in rows}
     assert "2x2" in {space.mesh.label for space in exploration.spaces}
@@ -204,7 +190,7 @@ def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path: Pat
         small_exploration(), spaces=(space((2,), 4), space((2, 4), 1)), points=small_exploration().points[:2]
     )
     write_strategies_csv(exploration, tmp_path / "strategies.csv")
-    rows = read(tmp_path / "strategies.csv")
+    rows = rows_of(tmp_path / "strategies.csv")
     assert list(rows[0]) == ["point", "operator", "axis_0", "axis_1", "options"]
     assert [(r["point"], r["operator"]) for r in rows] == [
         ("1", "linear"), ("1", "loss"), ("2", "linear"), ("2", "loss"),

@@ -198,8 +198,6 @@ def test_hours_and_cost_are_linear_in_the_amount_and_cost_in_the_price(
 def test_throughput_times_time_is_the_step(batch: int, length: int) -> None:
     call = {"args": [], "kwargs": {"input_ids": {"tensor": [batch, length], "dtype": "int64"}}}
     one = RatesOf(explored(call=call)).of(0)
-    assert one.samples_per_s is not None
-    assert one.tokens_per_s is not None
     assert one.samples_per_s * one.step_s == pytest.approx(batch)
     assert one.tokens_per_s == pytest.approx(length * one.samples_per_s)
 
@@ -221,5 +219,4 @@ def test_a_point_on_one_device_pays_for_one() -> None:
 def test_an_amounts_words_are_read_as_the_amount(amount: Amount, words: str) -> None:
     assert amount.words == words
     read = amount_of(words)
-    assert read is not None
     assert (read.unit, read.count) == (amount.unit, pytest.approx(amount.count, rel=1e-5))

@@ -27,7 +27,6 @@ def found(*plans: tuple[str, float, float, int]) -> Any:
 
 def test_what_a_config_says_is_taken_before_what_is_a_little_faster() -> None:
     chosen = recommended(found((MIXED, 0.98, 10, 1), ("DP 8 · ZeRO-2", 1.0, 12, 1)), 20)
-    assert chosen is not None
     assert (chosen.row, chosen.fastest) == (1, 0)
     assert chosen.faster == pytest.approx(0.02)
     assert chosen.rule == "the simplest plan within 3 % of the fastest that fits"
@@ -36,11 +35,10 @@ def test_what_a_config_says_is_taken_before_what_is_a_little_faster() -> None:
 def test_a_plan_beyond_three_per_cent_or_the_limit_is_never_taken() -> None:
     plans = found((MIXED, 0.96, 10, 1), ("DP 8", 1.0, 9, 1), ("DP 4", 0.96, 21, 1))
     chosen = recommended(plans, 20)
-    assert chosen is not None
     assert (chosen.row, chosen.faster) == (0, 0.0)
     assert chosen.rule == "the fastest plan that fits; none within 3 % of it is simpler"
     assert recommended(plans, 8) is None
-    assert recommended(plans, 20, [1]).row == 1  # type: ignore[union-attr]
+    assert recommended(plans, 20, [1]).row == 1
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,6 @@ def test_a_plan_beyond_three_per_cent_or_the_limit_is_never_taken() -> None:
 def test_what_decides_comes_in_this_order(plans: list[Any]) -> None:
     for order in (plans, plans[::-1]):
         chosen = recommended(found(*order), 20)
-        assert chosen is not None
         assert order[chosen.row] == plans[0]
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.plan.plan import MeshInfo, ModelInfo
 from tensoropt.plan.point import Point
 from tensoropt.plan.space import Space
@@ -79,3 +83,15 @@ def small_exploration() -> Exploration:
             "seconds": {"search": 0.1}, "workloads_measured": 0,
         },
     )  # fmt: skip
+
+
+def rows_of(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a CSV."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def csv_of(found: Exploration, folder: Path) -> list[dict[str, str]]:
+    """The rows of the frontier's CSV, written into the folder."""
+    write_frontier_csv(found, folder / "frontier.csv")
+    return rows_of(folder / "frontier.csv")

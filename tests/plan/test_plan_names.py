@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.pipeline.strategy import SCHEDULES as KNOWN
 from tensoropt.plan.figures import FIXED
@@ -32,7 +30,7 @@ from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
 from tensoropt.plan.space import Space
 from tensoropt.report.table import point_lines
-from tests.plan.explorations import point, small_exploration
+from tests.plan.explorations import csv_of, point, small_exploration
 
 COLUMNS, DOWN = ["rows", "out_features"], ["rows", "in_features"]
 
@@ -217,9 +215,7 @@ def test_every_schedule_has_a_short_title() -> None:
 
 def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
     found = small_exploration()
-    write_frontier_csv(found, tmp_path / "frontier.csv")
-    with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_of(found, tmp_path)
     assert list(rows[0])[: len(FIXED)] == [figure.name for figure in FIXED]
     assert [row["name"] for row in rows] == list(found.names)
     assert [row["name"] for row in points_data(found)] == list(found.names)

@@ -115,7 +115,6 @@ def by_hand(found: Exploration, index: int) -> dict[str, float]:
     written out: a second way that shares nothing with the first."""
     plan = rebuilt(found, index, recorded_of(found))
     timed = plan.plan.evaluated(plan.costs()).timed()
-    assert found.recorded is not None
     groups = found.recorded.grouped.group_of
     seconds: dict[str, float] = {}
     for event in timed.events:

@@ -106,7 +106,6 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None
     assert "200 ms per step (" in line
     assert line.endswith(" for 80 % of published jobs)")
     data = range_data(found, 1)
-    assert data is not None
     # A quarter of its seconds are from data sheets.
     assert 0.15 < data["low_s"] < data["middle_s"] == 0.2 < data["high_s"] < 0.25
     assert facts(FigureRow.of(found, 1))["range"].words.startswith(line.partition("(")[2][:-1])

@@ -57,7 +57,6 @@ def fastest(found: Exploration) -> Plan:
 
 def layers_of(plan: Plan) -> list[int]:
     """How many layers each stage has."""
-    assert plan.stages is not None
     return [sum(name.startswith("linear") for name in stage.groups) for stage in plan.stages.stages]
 
 
@@ -78,12 +77,10 @@ def test_the_fast_place_gets_more_layers(mixed: Exploration, store: ProfileStore
 
 def test_plans_say_which_kind_each_place_has(mixed: Exploration, store: ProfileStore) -> None:
     info = fastest(mixed).stages
-    assert info is not None
     assert info.kinds == (FAST, SLOW)
     assert (len(info.peak_bytes), info.model_dump(mode="json")["kinds"]) == (2, [FAST, SLOW])
     assert any("in order of rank" in note for note in mixed.report["notes"])
     alike = fastest(explored(store, {"kind": SLOW, "count": 4})).stages
-    assert alike is not None
     assert alike.kinds == ()
 
 
@@ -96,13 +93,11 @@ def test_in_the_other_order_the_second_place_gets_more(store: ProfileStore) -> N
 
 def test_places_keep_within_the_memory_of_their_kind(mixed: Exploration, store: ProfileStore) -> None:
     info = fastest(mixed).stages
-    assert info is not None
     room = int(0.8 * info.peak_bytes[0])
     small = {"kind": FAST, "count": 2, "memory": room}
     found = explored(store, small, {"kind": SLOW, "count": 2})
     for index in range(len(found.points)):
         less = found.plan(index).stages
-        assert less is not None
         assert less.peak_bytes[0] <= room
 
 
@@ -112,10 +107,8 @@ def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store: ProfileStore)
     found = explored(store, *both, nodes=2)
     assert any("several kinds of devices go at the pace of the slowest" in n for n in found.report["notes"])
     info = fastest(found).stages
-    assert info is not None
     assert info.kinds == ()
     single = fastest(explored(store, *both, nodes=2, constraints=PINNED_4)).stages
-    assert single is not None
     assert single.kinds == (FAST, SLOW, FAST, SLOW)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -49,6 +48,7 @@ from tensoropt.session.comparing import with_planners
 from tensoropt.session.searched import search
 from tensoropt.session.session import Session
 from tensoropt.sharding.constraints import ConstraintError
+from tests.plan.explorations import rows_of
 from tests.session.captured_once import CapturedOnce
 from tests.situations import branching
 
@@ -165,8 +165,7 @@ def test_they_are_chosen_exported_saved_and_loaded(found: Exploration, tmp_path:
     found.save(tmp_path / "saved")
     again = load_exploration(tmp_path / "saved")
     assert (again.points, again.plan(index)) == (found.points, plan)
-    with open(tmp_path / "saved" / "frontier.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "saved" / "frontier.csv")
     assert [row["planner"] for row in rows] == [p.planner for p in found.points]
     assert rows[index]["gap"] == ""
 

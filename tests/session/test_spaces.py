@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import pickle
 import subprocess
@@ -17,7 +16,6 @@ from tensoropt.api import explore
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import InfeasibleError
-from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.frontier_table import table_rows
 from tensoropt.plan.kinds import PLACED, SHARDED
 from tensoropt.plan.point import unbeaten
@@ -82,9 +80,7 @@ def test_of_placed_plans_nothing_is_proven(store, tmp_path):
     assert all(p.gap is None and not p.exact for p in placed)
     assert not [p for p in found.points if p.exact and beaten(p, found.points)]
     shown = replace(found, points=tuple(placed))
-    write_frontier_csv(shown, tmp_path / "frontier.csv")
-    with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
-        assert {(row["exact"], row["gap"]) for row in csv.DictReader(file)} == {("false", "")}
+    assert {(row["exact"], row["gap"]) for row in explorations.csv_of(shown, tmp_path)} == {("false", "")}
     assert {row[-2] for row in table_rows(shown, range(len(placed)))[1:]} == {"-"}
 
 

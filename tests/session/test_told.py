@@ -42,9 +42,7 @@ def prices(exploration):
 
 
 def row_of(exploration, job: LaunchedJob) -> int:
-    row = your_jobs(exploration)[JOBS.index(job)].row
-    assert row is not None
-    return row
+    return your_jobs(exploration)[JOBS.index(job)].row
 
 
 @pytest.mark.sweep(quick=1)

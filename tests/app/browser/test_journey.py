@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tensoropt_app.jobs.worker import run
 
 from tensoropt.plan.plan import load_plan
 from tensoropt.units import format_bytes
+from tests.plan.explorations import rows_of
 
 
 def form(page: Any, **fields: str) -> None:
@@ -59,8 +59,7 @@ def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path
     page.wait_for_selector("#command-1:has-text('--point 1 ')")
     plan = load_plan(downloaded(page, "plan.json", tmp_path))
     assert plan.devices == 2
-    with open(downloaded(page, "frontier.csv", tmp_path), newline="") as file:
-        first = next(csv.DictReader(file))
+    first, *_ = rows_of(downloaded(page, "frontier.csv", tmp_path))
     assert round(plan.predicted.memory_bytes) == int(first["memory_bytes"])
     needs = format_bytes(float(first["needs_bytes"])).split()[0]
     page.wait_for_selector(f"#answer .figures span:has-text('needs {needs} ')")

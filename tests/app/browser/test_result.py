@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import pytest
 from site_app import Site
 from tensoropt_app.library import READY_MADE
+
+from tests.plan.explorations import rows_of
 
 QUESTIONS = {
     "does it fit": "#answer .verdict-big",
@@ -42,8 +43,7 @@ def test_five_questions_are_answered_without_scrolling(site: Site, opened: Calla
     page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data?.length === 2")
     with page.expect_download() as download:
         page.click("#answer a:has-text('CSV')")
-    with open(download.value.path(), newline="") as file:
-        assert len({row["exploration"] for row in csv.DictReader(file)}) == 2
+    assert len({row["exploration"] for row in rows_of(download.value.path())}) == 2
 
 
 def searched(page: Any, part: str) -> None:

@@ -177,17 +177,6 @@ def test_the_catalogue_is_complete_and_believable():
     for name in list_links():
         assert link(name).source
         assert 1e-6 < link(name).latency_s < 1e-3
-    for wanted in (
-        "V100-16GB",
-        "A100-40GB",
-        "A100-80GB",
-        "H100-80GB",
-        "H200-141GB",
-        "B200-180GB",
-        "L40S",
-        "RTX-4090",
-    ):
-        assert wanted in list_devices()
 
 
 @pytest.mark.parametrize(
@@ -195,24 +184,15 @@ def test_the_catalogue_is_complete_and_believable():
     [
         ("{", "not valid YAML"),
         ("- a\n- b", "must be a mapping"),
-        ("", "must be a mapping"),
         ("nodes: 2", "needs devices"),
         ("devices: []", "at least one"),
-        ("devices: 8", "at least one"),
         ("devices: [{count: 2}]", "has no kind"),
-        ("devices: [{kind: H100-80GB, count: 0}]", "whole number of at least 1"),
         ("devices: [{kind: H100-80GB, count: two}]", "whole number of at least 1"),
         ("devices: [{kind: H100-80GB, count: 1000000000}]", "at most 1000000 devices"),
         ("devices: [{kind: H100-80GB, count: 8}]\nnodes: 1000000000", "nodes is 1000000000, but .* at most"),
-        (
-            "devices: [{kind: H100-80GB, count: 2000}]\nnodes: 2000",
-            "product of 2000 nodes and 2000 devices in each is 4000000, but .* at most",
-        ),
-        (
-            "devices: [{kind: {name: X, type: gpu, memory: 80GB, memory_bandwidth: 2TB/s, "
-            "flops: {float32: 60TFLOPS}}, count: 1}]",
-            "type 'gpu'; did you mean 'cuda'",
-        ),
+        ("devices: [{kind: T4, count: 2000}]\nnodes: 2000", "2000 devices in each is 4000000, .* at most"),
+        ("devices: [kind: {name: X, type: gpu, memory: 80GB, memory_bandwidth: 2TB/s, "
+         "flops: {float32: 6e13}}]", "type 'gpu'; did you mean 'cuda'"),
         ("devices: [{kind: H100-80G, count: 1}]", "did you mean 'H100-80GB'"),
         ("devices: [{kind: {name: X, type: cuda}}]", "lacks memory"),
         ("devices: [{kind: H100-80GB, number: 2}]", "unknown key 'number'"),
@@ -220,15 +200,11 @@ def test_the_catalogue_is_complete_and_believable():
         ("devices: [H100-80GB]\nnodes: 0", "nodes is 0"),
         ("devices: [H100-80GB]\nnodes: [{devices: [L40S]}]", "leave out the separate devices"),
         ("nodes: [{count: 2}]", "has no devices"),
-        ("nodes: [{devices: []}]", "at least one"),
         ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, count: 2}]}]", "equally many"),
         ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, memory: 1GiB}]}]", "rename one of them"),
         ("devices: [H100-80GB]\nnodes: 2", "lacks inter_node"),
         ("devices: [{kind: H100-80GB, count: 2}]", "lacks intra_node"),
-        (
-            "devices: [H100-80GB, L40S, {kind: L40S, memory: 1GiB}]\nlinks: {intra_node: PCIe4}",
-            "name one of them",
-        ),
+        ("devices: [L40S, {kind: L40S, memory: 1GiB}]\nlinks: {intra_node: PCIe4}", "name one of them"),
         ("devices: [H100-80GB, L40S]\nlinks: {intra_node: NVLink44}", "did you mean 'NVLink4'"),
         ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {latency: 5us}}", "needs latency and bandwidth"),
         ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, beta: -5GB/s}}", "not a bandwidth"),
@@ -238,21 +214,13 @@ def test_the_catalogue_is_complete_and_believable():
         ("devices: [H100-80GB, L40S]\nlinks: {pairs: []}", "must be a list"),
         ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{link: PCIe4}]}", r"between: \[0, 1\]"),
         ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{between: [0, 2], link: PCIe4}]}", "from 0 to 1"),
-        (
-            "devices: [H100-80GB, L40S]\nlinks: {pairs: [{between: [1, 1], link: PCIe4}]}",
-            "two different devices",
-        ),
-        (
-            "devices: [{kind: L40S, count: 3}]\nlinks: {pairs: [{between: [0, 1], link: PCIe4}]}",
-            r"lacks 2 of 3 pairs: \(0, 2\)",
-        ),
-        (
-            "devices: [H100-80GB, L40S]\nlinks: {pairs: [{between: [0, 1], link: PCIe4},"
-            " {between: [1, 0], link: PCIe4}]}",
-            "given twice",
-        ),
+        ("devices: [T4, T4]\nlinks: {pairs: [{between: [1, 1], link: PCIe4}]}", "two different devices"),
+        ("devices: [T4, T4, T4]\nlinks: {pairs: [{between: [0, 1], link: PCIe4}]}",
+         r"lacks 2 of 3 pairs: \(0, 2\)"),
+        ("devices: [T4, T4]\nlinks: {pairs: [{between: [0, 1], link: PCIe4}, "
+         "{between: [1, 0], link: PCIe4}]}", "given twice"),
     ],
-)
+)  # fmt: skip
 def test_wrong_files_say_what_and_how(tmp_path, text, message):
     with pytest.raises(ClusterError, match=message) as caught:
         load(tmp_path, text)
@@ -263,8 +231,6 @@ def test_wrong_files_say_what_and_how(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("local:0", "at least 1"),
-        ("local:two", "at least 1"),
         ("cpu:99999999999", "at most 1000000 devices"),
         ("dgx-h100x99999999999", "at most 1000000 devices"),
         ("dgx-h10", "did you mean 'dgx-h100'"),
@@ -341,14 +307,8 @@ def test_whatever_stands_anywhere_is_a_cluster_or_an_error_of_ours(path, value):
 
 
 def test_nodes_may_have_kinds_of_their_own(tmp_path):
-    path = tmp_path / "mixed.yaml"
-    path.write_text(
-        "nodes:\n"
-        "- {count: 2, devices: [{kind: H100-80GB, count: 2}]}\n"
-        "- {devices: [{kind: A100-80GB, count: 2}]}\n"
-        "links: {intra_node: NVLink3, inter_node: IB-200G}\n"
-    )
-    cluster = load_cluster(path)
+    nodes = "[{count: 2, devices: [{kind: H100-80GB, count: 2}]}, {devices: [{kind: A100-80GB, count: 2}]}]"
+    cluster = load(tmp_path, f"nodes: {nodes}\nlinks: {{intra_node: NVLink3, inter_node: IB-200G}}\n")
     assert [device.name for device in cluster.devices] == ["H100-80GB"] * 4 + ["A100-80GB"] * 2
     assert [(level.name, level.size) for level in cluster.levels] == [("node", 3), ("gpu", 2)]
     assert load(tmp_path, json.dumps(cluster.to_dict()), "saved.json") == cluster

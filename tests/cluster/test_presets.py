@@ -111,8 +111,7 @@ def test_systems_are_as_their_data_sheets_say(name):
     ],
 )
 def test_names_that_the_driver_reports_find_their_sheet(reported, name):
-    found = kind_by_nvml_name(reported)
-    assert found.name == name
+    assert kind_by_nvml_name(reported).name == name
 
 
 @pytest.mark.parametrize("name", list_devices())

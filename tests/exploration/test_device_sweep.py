@@ -71,8 +71,11 @@ def weak(devices: int, batch: int, **changes: object) -> Exploration:
     return replace(found, model=model)
 
 
-@pytest.mark.parametrize("other", [weak(2, 24), weak(1, 16, source="zoo:other"), weak(1, 16, seed=9)])
-def test_other_batches_and_models_are_none(other: Exploration, tmp_path: Path) -> None:
+BY_SGD = replace(weak(2, 8), settings={"optimizer": "sgd", "mode": "train"})
+
+
+@pytest.mark.parametrize("other", [weak(2, 24), weak(1, 16, source="zoo:other"), weak(1, 16, seed=9), BY_SGD])
+def test_other_batches_models_and_settings_are_none(other: Exploration, tmp_path: Path) -> None:
     weak(1, 8).save(tmp_path / "1")
     other.save(tmp_path / "2")
     with pytest.raises(TensorOptError, match="different models or settings"):
@@ -86,11 +89,3 @@ def test_batches_on_one_cluster_are_a_sweep(tmp_path: Path) -> None:
     assert [one.model.batch for one in sweep] == [8, 12, 32]
     assert of_batches(sweep)
     assert not of_batches([weak(1, 8), weak(2, 16)])
-
-
-def test_different_models_are_no_sweep(tmp_path: Path) -> None:
-    on(1, [(4, 1.0)]).save(tmp_path / "a")
-    other = on(2, [(4, 1.0)])
-    replace(other, settings={**other.settings, "optimizer": "sgd"}).save(tmp_path / "b")
-    with pytest.raises(TensorOptError, match="different models or settings"):
-        load_sweep(tmp_path)

@@ -5,7 +5,6 @@ What Python and notebooks show of an exploration and its parts: tables that a pe
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -18,13 +17,12 @@ import pytest
 import tensoropt
 from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.export import write_strategies_csv
 from tensoropt.exploration.frontier_table import frontier_text, table_rows
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
 from tensoropt.units import format_number, share_words
-from tests.plan.explorations import MIB, csv_of, point, rows_of, small_exploration
+from tests.plan.explorations import MIB, csv_of, point, small_exploration
 
 READY_MADE = sorted((Path(__file__).parents[2] / "app" / "data").iterdir())
 
@@ -183,28 +181,9 @@ def test_what_would_fit_is_named(found: Exploration) -> None:
         found.choose(time_s=0.001)
 
 
-def test_the_csv_has_its_fixed_columns_and_falls_strictly(found: Exploration, tmp_path: Path) -> None:
-    rows = csv_of(found, tmp_path)
+def test_the_csv_has_its_fixed_columns(found: Exploration, tmp_path: Path) -> None:
     assert ",".join(figure.name for figure in FIXED_FIGURES) == FIXED
-    assert (tmp_path / "frontier.csv").read_text().startswith(FIXED + ",")
-    assert [int(r["point"]) for r in rows] == [1, 2, 3, 4]
-    memory, time_s = [int(r["memory_bytes"]) for r in rows], [float(r["time_s"]) for r in rows]
-    assert memory == sorted(set(memory))
-    assert time_s == sorted(set(time_s), reverse=True)
-    assert [r["mesh"] for r in rows] == ["2", "1x2", "2", "1x2"]
-    assert [r["exact"] for r in rows] == ["true", "true", "false", "true"]
-    assert {r["planner"] for r in rows} == {"frontier"}
-
-
-def test_the_strategies_csv_has_a_column_per_axis(found: Exploration, tmp_path: Path) -> None:
-    write_strategies_csv(found, tmp_path / "s.csv")
-    rows = rows_of(tmp_path / "s.csv")
-    assert list(rows[0]) == ["point", "operator", "axis_0", "axis_1", "options"]
-    assert len(rows) == 4 * 2
-    assert rows[0] | {"options": ""} == {
-        "point": "1", "operator": "linear", "axis_0": "rows", "axis_1": "", "options": ""
-    }  # fmt: skip
-    assert "weight=S(0)" in rows[0]["options"]
+    assert ",".join(csv_of(found, tmp_path)[0]).startswith(FIXED + ",")
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2])
@@ -253,7 +232,10 @@ def test_an_interrupted_write_leaves_nothing_behind(
         (lambda d: (d / "points.npz").write_bytes(b"no archive"), "is damaged"),
         (lambda d: (d / "strategies.json.gz").unlink(), "is damaged"),
         (lambda d: (d / "strategies.json.gz").write_bytes(b"no archive"), "is damaged"),
-        (lambda d: (d / "exploration.json").write_text('{"schema": "other"}'), "schema 'other'"),
+        (
+            lambda d: (d / "exploration.json").write_text('{"schema": "other"}'),
+            r"schema 'other', not '.*/4'; explore again",
+        ),
     ],
 )
 def test_damaged_folders_are_refused(
@@ -269,12 +251,3 @@ def test_reduce_keeps_what_nothing_beats() -> None:
     costs = [(3.0, 1.0), (1.0, 3.0), (2.0, 3.0), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0)]
     kept = reduce_points(list(enumerate(costs)), lambda item: item[1])
     assert [i for i, _ in kept] == [1, 4, 0]
-
-
-def test_an_exploration_of_another_version_is_refused(found: Exploration, tmp_path: Path) -> None:
-    found.save(tmp_path)
-    file = tmp_path / "exploration.json"
-    data = json.loads(file.read_text())
-    file.write_text(json.dumps(data | {"schema": "tensoropt.exploration/1"}))
-    with pytest.raises(TensorOptError, match=r"schema 'tensoropt.exploration/1', not '.*/4'; explore again"):
-        load_exploration(tmp_path)

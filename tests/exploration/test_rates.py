@@ -46,6 +46,7 @@ def test_a_plan_may_not_say():
     assert not for_gpus({"name": "toy"})
 
 
+IMAGES = {"args": [{"tensor": [8, 3], "dtype": "float32"}], "kwargs": {}}
 TOKENS = {
     "input_ids": {"tensor": [8, 128], "dtype": "int64"},
     "labels": {"tensor": [8, 128], "dtype": "int64"},
@@ -119,11 +120,7 @@ def test_a_device_without_tensor_cores_computes_tf32_as_float32() -> None:
         (explored(flops={"float32": 1.0}, cluster="dgx-h100[1]"), "mfu", "which of the 1 devices"),
         (replace(explored(flops={"float32": 1.0}), cluster={"name": "toy"}), "mfu", "was not saved"),
         (explored(call={"args": [], "kwargs": {}}), "samples_per_s", "shapes of the model's inputs"),
-        (
-            explored(call={"args": [{"tensor": [8, 3], "dtype": "float32"}], "kwargs": {}}),
-            "tokens_per_s",
-            "reads no sequences of token numbers",
-        ),
+        (explored(call=IMAGES), "tokens_per_s", "reads no sequences of token numbers"),
         (
             explored(call={"args": [{"tensor": [n, 3], "dtype": "float32"} for n in (8, 4)], "kwargs": {}}),
             "samples_per_s",
@@ -142,7 +139,7 @@ def test_part_of_a_cluster_of_one_kind_is_known() -> None:
 
 
 def test_an_amount_of_what_is_unknown_is_refused_with_the_reason() -> None:
-    work = StepWork.of(explored(call={"args": [{"tensor": [8, 3], "dtype": "float32"}], "kwargs": {}}))
+    work = StepWork.of(explored(call=IMAGES))
     with pytest.raises(TensorOptError, match="tokens of a step are unknown: it reads no sequences"):
         Amount(10, "tokens").steps(work)
     assert Amount(10, "samples").steps(work) == 10 / 8

@@ -57,11 +57,6 @@ def plan() -> Plan:
     return small_exploration().plan(0)
 
 
-def test_round_trip(plan: Plan, tmp_path: Path) -> None:
-    plan.save(tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == plan
-
-
 def test_a_plan_says_what_runs_where(plan: Plan) -> None:
     data = plan.strategy_data()
     assert data["mesh"] == [4, 2]
@@ -134,15 +129,3 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
 def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named: str) -> None:
     with pytest.raises(PlanError, match=named.replace(".", r"\.")):
         load_plan(edited(plan, tmp_path, change))
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'"plan"'])
-def test_files_that_are_no_plans(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "plan.json").write_bytes(content)
-    with pytest.raises(PlanError, match=r"plan\.json is not a plan"):
-        load_plan(tmp_path / "plan.json")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="cannot read the plan"):
-        load_plan(tmp_path / "none.json")

@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tensoropt import zoo
 from tensoropt.cli.parser import main
 from tensoropt.cluster import load_cluster
 from tensoropt.exploration.exploration import load_exploration
-from tensoropt.plan import kinds
 from tensoropt.plan.plan import load_plan
-from tensoropt.profiling.store import ProfileStore
 from tests.plan.explorations import rows_of, small_exploration
-from tests.session.captured_once import CapturedOnce
 
 
 @pytest.fixture
@@ -95,58 +91,6 @@ def test_several_explorations_become_one_csv(batch: Path, capsys: pytest.Capture
     assert {row["devices"] for row in strategies} == {row["devices"] for row in points}
 
 
-SEVERAL = {
-    "a100/2": {"cluster": "dgx-a100[2]"},
-    "a100/2-again": {"cluster": "dgx-a100[2]"},
-    "h100/2": {"cluster": "dgx-h100[2]", "mode": "inference", "micro_batches": (1,)},
-    "papers/netsplit": {"cluster": "netsplit-paper", "placements": "always"},
-}
-"""Folders of folders and what was explored: equal names, equal clusters, two that are alike in figures."""
-
-
-def test_pandas_reads_several_explorations_from_one_csv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pandas = pytest.importorskip("pandas")
-    monkeypatch.chdir(tmp_path)
-
-    def mlp():
-        built = zoo.build("mlp", batch=8, device="meta", layers=2)
-        return built.model, built.args, built.kwargs
-
-    model = CapturedOnce(mlp)
-    with ProfileStore(tmp_path / "store.sqlite") as store:
-        found = {
-            name: model.explore(store=store, measure="never", **asked) for name, asked in SEVERAL.items()
-        }
-    for name, exploration in found.items():
-        exploration.save(f"all/{name}")
-    assert any(point.kind is kinds.PLACED for one in found.values() for point in one.points)
-    assert main(["export", "all", "--csv", "f.csv", "--strategies", "s.csv"]) == 0
-    points, strategies = (pandas.read_csv(name) for name in ("f.csv", "s.csv"))
-    total = sum(len(exploration.points) for exploration in found.values())
-    assert f"{total} points of 4 explorations written to f.csv" in capsys.readouterr().out
-    assert len(points) == total
-    assert not points.duplicated(["exploration", "point"]).any()
-    assert list(points.groupby("exploration").size().index) == sorted(f"all/{name}" for name in SEVERAL)
-    for name, exploration in found.items():
-        own = points[points.exploration == f"all/{name}"]
-        assert list(own.point) == list(range(1, len(exploration.points) + 1))
-        assert set(own.cluster) == {SEVERAL[name]["cluster"]}
-        assert list(own.time_s) == pytest.approx([point.time_s for point in exploration.points], rel=1e-12)
-        assert list(own.memory_bytes) == [round(point.memory_bytes) for point in exploration.points]
-        assert list(own.planner) == [point.planner for point in exploration.points]
-        # A placed plan has no gap: its cell is empty, and so read as NaN.
-        assert [bool(empty) for empty in own.gap.isna()] == [
-            point.kind is not kinds.SHARDED for point in exploration.points
-        ]
-    joined = strategies.merge(points, on=["exploration", "point"], how="outer", validate="many_to_one",
-                              suffixes=("", "_of_point"), indicator=True)  # fmt: skip
-    assert set(joined._merge) == {"both"}
-    assert (joined.cluster == joined.cluster_of_point).all()
-    assert (joined.devices == joined.devices_of_point).all()
-
-
 def test_what_is_no_exploration_is_named(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "all", "--csv", "f.csv", "--json"]) == 0
     left_out = json.loads(capsys.readouterr().out)["left_out"]
@@ -160,14 +104,11 @@ def test_what_is_no_exploration_is_named(batch: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_folder_without_any_is_refused(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, said in (
-        (
-            ["out", "all/nothing", "--csv", "f.csv"],
-            "all/nothing holds no exploration that can be read (it is empty)",
-        ),
-        (["out", "nowhere", "--csv", "f.csv"], "nowhere holds no exploration"),
-        (["out", "all/damaged", "--csv", "f.csv"], "all/damaged is damaged"),
+    for name, said in (
+        ("all/nothing", "all/nothing holds no exploration that can be read (it is empty)"),
+        ("nowhere", "nowhere holds no exploration"),
+        ("all/damaged", "all/damaged is damaged"),
     ):
-        assert main(["export", *arguments]) == 2
+        assert main(["export", "out", name, "--csv", "f.csv"]) == 2
         assert said in capsys.readouterr().err
     assert not Path("f.csv").exists()

@@ -46,12 +46,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     commands = [words for group in ASKED.values() for words in group]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, json.dumps([list(PACKAGES.values()), commands])],
-        cwd=place,
+        cwd=place, capture_output=True, text=True, check=True,
         env={"PYTHONPATH": str(ROOT), "TENSOROPT_CACHE": str(place / "cache"), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    )  # fmt: skip
     assert not (place / "out").exists(), "a refused command leaves nothing"
     said = iter(json.loads(done.stdout))
     found = {extra: [next(said) for _ in group] for extra, group in ASKED.items()}

@@ -6,7 +6,10 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from samples_app import exploration, of_model, space
@@ -116,24 +119,23 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert len(library.load("opened-a").points) == 2
 
 
+def labels_of(folder: Path, *found: Exploration) -> list[str]:
+    for name, one in zip("abc", found, strict=False):
+        one.save(folder / name)
+    return [item["label"] for group in choices(Library(folder)) for item in group["items"]]
+
+
 def test_equal_titles_are_told_apart(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        exploration().save(tmp_path / name)
-    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
+    labels = labels_of(tmp_path, exploration(), exploration())
     assert "gpt2-tiny on 8 × H100-80GB (a)" in labels
     assert len(set(labels)) == len(labels)
 
 
 def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
     found = exploration()
-    for name, changes in (
-        ("a", {}),
-        ("b", {"dtype": "bfloat16"}),
-        ("c", {"dtype": "bfloat16", "epsilon": 0.1}),
-    ):
-        replace(found, settings={**found.settings, **changes}).save(tmp_path / name)
-    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
-    assert labels[:3] == [
+    others = {"dtype": "bfloat16"}, {"dtype": "bfloat16", "epsilon": 0.1}
+    alike = (replace(found, settings={**found.settings, **changes}) for changes in others)
+    assert labels_of(tmp_path, found, *alike)[:3] == [
         "gpt2-tiny on 8 × H100-80GB · epsilon 0.001 · dtype float32",
         "gpt2-tiny on 8 × H100-80GB · epsilon 0.001 · dtype bfloat16",
         "gpt2-tiny on 8 × H100-80GB · epsilon 0.1 · dtype bfloat16",
@@ -142,9 +144,7 @@ def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
 
 def test_planners_beside_tell_an_exploration_from_the_one_without(tmp_path: Path) -> None:
     rows = ({"planner": "frontier"}, {"planner": "zero"}, {"planner": "megatron"})
-    exploration().save(tmp_path / "a")
-    replace(exploration(), comparison=rows).save(tmp_path / "b")
-    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
+    labels = labels_of(tmp_path, exploration(), replace(exploration(), comparison=rows))
     assert labels[1] == "gpt2-tiny on 8 × H100-80GB · beside zero, megatron"
 
 
@@ -160,27 +160,26 @@ def _nested(folder: Path) -> None:
     (folder / "exploration.json").write_text("[" * 200_000)
 
 
-def _without_cluster(folder: Path) -> None:
+def _changed(folder: Path, **changes: Any) -> None:
     data = json.loads((folder / "exploration.json").read_text())
-    (folder / "exploration.json").write_text(json.dumps({**data, "cluster": {}}))
-
-
-def _of_other_types(folder: Path) -> None:
-    data = json.loads((folder / "exploration.json").read_text())
-    (folder / "exploration.json").write_text(json.dumps({**data, "settings": [1], "points": {"a": 1}}))
+    (folder / "exploration.json").write_text(json.dumps({**data, **changes}))
 
 
 MOST_BYTES = 2**20
 
 
 def _bomb(folder: Path) -> None:
-    data = json.loads((folder / "exploration.json").read_text())
-    (folder / "exploration.json").write_text(json.dumps({**data, "recorded": True}))
+    _changed(folder, recorded=True)
     with gzip.open(folder / "recorded.json.gz", "wb") as file:
         file.write(bytes(MOST_BYTES + 1))
 
 
-@pytest.mark.parametrize("damage", [_nested, _without_cluster, _of_other_types, _bomb])
+DAMAGES = (
+    _nested, _bomb, partial(_changed, cluster={}), partial(_changed, settings=[1], points={"a": 1}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_folder_that_cannot_be_read_stays_alone(
     tmp_path: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,21 +202,16 @@ def test_lists_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """With more of them than are kept open, every toggle would read them all again."""
     for number in range(12):
         exploration(spaces=[space((number + 1,))]).save(tmp_path / f"run{number:02d}")
-    opened: list[Path] = []
-    monkeypatch.setattr(
-        "tensoropt_app.library.load_exploration", lambda folder: opened.append(folder) or load(folder)
-    )
-    read: list[Path] = []
-    monkeypatch.setattr(
-        "tensoropt_app.library.read_costs", lambda file: read.append(file) or read_costs(file)
-    )
+    opened, read = Mock(wraps=load), Mock(wraps=read_costs)
+    monkeypatch.setattr("tensoropt_app.library.load_exploration", opened)
+    monkeypatch.setattr("tensoropt_app.library.read_costs", read)
     library = Library(tmp_path)
     for _ in range(3):
         choices(library)
         for entry in library.entries():
             library.costs_of(entry)
-    assert not opened
-    assert len(read) == len(library.entries())
+    assert not opened.called
+    assert read.call_count == len(library.entries())
     assert len(library.alike("opened-run00")) == 11
 
 

@@ -110,18 +110,17 @@ def test_a_sign_says_whether_pages_have_something_to_ask(
     assert manager.sign() not in (done, nothing)
 
 
-def test_a_job_that_fails_says_why(managed: Callable[[Any], JobManager]) -> None:
-    manager = managed(workers_app.failing)
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [(workers_app.failing, "zoo:mlp is not a model"), (workers_app.dying, "exit code 9")],
+)
+def test_a_job_that_fails_or_dies_says_why(
+    managed: Callable[[Any], JobManager], work: Any, said: str
+) -> None:
+    manager = managed(work)
     job = until(manager, manager.submit(REQUEST).id, ended)
-    assert (job.state, job.error) == ("failed", "zoo:mlp is not a model")
-    assert manager.results() == []
-
-
-def test_a_process_that_dies_is_a_failure(managed: Callable[[Any], JobManager]) -> None:
-    manager = managed(workers_app.dying)
-    job = until(manager, manager.submit(REQUEST).id, ended)
-    assert job.state == "failed"
-    assert "exit code 9" in job.error
+    assert (job.state, manager.results()) == ("failed", [])
+    assert said in job.error
 
 
 def test_cancel_ends_everything_the_job_started(managed: Callable[[Any], JobManager]) -> None:

@@ -11,19 +11,12 @@ from tensoropt.exploration.frontier_table import frontier_text
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.launchers import JobError, LaunchedJob
 from tensoropt.planners.pinned import simulate_pinned
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import detail
 from tensoropt.session.launched import job_prices, with_jobs
 
 BATCH = 8
 SHARDED = LaunchedJob(launcher="torchtitan", data=4, stage=3, recompute="full", batch=BATCH)
 PIPELINED = LaunchedJob(launcher="megatron", data=2, places=2, micro_batch=1, batch=BATCH)
-
-
-@pytest.fixture(scope="module")
-def store():
-    with ProfileStore(":memory:") as kept:
-        yield kept
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tensoropt.api import explore
-from tensoropt.cluster import Mesh, load_cluster
+from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError, PlanError, TensorOptError
 from tensoropt.evaluation import evaluate
@@ -28,7 +28,6 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
 from tensoropt.session import pipelines
-from tensoropt.session import pipelines as pipeline_cuts
 from tensoropt.session.quick_plans import with_quick_plans
 from tensoropt.sharding.constraints import ConstraintError
 from tests.costs.models import four, problem
@@ -62,6 +61,13 @@ def plain(store: ProfileStore) -> Exploration:
 @pytest.fixture(scope="module")
 def both(store: ProfileStore) -> Exploration:
     return explored(store, pipelines="always")
+
+
+def in_nodes(count: int) -> Cluster:
+    """Nodes of two cards."""
+    links = {"intra_node": "NVLink4", "inter_node": {"link": "IB-400G", "count": 2}}
+    devices = [{"kind": "H100-80GB", "count": 2}]
+    return load_cluster({"name": "nodes", "devices": devices, "nodes": count, "links": links})
 
 
 def pipelined(found: Exploration) -> list[tuple[int, Point]]:
@@ -185,7 +191,7 @@ def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: Profi
 
 @pytest.mark.slow
 def test_large_models_are_looked_at_with_one_row_in_flight(
-    store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the mesh that is leanest without, all axes of a place splitting what comes behind the batch."""
     looked: list[tuple[str, int, tuple[str, ...], float]] = []
@@ -200,13 +206,8 @@ def test_large_models_are_looked_at_with_one_row_in_flight(
     monkeypatch.setattr(pipelines._Finder, "_of_mesh", seen)
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MOST_PLACES", 2)
-    (tmp_path / "nodes.yaml").write_text(
-        "devices: [{kind: H100-80GB, count: 2}]\nnodes: 4\n"
-        "links: {intra_node: NVLink4, inter_node: {link: IB-400G, count: 2}}\n"
-    )
-    found = explored(
-        store, cluster=tmp_path / "nodes.yaml", micro_batches=[2], dtype="bfloat16", pipelines="auto"
-    )
+    asked = {"micro_batches": [2], "dtype": "bfloat16", "pipelines": "auto"}
+    found = explored(store, cluster=in_nodes(4), **asked)
     *first, (mesh, count, outer, _) = looked
     assert count == 16
     assert outer == ("second",)
@@ -221,7 +222,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 ) -> None:
     """Six blocks on two places, in as many micro-batches: three stages to each halve the bubble and more."""
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
-    monkeypatch.setattr(pipeline_cuts, "_MOST_STAGES", 3)
+    monkeypatch.setattr(pipelines, "_MOST_STAGES", 3)
     evaluate, simulated = Composer._evaluated, set()
 
     def seen(composer: Composer, *of: Any) -> Any:
@@ -256,7 +257,7 @@ def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
         raise PlanError("no stage can begin with add_3")
 
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
-    monkeypatch.setattr(pipeline_cuts, "dealt_cuts", refuse)
+    monkeypatch.setattr(pipelines, "dealt_cuts", refuse)
     inputs = torch.randn(16, 8), torch.randn(16, 8)
     found = explore(
         Blocks(4), inputs, cluster=CLUSTER, measure="never", micro_batches=[1], store=store,
@@ -269,17 +270,12 @@ def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
 @pytest.mark.slow
 @pytest.mark.parametrize(("counts", "looks"), [("auto", True), ([4], False)])
 def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counts: Any, looks: bool
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch, counts: Any, looks: bool
 ) -> None:
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MULTIPLES", (2,))
-    (tmp_path / "nodes.yaml").write_text(
-        "devices: [{kind: H100-80GB, count: 2}]\nnodes: 2\n"
-        "links: {intra_node: NVLink4, inter_node: {link: IB-400G, count: 2}}\n"
-    )
-    found = pinned(
-        store, {"stages": 2}, cluster=tmp_path / "nodes.yaml", micro_batches=counts, dtype="bfloat16"
-    )
+    asked = {"cluster": in_nodes(2), "micro_batches": counts, "dtype": "bfloat16"}
+    found = pinned(store, {"stages": 2}, **asked)
     assert any("one row in each micro-batch" in note for note in found.report["notes"]) is looks
 
 

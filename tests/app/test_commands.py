@@ -35,8 +35,7 @@ def explored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FrontierD
     started with are gone, as the page never showed where they were."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "cache"))
-    uploads = Uploads(tmp_path / "my uploads")
-    file = uploads.folder / "upload-0123456789abcdef.onnx"
+    file = Uploads(tmp_path / "my uploads").folder / "upload-0123456789abcdef.onnx"
     model_file(file)
     (tmp_path / "edited.yaml").write_text(CLUSTER)
     (tmp_path / "pins.json").write_text(json.dumps(PINS))
@@ -113,8 +112,7 @@ def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(
 ) -> None:
     """All of them, one after the other, by a shell; the plan is for GPUs, and steps run on CPU ranks."""
     data, entry = explored
-    bin_folder = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     found = commands(data, entry, len(data.exploration.points) - 1)
     lines = [command for command in found if command.line.startswith(("tensoropt ", "torchrun "))]
     assert len(found) - len(lines) == 2  # those in Python
@@ -124,5 +122,4 @@ def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(
             env=environment, capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, f"{command.line}\n{done.stdout}\n{done.stderr}"
-    verified = json.loads((entry.folder / "verified.json").read_text())
-    assert verified
+    assert json.loads((entry.folder / "verified.json").read_text())

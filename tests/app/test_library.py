@@ -32,8 +32,7 @@ def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
     library = Library()
     assert library.entries()
     for entry in library.entries():
-        found = library.load(entry.key)
-        assert found.plan(0).operators
+        assert library.load(entry.key).plan(0).operators
     assert sum(f.stat().st_size for f in READY_MADE.rglob("*") if f.is_file()) < 6 * 2**20
 
 

@@ -31,8 +31,7 @@ def client(app: Any) -> Any:
 
 def test_a_first_load_is_at_most_three_megabytes(client: Any) -> None:
     page = client.get("/", headers=GZIP)
-    text = gzip.decompress(page.data).decode()
-    addresses = re.findall(r'(?:src|href)="(/[^"]+)"', text)
+    addresses = re.findall(r'(?:src|href)="(/[^"]+)"', gzip.decompress(page.data).decode())
     assert len(addresses) > 12
     answers = [client.get(a, headers=GZIP) for a in {*addresses, *LATER, "/_dash-layout"}]
     assert all(answer.status_code == 200 for answer in answers)

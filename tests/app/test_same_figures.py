@@ -91,8 +91,7 @@ def test_figures_per_operator_are_the_same(found: Found) -> None:
             for name, of in seconds.items():
                 assert mine[name] == pytest.approx(data.units.time.of(of), rel=6e-3, abs=1e-12)
         # They add up to the headline's, and every device's to its own.
-        rows = beside_rows(exploration, index, told)
-        assert rows[-1].compute_s == pytest.approx(told.step.compute_s)
+        assert beside_rows(exploration, index, told)[-1].compute_s == pytest.approx(told.step.compute_s)
 
 
 def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:

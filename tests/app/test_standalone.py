@@ -100,8 +100,7 @@ def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(
 
 
 def test_a_notebook_selects_the_answer_within_the_budget_of_the_search() -> None:
-    asked = exploration(settings={"memory_bytes": 45.0 * GIB})
-    kept = told(standalone.notebook_plot(asked, "<svg/>"))
+    kept = told(standalone.notebook_plot(exploration(settings={"memory_bytes": 45.0 * GIB}), "<svg/>"))
     (selected,) = (trace for trace in kept["wide"]["data"] if trace.get("name") == "chosen")
     assert selected["x"] == [40.0]
 
@@ -128,8 +127,7 @@ def test_the_page_tells_the_answer_the_chosen_point_and_the_baselines(data: Fron
 
 
 def test_a_long_table_is_thinned_with_the_chosen_point_in_it(data: FrontierData) -> None:
-    long = FrontierData.of(long_exploration(1501), "long")
-    page = standalone.frontier_page(long, View(point=1000))
+    page = standalone.frontier_page(FrontierData.of(long_exploration(1501), "long"), View(point=1000))
     assert "Every 4th of 1,501 is listed." in page
     assert ">1,001 ◂ chosen</td>" in page
 

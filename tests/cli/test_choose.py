@@ -54,8 +54,7 @@ def test_a_trace_is_written(capsys, tmp_path):
 
 
 def test_what_running_a_plan_showed_stands_beside_what_was_predicted(capsys, tmp_path):
-    found = saved.load_exploration(Path(SHIPPED))
-    plan = found.plan(2)
+    plan = saved.load_exploration(Path(SHIPPED)).plan(2)
     one = {
         "key": plan_key(plan), "mesh": "8", "micro_batches": plan.micro_batches,
         "memory_predicted_bytes": 2.0**30, "time_predicted_s": 0.4,

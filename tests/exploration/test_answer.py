@@ -50,8 +50,7 @@ def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest() -> N
     [(8.0, "+800 %"), (51.1, "52 times as long"), (-0.04, "−4 %"), (1e-10, "as fast"), (None, "fits")],
 )
 def test_how_much_longer_is_said_as_people_do(longer: float | None, said: str) -> None:
-    of = answer(with_baselines()).baselines[0]
-    assert of._replace(fits=True, longer=longer).verdict() == said
+    assert answer(with_baselines()).baselines[0]._replace(fits=True, longer=longer).verdict() == said
 
 
 def test_no_plan_fits() -> None:

@@ -88,8 +88,7 @@ def test_steps_of_different_batches_are_compared_by_sample() -> None:
 def test_what_has_no_price_is_said_and_can_be_the_fastest_only() -> None:
     found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind={"A100-80GB": 1.0})))
     assert names(found) == ("dgx-a100", "dgx-h100")
-    said = " ".join(found.sentences())
-    assert "Not compared by cost, as their price is unknown: dgx-h100." in said
+    assert "Not compared by cost, as their price is unknown: dgx-h100." in " ".join(found.sentences())
     nothing = offers(ALL, ClusterQuestion())
     assert nothing.cheapest is None
     assert "Cheapest unknown" in " ".join(nothing.sentences())

@@ -74,8 +74,7 @@ def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
     assert shown.startswith(
         f"Exploration of a training step of {found.model.source} on {found.cluster['name']}"
     )
-    rows = len(table_of(shown))
-    assert f"{rows} of {len(found.points)} points shown" in shown
+    assert f"{len(table_of(shown))} of {len(found.points)} points shown" in shown
     for word in ("leanest", "knee", "fastest", "needs/GiB", "time/"):
         assert word in shown
 
@@ -98,8 +97,7 @@ def test_a_few_points_are_all_shown() -> None:
 def test_a_notebook_shows_the_table() -> None:
     for found in (small_exploration(), long_exploration()):
         shown = re.sub(r"<script.*?</script>", "", found._repr_html_(), flags=re.DOTALL)
-        root = ElementTree.fromstring(shown)
-        assert len(root.findall(".//tbody/tr")) == min(len(found.points), ROWS)
+        assert len(ElementTree.fromstring(shown).findall(".//tbody/tr")) == min(len(found.points), ROWS)
 
 
 def test_no_points_are_no_error() -> None:
@@ -249,5 +247,4 @@ def test_damaged_folders_are_refused(
 
 def test_reduce_keeps_what_nothing_beats() -> None:
     costs = [(3.0, 1.0), (1.0, 3.0), (2.0, 3.0), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0)]
-    kept = reduce_points(list(enumerate(costs)), lambda item: item[1])
-    assert [i for i, _ in kept] == [1, 4, 0]
+    assert [i for i, _ in reduce_points(list(enumerate(costs)), lambda item: item[1])] == [1, 4, 0]

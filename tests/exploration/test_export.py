@@ -196,8 +196,7 @@ def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path: Pat
         ("1", "linear"), ("1", "loss"), ("2", "linear"), ("2", "loss"),
     ]  # fmt: skip
     for row in rows:
-        plan = exploration.plan(int(row["point"]) - 1)
-        labels = list(plan.operators[row["operator"]].axes.values())
+        labels = list(exploration.plan(int(row["point"]) - 1).operators[row["operator"]].axes.values())
         assert [row["axis_0"], row["axis_1"]][: len(labels)] == labels
         assert not any([row["axis_0"], row["axis_1"]][len(labels) :])
     assert (rows[0]["options"], rows[1]["options"]) == ("weight=S(0)", "")

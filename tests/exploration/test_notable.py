@@ -42,8 +42,7 @@ def test_a_point_says_what_it_is_once(asked: float | None) -> None:
     assert "knee" in named[found.knee]
     limits = [limit for limit in (16 * GIB, 24 * GIB, 40 * GIB) if limit < (asked or 80 * GIB)]
     for limit in limits:
-        within = int(found.within(limit)[-1])
-        assert f"fastest within {limit / GIB:.0f} GiB" in named[within]
+        assert f"fastest within {limit / GIB:.0f} GiB" in named[int(found.within(limit)[-1])]
     # All points lie below the largest card: what is fastest within it is fastest of all.
     assert "80 GiB" not in str(named)
 
@@ -96,5 +95,4 @@ def test_where_memory_is_no_constraint_five_points_are_enough() -> None:
 
 def test_the_recommended_point_is_among_them() -> None:
     found = long()
-    recommended = answer(found).row
-    assert "recommended" in notable(found)[recommended]
+    assert "recommended" in notable(found)[answer(found).row]

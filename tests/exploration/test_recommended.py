@@ -53,8 +53,7 @@ def test_a_plan_beyond_three_per_cent_or_the_limit_is_never_taken() -> None:
 )
 def test_what_decides_comes_in_this_order(plans: list[Any]) -> None:
     for order in (plans, plans[::-1]):
-        chosen = recommended(found(*order), 20)
-        assert order[chosen.row] == plans[0]
+        assert order[recommended(found(*order), 20).row] == plans[0]
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,7 @@ def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
 
 def test_a_plan_of_another_exploration_is_refused(tmp_path: Path) -> None:
     EXPLORATION.save(tmp_path)
-    plan = EXPLORATION.plan(0)
-    odd = plan.model_copy(update={"recomputed": ("h.0",)})
+    odd = EXPLORATION.plan(0).model_copy(update={"recomputed": ("h.0",)})
     with pytest.raises(TensorOptError, match="not a point of the exploration"):
         save_verified(tmp_path, odd, answer())
     assert not (tmp_path / FILE).exists()

@@ -72,6 +72,5 @@ def test_a_placed_point_has_the_key_of_its_plan() -> None:
     elsewhere = replace(record, operators={"linear": operator.model_copy(update={"device": 0})})
     heavier = replace(record, stages=StagesInfo(peak_bytes=(1.0, 3.0)))
     points = [point(MIB, 0.1, 0, choice=(), options=(), record=one) for one in (record, elsewhere, heavier)]
-    found = replace(small_exploration(), spaces=(where,), points=tuple(points))
-    first, second, third = keys(found)
+    first, second, third = keys(replace(small_exploration(), spaces=(where,), points=tuple(points)))
     assert first == third != second

@@ -55,8 +55,7 @@ def test_the_column_has_what_each_point_needs(saved: bool, tmp_path) -> None:
 def test_a_limit_is_the_explorations_budget_or_the_usual_share_of_a_device() -> None:
     found = replace(FOUND, cluster=GPUS)
     assert found.limit_bytes == pytest.approx(0.95 * 24 * GIB)
-    asked = replace(found, settings={**found.settings, "memory_bytes": 30 * GIB})
-    assert asked.limit_bytes == 24 * GIB
+    assert replace(found, settings={**found.settings, "memory_bytes": 30 * GIB}).limit_bytes == 24 * GIB
     assert (found.verdict(0), found.verdict(0, found.needs[0])) == ("fits", "tight")
     assert found.verdict(0, found.needs[0] - 1) == "does not fit"
 

@@ -22,8 +22,7 @@ from tests.plan.explorations import small_exploration
 def test_shapes_and_numbers_come_back() -> None:
     args = (torch.randn(4, 3), (torch.arange(4), None), [1, 2.5])
     kwargs = {"labels": torch.ones(4, dtype=torch.int64), "options": {"scale": True}}
-    described = json.loads(json.dumps(describe_call(args, kwargs)))
-    again, named = example_call(described)
+    again, named = example_call(json.loads(json.dumps(describe_call(args, kwargs))))
     assert again[0].shape == (4, 3)
     assert again[0].dtype == torch.float32
     assert isinstance(again[1], tuple)

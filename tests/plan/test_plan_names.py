@@ -162,12 +162,10 @@ def of_block(*labels: tuple[str, str], batch: str = "d0") -> str:
 
 
 def test_split_sequences_are_named_after_their_attention() -> None:
-    queries = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "queries"), ("d0", "d1"))
-    assert queries == "DP 4 · CP 2"
+    assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "queries"), ("d0", "d1")) == "DP 4 · CP 2"
     heads = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "heads"), ("d0", "d1"))
     assert heads == "DP 4 · CP 2 (Ulysses)"
-    whole = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "none"), ("d0", "d1"))
-    assert whole == "DP 4 · SP 2"
+    assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "none"), ("d0", "d1")) == "DP 4 · SP 2"
     alone = of_block(("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1"), batch="none")
     assert alone == "CP 4×2 (TP 25 %)"
     around = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1"))
@@ -275,8 +273,7 @@ def test_what_takes_little_time_or_few_bytes_is_not_in_the_name() -> None:
         for choice, options in (((0, 1), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (0, 1))):
             made = [point(1.0, 1.0, 0, choice=choice, options=options)]
             names[share, choice, options] = plan_names(made, [of], weights=weights).names[0]
-            told = plan_names(made, [of], weights=weights).exceptions
-            assert told == pytest.approx([share])
+            assert plan_names(made, [of], weights=weights).exceptions == pytest.approx([share])
     assert list(names.values()) == [
         "DP 8", "DP 8 · ZeRO-2", "DP 8",
         "DP 8 (TP 2 %)", "DP 8 · ZeRO-2 98 %", "DP 8 · ZeRO-2 2 %",

@@ -32,8 +32,7 @@ def test_a_column_has_the_figure_of_every_point() -> None:
     found = replace(small_exploration(), others=(point(9 * MIB, 0.5, 0, planner="zero", gap=None),))
     table = found.all_points
     for name in KEPT:
-        of_points = [getattr(p, name) for p in table]
-        told = [np.nan if figure is None else figure for figure in of_points]
+        told = [np.nan if figure is None else figure for figure in [getattr(p, name) for p in table]]
         assert np.array_equal(table.column(name), told, equal_nan=True), name
     assert table.column("planner").tolist() == ["frontier"] * 4 + ["zero"]
     assert np.isnan(table.column("gap")).tolist() == [False] * 4 + [True]

@@ -79,8 +79,7 @@ def functions(tmp_path: Path) -> str:
 
 
 def test_numbers_and_switches_of_a_function_are_its_options(functions: str) -> None:
-    source = with_sequence(f"{functions}:decoder?bias=false", 7)
-    loaded = load_model(source, batch=3)
+    loaded = load_model(with_sequence(f"{functions}:decoder?bias=false", 7), batch=3)
     assert loaded.source == f"{functions}:decoder?bias=false&sequence=7"
     assert loaded.args[0].shape == (3, 7, 4)
     assert loaded.model.bias is None

@@ -17,8 +17,7 @@ def saved(path: Path, *shapes: list[str | int | None]) -> Path:
     inputs = [
         helper.make_tensor_value_info(f"x{n}", TensorProto.FLOAT, shape) for n, shape in enumerate(shapes)
     ]
-    names = [value.name for value in inputs]
-    nodes = [helper.make_node("Sum", names, ["y"])]
+    nodes = [helper.make_node("Sum", [value.name for value in inputs], ["y"])]
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "net", inputs, [output])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)

@@ -65,8 +65,7 @@ def test_lanes_are_never_double_booked(details):
         for spans in lanes.values():
             spans.sort()
             assert all(a[1] <= b[0] * (1 + 1e-12) for a, b in itertools.pairwise(spans))
-        busy = sum(end - start for start, end in lanes[COMPUTE])
-        assert busy == pytest.approx(told.step.compute_s)
+        assert sum(end - start for start, end in lanes[COMPUTE]) == pytest.approx(told.step.compute_s)
 
 
 def test_memory_begins_and_ends_with_what_stays(details):

@@ -74,8 +74,7 @@ def test_of_a_pipeline_by_stage_and_micro_batch(staged):
     assert told.note == PIPELINED.owners
     rows = [row for number in range(len(told.curve)) for row in told.at(number).rows]
     # The largest tensors of every micro-batch by name.
-    micro_batches = {row.tensor.rpartition(", ")[2] for row in rows}
-    assert {"micro-batch 0", "micro-batch 3"} <= micro_batches
+    assert {"micro-batch 0", "micro-batch 3"} <= {row.tensor.rpartition(", ")[2] for row in rows}
     assert {"saved inside for backward", "workspace"} <= {row.what for row in rows}
     assert all(row.operator.startswith("stage ") or row.tensor == "messages" for row in rows)
 

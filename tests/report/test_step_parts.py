@@ -148,8 +148,7 @@ def test_the_sentence_and_the_headline_name_the_largest_part(gpus: Any) -> None:
     found = gpus.found
     for index in some(found):
         told = detail(found, index)
-        computing = [part for part in told.parts if part.key == COMPUTING]
-        top = max(computing, key=seconds_of)
+        top = max([part for part in told.parts if part.key == COMPUTING], key=seconds_of)
         words = f"{top.title}, {100 * top.seconds / found.points[index].time_s:.0f} %"
         assert f"most of all {words} of the step" in told.headline()
         assert words in repr(told)

@@ -75,8 +75,7 @@ def test_jobs_are_saved_and_explained(beside, tmp_path):
     again = tensoropt.load(tmp_path)
     assert your_jobs(again)[1].to_data() == your_jobs(beside)[1].to_data()
     for job in your_jobs(again):
-        shown = detail(again, job.row)
-        assert shown.step.time_s == pytest.approx(again.all_points[job.row].time_s)
+        assert detail(again, job.row).step.time_s == pytest.approx(again.all_points[job.row].time_s)
 
 
 def test_a_job_that_the_model_refuses_says_why(exploration, store):

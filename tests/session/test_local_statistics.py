@@ -87,8 +87,7 @@ def test_it_is_not_recommended_where_it_is_the_fastest(found: Exploration) -> No
 
 def test_it_is_saved(found: Exploration, tmp_path: Path) -> None:
     found.save(tmp_path)
-    again = load_exploration(tmp_path)
-    assert answer(again).to_data() == answer(found).to_data()
+    assert answer(load_exploration(tmp_path)).to_data() == answer(found).to_data()
 
 
 def test_it_is_said_where_it_differs(found: Exploration) -> None:

@@ -80,8 +80,7 @@ def test_plans_say_which_kind_each_place_has(mixed: Exploration, store: ProfileS
     assert info.kinds == (FAST, SLOW)
     assert (len(info.peak_bytes), info.model_dump(mode="json")["kinds"]) == (2, [FAST, SLOW])
     assert any("in order of rank" in note for note in mixed.report["notes"])
-    alike = fastest(explored(store, {"kind": SLOW, "count": 4})).stages
-    assert alike.kinds == ()
+    assert fastest(explored(store, {"kind": SLOW, "count": 4})).stages.kinds == ()
 
 
 def test_in_the_other_order_the_second_place_gets_more(store: ProfileStore) -> None:
@@ -92,13 +91,10 @@ def test_in_the_other_order_the_second_place_gets_more(store: ProfileStore) -> N
 
 
 def test_places_keep_within_the_memory_of_their_kind(mixed: Exploration, store: ProfileStore) -> None:
-    info = fastest(mixed).stages
-    room = int(0.8 * info.peak_bytes[0])
-    small = {"kind": FAST, "count": 2, "memory": room}
-    found = explored(store, small, {"kind": SLOW, "count": 2})
+    room = int(0.8 * fastest(mixed).stages.peak_bytes[0])
+    found = explored(store, {"kind": FAST, "count": 2, "memory": room}, {"kind": SLOW, "count": 2})
     for index in range(len(found.points)):
-        less = found.plan(index).stages
-        assert less.peak_bytes[0] <= room
+        assert found.plan(index).stages.peak_bytes[0] <= room
 
 
 @pytest.mark.slow
@@ -106,8 +102,7 @@ def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store: ProfileStore)
     both = {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}
     found = explored(store, *both, nodes=2)
     assert any("several kinds of devices go at the pace of the slowest" in n for n in found.report["notes"])
-    info = fastest(found).stages
-    assert info.kinds == ()
+    assert fastest(found).stages.kinds == ()
     single = fastest(explored(store, *both, nodes=2, constraints=PINNED_4)).stages
     assert single.kinds == (FAST, SLOW, FAST, SLOW)
 

@@ -131,8 +131,7 @@ def test_every_space_has_a_point_or_was_searched(both: Exploration) -> None:
 
 def test_their_figures_are_the_simulators(both: Exploration, store: ProfileStore) -> None:
     graph = problem(four).graph
-    settings = Settings(measure="never")
-    costs = CostSource(load_cluster(CLUSTER), store, settings)
+    costs = CostSource(load_cluster(CLUSTER), store, Settings(measure="never"))
     for index, point in pipelined(both):
         plan = both.plan(index)
         strategy = pipelined_strategy(plan, graph)

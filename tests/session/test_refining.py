@@ -51,8 +51,7 @@ def test_what_constraints_leave_of_spaces_stays_with_them():
 
 
 def test_wide_spaces_alone_are_searched_as_a_whole():
-    left = Restrictions({("2x2x2", 1): FREE})
-    narrow, wide = apart(graph_of(8), [FLAT, WIDE], [1], left)
+    narrow, wide = apart(graph_of(8), [FLAT, WIDE], [1], Restrictions({("2x2x2", 1): FREE}))
     assert list(narrow) == [(WIDE, 1)]
     assert not wide
 
@@ -116,8 +115,7 @@ def refined(better: list[bool]) -> tuple[list[int], tuple[str, ...]]:
     search = SimpleNamespace(simulations=known, add=lambda _: better[len(seen) - 1], simulate=lambda: None)
     offered = {(WIDE, count): FREE for count in (1, 2, 4)}
     session = Session(load_cluster("dgx-h100"), Settings())
-    notes = refine(session, SimpleNamespace(build=build), search, offered)
-    return seen, notes
+    return seen, refine(session, SimpleNamespace(build=build), search, offered)
 
 
 def test_other_counts_are_left_out_where_the_best_brings_nothing():

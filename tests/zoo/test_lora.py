@@ -135,8 +135,7 @@ def test_adapters_are_recognised_whoever_put_them_there() -> None:
     assert adapters_words([("q.lora_A.x.weight", (4, 64)), ("v.lora_A.x.weight", (8, 64))]) == "LoRA r4, r8"
     assert adapters_words([("q.lora_A.x.weight", (4, 64)), ("head.weight", (8, 64))]) == ""
     assert adapters_words([]) == ""
-    only = [("q.lora_A.default.weight", (4, 64))]
-    assert adapters_words(only, {"nf4"}) == "LoRA r4 on nf4"
+    assert adapters_words([("q.lora_A.default.weight", (4, 64))], {"nf4"}) == "LoRA r4 on nf4"
 
 
 WIDE = "zoo:llama-tiny?hidden=128&inner=256"

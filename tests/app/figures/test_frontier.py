@@ -26,8 +26,7 @@ def figure(view: View, data: FrontierData = DATA, *, narrow: bool = False) -> An
 
 
 def test_points_are_what_they_need_against_their_time() -> None:
-    view = View(point=3, whole=True)
-    traces = figure(view)["data"]
+    traces = figure(View(point=3, whole=True))["data"]
     dots = traces[drawing.DOTS]
     assert dots["x"] == pytest.approx([10 * (i + 1) for i in range(8)])
     assert dots["y"] == pytest.approx([800 - 100 * i for i in range(8)])
@@ -76,8 +75,7 @@ def test_a_budget_that_is_beyond_the_plot_is_at_its_edge() -> None:
 
 
 def test_few_of_many_points_have_a_dot_and_the_line_has_its_shape() -> None:
-    long = FrontierData.of(long_exploration(20_000))
-    traces = figure(View(budget_bytes=40 * GIB), long)["data"]
+    traces = figure(View(budget_bytes=40 * GIB), FrontierData.of(long_exploration(20_000)))["data"]
     assert len(traces[drawing.DOTS]["x"]) <= 30
     assert 100 < len(traces[drawing.LINE]["x"]) <= 403
 
@@ -113,8 +111,7 @@ def test_several_frontiers_are_told_apart() -> None:
     other = FrontierData.of(exploration([point(10 * GIB, 1.0)]))
     traces = drawing.compared_figure([("a", DATA), ("b", other)], "dark", per_sample=False)["data"]
     assert [trace["name"] for trace in traces] == ["a", "b"]
-    looks = {(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}
-    assert len(looks) == 2
+    assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}) == 2
     assert traces[0]["x"] == pytest.approx([10 * (i + 1) for i in range(8)])
     assert traces[0]["y"] == pytest.approx([0.8 - 0.1 * i for i in range(8)])
 

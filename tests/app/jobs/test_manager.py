@@ -199,8 +199,7 @@ def test_a_job_runs_again_in_a_folder_of_its_own(managed: Callable[[Any], JobMan
     edited = replace(REQUEST, question=Question(model="zoo:mlp", cluster=described))
     first = until(manager, manager.submit(edited).id, ended)
     assert manager.took(first) is None
-    found = manager.again(first.id)
-    second = until(manager, found.id, ended)
+    second = until(manager, manager.again(first.id).id, ended)
     assert (second.title, second.state, second.question) == (first.title, "done", first.question)
     assert not any(first.id in word for word in second.arguments)
     assert Path(second.arguments[second.arguments.index("--cluster") + 1]).is_file()
@@ -220,7 +219,6 @@ def test_jobs_of_an_earlier_version_are_listed_and_asked_again(managed: Callable
     (job,) = later.jobs()
     assert job.question is None
     assert not job_card(job, 0.0).can_refill
-    again = later.again(job.id)
-    found = until(later, again.id, ended)
+    found = until(later, later.again(job.id).id, ended)
     assert (found.state, found.question) == ("done", None)
     assert later.took(found) == old.ended - old.started

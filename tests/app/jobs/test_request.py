@@ -25,8 +25,7 @@ def uploads(tmp_path: Path) -> Uploads:
 
 
 def words(uploads: Uploads, **changes: Any) -> list[str]:
-    folder = uploads.folder.parent
-    return request_from({**FORM, **changes}, uploads).arguments(folder)
+    return request_from({**FORM, **changes}, uploads).arguments(uploads.folder.parent)
 
 
 def options(uploads: Uploads, **changes: Any) -> Any:
@@ -213,8 +212,7 @@ def test_a_cluster_of_a_file_is_kept_with_the_job(uploads: Uploads, tmp_path: Pa
     assert (field, label) == ("devices", "mine.yaml")
     request = request_from({**FORM, "devices": label}, uploads)
     assert request.title == "gpt2-tiny on mine.yaml"
-    line = request.arguments(tmp_path)
-    assert load_cluster(line[3]).device_count == 2
+    assert load_cluster(request.arguments(tmp_path)[3]).device_count == 2
     assert json.loads((tmp_path / "cluster.json").read_text())["name"] == "mine"
     assert form_of(request.question, uploads)[0]["devices"] in ("mine.yaml", "mine.json")
 

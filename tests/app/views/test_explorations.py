@@ -16,8 +16,7 @@ def test_a_model_is_called_as_people_write_it() -> None:
 
 
 def test_each_has_its_recommended_plan_within_what_it_was_made_for(tmp_path: Path) -> None:
-    settings = {**exploration().settings, "memory_bytes": 25 * GIB}
-    exploration(settings=settings).save(tmp_path / "a")
+    exploration(settings={**exploration().settings, "memory_bytes": 25 * GIB}).save(tmp_path / "a")
     exploration([point(10 * GIB, 1.0), point(20 * GIB, 0.4)]).save(tmp_path / "b")
     found = compared(Library(tmp_path), View("opened-a", beside=("opened-b", "opened-a")))
     assert [title for title, _ in found.frontiers] == [row.title for row in found.rows]

@@ -73,8 +73,7 @@ def test_defaults_are_left_out_and_the_dtype_is_said() -> None:
 
 def test_how_a_file_was_opened_is_in_the_line() -> None:
     onnx = OnnxInfo(dims={"batch": 8, "x[0]": 4}, outputs=("y",), loss="mean")
-    found = of_model(exploration(), source="my model.onnx", onnx=onnx)
-    options = parsed(explore_line(found, "out/x"))
+    options = parsed(explore_line(of_model(exploration(), source="my model.onnx", onnx=onnx), "out/x"))
     assert options.model == "my model.onnx"
     assert (options.dim, options.output, options.loss) == (["batch=8", "x[0]=4"], ["y"], "mean")
 

@@ -24,8 +24,7 @@ def test_what_is_not_at_work_has_nothing_left(state: str) -> None:
 
 
 def test_a_sweep_says_of_which_part_that_is() -> None:
-    sweep = Stage("clusters", 1, 3, "dgx-a100")
-    card = job_card(replace(JOB, stages=(sweep, *STAGES)), 20.0)
+    card = job_card(replace(JOB, stages=(Stage("clusters", 1, 3, "dgx-a100"), *STAGES)), 20.0)
     assert card.at_work == "dgx-a100, 2 of 3: mesh 8 (search)"
     assert job_card(replace(JOB, stages=()), 20.0).at_work == "opening PyTorch"
 

@@ -32,8 +32,7 @@ def test_the_answer_has_the_engine_s_figures() -> None:
         assert rates_of(DATA, VIEW).of(row) == one
         line = answer_line(DATA, VIEW, DATA.answer(VIEW), row)
         assert line.pace == pace(one)
-        cost = float(line.cost.split()[0].replace(",", ""))
-        assert cost == pytest.approx(one.cost(steps), rel=6e-3)
+        assert float(line.cost.split()[0].replace(",", "")) == pytest.approx(one.cost(steps), rel=6e-3)
         assert line.cost.endswith("for 1B tokens")
     assert answer_line(DATA, VIEW, DATA.answer(VIEW), 7).pace == "10,200 tokens/s"
 

@@ -118,8 +118,7 @@ def test_what_is_known_is_said_and_the_rest_can_be_planned(tmp_path: Path) -> No
 
 
 def test_another_batch_is_said_by_its_throughput(tmp_path: Path) -> None:
-    library = saved(tmp_path, small=at(8, (1.0, 0.5)), large=at(16, (1.0, 0.8)))
-    found = asked(library, "opened-small")
+    found = asked(saved(tmp_path, small=at(8, (1.0, 0.5)), large=at(16, (1.0, 0.8))), "opened-small")
     assert found["batch 16"].words.endswith("/s")
     assert found["batch 16"].link == "/result?x=opened-large"
 

@@ -163,13 +163,13 @@ def of_block(*labels: tuple[str, str], batch: str = "d0") -> str:
 
 def test_split_sequences_are_named_after_their_attention() -> None:
     assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "queries"), ("d0", "d1")) == "DP 4 · CP 2"
-    heads = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "heads"), ("d0", "d1"))
-    assert heads == "DP 4 · CP 2 (Ulysses)"
+    assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "heads"), ("d0", "d1")) == "DP 4 · CP 2 (Ulysses)"
     assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "none"), ("d0", "d1")) == "DP 4 · SP 2"
-    alone = of_block(("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1"), batch="none")
-    assert alone == "CP 4×2 (TP 25 %)"
-    around = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1"))
-    assert around == "DP 4 · CP 2 (ring)"
+    assert (
+        of_block(("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1"), batch="none")
+        == "CP 4×2 (TP 25 %)"
+    )
+    assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1")) == "DP 4 · CP 2 (ring)"
 
 
 def test_sequence_parallel_regions_are_named_beside_tensor_parallelism() -> None:

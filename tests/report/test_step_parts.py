@@ -163,6 +163,3 @@ def test_rows_of_operators_add_up_to_what_the_device_works(gpus: Any) -> None:
         assert sum(row.copies_s for row in rows) == pytest.approx(truth.get(COPIES, 0.0), abs=1e-15)
         worked = sum(s for what, s in truth.items() if what not in (COPIES, RECOMPUTATION, OPTIMIZER_TITLE))
         assert sum(row.forward_s + row.backward_s for row in rows) == pytest.approx(worked)
-        operators, beside = told.shares()
-        assert [share.compute_s for share in operators] == [row.compute_s for row in rows]
-        assert sum(share.compute_s for share in (*operators, *beside)) == pytest.approx(told.step.compute_s)

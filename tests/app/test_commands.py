@@ -30,7 +30,7 @@ PINS = {"devices": [{"operators": "*", "kinds": ["RTX*"]}]}
 
 
 @pytest.fixture
-def explored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FrontierData, Entry]:
+def explored(tmp_path, monkeypatch):
     """What a job left of an uploaded model on an uploaded cluster, with constraints; the files that it was
     started with are gone, as the page never showed where they were."""
     monkeypatch.chdir(tmp_path)
@@ -57,9 +57,7 @@ def run(lines: Sequence[Command], title: str) -> int:
     return main(words)
 
 
-def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
-    explored: tuple[FrontierData, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(explored, tmp_path, monkeypatch):
     data, entry = explored
     row = len(data.exploration.points) - 1
     lines = commands(data, entry, row)
@@ -77,9 +75,7 @@ def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
     assert plan["predicted"]["time_s"] == data.exploration.points[row].time_s
 
 
-def test_the_form_is_filled_from_what_was_explored_and_asks_the_same(
-    explored: tuple[FrontierData, Entry], tmp_path: Path
-) -> None:
+def test_the_form_is_filled_from_what_was_explored_and_asks_the_same(explored, tmp_path):
     """All but the constraints, which are named as left out."""
     data, _ = explored
     uploads = Uploads(tmp_path / "my uploads")
@@ -94,9 +90,7 @@ def test_the_form_is_filled_from_what_was_explored_and_asks_the_same(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_path_of_its_own_folder_is_made_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explored: tuple[FrontierData, Entry], there: bool
-) -> None:
+def test_a_path_of_its_own_folder_is_made_whole(tmp_path, monkeypatch, explored, there):
     """A model that was named from the folder of then."""
     data, _ = explored
     found = of_model(data.exploration, source="nets.py:build")
@@ -107,9 +101,7 @@ def test_a_path_of_its_own_folder_is_made_whole(
 
 
 @pytest.mark.slow
-def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(
-    explored: tuple[FrontierData, Entry], tmp_path: Path
-) -> None:
+def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(explored, tmp_path):
     """All of them, one after the other, by a shell; the plan is for GPUs, and steps run on CPU ranks."""
     data, entry = explored
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

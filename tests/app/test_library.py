@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.rebuilt import rebuilt
 
 
-def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
+def test_the_ready_made_exploration_is_there_and_can_be_read():
     library = Library()
     assert library.entries()
     for entry in library.entries():
@@ -36,7 +35,7 @@ def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
     assert sum(f.stat().st_size for f in READY_MADE.rglob("*") if f.is_file()) < 6 * 2**20
 
 
-def test_the_first_screen_shows_a_model_that_needs_the_tool() -> None:
+def test_the_first_screen_shows_a_model_that_needs_the_tool():
     """Files made by an older version open, but their plans could not be explained: `make ready-made`."""
     library = Library()
     first = library.load(library.entries()[0].key)
@@ -48,7 +47,7 @@ def test_the_first_screen_shows_a_model_that_needs_the_tool() -> None:
     assert {"FSDP (ZeRO-3)", "TP (Megatron)"} <= set(fitting)
 
 
-def test_the_shipped_ones_show_what_more_devices_would_gain() -> None:
+def test_the_shipped_ones_show_what_more_devices_would_gain():
     assert [entry.key for entry in Library().alike("gpt2-dgx-h100")] == ["gpt2-dgx-h100-half"]
 
 
@@ -57,7 +56,7 @@ SHIPPED = [path.name for path in sorted(READY_MADE.iterdir())]
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_details_of_shipped_points_have_their_figures(name: str) -> None:
+def test_the_details_of_shipped_points_have_their_figures(name):
     """Data older than the code contradict themselves: `make ready-made`."""
     found = load(READY_MADE / name)
     for row in {0, found.knee, len(found.points) // 2, len(found.all_points) - 1}:
@@ -66,7 +65,7 @@ def test_the_details_of_shipped_points_have_their_figures(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_details_of_every_shipped_point_have_their_figures(name: str) -> None:
+def test_the_details_of_every_shipped_point_have_their_figures(name):
     found = load(READY_MADE / name)
     for row in range(len(found.all_points)):
         _check_figures(found, row)
@@ -89,7 +88,7 @@ def _check_figures(found: Exploration, row: int) -> None:
     assert total.memory_bytes == pytest.approx(one.memory_bytes, rel=1e-9)
 
 
-def test_a_folder_of_several_explorations_is_opened(tmp_path: Path) -> None:
+def test_a_folder_of_several_explorations_is_opened(tmp_path):
     for name in ("a", "b"):
         exploration().save(tmp_path / name)
     (tmp_path / "c").mkdir()
@@ -98,18 +97,18 @@ def test_a_folder_of_several_explorations_is_opened(tmp_path: Path) -> None:
     assert Library(tmp_path / "a").entries()[0].key == "opened-a"
 
 
-def test_a_folder_without_one_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_folder_without_one_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(TensorOptError, match=r"holds no exploration.*tensoropt explore"):
         Library(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["../../etc", "/etc/passwd", "opened-..", "", "a" * 5000])
-def test_a_key_is_looked_up_and_never_a_path(key: str) -> None:
+def test_a_key_is_looked_up_and_never_a_path(key):
     with pytest.raises(UnknownExplorationError):
         Library().load(key)
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path):
     exploration().save(tmp_path / "a")
     library = Library(tmp_path)
     first = library.load("opened-a")
@@ -124,13 +123,13 @@ def labels_of(folder: Path, *found: Exploration) -> list[str]:
     return [item["label"] for group in choices(Library(folder)) for item in group["items"]]
 
 
-def test_equal_titles_are_told_apart(tmp_path: Path) -> None:
+def test_equal_titles_are_told_apart(tmp_path):
     labels = labels_of(tmp_path, exploration(), exploration())
     assert "gpt2-tiny on 8 × H100-80GB (a)" in labels
     assert len(set(labels)) == len(labels)
 
 
-def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
+def test_equal_titles_say_what_differs(tmp_path):
     found = exploration()
     others = {"dtype": "bfloat16"}, {"dtype": "bfloat16", "epsilon": 0.1}
     alike = (replace(found, settings={**found.settings, **changes}) for changes in others)
@@ -141,13 +140,13 @@ def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
     ]
 
 
-def test_planners_beside_tell_an_exploration_from_the_one_without(tmp_path: Path) -> None:
+def test_planners_beside_tell_an_exploration_from_the_one_without(tmp_path):
     rows = ({"planner": "frontier"}, {"planner": "zero"}, {"planner": "megatron"})
     labels = labels_of(tmp_path, exploration(), replace(exploration(), comparison=rows))
     assert labels[1] == "gpt2-tiny on 8 × H100-80GB · beside zero, megatron"
 
 
-def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
+def test_an_upload_is_called_by_its_own_name(tmp_path):
     source = str(tmp_path / "uploads" / "upload-1.onnx")
     of_model(exploration(), source=source).save(tmp_path / "a")
     library = Library(tmp_path, names=lambda: {source: "mine.onnx"})
@@ -179,9 +178,7 @@ DAMAGES = (
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_folder_that_cannot_be_read_stays_alone(
-    tmp_path: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_read_stays_alone(tmp_path, damage, monkeypatch):
     """It is named in the list, refused in words when chosen, and others show what they showed."""
     for name, devices in (("good", 2), ("better", 4), ("bad", 8)):
         exploration(spaces=[space((devices,))]).save(tmp_path / name)
@@ -197,7 +194,7 @@ def test_a_folder_that_cannot_be_read_stays_alone(
     assert "opened-better" in [entry.key for entry in library.alike("opened-good")]
 
 
-def test_lists_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_open_no_exploration(tmp_path, monkeypatch):
     """With more of them than are kept open, every toggle would read them all again."""
     for number in range(12):
         exploration(spaces=[space((number + 1,))]).save(tmp_path / f"run{number:02d}")
@@ -214,7 +211,7 @@ def test_lists_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(library.alike("opened-run00")) == 11
 
 
-def test_the_index_knows_what_the_files_say(tmp_path: Path) -> None:
+def test_the_index_knows_what_the_files_say(tmp_path):
     """Also where somebody wrote one anew."""
     found = exploration(spaces=[space((2, 4)), space((3,))])
     found.save(tmp_path / "a")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def asked(*words: str) -> Any:
 
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize("name", SHIPPED)
-def test_one_plan_is_recommended_with_one_need_and_one_verdict(name: str, tmp_path: Path) -> None:
+def test_one_plan_is_recommended_with_one_need_and_one_verdict(name, tmp_path):
     found = Library().load(name)
     data = FrontierData.of(found)
     chosen = asked("choose", str(READY_MADE / name))
@@ -68,7 +67,7 @@ def test_one_plan_is_recommended_with_one_need_and_one_verdict(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["llama3-8b-8x24gib", "gpt2-dgx-h100"])
-def test_a_longest_step_and_a_budget_choose_what_the_command_line_does(name: str) -> None:
+def test_a_longest_step_and_a_budget_choose_what_the_command_line_does(name):
     data = FrontierData.of(Library().load(name))
     times = sorted(data.time[data.line])
     for time_s in (times[len(times) // 2], times[-1] * 1.01):
@@ -83,7 +82,7 @@ def test_a_longest_step_and_a_budget_choose_what_the_command_line_does(name: str
 @pytest.mark.parametrize(
     ("name", "memory"), [("llama3-8b-8x24gib", "24GiB"), ("llama3-70b-two-nodes", "80GiB")]
 )
-def test_a_budget_is_never_exceeded(name: str, memory: str) -> None:
+def test_a_budget_is_never_exceeded(name, memory):
     for more in ((), ("--fastest",)):
         chosen = asked("choose", str(READY_MADE / name), "--memory", memory, *more)
         assert chosen["needs_bytes"] <= parse_bytes(memory)

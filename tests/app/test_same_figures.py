@@ -38,7 +38,7 @@ Found = tuple[Exploration, Path]
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def beside(tmp_path_factory):
     """An ONNX file on two cards, with placed plans and ZeRO's beside the frontier."""
     folder = tmp_path_factory.mktemp("beside")
     model_file(folder / "net.onnx")
@@ -49,7 +49,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["gpt2-dgx-h100", "beside"])
-def found(request: pytest.FixtureRequest) -> Found:
+def found(request):
     folder = request.getfixturevalue("beside") if request.param == "beside" else READY_MADE / request.param
     return loaded(folder), folder
 
@@ -77,7 +77,7 @@ def some(found: Exploration) -> list[int]:
     return [len(found.points) // 2, len(found.all_points) - 1]
 
 
-def test_figures_per_operator_are_the_same(found: Found) -> None:
+def test_figures_per_operator_are_the_same(found):
     exploration, folder = found
     data = FrontierData.of(exploration)
     for index in some(exploration):
@@ -94,7 +94,7 @@ def test_figures_per_operator_are_the_same(found: Found) -> None:
         assert beside_rows(exploration, index, told)[-1].compute_s == pytest.approx(told.step.compute_s)
 
 
-def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
+def test_figures_of_a_point_are_the_same(found, tmp_path):
     exploration, folder = found
     data, view = FrontierData.of(exploration), View()
     rows = csv_of(exploration, tmp_path)
@@ -125,7 +125,7 @@ def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
             assert row["name"] == chosen["name"] == card.name
 
 
-def test_what_takes_the_time_is_the_same(found: Found) -> None:
+def test_what_takes_the_time_is_the_same(found):
     exploration, folder = found
     data = FrontierData.of(exploration)
     for index in some(exploration):
@@ -141,7 +141,7 @@ def test_what_takes_the_time_is_the_same(found: Found) -> None:
         assert bar["compute"] == pytest.approx(computing, abs=1e-6)
 
 
-def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> None:
+def test_what_a_rank_sends_is_said_everywhere(beside, tmp_path):
     """On two cards half of what is gathered or scattered leaves each, and all of a sum or message."""
     exploration = load_exploration(beside)
     written = csv_of(exploration, tmp_path)

@@ -6,11 +6,9 @@ import csv
 import io
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 from samples_app import exploration
@@ -25,21 +23,21 @@ EXPLORED = exploration()
 
 
 @pytest.fixture(scope="module")
-def dash(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def dash(tmp_path_factory):
     folder = tmp_path_factory.mktemp("explorations")
     EXPLORED.save(folder / "a")
     return create_app(Library(folder))
 
 
 @pytest.fixture(scope="module")
-def client(dash: Any) -> FlaskClient:
+def client(dash):
     found = dash.server.test_client()
     assert found.get("/").status_code == 200  # sets the callbacks up, as the first page does
     assert found.get("/_dash-dependencies").status_code == 200
     return found
 
 
-def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClient, tmp_path: Path) -> None:
+def test_the_plan_and_the_tables_are_those_of_the_command_line(client, tmp_path):
     answer = client.get("/download/opened-a/plan.json?point=4")
     (tmp_path / "plan.json").write_bytes(answer.data)
     assert load_plan(tmp_path / "plan.json").predicted.memory_bytes == EXPLORED.points[3].memory_bytes
@@ -50,7 +48,7 @@ def test_the_plan_and_the_tables_are_those_of_the_command_line(client: FlaskClie
     assert len(strategies) == 1 + 8 * 4
 
 
-def test_several_explorations_are_one_table(client: FlaskClient) -> None:
+def test_several_explorations_are_one_table(client):
     rows = list(csv.DictReader(io.StringIO(client.get("/download/several/opened-a,gpt2-dgx-h100").text)))
     one = list(csv.DictReader(io.StringIO(client.get("/download/opened-a/frontier.csv").text)))
     other = list(csv.DictReader(io.StringIO(client.get("/download/gpt2-dgx-h100/frontier.csv").text)))
@@ -60,7 +58,7 @@ def test_several_explorations_are_one_table(client: FlaskClient) -> None:
     assert client.get("/download/several/opened-a,..%2F..").status_code == 404
 
 
-def test_the_standalone_page_takes_point_and_limits_from_its_address(client: FlaskClient) -> None:
+def test_the_standalone_page_takes_point_and_limits_from_its_address(client):
     text = client.get("/download/opened-a/frontier.html?point=3&budget=45GiB").text
     assert "gpt2-tiny on dgx-h100" in text
     assert "Chosen: point 3 of 8" in text
@@ -76,13 +74,13 @@ def test_the_standalone_page_takes_point_and_limits_from_its_address(client: Fla
         "opened-a/..%2Fpoints.npz",
     ],
 )  # fmt: skip
-def test_downloads_come_from_the_exploration_only(client: FlaskClient, path: str) -> None:
+def test_downloads_come_from_the_exploration_only(client, path):
     answer = client.get(f"/download/{path}")
     assert answer.status_code == 404
     assert b"root:" not in answer.data
 
 
-def test_only_this_machine_and_its_own_pages_are_answered(dash: Any, client: FlaskClient) -> None:
+def test_only_this_machine_and_its_own_pages_are_answered(dash, client):
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
     assert client.get("/", headers={"Host": "127.0.0.1:8050"}).status_code == 200
     assert client.get("/", headers={"Host": "[::1]:8050"}).status_code == 200
@@ -91,27 +89,27 @@ def test_only_this_machine_and_its_own_pages_are_answered(dash: Any, client: Fla
     assert beyond.get("/", headers={"Host": "box.example"}).status_code == 200
 
 
-def test_pages_may_load_from_this_server_only(client: FlaskClient) -> None:
+def test_pages_may_load_from_this_server_only(client):
     policy = client.get("/").headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
     assert "http" not in policy
 
 
 @pytest.mark.parametrize("path", ["/", "/result", "/new/", "/details?x=opened-a"])
-def test_pages_are_found(client: FlaskClient, path: str) -> None:
+def test_pages_are_found(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
     assert "react-entry-point" in answer.text
 
 
 @pytest.mark.parametrize(("old", "now"), [("frontier", "result"), ("plan", "details"), ("fit", "new")])
-def test_links_to_earlier_pages_are_followed(client: FlaskClient, old: str, now: str) -> None:
+def test_links_to_earlier_pages_are_followed(client, old, now):
     answer = client.get(f"/{old}?x=opened-a&point=3")
     assert (answer.status_code, answer.headers["Location"]) == (302, f"/{now}?x=opened-a&point=3")
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/result/a", "/assets/", "/_dash-component-suites/../"])
-def test_an_address_of_nothing_is_not_found(client: FlaskClient, path: str) -> None:
+def test_an_address_of_nothing_is_not_found(client, path):
     answer = client.get(path)
     assert answer.status_code == 404
     assert "There is no such page" in answer.text
@@ -119,15 +117,13 @@ def test_an_address_of_nothing_is_not_found(client: FlaskClient, path: str) -> N
 
 
 @pytest.mark.parametrize("path", ["x/y.js", "dash/nope.js", "dash/../../etc/passwd", "dash/dcc/async-no.js"])
-def test_a_script_of_nobody_is_not_found_without_a_traceback(
-    client: FlaskClient, path: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_script_of_nobody_is_not_found_without_a_traceback(client, path, caplog):
     answer = client.get(f"/_dash-component-suites/{path}")
     assert (answer.status_code, answer.json) == (404, {"error": "there is no such script"})
     assert not caplog.records
 
 
-def test_a_request_that_is_too_large_is_refused_before_it_is_read(client: FlaskClient) -> None:
+def test_a_request_that_is_too_large_is_refused_before_it_is_read(client):
     too_long = {"CONTENT_LENGTH": str(MAX_REQUEST_BYTES + 1)}
     assert client.post(UPDATE, data=b"{}", environ_overrides=too_long).status_code == 413
 
@@ -147,13 +143,13 @@ json_values = st.recursive(
         optional=dict.fromkeys(("inputs", "outputs", "state", "changedPropIds"), json_values),
     ).map(lambda v: json.dumps(v).encode())
 )
-def test_malformed_callbacks_are_refused(client: FlaskClient, body: bytes) -> None:
+def test_malformed_callbacks_are_refused(client, body):
     answer = client.post(UPDATE, data=body, content_type="application/json")
     assert 400 <= answer.status_code < 500
     assert answer.json["error"]
 
 
-def test_callbacks_with_any_values_leave_the_server_standing(dash: Any, client: FlaskClient) -> None:
+def test_callbacks_with_any_values_leave_the_server_standing(dash, client):
     """Every callback that runs here, called as a page calls it, with values of the wrong kinds."""
     called = 0
     for output, known in dash.callback_map.items():
@@ -188,7 +184,7 @@ def _outputs(output: str) -> Any:
     return {"id": name, "property": prop}
 
 
-def test_a_server_beyond_this_machine_says_that_there_is_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_beyond_this_machine_says_that_there_is_no_login(monkeypatch):
     said: list[str] = []
 
     class Ended:
@@ -207,7 +203,7 @@ def test_a_server_beyond_this_machine_says_that_there_is_no_login(monkeypatch: p
     assert not any("no login" in line for line in said)
 
 
-def test_an_address_in_use_is_an_error_in_words(dash: Any) -> None:
+def test_an_address_in_use_is_an_error_in_words(dash):
     first = listen(dash, "127.0.0.1", 0)
     try:
         with pytest.raises(TensorOptError, match="cannot listen on"):

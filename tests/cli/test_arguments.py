@@ -6,7 +6,6 @@ What ``show`` and ``choose`` say a training takes and costs, and what they refus
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.exploration.test_rates import explored
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     """One point of 0.5 s on two H100 that reads 8 samples of 128 tokens, at a tenth of their peak."""
     folder = tmp_path_factory.mktemp("amounts") / "one"
     found: Exploration = explored(flops={"float32": 0.1 * 2 * 66.9e12 * 0.5})
@@ -29,7 +28,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_training_of_tokens_in_words_and_as_data(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_of_tokens_in_words_and_as_data(saved, capsys):
     words = [
         "choose", str(saved), "--knee", "--tokens", "7.3728M", "--price", "H100-80GB=3", "--currency", "EUR",
     ]  # fmt: skip
@@ -44,9 +43,7 @@ def test_a_training_of_tokens_in_words_and_as_data(saved: Path, capsys: pytest.C
     assert (data["samples_per_step"], data["tokens_per_step"], data["currency"]) == (8, 1024, "EUR")
 
 
-def test_without_a_price_money_is_unknown_and_says_why(
-    saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_price_money_is_unknown_and_says_why(saved, capsys):
     assert main(["choose", str(saved), "--knee"]) == 0
     told = capsys.readouterr().out
     assert "1,000 steps: 8.33 min, 0.278 device-hours; money unknown: no price of a device-hour" in told
@@ -63,9 +60,7 @@ def test_without_a_price_money_is_unknown_and_says_why(
         (["--price", "1", "--price", "2"], "two prices for all devices"),
     ],
 )
-def test_nonsense_ends_with_code_2_and_the_rule(
-    saved: Path, capsys: pytest.CaptureFixture[str], more: list[str], why: str
-) -> None:
+def test_nonsense_ends_with_code_2_and_the_rule(saved, capsys, more, why):
     assert main(["choose", str(saved), "--knee", *more]) == 2
     told = capsys.readouterr()
     assert why in told.err

@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ SHIPPED = str(Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def opened_once() -> Iterator[None]:
+def opened_once():
     """The exploration is read once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saved, "load_exploration", functools.cache(saved.load_exploration))

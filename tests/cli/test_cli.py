@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 
 from tensoropt import __version__
 from tensoropt.cli.parser import main, parser
-from tensoropt.ranks.pool import RankPool
 from tests.lent_ranks import lend_ranks
 from tests.plan.explorations import rows_of
 
@@ -95,7 +94,7 @@ CLUSTER = "devices: [{kind: H100-80GB, count: 2}]\nlinks: {intra_node: NVLink4}\
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory):
     """A folder with a model and a cluster file, in which the command is run."""
     folder = tmp_path_factory.mktemp("work")
     (folder / "net.py").write_text(MODEL)
@@ -108,14 +107,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def explored(place: Path) -> Path:
+def explored(place):
     arguments = ["explore", "net.py:net", "--cluster", "two.yaml", "--out", "out", "--micro-batches", "1,2"]
     assert main(arguments) == 0
     return place / "out"
 
 
 @pytest.fixture
-def run(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(place, capsys):
     def call(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
         try:
@@ -129,7 +128,7 @@ def run(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[
 
 
 @pytest.fixture
-def did(run: Any) -> Callable[..., tuple[str, str]]:
+def did(run):
     """What a command says that ends well: its answer, and what stands beside it."""
 
     def call(*arguments: str) -> tuple[str, str]:
@@ -141,7 +140,7 @@ def did(run: Any) -> Callable[..., tuple[str, str]]:
 
 
 @pytest.fixture
-def json_of(did: Any) -> Callable[..., Any]:
+def json_of(did):
     return lambda *arguments: json.loads(did(*arguments, "--json")[0])
 
 
@@ -168,7 +167,7 @@ def strict(text: str) -> Any:
 # -- verbs ----------------------------------------------------------------------------------------
 
 
-def test_help_version_and_lists_are_quick_and_light() -> None:
+def test_help_version_and_lists_are_quick_and_light():
     for words in (["--help"], ["--version"], ["list", "planners"], ["list", "clusters"]):
         code = (
             "import sys, time\n"
@@ -182,13 +181,13 @@ def test_help_version_and_lists_are_quick_and_light() -> None:
         assert run.returncode == 0, run.stderr
 
 
-def test_python_m_is_the_same_command() -> None:
+def test_python_m_is_the_same_command():
     command = [sys.executable, "-m", "tensoropt", "--version"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout == f"tensoropt {__version__}\n"
 
 
-def test_explore_leaves_a_frontier_and_prints_it(did: Any, explored: Path) -> None:
+def test_explore_leaves_a_frontier_and_prints_it(did, explored):
     out, err = did(*NET, "--cluster", "two.yaml", "--out", "again", "--epsilon", "0", "--notes")
     assert "needs/" in out
     assert "of the FLOPs can be split in two or more ways" in out
@@ -202,7 +201,7 @@ def test_explore_leaves_a_frontier_and_prints_it(did: Any, explored: Path) -> No
     assert {r["exact"] for r in rows if r["planner"] == "frontier"} == {"true"}
 
 
-def test_explore_answers_machines(json_of: Any, explored: Path) -> None:
+def test_explore_answers_machines(json_of, explored):
     arguments = (*NET, "--cluster", "two.yaml", "--out", "json", "--micro-batches", "1,2")
     data = json_of(*arguments)
     assert data["points"][0]["memory_bytes"] < data["points"][-1]["memory_bytes"]
@@ -211,7 +210,7 @@ def test_explore_answers_machines(json_of: Any, explored: Path) -> None:
     assert (explored / "frontier.csv").read_bytes() == Path("json/frontier.csv").read_bytes()
 
 
-def test_choose_by_memory_time_and_knee(json_of: Any, did: Any, run: Any, explored: Path) -> None:
+def test_choose_by_memory_time_and_knee(json_of, did, run, explored):
     count = json.loads((explored / "exploration.json").read_text())["points"]
     chosen = json_of("choose", "out")
     assert chosen["point"] == chosen["answer"]["point"]
@@ -229,7 +228,7 @@ def test_choose_by_memory_time_and_knee(json_of: Any, did: Any, run: Any, explor
     refused(run("choose", "out", "--point", "1", "--headroom", "5%"), "give one of them")
 
 
-def test_baselines_are_plans_that_run(json_of: Any, explored: Path) -> None:
+def test_baselines_are_plans_that_run(json_of, explored):
     told = json_of("choose", "out", "--knee")["answer"]["baselines"]
     number = next(base["point"] for base in told if base["title"] == "DDP")
     ddp = json_of("choose", "out", "--point", str(number), "--out", "ddp.json")
@@ -237,7 +236,7 @@ def test_baselines_are_plans_that_run(json_of: Any, explored: Path) -> None:
     assert json_of("verify", "ddp.json")["ok"]
 
 
-def test_profiling_mode_explores_parts_of_the_cluster(json_of: Any, run: Any, explored: Path) -> None:
+def test_profiling_mode_explores_parts_of_the_cluster(json_of, run, explored):
     arguments = (*NET, "--cluster", "two.yaml", "--micro-batches", "1")
     told = json_of(*arguments, "--devices", "auto", "--out", "sizes")
     assert len(told["clusters"]) == 2
@@ -250,7 +249,7 @@ def test_profiling_mode_explores_parts_of_the_cluster(json_of: Any, run: Any, ex
 
 
 @pytest.mark.slow
-def test_batches_are_compared_by_sample(json_of: Any, did: Any, run: Any, place: Path) -> None:
+def test_batches_are_compared_by_sample(json_of, did, run, place):
     arguments = (
         "explore", "zoo:lenet", "--cluster", "dgx-h100[1]", "--micro-batches", "1", "--epsilon", "0.1",
     )  # fmt: skip
@@ -275,7 +274,7 @@ def test_batches_are_compared_by_sample(json_of: Any, did: Any, run: Any, place:
     assert not Path("x").exists()
 
 
-def test_what_runs_today_stands_beside_the_frontier(json_of: Any, did: Any, run: Any, place: Path) -> None:
+def test_what_runs_today_stands_beside_the_frontier(json_of, did, run, place):
     Path("ds.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage": 2}, "prefetch": 3}')
     arguments = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--micro-batches", "1", "--out", "today")
     out, err = did(*arguments, "--beside", "deepspeed:ds.json")
@@ -307,7 +306,7 @@ def test_what_runs_today_stands_beside_the_frontier(json_of: Any, did: Any, run:
     refused(run(*arguments, *both), "--batch 2,4 and --beside ask for rows of different kinds")
 
 
-def test_what_does_not_fit_is_kept_and_said(did: Any, run: Any, place: Path) -> None:
+def test_what_does_not_fit_is_kept_and_said(did, run, place):
     arguments = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--micro-batches", "1", "--out", "tight")
     answer = run(*arguments, "--memory", "1KiB")
     refused(answer, "no plan fits 1 KiB; the smallest plan needs")
@@ -317,7 +316,7 @@ def test_what_does_not_fit_is_kept_and_said(did: Any, run: Any, place: Path) -> 
     assert "--anew explores again" in run(*arguments, "--memory", "8GiB")[1]
 
 
-def test_export_writes_both_files(did: Any, explored: Path) -> None:
+def test_export_writes_both_files(did, explored):
     assert "f.csv" in did("export", "out", "--csv", "f.csv", "--strategies", "s.csv")[0]
     assert Path("f.csv").read_bytes() == (explored / "frontier.csv").read_bytes()
     assert Path("s.csv").read_text().startswith("point,operator,axis_0")
@@ -326,20 +325,20 @@ def test_export_writes_both_files(did: Any, explored: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "name"), [("models", "zoo:gpt2-demo"), ("clusters", "dgx-v100"), ("planners", "frontier")]
 )
-def test_lists(json_of: Any, did: Any, what: str, name: str) -> None:
+def test_lists(json_of, did, what, name):
     assert name in did("list", what)[0]
     assert name in [entry["name"] for entry in json_of("list", what)[what]]
 
 
 @pytest.fixture
-def lent_ranks(ranks: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def lent_ranks(ranks, monkeypatch):
     """The same ranks for every command; others of this module start theirs."""
     lend_ranks(monkeypatch, ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_verify_a_plan(json_of: Any, did: Any, explored: Path, lent_ranks: None) -> None:
+def test_verify_a_plan(json_of, did, explored, lent_ranks):
     did("choose", "out", "--knee", "--out", "knee.json")
     data = json_of("verify", "knee.json", "--ranks")
     assert data["ok"] is True
@@ -353,7 +352,7 @@ def test_verify_a_plan(json_of: Any, did: Any, explored: Path, lent_ranks: None)
     assert data["plans"][0]["collectives_in_order"] is True
 
 
-def test_verify_without_the_devices(did: Any, explored: Path) -> None:
+def test_verify_without_the_devices(did, explored):
     did("choose", "out", "--knee", "--out", "knee.json")
     out, _ = did("verify", "knee.json")
     assert "2 GPUs of two are not here, so this was checked on fake ranks" in out
@@ -362,7 +361,7 @@ def test_verify_without_the_devices(did: Any, explored: Path) -> None:
 
 
 @pytest.mark.distributed
-def test_verify_an_inference_plan(json_of: Any, did: Any, lent_ranks: None) -> None:
+def test_verify_an_inference_plan(json_of, did, lent_ranks):
     explore = ("explore", "net.py:net", "--cluster", "two.yaml", "--out", "inference", "--mode", "inference")
     did(*explore)
     did("choose", "inference", "--knee", "--out", "inference.json")
@@ -375,7 +374,7 @@ def test_verify_an_inference_plan(json_of: Any, did: Any, lent_ranks: None) -> N
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_verify_random_strategies(did: Any, lent_ranks: None) -> None:
+def test_verify_random_strategies(did, lent_ranks):
     out, err = did("verify", "net.py:net", "--random", "2", "--seed", "5")
     assert "on cluster cpu:2 (the default" in err
     assert "2 of 2 plans ok" in out
@@ -393,7 +392,7 @@ devices: [{operators: "*", kinds: ["A100*", H100-80GB]}]
 """
 
 
-def test_constraints_hold_from_the_file_to_every_point(did: Any, place: Path) -> None:
+def test_constraints_hold_from_the_file_to_every_point(did, place):
     (place / "all.yaml").write_text(CONSTRAINTS)
     arguments = ["net.py:net", "--cluster", "two.yaml", "--micro-batches", "1", "--constraints", "all.yaml"]
     out, err = did("explore", *arguments, "--out", "held")
@@ -408,7 +407,7 @@ def test_constraints_hold_from_the_file_to_every_point(did: Any, place: Path) ->
 
 
 @pytest.mark.slow
-def test_planners_compared_under_constraints_keep_them(did: Any, place: Path) -> None:
+def test_planners_compared_under_constraints_keep_them(did, place):
     (place / "rows.yaml").write_text('pin: [{operators: a, axes: {"*": none}}]')
     did(
         "explore", "net.py:net", "--cluster", "two.yaml", "--micro-batches", "1", "--constraints",
@@ -432,7 +431,7 @@ def test_planners_compared_under_constraints_keep_them(did: Any, place: Path) ->
         ("pipeline: {stages: 2, stage: 2}", "did you mean 'stages'"),
     ],
 )
-def test_constraints_that_cannot_be_used(run: Any, place: Path, text: str | None, says: str) -> None:
+def test_constraints_that_cannot_be_used(run, place, text, says):
     file = place / "constraints.yaml"
     file.unlink(missing_ok=True)
     if text is not None:
@@ -442,7 +441,7 @@ def test_constraints_that_cannot_be_used(run: Any, place: Path, text: str | None
     assert "Traceback" not in answer[2]
 
 
-def test_pipelines_are_explored_chosen_and_verified(json_of: Any, did: Any, place: Path) -> None:
+def test_pipelines_are_explored_chosen_and_verified(json_of, did, place):
     (place / "pipeline.yaml").write_text("pipeline: {stages: 2, schedule: gpipe, cuts: [b]}")
     arguments = ("net.py:net", "--cluster", "two.yaml", "--micro-batches", "2")
     _, err = did("explore", *arguments, "--pipelines", "always", "--out", "both")
@@ -458,7 +457,7 @@ def test_pipelines_are_explored_chosen_and_verified(json_of: Any, did: Any, plac
     assert plan["collectives_predicted"] == plan["collectives_issued"]
 
 
-def test_random_pipelines_are_verified(did: Any) -> None:
+def test_random_pipelines_are_verified(did):
     arguments = ("--random", "2", "--cluster", "two.yaml", "--fake", "--pipeline", "2")
     out, err = did("verify", "net.py:net", *arguments)
     assert "verifying 2 random pipelines of net.py:net" in err
@@ -523,7 +522,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case: str) -> None:
+def test_bad_input_gets_one_sentence(run, explored, place, case):
     (place / "fake.onnx").write_bytes(b"this is no model")
     before = snapshot(explored)
     arguments, named = BAD[case]
@@ -548,7 +547,7 @@ def test_bad_input_gets_one_sentence(run: Any, explored: Path, place: Path, case
         ("verify", "net.py:net", "--random", "1", "--pipeline", "two"),
     ],
 )  # fmt: skip
-def test_unknown_words_are_refused_by_the_parser(run: Any, arguments: tuple[str, ...]) -> None:
+def test_unknown_words_are_refused_by_the_parser(run, arguments):
     code, _, err = run(*arguments)
     assert code == 2
     assert err.startswith("tensoropt: error: ")
@@ -565,7 +564,7 @@ def _numbers() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("verb", "option"), list(_numbers()))
-def test_what_is_no_number_is_refused_in_one_line(run: Any, verb: str, option: str) -> None:
+def test_what_is_no_number_is_refused_in_one_line(run, verb, option):
     code, out, err = run(verb, option, "abc", "--json")
     assert code == 2
     says = f"{option}: 'abc' is not a "
@@ -575,14 +574,14 @@ def test_what_is_no_number_is_refused_in_one_line(run: Any, verb: str, option: s
     assert json.loads(out)["error"].startswith(says)
 
 
-def test_errors_as_json_and_with_a_traceback(run: Any) -> None:
+def test_errors_as_json_and_with_a_traceback(run):
     code, out, err = run("choose", "nowhere", "--knee", "--json")
     assert (code, "Traceback" in err) == (2, False)
     assert "holds no exploration" in json.loads(out)["error"]
     refused(run("choose", "nowhere", "--knee", "--debug"), "Traceback")
 
 
-def test_a_plan_for_another_model(did: Any, run: Any, explored: Path) -> None:
+def test_a_plan_for_another_model(did, run, explored):
     did("choose", "out", "--knee", "--out", "other.json")
     plan = json.loads(Path("other.json").read_text())
     plan["model"]["source"] = "net.py:wider"
@@ -590,9 +589,7 @@ def test_a_plan_for_another_model(did: Any, run: Any, explored: Path) -> None:
     refused(run("verify", "other.json"), "explore this model again")
 
 
-def test_a_fault_of_ours_is_one_sentence_too(
-    run: Any, explored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_ours_is_one_sentence_too(run, explored, monkeypatch):
     def fault(*_: object, **__: object) -> None:
         raise RuntimeError("a\nb")
 
@@ -625,7 +622,7 @@ def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys)
     assert "10 records added" in capsys.readouterr().out
 
 
-def test_a_refused_exploration_leaves_no_empty_folder(run, place) -> None:
+def test_a_refused_exploration_leaves_no_empty_folder(run, place):
     code, _, _ = run("explore", "zoo:no-such-model", "--cluster", "local:2", "--out", "fresh")
     assert code == 2
     assert not (place / "fresh").exists()
@@ -637,7 +634,7 @@ TALKED = ("explore", "talking.py:net", "--cluster", "two.yaml", "--out", "talked
 
 
 @pytest.fixture(scope="module")
-def talked(place: Path) -> Path:
+def talked(place):
     assert main(TALKED) == 0
     assert main(["choose", "talked", "--knee", "--out", "talked.json"]) == 0
     return place / "talked"
@@ -655,13 +652,7 @@ def talked(place: Path) -> Path:
     ],
     ids=lambda arguments: "-".join(word for word in arguments if "." not in word),
 )
-def test_what_a_model_prints_is_no_part_of_the_answer(
-    talked: Path,
-    capfd: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    ranks: RankPool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_model_prints_is_no_part_of_the_answer(talked, capfd, arguments, ranks, monkeypatch):
     if "--random" in arguments:  # as the command starts them it has its own with a plan
         lend_ranks(monkeypatch, ranks)
     capfd.readouterr()
@@ -677,7 +668,7 @@ def test_what_a_model_prints_is_no_part_of_the_answer(
 
 
 @pytest.mark.slow
-def test_a_program_keeps_its_stdout_to_the_end(talked: Path) -> None:
+def test_a_program_keeps_its_stdout_to_the_end(talked):
     """Exit handlers print when the command line has returned, and C's buffer is written then."""
     command = [sys.executable, "-m", "tensoropt", "explore", "talking.py:quitting", *TALKED[2:], "--json"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -686,19 +677,19 @@ def test_a_program_keeps_its_stdout_to_the_end(talked: Path) -> None:
     assert "printed at exit" in run.stderr
 
 
-def test_errors_of_a_model_that_prints_are_json_too(talked: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_a_model_that_prints_are_json_too(talked, capfd):
     capfd.readouterr()
     assert main(["verify", "talking.py:absent", "--random", "1", "--cluster", "two.yaml", "--json"]) == 2
     assert "has no function 'absent'" in strict(capfd.readouterr().out)["error"]
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(explored: Path) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(explored):
     command = f"{sys.executable} -m tensoropt list planners | true; exit ${{PIPESTATUS[0]}}"
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_in_python_stdout_is_left_alone(talked: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_in_python_stdout_is_left_alone(talked, capfd):
     import tensoropt
     from tensoropt.question.model_source import load_model
 
@@ -710,7 +701,7 @@ def test_in_python_stdout_is_left_alone(talked: Path, capfd: pytest.CaptureFixtu
     assert "printed in forward\n" in out
 
 
-def test_another_question_about_a_zoo_model_needs_no_capture(did, place, monkeypatch) -> None:
+def test_another_question_about_a_zoo_model_needs_no_capture(did, place, monkeypatch):
     monkeypatch.setenv("TENSOROPT_CACHE", str(place / "graphs"))
     alone = ("--placements", "never", "--pipelines", "never", "--micro-batches", "1")
     asked = ("explore", "zoo:mlp", "--cluster", "dgx-h100[2]", "--out", "asked", *alone)

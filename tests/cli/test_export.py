@@ -16,15 +16,13 @@ from tests.plan.explorations import rows_of, small_exploration
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     replace(small_exploration(), cluster=load_cluster("dgx-h100[2]").to_dict()).save("out")
     return tmp_path
 
 
-def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(folder, capsys):
     found = load_exploration("out")
     replace(found, others=(found.points[0].changed(planner="zero"),)).save("more")
     assert main(["choose", "more", "--point", "5", "--out", "plan.json"]) == 0
@@ -44,9 +42,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_used_says_why_and_writes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_what_cannot_be_used_says_why_and_writes_nothing(folder, capsys, name):
     arguments, words = REFUSED[name]
     assert main(["export", "out", *arguments]) == 2
     assert words in capsys.readouterr().err
@@ -54,7 +50,7 @@ def test_what_cannot_be_used_says_why_and_writes_nothing(
 
 
 @pytest.fixture
-def batch(folder: Path) -> Path:
+def batch(folder):
     """An exploration, and a folder of folders: a sweep in which one cluster failed, damage, and other
     files."""
     base = load_exploration("out")
@@ -69,7 +65,7 @@ def batch(folder: Path) -> Path:
     return folder
 
 
-def test_several_explorations_become_one_csv(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_explorations_become_one_csv(batch, capsys):
     assert main(["export", "out", "all", "--csv", "f.csv", "--strategies", "s.csv", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     points, strategies = rows_of("f.csv"), rows_of("s.csv")
@@ -91,7 +87,7 @@ def test_several_explorations_become_one_csv(batch: Path, capsys: pytest.Capture
     assert {row["devices"] for row in strategies} == {row["devices"] for row in points}
 
 
-def test_what_is_no_exploration_is_named(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_exploration_is_named(batch, capsys):
     assert main(["export", "all", "--csv", "f.csv", "--json"]) == 0
     left_out = json.loads(capsys.readouterr().out)["left_out"]
     assert list(left_out) == ["all/damaged", "all/sweep/l40s-pcie"]
@@ -103,7 +99,7 @@ def test_what_is_no_exploration_is_named(batch: Path, capsys: pytest.CaptureFixt
     assert all(f"{path}: {reason}" in out for path, reason in left_out.items())
 
 
-def test_a_folder_without_any_is_refused(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_any_is_refused(batch, capsys):
     for name, said in (
         ("all/nothing", "all/nothing holds no exploration that can be read (it is empty)"),
         ("nowhere", "nowhere holds no exploration"),

@@ -121,7 +121,7 @@ def test_ranks_share_no_core():
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
-def test_a_pinned_rank_keeps_its_cores_and_pushes_nobody_off_them() -> None:
+def test_a_pinned_rank_keeps_its_cores_and_pushes_nobody_off_them():
     before = os.sched_getaffinity(0), os.sched_getscheduler(0)
     cores = available_cores()[:1]
     go_back = pin_rank(cores)
@@ -135,7 +135,7 @@ def test_a_pinned_rank_keeps_its_cores_and_pushes_nobody_off_them() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="scheduling classes are Linux's")
-def test_a_class_that_was_given_stays() -> None:
+def test_a_class_that_was_given_stays():
     def idle() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         pin_rank(None)()
@@ -149,7 +149,7 @@ def test_a_class_that_was_given_stays() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
-def test_a_refused_class_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_class_is_said(monkeypatch, caplog):
     def refuse(*_: object) -> None:
         raise PermissionError("not here")
 

@@ -26,14 +26,14 @@ def load(tmp_path: Path, **figures: object):
     return load_cluster(file)
 
 
-def test_units_as_people_write_them(tmp_path: Path) -> None:
+def test_units_as_people_write_them(tmp_path):
     kind = load(tmp_path, memory="80G", wide="2 TB/s", flops="60 TFLOP/s", latency="5\u03bcs").devices[0]
     assert (kind.memory_bytes, kind.memory_bandwidth, kind.flops["float32"]) == (80e9, 2e12, 60e12)
     link = load(tmp_path, latency="1.5 us", bandwidth="200 Gbit/s").levels[0].link
     assert (link.latency_s, link.bandwidth_bytes_per_s) == pytest.approx((1.5e-6, 25e9))
 
 
-def test_numbers_in_base_units_are_taken(tmp_path: Path) -> None:
+def test_numbers_in_base_units_are_taken(tmp_path):
     figures = {"memory": 85899345920, "wide": "2e12", "flops": "60e12", "latency": "5e-6", "bandwidth": 25e9}
     assert load(tmp_path, **figures).devices == load(tmp_path).devices
     assert load(tmp_path, latency=0).levels[0].link.latency_s == 0
@@ -55,12 +55,12 @@ def test_numbers_in_base_units_are_taken(tmp_path: Path) -> None:
         ({"flops": ".nan"}, "must be finite"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, figures: dict[str, object], message: str) -> None:
+def test_what_cannot_be_meant_is_refused(tmp_path, figures, message):
     with pytest.raises(ClusterError, match=message):
         load(tmp_path, **figures)
 
 
-def test_no_refusal_contradicts_itself() -> None:
+def test_no_refusal_contradicts_itself():
     """A text without a known unit was "not a number; write a number or a text with a unit"."""
     for read in (MEMORY.read, LATENCY.read, BANDWIDTH.read, FLOPS.read):
         with pytest.raises(ClusterError, match="write a number and a unit") as refusal:
@@ -68,7 +68,7 @@ def test_no_refusal_contradicts_itself() -> None:
         assert "not a number;" not in str(refusal.value)
 
 
-def test_memory_beside_a_kind_is_read_alike(tmp_path: Path) -> None:
+def test_memory_beside_a_kind_is_read_alike(tmp_path):
     text = "devices: [{{kind: A100-80GB, count: 2, memory: {}}}]\nlinks: {{intra_node: NVLink3}}\n"
     file = tmp_path / "cluster.yaml"
     file.write_text(text.format("40G"), encoding="utf-8")
@@ -78,7 +78,7 @@ def test_memory_beside_a_kind_is_read_alike(tmp_path: Path) -> None:
         load_cluster(file)
 
 
-def test_what_programs_and_older_files_say_is_taken() -> None:
+def test_what_programs_and_older_files_say_is_taken():
     """Saved explorations hold figures in base units, whatever these are."""
     kind = DeviceKind(
         name="toy", type="cpu", memory_bytes=1000, flops={"float32": 10.0}, memory_bandwidth=1.0

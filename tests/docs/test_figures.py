@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,13 @@ MOST_WORDS = 700
 """Of README.md, tables included: it is a first look; stages' READMEs hold the rest."""
 
 
-def test_generated_parts_are_those_of_the_results() -> None:
+def test_generated_parts_are_those_of_the_results():
     for page in figures.PAGES:
         text = page.read_text(encoding="utf-8")
         assert text == figures.current(text, PARTS, page.parent), f"{page}: run make figures"
 
 
-def test_every_part_stands_once() -> None:
+def test_every_part_stands_once():
     found = [
         (page, name) for page in pages() for name, _ in figures.PART.findall(page.read_text(encoding="utf-8"))
     ]
@@ -36,20 +35,20 @@ def test_every_part_stands_once() -> None:
     assert written <= set(WRITTEN)
 
 
-def test_comments_are_nothing_but_the_bounds_of_generated_parts() -> None:
+def test_comments_are_nothing_but_the_bounds_of_generated_parts():
     """No bound stands without its other, and no comment in a text."""
     made = re.compile(r"<!-- begin ([\w-]+): made by `[^`]+` -->\n.*?<!-- end \1 -->", re.DOTALL)
     texts = {page: page.read_text(encoding="utf-8") for page in pages()}
     assert [p for p, text in texts.items() if text.count("<!--") != 2 * len(made.findall(text))] == []
 
 
-def test_no_figure_comes_from_nowhere() -> None:
+def test_no_figure_comes_from_nowhere():
     """What carries a unit is generated, or code."""
     for page in (figures.README, ROOT / "tests" / "benchmarks" / "README.md"):
         assert not UNIT.findall(re.sub(r"`[^`\n]*`", "", figures.PART.sub("", prose(page)))), page
 
 
-def test_the_first_page_is_short() -> None:
+def test_the_first_page_is_short():
     assert len(prose(figures.README).split()) <= MOST_WORDS
 
 
@@ -63,29 +62,29 @@ def test_the_first_page_is_short() -> None:
         (3, "d", "3"),
     ],
 )
-def test_formats(value: float, form: str, text: str) -> None:
+def test_formats(value, form, text):
     assert figures.shown(value, form) == text
 
 
-def test_places_are_filled() -> None:
+def test_places_are_filled():
     data = {"rows": [{"model": "GPT-2", "s": 0.25, "tensor parallel": 1}]}
     assert figures.Filled(data).format("took {rows.model=GPT-2.s:.0ms}") == "took 250 ms"
     assert figures.Filled(data).format("{rows.0.tensor parallel:d}") == "1"
 
 
-def test_a_figure_that_is_measured_later_is_a_dash_until_it_is_there() -> None:
+def test_a_figure_that_is_measured_later_is_a_dash_until_it_is_there():
     assert figures.Filled({"noise": 0.03}).format("{not_yet:?.0%}, {noise:?.0%}") == "–, 3 %"
     with pytest.raises(KeyError, match="not_yet"):
         figures.Filled({"noise": 0.03}).format("{not_yet:.0%}")
 
 
-def test_a_part_is_written_between_its_bounds() -> None:
+def test_a_part_is_written_between_its_bounds():
     page = "a\n<!-- begin x: made by `make figures` -->\n{}<!-- end x -->\nb\n"
     assert figures.current(page.format("old\n\nlines\n"), {"x": lambda: "new"}) == page.format("new\n")
     assert figures.current(page.format(""), {"x": lambda: "new"}) == page.format("new\n")
 
 
-def test_tables_are_aligned() -> None:
+def test_tables_are_aligned():
     assert figures.table(["a", "long"], [["row", "1"]]).splitlines() == [
         "| a   | long |",
         "| --- | ---- |",
@@ -93,14 +92,14 @@ def test_tables_are_aligned() -> None:
     ]
 
 
-def test_places() -> None:
+def test_places():
     data = {"rows": [{"model": "a", "x": [1, 2]}, {"model": "b", "x": [3]}]}
     assert figures.lookup(data, "rows.model=b.x.0") == 3
     with pytest.raises(KeyError, match="model=c"):
         figures.lookup(data, "rows.model=c.x")
 
 
-def test_summaries_are_completed_from_their_rows(tmp_path: Path) -> None:
+def test_summaries_are_completed_from_their_rows(tmp_path):
     """A fidelity result from before tau was taken over all pairs has it nevertheless; what it says stays."""
     data = json.loads(figures.newest("fidelity/*-fidelity.json").read_text(encoding="utf-8"))
     one = data["results"][0]
@@ -120,7 +119,7 @@ def taken(commit: str | None, processor: str = "P", date: str = "2026-12-01", **
     }  # fmt: skip
 
 
-def test_tables_of_one_commit_are_said_at_once() -> None:
+def test_tables_of_one_commit_are_said_at_once():
     found = sentence({"the steps": taken("0123456"), "the search": taken("0123456")})
     assert found == "Taken from commit 0123456 on a machine (P, 2 cores) on 2026-12-01."
 
@@ -128,20 +127,20 @@ def test_tables_of_one_commit_are_said_at_once() -> None:
 @pytest.mark.parametrize(
     "other", [taken("89abcde"), taken(None), taken("0123456", "Q"), {**taken("0123456"), "dirty": True}]
 )
-def test_tables_of_several_say_which_is_from_which(other: dict[str, Any]) -> None:
+def test_tables_of_several_say_which_is_from_which(other):
     found = sentence({"the steps": taken("0123456"), "the demo": taken("0123456"), "the search": other})
     assert found.startswith("Not all was taken from one commit on one machine")
     assert "the steps and the demo from commit 0123456 on a machine (P, 2 cores) on 2026-12-01;" in found
     assert "; the search from " in found
 
 
-def test_a_benchmark_over_midnight_is_of_one_commit() -> None:
+def test_a_benchmark_over_midnight_is_of_one_commit():
     found = sentence({"the steps": taken("0123456"), "the demo": taken("0123456", date="2026-12-02")})
     assert found.startswith("Taken from commit")
     assert found.endswith("on 2026-12-01 and 2026-12-02.")
 
 
-def test_rows_of_several_commits_are_named() -> None:
+def test_rows_of_several_commits_are_named():
     rows = [
         {"model": name, "taken": {"commit": commit, "dirty": dirty, "processor": "P"}}
         for name, commit, dirty in (("a", "0123456", False), ("b", "0123456", False), ("c", "89abcde", True))

@@ -24,7 +24,7 @@ def with_baselines() -> Exploration:
     return replace(exploration(), others=marks)
 
 
-def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> None:
+def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy():
     found = with_baselines()
     said = answer(found, 30 * GIB).sentence()
     name = found.names[2]
@@ -35,7 +35,7 @@ def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> 
     )
 
 
-def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest() -> None:
+def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest():
     found = with_baselines()
     rows = {base.title: base for base in answer(found, 15 * GIB).baselines}
     assert set(rows) == {"DDP", "TP (Megatron)", "placed (m-ETF)"}
@@ -49,17 +49,17 @@ def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest() -> N
     ("longer", "said"),
     [(8.0, "+800 %"), (51.1, "52 times as long"), (-0.04, "−4 %"), (1e-10, "as fast"), (None, "fits")],
 )
-def test_how_much_longer_is_said_as_people_do(longer: float | None, said: str) -> None:
+def test_how_much_longer_is_said_as_people_do(longer, said):
     assert answer(with_baselines()).baselines[0]._replace(fits=True, longer=longer).verdict() == said
 
 
-def test_no_plan_fits() -> None:
+def test_no_plan_fits():
     found = answer(with_baselines(), 5 * GIB)
     assert found.row is None
     assert "no plan fits; the leanest needs 10 GiB" in found.sentence()
 
 
-def test_without_a_budget_the_usual_share_of_a_device_stays_free() -> None:
+def test_without_a_budget_the_usual_share_of_a_device_stays_free():
     found = with_baselines()
     assert answer(found).limit_bytes == 76 * GIB
     assert answer(found).sentence().startswith("Within 76 GiB (95 % of the memory) of each of 8 H100-80GB: ")
@@ -68,11 +68,11 @@ def test_without_a_budget_the_usual_share_of_a_device_stays_free() -> None:
     assert answer(asked).sentence().startswith("Within 80 GiB of each of 8 H100-80GB: ")
 
 
-def test_with_all_memory_nothing_more_is_promised() -> None:
+def test_with_all_memory_nothing_more_is_promised():
     assert answer(with_baselines(), 80 * GIB).sentence().endswith("No plan that was searched is faster.")
 
 
-def test_only_the_points_asked_about_count() -> None:
+def test_only_the_points_asked_about_count():
     found = with_baselines()
     assert (answer(found, 45 * GIB).row, answer(found, 45 * GIB, rows=[0, 2, 5]).row) == (3, 2)
     empty = answer(found, 45 * GIB, rows=[])
@@ -80,7 +80,7 @@ def test_only_the_points_asked_about_count() -> None:
 
 
 @given(st.floats(1.0, 80.0), st.lists(st.floats(5.0, 90.0), min_size=1, max_size=12, unique=True))
-def test_as_a_search_through_all_points_finds_it(budget: float, sizes: list[float]) -> None:
+def test_as_a_search_through_all_points_finds_it(budget, sizes):
     points = [point(size * GIB, 1.0 / (i + 1)) for i, size in enumerate(sorted(sizes))]
     made = exploration(points)
     found, needs = answer(made, budget * GIB), made.needs.tolist()
@@ -94,7 +94,7 @@ def test_as_a_search_through_all_points_finds_it(budget: float, sizes: list[floa
         assert found.next_bytes == (min(behind) - budget * GIB if behind else None)
 
 
-def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
+def test_a_budget_above_the_card_is_answered_for_the_card():
     found = answer(with_baselines(), 100 * GIB)
     assert found.limit_bytes == 80 * GIB
     assert found.sentence().startswith(
@@ -102,7 +102,7 @@ def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
     )
 
 
-def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it() -> None:
+def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it():
     found = exploration()
     simple = point(40 * GIB, found.points[4].time_s * 1.02, planner="data_parallel", choice=(1, 1, 1, 1))
     within = answer(replace(found, others=(simple,)), 50 * GIB)
@@ -117,21 +117,21 @@ def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it() -> N
     assert most.sentence().endswith("No plan that was searched is faster than point 8.")
 
 
-def test_a_baseline_is_a_plan_in_its_best_form() -> None:
+def test_a_baseline_is_a_plan_in_its_best_form():
     leaner = point(20 * GIB, 0.5, planner="data_parallel", choice=(1, 1, 1, 2))
     found = replace(with_baselines(), others=(*with_baselines().others, leaner))
     for size, row in ((None, 8), (60 * GIB, 8), (30 * GIB, 12), (5 * GIB, 12)):
         assert [base.row for base in answer(found, size).baselines if base.title == "DDP"] == [row]
 
 
-def test_our_own_planners_are_no_baselines() -> None:
+def test_our_own_planners_are_no_baselines():
     found = replace(
         exploration(), others=(point(12 * GIB, 0.7, planner="local_search", choice=(1, 1, 3, 1)),)
     )
     assert answer(found).baselines == ()
 
 
-def test_planners_without_a_plan_say_why() -> None:
+def test_planners_without_a_plan_say_why():
     found = with_baselines()
     refused = {"planner": "optcnn", "limit_bytes": None, "notes": ["needs one device", "or two"]}
     tried = {"m_topo": {"refusal": "m_topo finds no plan within 9 GiB"}, "megatron": {"refusal": "odd"}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -40,7 +39,7 @@ def names(found: Offers) -> tuple[str | None, str | None]:
     return tuple(row and row.cluster for row in (found.cheapest, found.fastest))  # type: ignore[return-value]
 
 
-def test_every_cluster_offers_its_fastest_plan_that_fits() -> None:
+def test_every_cluster_offers_its_fastest_plan_that_fits():
     rows = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES))).rows
     assert [row.index for row in rows] == [0, 1, None]
     assert "does not fit: needs 30 GiB, a device may use 22.8 GiB" in rows[2].reason
@@ -57,15 +56,13 @@ def test_every_cluster_offers_its_fastest_plan_that_fits() -> None:
         ({"memory_bytes": 5 * GIB}, None, None),
     ],
 )
-def test_cheapest_and_fastest_within_limits(
-    limits: dict[str, Any], cheapest: str | None, fastest: str | None
-) -> None:
+def test_cheapest_and_fastest_within_limits(limits, cheapest, fastest):
     found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES), **limits))
     assert names(found) == (cheapest, fastest)
     assert all(row.reason for row in found.rows if row not in found.within)
 
 
-def test_steps_of_different_batches_are_compared_by_sample() -> None:
+def test_steps_of_different_batches_are_compared_by_sample():
     """Of the same seconds, the step with more samples is the faster one."""
     small, large = (
         replace(
@@ -85,7 +82,7 @@ def test_steps_of_different_batches_are_compared_by_sample() -> None:
     assert not offers(ALL).weak
 
 
-def test_what_has_no_price_is_said_and_can_be_the_fastest_only() -> None:
+def test_what_has_no_price_is_said_and_can_be_the_fastest_only():
     found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind={"A100-80GB": 1.0})))
     assert names(found) == ("dgx-a100", "dgx-h100")
     assert "Not compared by cost, as their price is unknown: dgx-h100." in " ".join(found.sentences())
@@ -94,7 +91,7 @@ def test_what_has_no_price_is_said_and_can_be_the_fastest_only() -> None:
     assert "Cheapest unknown" in " ".join(nothing.sentences())
 
 
-def test_the_answer_in_words() -> None:
+def test_the_answer_in_words():
     asked = ClusterQuestion(amount=Amount(1e6, "tokens"), tariff=Tariff(by_kind=PRICES, currency="EUR"))
     cheapest, fastest = offers(ALL, asked).sentences()
     assert cheapest == ("Cheapest without limits: dgx-a100, 0.326 EUR for 1,000,000 tokens at 600 ms a step.")
@@ -103,7 +100,7 @@ def test_the_answer_in_words() -> None:
     assert list(nothing) == ["No cluster is within 1 GiB a device."]
 
 
-def test_what_could_not_be_explored_is_a_row_with_its_reason() -> None:
+def test_what_could_not_be_explored_is_a_row_with_its_reason():
     found = offers((FAST,), ClusterQuestion(tariff=Tariff(2.0)), {"mine.yaml": "it is gone"})
     assert [(row.cluster, row.reason) for row in found.rows] == [
         ("dgx-h100", ""),
@@ -115,6 +112,6 @@ def test_what_could_not_be_explored_is_a_row_with_its_reason() -> None:
     assert (second["cluster"], second["cost"], second["reason"]) == ("mine.yaml", None, "it is gone")
 
 
-def test_an_amount_in_what_a_step_does_not_say_is_refused() -> None:
+def test_an_amount_in_what_a_step_does_not_say_is_refused():
     with pytest.raises(TensorOptError, match="tokens of a step are unknown"):
         offers((explored(call={"args": [], "kwargs": {}}),), ClusterQuestion(amount=Amount(1, "tokens")))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -36,7 +35,7 @@ def long_exploration(count: int = 5000) -> Exploration:
     return replace(small_exploration(), points=points)
 
 
-def test_throughput_and_mfu_stand_beside_the_time_where_they_are_known() -> None:
+def test_throughput_and_mfu_stand_beside_the_time_where_they_are_known():
     (gpus,) = (folder for folder in READY_MADE if folder.name == "gpt2-dgx-h100")
     found = tensoropt.load(gpus)
     header, first, *_ = table_rows(found, [0])
@@ -49,7 +48,7 @@ def test_throughput_and_mfu_stand_beside_the_time_where_they_are_known() -> None
     assert not {"tokens/s", "samples/s", "MFU"} & set(table_rows(small_exploration(), [0])[0])
 
 
-def test_without_plotly_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_plotly_what_to_install_is_said(monkeypatch):
     for package in ("plotly.graph_objects", "tensoropt_app.standalone"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r"plot\(\) needs .*pip install 'tensoropt\[app\]'"):
@@ -66,7 +65,7 @@ def table_of(text: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", READY_MADE, ids=lambda folder: folder.name)
-def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
+def test_a_ready_made_exploration_is_a_screenful(folder):
     found = tensoropt.load(folder)
     shown = repr(found)
     assert len(shown.splitlines()) <= 25
@@ -79,7 +78,7 @@ def test_a_ready_made_exploration_is_a_screenful(folder: Path) -> None:
         assert word in shown
 
 
-def test_of_many_points_the_ends_and_the_knee_are_shown() -> None:
+def test_of_many_points_the_ends_and_the_knee_are_shown():
     found = long_exploration()
     numbers = table_of(repr(found))
     assert len(numbers) == ROWS
@@ -87,31 +86,31 @@ def test_of_many_points_the_ends_and_the_knee_are_shown() -> None:
     assert f"{ROWS} of 5,000 points shown" in repr(found)
 
 
-def test_a_few_points_are_all_shown() -> None:
+def test_a_few_points_are_all_shown():
     shown = repr(small_exploration())
     assert table_of(shown)[:4] == ["1", "2", "3", "4"]
     assert "4 points" in shown
     assert "shown" not in shown
 
 
-def test_a_notebook_shows_the_table() -> None:
+def test_a_notebook_shows_the_table():
     for found in (small_exploration(), long_exploration()):
         shown = re.sub(r"<script.*?</script>", "", found._repr_html_(), flags=re.DOTALL)
         assert len(ElementTree.fromstring(shown).findall(".//tbody/tr")) == min(len(found.points), ROWS)
 
 
-def test_no_points_are_no_error() -> None:
+def test_no_points_are_no_error():
     found = replace(small_exploration(), points=())
     assert "no points" in repr(found)
     ElementTree.fromstring(found._repr_html_())
 
 
-def test_what_other_planners_found_is_counted() -> None:
+def test_what_other_planners_found_is_counted():
     found = replace(small_exploration(), others=(point(9 * MIB, 0.5, 0, planner="megatron"),))
     assert "1 point of other planners: megatron" in repr(found)
 
 
-def test_points_spaces_and_plans_are_short() -> None:
+def test_points_spaces_and_plans_are_short():
     found = small_exploration()
     (space, *_), (first, *_), plan = found.spaces, found.points, found.plan(0)
     figures = "10 MiB per device, 400 ms per step: compute 300 ms, communication 100 ms"
@@ -125,7 +124,7 @@ def test_points_spaces_and_plans_are_short() -> None:
     assert "10 MiB per device" in lines[2]
 
 
-def test_words_of_a_model_do_not_become_markup() -> None:
+def test_words_of_a_model_do_not_become_markup():
     found = small_exploration()
     found = replace(found, model=found.model.model_copy(update={"source": "<b>&.py:f"}))
     html = found._repr_html_()
@@ -137,11 +136,11 @@ FIXED = "point,memory_bytes,time_s,devices,mesh,micro_batches,compute_s,communic
 
 
 @pytest.fixture
-def found() -> Exploration:
+def found():
     return small_exploration()
 
 
-def test_saved_and_loaded_explorations_make_the_same_plans(found: Exploration, tmp_path: Path) -> None:
+def test_saved_and_loaded_explorations_make_the_same_plans(found, tmp_path):
     found.save(tmp_path)
     loaded = load_exploration(tmp_path)
     assert (loaded.points, loaded.model) == (found.points, found.model)
@@ -149,7 +148,7 @@ def test_saved_and_loaded_explorations_make_the_same_plans(found: Exploration, t
         assert loaded.plan(i) == found.plan(i)
 
 
-def test_saving_twice_gives_the_same_bytes(found: Exploration, tmp_path: Path) -> None:
+def test_saving_twice_gives_the_same_bytes(found, tmp_path):
     for name in ("a", "b"):
         found.save(tmp_path / name)
     for name in ("exploration.json", "strategies.json.gz", "frontier.csv"):
@@ -159,35 +158,33 @@ def test_saving_twice_gives_the_same_bytes(found: Exploration, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("memory", "expected"), [(10 * MIB, 0), (11 * MIB, 0), (12 * MIB, 1), (39 * MIB, 2), (1e12, 3)]
 )
-def test_the_fastest_within_a_budget(found: Exploration, memory: float, expected: int) -> None:
+def test_the_fastest_within_a_budget(found, memory, expected):
     assert found.index(memory_bytes=memory) == expected
 
 
 @pytest.mark.parametrize(("time_s", "expected"), [(0.14, 3), (0.149, 3), (0.15, 2), (0.2, 1), (9.0, 0)])
-def test_the_leanest_within_a_time(found: Exploration, time_s: float, expected: int) -> None:
+def test_the_leanest_within_a_time(found, time_s, expected):
     assert found.index(time_s=time_s) == expected
 
 
-def test_the_knee_and_the_default(found: Exploration) -> None:
+def test_the_knee_and_the_default(found):
     assert (found.index(knee_point=True), found.choose()) == (1, found.plan(3))
 
 
-def test_what_would_fit_is_named(found: Exploration) -> None:
+def test_what_would_fit_is_named(found):
     with pytest.raises(InfeasibleError, match=r"no plan fits 1 MiB; the smallest plan needs 10 MiB"):
         found.choose(memory_bytes=MIB)
     with pytest.raises(InfeasibleError, match=r"the fastest takes 140 ms"):
         found.choose(time_s=0.001)
 
 
-def test_the_csv_has_its_fixed_columns(found: Exploration, tmp_path: Path) -> None:
+def test_the_csv_has_its_fixed_columns(found, tmp_path):
     assert ",".join(figure.name for figure in FIXED_FIGURES) == FIXED
     assert ",".join(csv_of(found, tmp_path)[0]).startswith(FIXED + ",")
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2])
-def test_a_full_disk_keeps_the_old_files(
-    found: Exploration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
-) -> None:
+def test_a_full_disk_keeps_the_old_files(found, tmp_path, monkeypatch, writes):
     found.save(tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     done = []
@@ -205,9 +202,7 @@ def test_a_full_disk_keeps_the_old_files(
     assert load_exploration(tmp_path).points == found.points
 
 
-def test_an_interrupted_write_leaves_nothing_behind(
-    found: Exploration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_write_leaves_nothing_behind(found, tmp_path, monkeypatch):
     found.plan(0).save(tmp_path / "plan.json")
     before = (tmp_path / "plan.json").read_bytes()
 
@@ -236,15 +231,13 @@ def test_an_interrupted_write_leaves_nothing_behind(
         ),
     ],
 )
-def test_damaged_folders_are_refused(
-    found: Exploration, tmp_path: Path, damage: Callable[[Path], object], message: str
-) -> None:
+def test_damaged_folders_are_refused(found, tmp_path, damage, message):
     found.save(tmp_path)
     damage(tmp_path)
     with pytest.raises(TensorOptError, match=message):
         load_exploration(tmp_path)
 
 
-def test_reduce_keeps_what_nothing_beats() -> None:
+def test_reduce_keeps_what_nothing_beats():
     costs = [(3.0, 1.0), (1.0, 3.0), (2.0, 3.0), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0)]
     assert [i for i, _ in reduce_points(list(enumerate(costs)), lambda item: item[1])] == [1, 4, 0]

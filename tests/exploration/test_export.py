@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ def row(planner: str, **changes: object) -> dict[str, object]:
 
 
 @pytest.fixture
-def found() -> Exploration:
+def found():
     """Two planners: one has a plan among the points, one only beaten ones. What was written down is wrong."""
     base = small_exploration()
     own = base.points[2].changed(planner="zero")
@@ -45,7 +44,7 @@ def found() -> Exploration:
 
 @pytest.mark.parametrize("limit", [None, 12 * MIB, 25 * MIB, 1.0, "a need"])
 @pytest.mark.parametrize("on_gpus", [False, True])
-def test_rows_are_of_the_points(found: Exploration, limit: float | str | None, on_gpus: bool) -> None:
+def test_rows_are_of_the_points(found, limit, on_gpus):
     if on_gpus:
         found = replace(found, cluster=load_cluster("dgx-h100[2]").to_dict())
     if limit == "a need":
@@ -68,7 +67,7 @@ def test_rows_are_of_the_points(found: Exploration, limit: float | str | None, o
         assert told.gap == pytest.approx(best.time_s / within - 1)
 
 
-def test_the_csv_and_the_table_agree(found: Exploration, tmp_path: Path) -> None:
+def test_the_csv_and_the_table_agree(found, tmp_path):
     frontier, zero, dpos = compared(found)
     points = csv_of(found, tmp_path)
     assert (frontier.points, frontier.time_s) == (len(points), float(points[-1]["time_s"]))
@@ -82,13 +81,13 @@ def test_the_csv_and_the_table_agree(found: Exploration, tmp_path: Path) -> None
     assert lines[-1] == _GAP_CAPTION
 
 
-def test_limits_that_were_asked_have_a_row_each(found: Exploration) -> None:
+def test_limits_that_were_asked_have_a_row_each(found):
     asked = replace(found, comparison=(*(row(FRONTIER, limit_bytes=b) for b in (15 * MIB, 40 * MIB)),))
     assert limits_asked(asked) == (15 * MIB, 40 * MIB)
     assert len(comparison_text(asked).splitlines()) == 4
 
 
-def test_what_is_not_within_a_limit_says_why(found: Exploration) -> None:
+def test_what_is_not_within_a_limit_says_why(found):
     *_, dpos = compared(found, 12 * MIB)
     assert dpos.notes == ("its leanest plan needs 30 MiB",)
     refused = replace(found, comparison=(row("ilp", time_s=None, notes=["no solver", "no solver"]),))
@@ -148,7 +147,7 @@ def unlike(number: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_no_two_columns_change_places(tmp_path: Path) -> None:
+def test_no_two_columns_change_places(tmp_path):
     exploration = replace(
         small_exploration(),
         spaces=(space((2, 4), 3), space((3, 2), 5)),
@@ -167,7 +166,7 @@ def test_no_two_columns_change_places(tmp_path: Path) -> None:
     assert len(set(figures)) == len(figures)
 
 
-def test_the_columns_of_a_search_are_its_plans(tmp_path: Path) -> None:
+def test_the_columns_of_a_search_are_its_plans(tmp_path):
     """Four cards in two nodes, from data sheets; buckets are reduced beside backward."""
     model, args, kwargs = two_layers()
     with ProfileStore(tmp_path / "profile.sqlite") as store:
@@ -185,7 +184,7 @@ def test_the_columns_of_a_search_are_its_plans(tmp_path: Path) -> None:
         assert float(a["time_s"]) > float(b["time_s"])
 
 
-def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path: Path) -> None:
+def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path):
     exploration = replace(
         small_exploration(), spaces=(space((2,), 4), space((2, 4), 1)), points=small_exploration().points[:2]
     )

@@ -20,7 +20,7 @@ def found():
     return tensoropt.load(READY_MADE / "llama3-8b-4x80gib")
 
 
-def test_a_rate_and_a_host_that_holds_the_plan_up(found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_and_a_host_that_holds_the_plan_up(found, monkeypatch):
     (rate,) = _pace_words(found, 0)
     assert rate.endswith(" tokens/s")
     assert rate in answer(found, 2**40).costs() or answer(found, 2**40).row != 0
@@ -28,7 +28,7 @@ def test_a_rate_and_a_host_that_holds_the_plan_up(found, monkeypatch: pytest.Mon
     assert _pace_words(found, 0) == [rate, "bound by the host"]
 
 
-def test_the_plan_that_a_config_can_say_has_its_price(found) -> None:
+def test_the_plan_that_a_config_can_say_has_its_price(found):
     budgeted = answer(found, 2**40)
     said = [base for base in budgeted.baselines if a_config_says(found.names[base.row])]
     best = min((base for base in said if base.fits), key=lambda base: base.point.time_s)
@@ -41,7 +41,7 @@ def test_the_plan_that_a_config_can_say_has_its_price(found) -> None:
     assert launcher_words(found, other, [base._replace(fits=False) for base in said]) == []
 
 
-def test_one_device_has_no_baselines(found, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_device_has_no_baselines(found, monkeypatch):
     assert answer(found).baselines
     monkeypatch.setattr(type(found), "devices", 1)
     assert answer(found).baselines == ()

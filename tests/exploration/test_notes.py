@@ -22,7 +22,7 @@ from tests.plan.explorations import small_exploration
         ("pipelines: 1,244 simulated, 20 of them among the points", False),
     ],
 )
-def test_what_is_missing_is_told_from_where_figures_come_from(note: str, missing: bool) -> None:
+def test_what_is_missing_is_told_from_where_figures_come_from(note, missing):
     found = small_exploration()
     told = replace(found, spaces=(), report={**found.report, "notes": [note, note]})
     assert _is_missing(note) == missing

@@ -25,14 +25,14 @@ def found(*plans: tuple[str, float, float, int]) -> Any:
     )
 
 
-def test_what_a_config_says_is_taken_before_what_is_a_little_faster() -> None:
+def test_what_a_config_says_is_taken_before_what_is_a_little_faster():
     chosen = recommended(found((MIXED, 0.98, 10, 1), ("DP 8 · ZeRO-2", 1.0, 12, 1)), 20)
     assert (chosen.row, chosen.fastest) == (1, 0)
     assert chosen.faster == pytest.approx(0.02)
     assert chosen.rule == "the simplest plan within 3 % of the fastest that fits"
 
 
-def test_a_plan_beyond_three_per_cent_or_the_limit_is_never_taken() -> None:
+def test_a_plan_beyond_three_per_cent_or_the_limit_is_never_taken():
     plans = found((MIXED, 0.96, 10, 1), ("DP 8", 1.0, 9, 1), ("DP 4", 0.96, 21, 1))
     chosen = recommended(plans, 20)
     assert (chosen.row, chosen.faster) == (0, 0.0)
@@ -51,7 +51,7 @@ def test_a_plan_beyond_three_per_cent_or_the_limit_is_never_taken() -> None:
         [("DP 8", 1.0, 5, 2), ("DP 8", 1.0, 10, 2)],  # need
     ],
 )
-def test_what_decides_comes_in_this_order(plans: list[Any]) -> None:
+def test_what_decides_comes_in_this_order(plans):
     for order in (plans, plans[::-1]):
         assert order[recommended(found(*order), 20).row] == plans[0]
 
@@ -70,5 +70,5 @@ def test_what_decides_comes_in_this_order(plans: list[Any]) -> None:
         ("other dims 8", False, 1),
     ],
 )
-def test_a_name_says_how_simple_a_plan_is(name: str, said: bool, kinds: int) -> None:
+def test_a_name_says_how_simple_a_plan_is(name, said, kinds):
     assert (a_config_says(name), kinds_of(name)) == (said, kinds)

@@ -50,7 +50,7 @@ def shipped() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """A folder with the source distribution, and the wheel that was made from it."""
     copy = tmp_path_factory.mktemp("source")
     left_out = shutil.ignore_patterns("__pycache__", "*.pyc", "*.nb[ic]")
@@ -65,7 +65,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(built, tmp_path_factory):
     """The wheel alone, unpacked as pip does it, without its dependencies."""
     target = tmp_path_factory.mktemp("installed")
     [wheel] = built.glob("*.whl")
@@ -76,7 +76,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_the_wheel_has_every_file_and_no_other(built: Path) -> None:
+def test_the_wheel_has_every_file_and_no_other(built):
     [wheel] = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -84,7 +84,7 @@ def test_the_wheel_has_every_file_and_no_other(built: Path) -> None:
     assert "tensoropt/py.typed" in names
 
 
-def test_the_source_distribution_can_be_tested(built: Path) -> None:
+def test_the_source_distribution_can_be_tested(built):
     [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
@@ -94,7 +94,7 @@ def test_the_source_distribution_can_be_tested(built: Path) -> None:
         assert {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob(endings)} <= names
 
 
-def test_the_metadata(built: Path) -> None:
+def test_the_metadata(built):
     [wheel] = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         [name] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
@@ -106,7 +106,7 @@ def test_the_metadata(built: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_works_where_only_the_wheel_is(installed: Path, tmp_path: Path) -> None:
+def test_it_works_where_only_the_wheel_is(installed, tmp_path):
     inside = {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
     where = run([sys.executable, "-c", "import tensoropt; print(tensoropt.__file__)"], tmp_path, **inside)
     assert Path(where.strip()).is_relative_to(installed)
@@ -116,7 +116,7 @@ def test_it_works_where_only_the_wheel_is(installed: Path, tmp_path: Path) -> No
     assert "zoo:gpt2" in run([command, "list", "models"], tmp_path, **inside)
 
 
-def test_every_dependency_has_a_lowest_version() -> None:
+def test_every_dependency_has_a_lowest_version():
     """``make test-oldest`` installs these."""
     pinned = run([sys.executable, ROOT / ".ci" / "oldest.py"], ROOT).split()
     extras = project()["optional-dependencies"]

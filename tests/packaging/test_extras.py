@@ -39,7 +39,7 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+def answers(tmp_path_factory):
     """By extra: exit code and last words of each command, in one process that has none of the packages."""
     place = tmp_path_factory.mktemp("without")
     (place / "model.onnx").touch()
@@ -57,9 +57,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
 
 
 @pytest.mark.parametrize("extra", ASKED)
-def test_a_missing_extra_is_named_with_what_installs_it(
-    answers: dict[str, list[tuple[int, str]]], extra: str
-) -> None:
+def test_a_missing_extra_is_named_with_what_installs_it(answers, extra):
     for code, said in answers[extra]:
         assert code == 2, said
         assert f"needs the package {PACKAGES[extra]}, which is not installed" in said

@@ -14,12 +14,12 @@ import torch
 
 from tensoropt.errors import PlanError
 from tensoropt.plan.keys import plan_key
-from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, PlanKind
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED
 from tensoropt.plan.plan import Plan, describe_call, example_call, load_plan
 from tests.plan.explorations import small_exploration
 
 
-def test_shapes_and_numbers_come_back() -> None:
+def test_shapes_and_numbers_come_back():
     args = (torch.randn(4, 3), (torch.arange(4), None), [1, 2.5])
     kwargs = {"labels": torch.ones(4, dtype=torch.int64), "options": {"scale": True}}
     again, named = example_call(json.loads(json.dumps(describe_call(args, kwargs))))
@@ -33,7 +33,7 @@ def test_shapes_and_numbers_come_back() -> None:
     assert named["options"] == {"scale": True}
 
 
-def test_what_json_cannot_hold_is_not_described() -> None:
+def test_what_json_cannot_hold_is_not_described():
     assert describe_call((object(),), {}) is None
 
 
@@ -46,17 +46,17 @@ def test_what_json_cannot_hold_is_not_described() -> None:
         {"args": [{"tensor": [2], "dtype": "float99"}], "kwargs": {}},
     ],
 )
-def test_a_damaged_description_is_refused(data: object) -> None:
+def test_a_damaged_description_is_refused(data):
     with pytest.raises(PlanError, match="example call cannot be read"):
         example_call(data)
 
 
 @pytest.fixture
-def plan() -> Plan:
+def plan():
     return small_exploration().plan(0)
 
 
-def test_a_plan_says_what_runs_where(plan: Plan) -> None:
+def test_a_plan_says_what_runs_where(plan):
     data = plan.strategy_data()
     assert data["mesh"] == [4, 2]
     assert data["groups"] == {"linear": ["rows", "rows"], "loss": ["rows", "rows"]}
@@ -77,9 +77,7 @@ DATA = Path(__file__).parent / "data"
         ("plan-3-placed", "placed", PLACED, "aada237032388911"),
     ],
 )
-def test_plans_of_earlier_schemas_are_read_and_written_anew(
-    tmp_path: Path, name: str, old: str, kind: PlanKind, key: str
-) -> None:
+def test_plans_of_earlier_schemas_are_read_and_written_anew(tmp_path, name, old, kind, key):
     file = DATA / f"{name}.json"
     plan = load_plan(file)
     assert (plan.kind, plan_key(plan)) == (kind, key)
@@ -94,7 +92,7 @@ def test_plans_of_earlier_schemas_are_read_and_written_anew(
     assert now == {field: value for field, value in was.items() if field not in ("schema", "placed")}
 
 
-def test_a_plan_of_an_earlier_schema_has_one_kind(tmp_path: Path) -> None:
+def test_a_plan_of_an_earlier_schema_has_one_kind(tmp_path):
     data = json.loads((DATA / "plan-1-placed.json").read_text())
     data["mesh"]["placed"] = False  # which the first placed plans did not say
     (tmp_path / "plan.json").write_text(json.dumps(data))
@@ -125,6 +123,6 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
         (lambda d: d.update(schema="tensoropt.plan/9"), "tensoropt.plan/9"),
     ],
 )
-def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named: str) -> None:
+def test_the_wrong_field_is_named(plan, tmp_path, change, named):
     with pytest.raises(PlanError, match=named.replace(".", r"\.")):
         load_plan(edited(plan, tmp_path, change))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.execute.executable import resolve_plan
-from tensoropt.plan.plan import Plan, load_plan
+from tensoropt.plan.plan import load_plan
 from tensoropt.planners.registry import planner
 from tests.planners.problems import small
 
@@ -23,12 +23,12 @@ KINDS = {"sharded": "data_parallel", "placed": "m_etf", "pipelined": "gpipe"}
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def plan(request: pytest.FixtureRequest) -> Plan:
+def plan(request):
     return planner(KINDS[request.param])(small(*QUESTION), None, 0)[0]
 
 
 @pytest.fixture(scope="module")
-def sharded() -> Plan:
+def sharded():
     return planner("data_parallel")(small(*QUESTION), None, 0)[0]
 
 
@@ -48,7 +48,7 @@ def resolved(file: Path) -> None:
         found.example_call()
 
 
-def test_a_plan_that_nobody_touched_is_taken(plan: Plan, tmp_path: Path) -> None:
+def test_a_plan_that_nobody_touched_is_taken(plan, tmp_path):
     resolved(saved(tmp_path, plan.to_data()))
     file = tmp_path / "bom.json"
     file.write_bytes(b"\xef\xbb\xbf" + plan.to_json().encode())
@@ -96,9 +96,7 @@ def first(data: dict[str, Any], of: str = "operators") -> dict[str, Any]:
         (lambda d: d["cluster"].update(devices=5), r"the plan's cluster cannot be read"),
     ],
 )
-def test_what_does_not_agree_is_named(
-    sharded: Plan, tmp_path: Path, edit: Callable[[dict[str, Any]], None], message: str
-) -> None:
+def test_what_does_not_agree_is_named(sharded, tmp_path, edit, message):
     data = sharded.to_data()
     edit(data)
     with pytest.raises(PlanError, match=message):
@@ -106,7 +104,7 @@ def test_what_does_not_agree_is_named(
 
 
 @pytest.mark.parametrize("cluster", [{}, load_cluster("cpu:2").to_dict()])
-def test_no_cluster_and_one_of_as_many_devices_are_taken(sharded: Plan, tmp_path: Path, cluster: Any) -> None:
+def test_no_cluster_and_one_of_as_many_devices_are_taken(sharded, tmp_path, cluster):
     resolved(saved(tmp_path, {**sharded.to_data(), "cluster": cluster}))
 
 
@@ -121,7 +119,7 @@ def test_no_cluster_and_one_of_as_many_devices_are_taken(sharded: Plan, tmp_path
         (b"\xff\xfe", "is not a plan"),
     ],
 )
-def test_files_that_are_damaged(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_files_that_are_damaged(tmp_path, text, message):
     with pytest.raises(PlanError, match=message):
         load_plan(saved(tmp_path, text))
 
@@ -167,7 +165,7 @@ def mutated(data: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     return data
 
 
-def test_whatever_is_changed_ends_in_a_plan_or_a_sentence(plan: Plan, tmp_path: Path) -> None:
+def test_whatever_is_changed_ends_in_a_plan_or_a_sentence(plan, tmp_path):
     draw, data = random.Random(0), plan.to_data()
     refused = 0
     for number in range(250):

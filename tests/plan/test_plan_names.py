@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ def options_on(first: str) -> list[list[list[str]]]:
     return [[["R/P", "R/P", first]], *([[m, "S(0)", first]] for m in ("held/P", "held", "R/P"))]
 
 
-def test_megatrons_split_is_named_as_people_name_it() -> None:
+def test_megatrons_split_is_named_as_people_name_it():
     inner = group([COLUMNS], [options_on("S(0)")])
     norm = group([["rows", "none"]], [options_on("R")])
     of = space({"up": inner, "down": group([DOWN], [options_on("S(1)")]), "norm": norm})
@@ -66,7 +65,7 @@ def test_megatrons_split_is_named_as_people_name_it() -> None:
     assert name(of, (0, 0, 0), (3, 1, 0)) == "DP 8 · ZeRO-1 33 %, ZeRO-3 33 % · TP 2 · 4 micro-batches"
 
 
-def test_operators_split_otherwise_are_counted_in_brackets() -> None:
+def test_operators_split_otherwise_are_counted_in_brackets():
     data = group([["rows"], ["out_features"], ["rows.1"], ["none"]], [[[]]] * 4)
     of = space({str(i): data for i in range(5)}, (4,), micro_batches=1)
     assert name(of, (0,) * 5, (0,) * 5) == "DP 4"
@@ -76,12 +75,12 @@ def test_operators_split_otherwise_are_counted_in_brackets() -> None:
     assert name(of, (3,) * 5, (0,) * 5) == "4 alike"
 
 
-def test_two_axes_along_the_batch_are_one_word() -> None:
+def test_two_axes_along_the_batch_are_one_word():
     of = space({"g": group([["rows", "rows"]], [[[]]])}, (2, 4))
     assert name(of, (0,), (0,)) == "DP 2×4 · 4 micro-batches"
 
 
-def test_split_experts_are_named_beside_what_the_axes_do() -> None:
+def test_split_experts_are_named_beside_what_the_axes_do():
     """Weights that an axis splits for their use are not in shards of ZeRO."""
     sent = [["R/P", "S(0)", "R/P"]]
     layer = group(
@@ -97,7 +96,7 @@ def test_split_experts_are_named_beside_what_the_axes_do() -> None:
     assert name(of, (1, 1, 0), (0, 0, 0)) == "DP 2 (TP 33 %) · TP 4 (DP 33 %) · EP 4"
 
 
-def test_recomputed_blocks_are_counted_of_those_that_may_be() -> None:
+def test_recomputed_blocks_are_counted_of_those_that_may_be():
     plain = group([["rows"]], [[[]]])
     of = space(
         dict.fromkeys("abc", plain), (8,), regions={"a": "h.0", "b": "h.0", "c": "h.1"}, micro_batches=1
@@ -106,7 +105,7 @@ def test_recomputed_blocks_are_counted_of_those_that_may_be() -> None:
     assert name(of, (1, 1, 1), (0, 0, 0)) == "DP 8 · 2/2 blocks recomputed"
 
 
-def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
+def test_blocks_are_recomputed_by_recipes_or_in_part():
     plain = group([["rows"]], [[[]]])
     blocks = {name: f"h.{i}" for i, pair in enumerate(("ab", "cd", "ef")) for name in pair}
     recipes = {block: {"full": "00", "products": "10"} for block in ("h.0", "h.1", "h.2")}
@@ -121,7 +120,7 @@ def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
     assert says(1, 1, 0, 1, 0, 1) == "3/3 blocks recomputed in part"
 
 
-def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
+def test_tied_parameters_count_where_a_copy_serves_the_step():
     layouts = [["R/P", "R/P"], ["held", "S(0)"], ["R/P", "S(0)"]]
     of = space({"g": group([["rows"]], [[[]]])}, (8,), shared={"tied": layouts}, micro_batches=1)
     assert (name(of, (0, 0), (0, 0)), name(of, (0, 1), (0, 0))) == ("DP 8", "DP 8 · ZeRO-2")
@@ -129,7 +128,7 @@ def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
     assert name(of, (0, 2), (0, 0)) == "DP 8"
 
 
-def test_one_device_has_no_axes() -> None:
+def test_one_device_has_no_axes():
     of = space({"g": group([[]], [[[["R"]]]])}, (), micro_batches=2)
     assert name(of, (0,), (0,)) == "one device · 2 micro-batches"
 
@@ -144,7 +143,7 @@ def test_one_device_has_no_axes() -> None:
      ("partial", "d0", "d1", WHOLE), ("partial_grad", "partial_grad", "", ADDED),
      ("partial_grad", "none", "partial_grad", ADDED), ("none", "none", "d1", WHOLE)],
 )  # fmt: skip
-def test_what_a_label_does(label: str, batch: str, sequence: str, kind: int) -> None:
+def test_what_a_label_does(label, batch, sequence, kind):
     assert what_it_does(label, batch, sequence) == kind
 
 
@@ -161,7 +160,7 @@ def of_block(*labels: tuple[str, str], batch: str = "d0") -> str:
     return name(space(groups, (4, 2), micro_batches=1, sequence=ALONG), (0,) * 4, (0,) * 4)
 
 
-def test_split_sequences_are_named_after_their_attention() -> None:
+def test_split_sequences_are_named_after_their_attention():
     assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "queries"), ("d0", "d1")) == "DP 4 · CP 2"
     assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "heads"), ("d0", "d1")) == "DP 4 · CP 2 (Ulysses)"
     assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "none"), ("d0", "d1")) == "DP 4 · SP 2"
@@ -172,7 +171,7 @@ def test_split_sequences_are_named_after_their_attention() -> None:
     assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1")) == "DP 4 · CP 2 (ring)"
 
 
-def test_sequence_parallel_regions_are_named_beside_tensor_parallelism() -> None:
+def test_sequence_parallel_regions_are_named_beside_tensor_parallelism():
     products = ("d0", "out_features"), ("batch0", "heads"), ("d0", "in_features@S(1)")
     assert of_block(("d0", "d1"), *products) == "DP 4 · TP 2 + SP"
     assert of_block(("d0", "none"), *products) == "DP 4 · TP 2"
@@ -180,7 +179,7 @@ def test_sequence_parallel_regions_are_named_beside_tensor_parallelism() -> None
     assert of_block(("d1", "d1"), *context) == "CP 4 · TP 2 + SP"
 
 
-def test_pipelines_say_their_parts_and_their_schedule() -> None:
+def test_pipelines_say_their_parts_and_their_schedule():
     stage = StagePlan(groups={"up": ("rows", "rows"), "arrive.x": ("rows", "none")}, hubs={},
                       stored={"w": ("held/P", "S(0)")})  # fmt: skip
 
@@ -207,11 +206,11 @@ def test_pipelines_say_their_parts_and_their_schedule() -> None:
     assert plan_names([pipelined("gpipe", [single] * 2)], [alone]).names == ("2 micro-batches · PP 2 GPipe",)
 
 
-def test_every_schedule_has_a_short_title() -> None:
+def test_every_schedule_has_a_short_title():
     assert set(SCHEDULES) == set(KNOWN)
 
 
-def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
+def test_it_is_the_same_everywhere(tmp_path):
     found = small_exploration()
     rows = csv_of(found, tmp_path)
     assert list(rows[0])[: len(FIXED)] == [figure.name for figure in FIXED]
@@ -235,11 +234,11 @@ def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
         ("one device", "other", False),
     ],
 )
-def test_the_family_of_a_plan_is_in_its_name(name: str, known: str, recomputed: bool) -> None:
+def test_the_family_of_a_plan_is_in_its_name(name, known, recomputed):
     assert (family(name), is_recomputed(name)) == (known, recomputed)
 
 
-def test_a_brief_name_says_what_sets_plans_apart() -> None:
+def test_a_brief_name_says_what_sets_plans_apart():
     name = "DP 8 (TP 12 %, other dims 3 %) · ZeRO-1 24 %, ZeRO-3 72 % · 4 micro-batches"
     assert brief_name(name) == "DP 8 · ZeRO-3"
     assert brief_name("ZeRO-2 · 5/12 blocks recomputed in part") == "ZeRO-2 · 5/12 recomputed in part"
@@ -248,7 +247,7 @@ def test_a_brief_name_says_what_sets_plans_apart() -> None:
     assert brief_name("4 micro-batches") == "4 micro-batches"
 
 
-def test_a_part_of_norms_and_activations_is_called_so() -> None:
+def test_a_part_of_norms_and_activations_is_called_so():
     recipes = {"h.0": {"full": "0000", "products": "1010", "norms and activations": "1001"}}
     of = space(
         dict.fromkeys("abcd", group([["rows"]], [[[]]])), (8,), regions=dict.fromkeys("abcd", "h.0"),
@@ -263,7 +262,7 @@ def test_a_part_of_norms_and_activations_is_called_so() -> None:
         assert name(of, again, (0,) * 4) == f"DP 8 · {words}"
 
 
-def test_what_takes_little_time_or_few_bytes_is_not_in_the_name() -> None:
+def test_what_takes_little_time_or_few_bytes_is_not_in_the_name():
     """One operator of two, and one parameter of two, at each side of 2 %."""
     many = group([["rows"], ["out_features"]], [[[["R/P", "R"]], [["held", "S(0)"]]]] * 2)
     groups = {n: {**many, "members": [n], "parameters": [f"w{n}"]} for n in "ab"}
@@ -280,7 +279,7 @@ def test_what_takes_little_time_or_few_bytes_is_not_in_the_name() -> None:
     ]  # fmt: skip
 
 
-def test_the_share_of_exceptions_is_of_what_a_name_leaves_open() -> None:
+def test_the_share_of_exceptions_is_of_what_a_name_leaves_open():
     """None in what belongs to the kind of parallelism, some in blocks that are recomputed otherwise."""
     groups = {name: group([["d0", "d1"], ["d0", "out_features"]], [[[]]] * 2, "d0") for name in ALONG}
     of = space(groups, (4, 2), micro_batches=1, sequence=ALONG)
@@ -292,7 +291,7 @@ def test_the_share_of_exceptions_is_of_what_a_name_leaves_open() -> None:
     assert plan_names(again, [blocks]).exceptions == pytest.approx([0.0, 0.0, 1 / 3])
 
 
-def test_convolutions_split_along_the_batch_are_data_parallel() -> None:
+def test_convolutions_split_along_the_batch_are_data_parallel():
     """Batch norms refuse micro-batches, so that no operator says which loop is the batch."""
     labels = {"conv": "batch", "norm": "batch", "relu": "d0", "linear": "rows", "loss": "batch0"}
     of = space({n: group([[label]], [[[]]], "none") for n, label in labels.items()}, (8,), micro_batches=1)

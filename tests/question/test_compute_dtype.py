@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from tensoropt.question.settings import Settings
 OTHERS = """alexnet amoebanet clip deeplab inception lenet mlp resnet two-tower unet vgg wide-resnet"""
 
 
-def test_language_models_are_those_that_read_tokens_alone() -> None:
+def test_language_models_are_those_that_read_tokens_alone():
     for entry in zoo.list_models():
         assert entry.language_model is not entry.name.startswith(tuple(OTHERS.split())), entry.name
 
@@ -34,9 +33,7 @@ def test_language_models_are_those_that_read_tokens_alone() -> None:
         ("", "dgx-h100", "float32", ""),
     ],
 )
-def test_auto_is_bfloat16_for_language_models_on_gpus_that_have_it(
-    source: str, clusters: str, dtype: str, why: str
-) -> None:
+def test_auto_is_bfloat16_for_language_models_on_gpus_that_have_it(source, clusters, dtype, why):
     on = [load_cluster(name) for name in clusters.split(",")]
     found, reason = dtype_of(source, on)
     assert found == dtype
@@ -47,7 +44,7 @@ def test_auto_is_bfloat16_for_language_models_on_gpus_that_have_it(
         assert with_dtype(Settings(dtype=given), source, on).dtype == given
 
 
-def test_a_question_keeps_auto_until_its_clusters_are_known() -> None:
+def test_a_question_keeps_auto_until_its_clusters_are_known():
     question = Question(model="zoo:gpt2", cluster="dgx-h100")
     assert "--dtype" not in question.words("out")
     computing = question.computing_on([load_cluster("dgx-h100")])
@@ -61,9 +58,7 @@ QUICK = {
 
 
 @pytest.mark.slow
-def test_python_and_the_command_line_compute_in_the_same(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_and_the_command_line_compute_in_the_same(tmp_path, capfd, monkeypatch):
     model = load_model("zoo:gpt-mini?layers=1&sequence=8", device="meta")
     found = explore(model, cluster="dgx-h100[2]", **QUICK)
     assert found.settings["dtype"] == "bfloat16" == found.plan(0).compute_dtype

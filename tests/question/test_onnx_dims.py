@@ -28,9 +28,7 @@ def saved(path: Path, *shapes: list[str | int | None]) -> Path:
     ("shapes", "names"),
     [([["batch", 4], ["batch", "length"]], ["batch", "length"]), ([[None, 4]], ["x0[0]"]), ([[3, 4]], [])],
 )
-def test_open_dims_are_those_that_the_import_asks_for(
-    tmp_path: Path, shapes: list[list[str | int | None]], names: list[str]
-) -> None:
+def test_open_dims_are_those_that_the_import_asks_for(tmp_path, shapes, names):
     file = saved(tmp_path / "a.onnx", *shapes)
     assert open_dims(file) == names
     if names:
@@ -40,7 +38,7 @@ def test_open_dims_are_those_that_the_import_asks_for(
 
 
 @pytest.mark.parametrize("content", [b"", b"something", bytes(range(256)) * 40])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_model_is_refused(tmp_path, content):
     (tmp_path / "a.onnx").write_bytes(content)
     with pytest.raises(ValueError, match=r"\w"):
         open_dims(tmp_path / "a.onnx")

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,7 +41,7 @@ def parsed(words: list[str]) -> Question:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_command_line_is_a_question_and_back(line: str) -> None:
+def test_a_command_line_is_a_question_and_back(line):
     import shlex
 
     first = shlex.split(line)
@@ -54,7 +53,7 @@ def test_a_command_line_is_a_question_and_back(line: str) -> None:
     assert question.line(first[-1]) == shlex.join(["tensoropt", *words])
 
 
-def test_a_question_about_several_batches_is_one_about_each() -> None:
+def test_a_question_about_several_batches_is_one_about_each():
     question = parsed(["explore", "zoo:mlp", "--cluster", "dgx-h100", "--batch", "8,16,8", "--out", "x"])
     assert (question.batch, question.batches) == (None, (8, 16))
     assert question.at(16).words("x")[4:6] == ["--batch", "16"]
@@ -72,17 +71,17 @@ def test_a_question_about_several_batches_is_one_about_each() -> None:
         ("0", "has a batch of 0"),
     ],
 )
-def test_batches_that_are_none_are_refused(text: str, message: str) -> None:
+def test_batches_that_are_none_are_refused(text, message):
     with pytest.raises(TensorOptError, match=message):
         read_batches(text)
 
 
-def test_a_sequence_is_an_option_of_the_model() -> None:
+def test_a_sequence_is_an_option_of_the_model():
     words = ["explore", "zoo:gpt2", "--sequence", "8192", "--cluster", "dgx-h100", "--out", "x"]
     assert parsed(words).model == "zoo:gpt2?sequence=8192"
 
 
-def test_constraints_are_part_of_it(tmp_path: Path) -> None:
+def test_constraints_are_part_of_it(tmp_path):
     pins = {"together": [["*attn*"]]}
     file = tmp_path / "pins.json"
     file.write_text(json.dumps(pins))
@@ -96,7 +95,7 @@ def test_constraints_are_part_of_it(tmp_path: Path) -> None:
     assert f"constraints {file}" in again.in_effect(load_cluster("dgx-h100"), again.settings, None)
 
 
-def test_a_cluster_without_a_name_is_its_content() -> None:
+def test_a_cluster_without_a_name_is_its_content():
     cluster = load_cluster("dgx-h100x2[4]")
     described = {"devices": [{"kind": "T4", "count": 2}], "links": {"intra_node": "PCIe3"}}
     for content, count in ((cluster.to_dict(), 4), (described, 2)):
@@ -105,7 +104,7 @@ def test_a_cluster_without_a_name_is_its_content() -> None:
         assert question.words("x", "there.json")[:4] == ["explore", "zoo:mlp", "--cluster", "there.json"]
 
 
-def test_headroom_is_of_the_cluster_that_is_explored() -> None:
+def test_headroom_is_of_the_cluster_that_is_explored():
     question = Question(
         model="zoo:mlp", cluster="dgx-h100", headroom="25%", settings=Settings(memory_bytes=70 * GIB)
     )
@@ -115,7 +114,7 @@ def test_headroom_is_of_the_cluster_that_is_explored() -> None:
         assert question.settings_on(cluster) == Settings(memory_bytes=expected)
 
 
-def test_all_in_effect_is_said_in_one_line() -> None:
+def test_all_in_effect_is_said_in_one_line():
     question = Question(model="zoo:mlp", cluster="dgx-h100")
     line = question.in_effect(load_cluster("dgx-h100"), question.settings, "out/mlp")
     assert line.startswith(
@@ -136,7 +135,7 @@ def test_all_in_effect_is_said_in_one_line() -> None:
         ([], "not a question of this version (it"),
     ],
 )
-def test_what_is_no_question_is_refused(data: Any, said: str) -> None:
+def test_what_is_no_question_is_refused(data, said):
     with pytest.raises(TensorOptError) as error:
         Question.of(data)
     assert said in str(error.value)
@@ -202,7 +201,7 @@ else:
 
 
 @pytest.mark.slow
-def test_a_new_setting_is_a_field_of_the_model_and_nothing_else(tmp_path: Path) -> None:
+def test_a_new_setting_is_a_field_of_the_model_and_nothing_else(tmp_path):
     """Flag, JSON, line of what is in effect, assumptions, command line, form, title and refill follow."""
     (tmp_path / "field").write_text(FIELD)
     support = Path(__file__).parents[1] / "app" / "support"

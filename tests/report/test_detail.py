@@ -10,15 +10,15 @@ import pytest
 
 import tensoropt
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.plan.kinds import PIPELINED, PLACED, PlanKind
+from tensoropt.exploration.exploration import load_exploration
+from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.plan.spent import is_of_group
 from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.explain import why_lines
 from tensoropt.report.faster import what_is_faster
 from tensoropt.report.owners import point_owners
 from tensoropt.report.rebuilt import rebuilt
-from tensoropt.report.step_parts import COMPUTING, Detail, write_trace
+from tensoropt.report.step_parts import COMPUTING, write_trace
 from tensoropt.simulate.recording import COMPUTE
 from tensoropt.units import format_seconds
 from tests.costs.models import gates
@@ -31,7 +31,7 @@ def loaded(gpus):
 
 
 @pytest.fixture(scope="module")
-def details(loaded) -> list[tuple[int, Detail]]:
+def details(loaded):
     last = len(loaded.points) - 1
     return [(i, detail(loaded, i)) for i in sorted({0, last // 3, last // 2, last})]
 
@@ -181,9 +181,7 @@ def test_operators_and_what_is_beside_them_add_up_to_the_headline(loaded, detail
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [PIPELINED, PLACED], ids=lambda kind: kind.name)
-def test_plans_of_stages_are_shown_operator_by_operator(
-    staged: dict[str, Exploration], kind: PlanKind
-) -> None:
+def test_plans_of_stages_are_shown_operator_by_operator(staged, kind):
     """All parts add up to the step of the busiest place, and each place's work is that of its lane."""
     found = staged[kind.name]
     indices = [index for index, point in enumerate(found.points) if point.kind is kind]
@@ -221,9 +219,7 @@ def test_plans_of_stages_are_shown_operator_by_operator(
         assert told.trace()["traceEvents"]
 
 
-def test_the_parts_of_a_placed_plan_are_what_its_busiest_device_computes(
-    staged: dict[str, Exploration],
-) -> None:
+def test_the_parts_of_a_placed_plan_are_what_its_busiest_device_computes(staged):
     """Summed by hand from the tasks that the simulation ran on that device."""
     found = staged[PLACED.name]
     index = next(index for index, point in enumerate(found.points) if point.kind is PLACED)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration import load_exploration
 from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import PointOwners, _until_words, point_owners
@@ -17,12 +17,12 @@ SHIPPED = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Exploration:
+def shipped():
     return load_exploration(SHIPPED)
 
 
 @pytest.fixture(scope="module")
-def of_shipped(shipped: Exploration) -> PointOwners:
+def of_shipped(shipped):
     return point_owners(shipped, 0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
@@ -35,11 +34,11 @@ def some(found: Exploration) -> list[int]:
         ("aten.some_thing.out", "some thing"),
     ],
 )
-def test_an_operator_is_called_as_people_call_it(target: str, kind: str) -> None:
+def test_an_operator_is_called_as_people_call_it(target, kind):
     assert _kind_of(target) == kind
 
 
-def test_modules_that_differ_in_numbers_alone_are_one_part() -> None:
+def test_modules_that_differ_in_numbers_alone_are_one_part():
     """What each block takes of one kind is summed; no single operator stands out here but the head."""
     blocks = [Computed(f"net.h.{i}.mlp.{name}", "linear", s) for i in range(12)
               for name, s in (("c_fc", 2.0), ("c_proj", 1.0))]  # fmt: skip
@@ -53,7 +52,7 @@ def test_modules_that_differ_in_numbers_alone_are_one_part() -> None:
     ]
 
 
-def test_blocks_of_two_kinds_keep_what_tells_them_apart() -> None:
+def test_blocks_of_two_kinds_keep_what_tells_them_apart():
     found = counted(
         Computed(f"{side}.layers.{i}.fc", "linear", 1.0 if side == "encoder" else 2.0)
         for side in ("encoder", "decoder")
@@ -65,7 +64,7 @@ def test_blocks_of_two_kinds_keep_what_tells_them_apart() -> None:
     ]
 
 
-def test_stages_that_are_numbered_in_their_names_are_alike_and_layers_are_not() -> None:
+def test_stages_that_are_numbered_in_their_names_are_alike_and_layers_are_not():
     """ResNet's ``layer1.0.conv1`` ... are one part; a block's first and second convolution are two."""
     found = counted(
         Computed(f"layer{i}.{j}.conv{k}", "convolution", float(k))
@@ -76,24 +75,24 @@ def test_stages_that_are_numbered_in_their_names_are_alike_and_layers_are_not() 
     assert [title for title, *_ in found] == ["convolution conv2 (4 ×)", "convolution conv1 (4 ×)"]
 
 
-def test_a_module_that_says_what_it_computes_is_named_once() -> None:
+def test_a_module_that_says_what_it_computes_is_named_once():
     found = counted(
         [Computed("net.wte.embedding", "embedding", 2.0), Computed("net.attention", "linear", 1.0)]
     )
     assert [title for title, *_ in found] == ["wte.embedding", "linear attention"]
 
 
-def test_without_modules_kinds_are_summed() -> None:
+def test_without_modules_kinds_are_summed():
     found = counted([Computed("", "linear", 1.0), Computed("", "relu", 2.5), Computed("", "linear", 2.0)])
     assert found == [("linear (2 ×)", 2, 3.0), ("relu", 1, 2.5)]
 
 
-def test_a_sequence_is_called_by_its_own_name() -> None:
+def test_a_sequence_is_called_by_its_own_name():
     found = counted(Computed(f"model.net.{i}", "linear", 1.0) for i in (0, 2, 4))
     assert [title for title, *_ in found] == ["linear model.net.* (3 ×)"]
 
 
-def test_what_a_table_leaves_out_is_named_and_all_of_it_adds_up() -> None:
+def test_what_a_table_leaves_out_is_named_and_all_of_it_adds_up():
     parts = tuple(Part(COMPUTING, f"operator {i}", 2.0**-i, 2.0**-i / 2, 1) for i in range(14))
     parts += (Part(COMPUTING, OPTIMIZER_TITLE, 2.0**-13, 2.0**-14),)
     shown = _shown_parts(parts)
@@ -130,7 +129,7 @@ def by_hand(found: Exploration, index: int) -> dict[str, float]:
     return seconds
 
 
-def test_parts_are_what_the_simulated_step_has(gpus: Any) -> None:
+def test_parts_are_what_the_simulated_step_has(gpus):
     found = gpus.found
     for index in some(found):
         told, truth = detail(found, index), by_hand(found, index)
@@ -144,7 +143,7 @@ def test_parts_are_what_the_simulated_step_has(gpus: Any) -> None:
         assert sum(part.seconds for part in told.parts if part.count) == pytest.approx(sum(truth.values()))
 
 
-def test_the_sentence_and_the_headline_name_the_largest_part(gpus: Any) -> None:
+def test_the_sentence_and_the_headline_name_the_largest_part(gpus):
     found = gpus.found
     for index in some(found):
         told = detail(found, index)
@@ -154,7 +153,7 @@ def test_the_sentence_and_the_headline_name_the_largest_part(gpus: Any) -> None:
         assert words in repr(told)
 
 
-def test_rows_of_operators_add_up_to_what_the_device_works(gpus: Any) -> None:
+def test_rows_of_operators_add_up_to_what_the_device_works(gpus):
     """The figures per operator are the timeline's, forward, backward, copies and all."""
     found = gpus.found
     for index in some(found):

@@ -19,7 +19,7 @@ from tensoropt.report.table import point_lines, summary_lines, timing_words
 from tests.plan.explorations import MIB, point, small_exploration
 
 
-def test_the_table_marks_ends_and_knee() -> None:
+def test_the_table_marks_ends_and_knee():
     lines = frontier_text(small_exploration()).splitlines()
     assert "needs/MiB" in lines[0]
     assert "time/ms" in lines[0]
@@ -31,14 +31,14 @@ def test_the_table_marks_ends_and_knee() -> None:
     assert len({line.index("measured") for line in lines[1:]}) == 1
 
 
-def test_many_points_are_thinned() -> None:
+def test_many_points_are_thinned():
     found = small_exploration()
     many = tuple(point((10 + i) * MIB, 1.0 / (1 + i) ** 2, 0) for i in range(300))
     found = replace(found, points=many)
     assert "30 of 300 points; all: tensoropt export DIR --csv FILE" in frontier_text(found)
 
 
-def test_the_summary_names_what_has_no_rule() -> None:
+def test_the_summary_names_what_has_no_rule():
     text = "\n".join(summary_lines(small_exploration()))
     assert "aten.odd" in text
     assert "note: a note" not in text
@@ -65,7 +65,7 @@ def test_the_summary_names_what_has_no_rule() -> None:
         ),
     ],
 )
-def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said) -> None:
+def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said):
     found = small_exploration()
     found = replace(
         found,
@@ -75,13 +75,13 @@ def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said) 
     assert timing_words(found).startswith(said)
 
 
-def test_points_as_data_use_the_words_of_the_csv() -> None:
+def test_points_as_data_use_the_words_of_the_csv():
     rows = points_data(small_exploration())
     assert [r["point"] for r in rows] == [1, 2, 3, 4]
     assert (rows[0]["memory_bytes"], rows[1]["devices"]) == (10 * MIB, 2)
 
 
-def test_a_point_in_words() -> None:
+def test_a_point_in_words():
     text = "\n".join(point_lines(FigureRow.of(small_exploration(), 1)))
     assert "12 MiB per device, 200 ms per step" in text
     assert "parameters 6 MiB" in text
@@ -100,7 +100,7 @@ def like_published_jobs(**changes: Any) -> Exploration:
     return found
 
 
-def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None:
+def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it():
     found = like_published_jobs()
     (line, *_) = point_lines(FigureRow.of(found, 1))
     assert "200 ms per step (" in line
@@ -126,7 +126,7 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None
     ],
     ids=["convolutions", "experts", "no attention", "unknown", "float32", "inference", "host-bound"],
 )
-def test_a_time_that_no_published_job_is_like_says_so_everywhere(changes: dict[str, Any]) -> None:
+def test_a_time_that_no_published_job_is_like_says_so_everywhere(changes):
     found = like_published_jobs(**changes)
     words = "from a data sheet; no published job resembles it"
     assert point_lines(FigureRow.of(found, 1))[0].endswith(f"({words})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,7 +72,7 @@ def test_a_script_is_ended_and_may_ask_for_what_was_found(monkeypatch):
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
+def heard():
     """Ctrl-C is heard, which shells switch off for what runs in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

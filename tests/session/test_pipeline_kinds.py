@@ -61,11 +61,11 @@ def layers_of(plan: Plan) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def mixed(store: ProfileStore) -> Exploration:
+def mixed(store):
     return explored(store, {"kind": FAST, "count": 2}, {"kind": SLOW, "count": 2})
 
 
-def test_the_fast_place_gets_more_layers(mixed: Exploration, store: ProfileStore) -> None:
+def test_the_fast_place_gets_more_layers(mixed, store):
     plan, slow = fastest(mixed), fastest(explored(store, {"kind": SLOW, "count": 4}))
     assert layers_of(slow) == [LAYERS // 2, LAYERS // 2]
     first, second = layers_of(plan)
@@ -75,7 +75,7 @@ def test_the_fast_place_gets_more_layers(mixed: Exploration, store: ProfileStore
     assert plan.predicted.time_s < 0.8 * slow.predicted.time_s
 
 
-def test_plans_say_which_kind_each_place_has(mixed: Exploration, store: ProfileStore) -> None:
+def test_plans_say_which_kind_each_place_has(mixed, store):
     info = fastest(mixed).stages
     assert info.kinds == (FAST, SLOW)
     assert (len(info.peak_bytes), info.model_dump(mode="json")["kinds"]) == (2, [FAST, SLOW])
@@ -83,14 +83,14 @@ def test_plans_say_which_kind_each_place_has(mixed: Exploration, store: ProfileS
     assert fastest(explored(store, {"kind": SLOW, "count": 4})).stages.kinds == ()
 
 
-def test_in_the_other_order_the_second_place_gets_more(store: ProfileStore) -> None:
+def test_in_the_other_order_the_second_place_gets_more(store):
     first, second = layers_of(
         fastest(explored(store, {"kind": SLOW, "count": 2}, {"kind": FAST, "count": 2}))
     )
     assert first < second
 
 
-def test_places_keep_within_the_memory_of_their_kind(mixed: Exploration, store: ProfileStore) -> None:
+def test_places_keep_within_the_memory_of_their_kind(mixed, store):
     room = int(0.8 * fastest(mixed).stages.peak_bytes[0])
     found = explored(store, {"kind": FAST, "count": 2, "memory": room}, {"kind": SLOW, "count": 2})
     for index in range(len(found.points)):
@@ -98,7 +98,7 @@ def test_places_keep_within_the_memory_of_their_kind(mixed: Exploration, store: 
 
 
 @pytest.mark.slow
-def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store: ProfileStore) -> None:
+def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store):
     both = {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}
     found = explored(store, *both, nodes=2)
     assert any("several kinds of devices go at the pace of the slowest" in n for n in found.report["notes"])
@@ -107,6 +107,6 @@ def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store: ProfileStore)
     assert single.kinds == (FAST, SLOW, FAST, SLOW)
 
 
-def test_several_kinds_are_reason_to_look_for_pipelines(store: ProfileStore) -> None:
+def test_several_kinds_are_reason_to_look_for_pipelines(store):
     found = explored(store, {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}, constraints=None)
     assert any(point.kind is PIPELINED for point in found.points)

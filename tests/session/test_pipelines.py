@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +38,7 @@ FOUR = CapturedOnce(four)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def searched_alone() -> Iterator[None]:
+def searched_alone():
     """What the search alone finds: published planners take as long again for these small models."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found, **_: found)
@@ -54,12 +52,12 @@ def explored(store: ProfileStore, **settings: Any) -> Exploration:
 
 
 @pytest.fixture(scope="module")
-def plain(store: ProfileStore) -> Exploration:
+def plain(store):
     return explored(store, pipelines="never")
 
 
 @pytest.fixture(scope="module")
-def both(store: ProfileStore) -> Exploration:
+def both(store):
     return explored(store, pipelines="always")
 
 
@@ -83,9 +81,7 @@ def beaten(point: Point, others: tuple[Point, ...]) -> bool:
 # -- what is found --------------------------------------------------------------------------------
 
 
-def test_without_being_asked_none_is_looked_for(
-    plain: Exploration, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_being_asked_none_is_looked_for(plain, store, monkeypatch):
     assert not pipelined(plain)
     assert not any("pipeline" in note for note in plain.report["notes"])
     monkeypatch.setattr("tensoropt.api.with_quick_plans", with_quick_plans)
@@ -95,7 +91,7 @@ def test_without_being_asked_none_is_looked_for(
     assert not any(note.startswith("pipelines:") for note in found.report["notes"])
 
 
-def test_pipelines_stand_in_one_frontier_with_the_others(both: Exploration) -> None:
+def test_pipelines_stand_in_one_frontier_with_the_others(both):
     assert 0 < len(pipelined(both)) < len(both.points)
     memory, times = [p.memory_bytes for p in both.points], [p.time_s for p in both.points]
     assert memory == sorted(memory)
@@ -103,7 +99,7 @@ def test_pipelines_stand_in_one_frontier_with_the_others(both: Exploration) -> N
     assert not [p for p in both.points if beaten(p, both.points)]
 
 
-def test_pipelines_take_nothing_away(plain: Exploration, both: Exploration) -> None:
+def test_pipelines_take_nothing_away(plain, both):
     kept = {(p.memory_bytes, p.time_s) for p in both.points}
     for point in plain.points:
         assert (point.memory_bytes, point.time_s) in kept or beaten(point, both.points)
@@ -112,14 +108,14 @@ def test_pipelines_take_nothing_away(plain: Exploration, both: Exploration) -> N
     assert {(p.memory_bytes, p.time_s) for p in both.points if not p.stages.schedule} <= before
 
 
-def test_they_are_said_to_be_a_heuristic(both: Exploration) -> None:
+def test_they_are_said_to_be_a_heuristic(both):
     assert any("heuristic" in note for note in both.report["notes"])
     for _, point in pipelined(both):
         assert (point.exact, point.gap) == (False, None)
         assert any("heuristic" in note for note in both.spaces[point.space].notes)
 
 
-def test_every_space_has_a_point_or_was_searched(both: Exploration) -> None:
+def test_every_space_has_a_point_or_was_searched(both):
     used = {point.space for point in both.points}
     for number, space in enumerate(both.spaces):
         assert number in used or space.groups
@@ -129,7 +125,7 @@ def test_every_space_has_a_point_or_was_searched(both: Exploration) -> None:
         assert mesh.label.startswith("pp")
 
 
-def test_their_figures_are_the_simulators(both: Exploration, store: ProfileStore) -> None:
+def test_their_figures_are_the_simulators(both, store):
     graph = problem(four).graph
     costs = CostSource(load_cluster(CLUSTER), store, Settings(measure="never"))
     for index, point in pipelined(both):
@@ -145,9 +141,7 @@ def test_their_figures_are_the_simulators(both: Exploration, store: ProfileStore
         assert point.time_s == pytest.approx(found.time_s, rel=1e-9)
 
 
-def test_strategies_of_stages_may_be_simulated_in_parts(
-    both: Exploration, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strategies_of_stages_may_be_simulated_in_parts(both, store, monkeypatch):
     monkeypatch.setattr(evaluate, "CHUNK", 7)
     in_parts = explored(store, pipelines="always")
     assert [(p.memory_bytes, p.time_s) for p in in_parts.points] == [
@@ -155,7 +149,7 @@ def test_strategies_of_stages_may_be_simulated_in_parts(
     ]
 
 
-def test_what_they_compute_is_told_by_their_own_groups(both: Exploration) -> None:
+def test_what_they_compute_is_told_by_their_own_groups(both):
     """Whose stages are simulated once for all that look alike, under the first one's names."""
     for index, point in pipelined(both):
         assert point.stages.schedule
@@ -165,21 +159,21 @@ def test_what_they_compute_is_told_by_their_own_groups(both: Exploration) -> Non
         assert len(set(told)) == len(told)
 
 
-def test_each_place_has_the_micro_batches_that_are_given(both: Exploration) -> None:
+def test_each_place_has_the_micro_batches_that_are_given(both):
     """So that a device works on pieces as large as without stages."""
     for space in both.spaces:
         places = space.mesh.shape[0] if not space.groups else 1
         assert space.micro_batches == 4 * places
 
 
-def test_of_a_pinned_pipeline_micro_batches_are_as_given(store: ProfileStore) -> None:
+def test_of_a_pinned_pipeline_micro_batches_are_as_given(store):
     found = explored(store, constraints={"pipeline": {"stages": 2}})
     assert {found.plan(index).mesh.shape[0] for index in range(len(found.points))} == {2}
     assert {space.micro_batches for space in found.spaces if not space.groups} == {4}
 
 
 @pytest.mark.slow
-def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: ProfileStore) -> None:
+def test_micro_batches_keep_all_places_busy_where_they_are_searched(store):
     found = explored(store, pipelines="always", micro_batches="auto")
     assert pipelined(found)
     for _, point in pipelined(found):
@@ -189,9 +183,7 @@ def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: Profi
 
 
 @pytest.mark.slow
-def test_large_models_are_looked_at_with_one_row_in_flight(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_are_looked_at_with_one_row_in_flight(store, monkeypatch):
     """On the mesh that is leanest without, all axes of a place splitting what comes behind the batch."""
     looked: list[tuple[str, int, tuple[str, ...], float]] = []
     of_mesh = pipelines._Finder._of_mesh
@@ -216,9 +208,7 @@ def test_large_models_are_looked_at_with_one_row_in_flight(
 
 
 @pytest.mark.slow
-def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
-    store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(store, tmp_path, monkeypatch):
     """Six blocks on two places, in as many micro-batches: three stages to each halve the bubble and more."""
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MOST_STAGES", 3)
@@ -249,9 +239,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(store, monkeypatch):
     def refuse(*_: Any) -> Any:
         raise PlanError("no stage can begin with add_3")
 
@@ -269,8 +257,8 @@ def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
 @pytest.mark.slow
 @pytest.mark.parametrize(("counts", "looks"), [("auto", True), ([4], False)])
 def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch, counts: Any, looks: bool
-) -> None:
+    store, monkeypatch, counts, looks
+):
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MULTIPLES", (2,))
     asked = {"cluster": in_nodes(2), "micro_batches": counts, "dtype": "bfloat16"}
@@ -282,7 +270,7 @@ def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
 
 
 @pytest.mark.slow
-def test_first_stages_may_have_nothing_to_train(store: ProfileStore) -> None:
+def test_first_stages_may_have_nothing_to_train(store):
     """Of two stages on as many ranks the first is larger, as it has no backward: adapters of the last blocks
     alone are trained."""
     model, inputs, _ = adapted()
@@ -303,7 +291,7 @@ def pinned(store: ProfileStore, pin: dict[str, Any], **settings: Any) -> Explora
     return explored(store, constraints={"pipeline": pin}, **settings)
 
 
-def test_too_few_micro_batches_for_pinned_stages_are_refused_by_their_rule(store: ProfileStore) -> None:
+def test_too_few_micro_batches_for_pinned_stages_are_refused_by_their_rule(store):
     with pytest.raises(
         ConstraintError, match="at least as many micro-batches as there are stages, 4"
     ) as told:
@@ -311,12 +299,12 @@ def test_too_few_micro_batches_for_pinned_stages_are_refused_by_their_rule(store
     assert re.search(r"--micro-batches is 1,2; give --micro-batches 4( or \d+)*$", str(told.value))
 
 
-def test_without_a_pin_it_is_noted(store: ProfileStore) -> None:
+def test_without_a_pin_it_is_noted(store):
     notes = explored(store, pipelines="always", micro_batches=[16]).report["notes"]
     assert any("no pipelines: no number of micro-batches that is asked for (16)" in note for note in notes)
 
 
-def test_a_pin_holds_at_every_point(store: ProfileStore) -> None:
+def test_a_pin_holds_at_every_point(store):
     found = pinned(store, {"stages": 2, "schedule": "gpipe", "cuts": ["linear_1"]})
     assert found.points
     assert len(pipelined(found)) == len(found.points)
@@ -327,14 +315,14 @@ def test_a_pin_holds_at_every_point(store: ProfileStore) -> None:
         assert plan.mesh.shape[0] == 2
 
 
-def test_cuts_may_name_modules(store: ProfileStore) -> None:
+def test_cuts_may_name_modules(store):
     found = pinned(store, {"stages": 4, "cuts": ["layers.1", "layers.2", "layers.3"]})
     for index in range(len(found.points)):
         info = found.plan(index).stages
         assert [stage.begins for stage in info.stages] == ["", "linear_1", "linear_2", "linear_3"]
 
 
-def test_one_stage_forbids_pipelines(store: ProfileStore, plain: Exploration) -> None:
+def test_one_stage_forbids_pipelines(store, plain):
     found = pinned(store, {"stages": 1}, pipelines="always")
     assert not pipelined(found)
     assert [(p.memory_bytes, p.time_s) for p in found.points] == [
@@ -345,7 +333,7 @@ def test_one_stage_forbids_pipelines(store: ProfileStore, plain: Exploration) ->
 # -- budgets and refusals -------------------------------------------------------------------------
 
 
-def test_a_budget_holds_for_pipelines(store: ProfileStore, both: Exploration) -> None:
+def test_a_budget_holds_for_pipelines(store, both):
     limit = both.points[len(both.points) // 2].memory_bytes
     found = explored(store, pipelines="always", memory_bytes=limit)
     assert found.points
@@ -353,7 +341,7 @@ def test_a_budget_holds_for_pipelines(store: ProfileStore, both: Exploration) ->
     assert any(p.memory_bytes <= limit for p in found.points)
 
 
-def test_a_budget_below_all_that_is_pinned_is_infeasible(store: ProfileStore) -> None:
+def test_a_budget_below_all_that_is_pinned_is_infeasible(store):
     with pytest.raises(InfeasibleError):
         pinned(store, {"stages": 2}, memory_bytes=1000.0)
 
@@ -382,12 +370,12 @@ def test_a_budget_below_all_that_is_pinned_is_infeasible(store: ProfileStore) ->
         ({"stages": 2, "places": 2}, "places"),
     ],
 )
-def test_pins_that_cannot_be_kept_are_refused(store: ProfileStore, pin: dict[str, Any], says: str) -> None:
+def test_pins_that_cannot_be_kept_are_refused(store, pin, says):
     with pytest.raises(TensorOptError, match=says):
         pinned(store, pin)
 
 
-def test_a_pinned_schedule_that_the_model_cannot_have_is_refused_with_the_reason(store: ProfileStore) -> None:
+def test_a_pinned_schedule_that_the_model_cannot_have_is_refused_with_the_reason(store):
     model, inputs = made_of_parameters("early")
     pin = {"pipeline": {"stages": 2, "schedule": "zero_bubble"}}
     with pytest.raises(
@@ -398,7 +386,7 @@ def test_a_pinned_schedule_that_the_model_cannot_have_is_refused_with_the_reason
         )
 
 
-def test_inference_has_no_pipelines(store: ProfileStore) -> None:
+def test_inference_has_no_pipelines(store):
     found = explored(store, pipelines="always", mode="inference", micro_batches=[1])
     assert not pipelined(found)
     assert any("no pipelines" in note for note in found.report["notes"])
@@ -406,7 +394,7 @@ def test_inference_has_no_pipelines(store: ProfileStore) -> None:
         pinned(store, {"stages": 2}, mode="inference", micro_batches=[1])
 
 
-def test_one_device_has_no_pipelines(store: ProfileStore) -> None:
+def test_one_device_has_no_pipelines(store):
     found = explored(store, cluster="cpu:1", pipelines="always")
     assert found.points
     assert not pipelined(found)

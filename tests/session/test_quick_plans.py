@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,12 +97,12 @@ def explored(store: ProfileStore, cluster: str = "dgx-a100[2]", batch: int = 4, 
 
 
 @pytest.fixture(scope="module")
-def found(store: ProfileStore) -> Exploration:
+def found(store):
     return explored(store)
 
 
 @pytest.fixture(scope="module")
-def unplaced(store: ProfileStore) -> Exploration:
+def unplaced(store):
     return explored(store, placements="never")
 
 
@@ -126,7 +125,7 @@ def beating(points: Sequence[Point], others: Sequence[Point]) -> list[tuple[str,
 # -- what comes in --------------------------------------------------------------------------------
 
 
-def test_placed_plans_of_a_branching_model_are_points(found: Exploration, unplaced: Exploration) -> None:
+def test_placed_plans_of_a_branching_model_are_points(found, unplaced):
     assert placed(found)
     memory, times = [p.memory_bytes for p in found.points], [p.time_s for p in found.points]
     assert memory == sorted(memory)
@@ -135,7 +134,7 @@ def test_placed_plans_of_a_branching_model_are_points(found: Exploration, unplac
     assert found.points[-1].time_s < unplaced.points[-1].time_s
 
 
-def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, unplaced: Exploration) -> None:
+def test_notes_say_what_was_tried_and_what_came_in(found, unplaced):
     (note,) = [n for n in found.report["notes"] if n.startswith("planners beside the search")]
     assert all(name in note for name in QUICK)
     counted = {name: sum(p.planner == name for p in found.points) for name in found.report["tried"]}
@@ -150,7 +149,7 @@ def test_notes_say_what_was_tried_and_what_came_in(found: Exploration, unplaced:
     assert not set(ALL_PLACED) & set(unplaced.report["tried"])
 
 
-def test_they_are_chosen_exported_saved_and_loaded(found: Exploration, tmp_path: Path) -> None:
+def test_they_are_chosen_exported_saved_and_loaded(found, tmp_path):
     index, point = placed(found)[-1]
     assert found.index(memory_bytes=found.needs[index], fastest=True) == index
     plan = found.choose(memory_bytes=found.needs[index], fastest=True)
@@ -166,7 +165,7 @@ def test_they_are_chosen_exported_saved_and_loaded(found: Exploration, tmp_path:
 
 
 @pytest.mark.distributed
-def test_a_chosen_placed_plan_trains_as_the_model_does(store: ProfileStore) -> None:
+def test_a_chosen_placed_plan_trains_as_the_model_does(store):
     # No batch to split: branches are all that two devices can share.
     exploration = explored(store, "local:2", batch=1, micro_batches=(1,))
     # Whether one is on the frontier depends on how fast this machine's messages are.
@@ -185,7 +184,7 @@ def test_a_chosen_placed_plan_trains_as_the_model_does(store: ProfileStore) -> N
 
 
 @pytest.mark.slow
-def test_recosting_and_comparing_keep_them(found: Exploration, store: ProfileStore) -> None:
+def test_recosting_and_comparing_keep_them(found, store):
     again, _ = recost(found, store=store, old_points=False)
     assert [(p.planner, p.time_s) for p in again.points] == [(p.planner, p.time_s) for p in found.points]
     beside, _ = recost(found, store=store, planners="m_etf,dpos,zero", old_points=False)
@@ -210,7 +209,7 @@ def pinned(**soft: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("soft", [{}, {"soft": True}], ids=["hard", "soft"])
-def test_plans_that_do_not_keep_to_constraints_stay_out(store: ProfileStore, soft: dict[str, bool]) -> None:
+def test_plans_that_do_not_keep_to_constraints_stay_out(store, soft):
     exploration = explored(store, constraints=pinned(**soft))
     assert not placed(exploration)
     assert not [p for p in exploration.points if p.stages.schedule]
@@ -228,7 +227,7 @@ def devices_of(exploration: Exploration, point: int, group: str) -> set[int | No
 
 
 @pytest.mark.slow
-def test_where_no_sharded_plan_is_allowed_there_are_placed_ones(store: ProfileStore, tmp_path: Path) -> None:
+def test_where_no_sharded_plan_is_allowed_there_are_placed_ones(store, tmp_path):
     constraints = {"devices": [ON_ONE, {"operators": "head", "devices": [9], "soft": True}]}
     exploration = explored(store, constraints=constraints)
     assert exploration.points
@@ -248,7 +247,7 @@ def test_where_no_sharded_plan_is_allowed_there_are_placed_ones(store: ProfileSt
 
 
 @pytest.mark.slow
-def test_planners_of_sharded_plans_and_pipelines_refuse_what_they_cannot_keep(store: ProfileStore) -> None:
+def test_planners_of_sharded_plans_and_pipelines_refuse_what_they_cannot_keep(store):
     model, inputs = branches("meta")
     compared = compare(
         model, inputs, cluster="dgx-a100[2]", store=store, measure="never", micro_batches=(1,),
@@ -263,7 +262,7 @@ def test_planners_of_sharded_plans_and_pipelines_refuse_what_they_cannot_keep(st
     assert rows["gpipe"]["notes"][0].startswith("published pipelines cannot keep to constraints")
 
 
-def test_where_nothing_is_allowed_both_sides_are_named(store: ProfileStore) -> None:
+def test_where_nothing_is_allowed_both_sides_are_named(store):
     with pytest.raises(ConstraintError, match=r"no sharded plan: devices 1 .*not tried: --placements never"):
         explored(store, constraints={"devices": [ON_ONE]}, placements="never")
     with pytest.raises(ConstraintError, match=r"no sharded plan: devices 1 .*; no placed plan: pin 1 .*axes"):
@@ -294,7 +293,7 @@ class Centred(nn.Module):
 
 
 @pytest.mark.slow
-def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store: ProfileStore) -> None:
+def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store):
     inputs = torch.randn(32, 64), torch.randint(10, (32,))
     devices = [{"kind": "H100-80GB", "count": 2}, {"kind": "CPU-core", "count": 1}]
     beside = load_cluster({"name": "beside", "devices": devices, "links": {"intra_node": "PCIe4"}})
@@ -321,13 +320,13 @@ def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store: ProfileStore) ->
     assert "tensoropt_tests.row_means.default" in note
 
 
-def test_where_pipelines_are_pinned_no_other_plan_comes_in(store: ProfileStore) -> None:
+def test_where_pipelines_are_pinned_no_other_plan_comes_in(store):
     exploration = explored(store, constraints={"pipeline": {"stages": 2}}, micro_batches="auto")
     assert exploration.points
     assert all(p.stages.schedule and p.planner == "frontier" for p in exploration.points)
 
 
-def test_micro_batch_counts_are_those_asked_for(store: ProfileStore) -> None:
+def test_micro_batch_counts_are_those_asked_for(store):
     model, args = branches("meta")
     asked = {"store": store, "measure": "never", "planners": ["zero", "m_etf", *_PIPELINED]}
     exploration = compare(model, args, cluster="dgx-a100[2]", micro_batches=(2,), **asked)
@@ -339,14 +338,14 @@ def test_micro_batch_counts_are_those_asked_for(store: ProfileStore) -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_is_kept_by_what_comes_in(found: Exploration, store: ProfileStore) -> None:
+def test_a_budget_is_kept_by_what_comes_in(found, store):
     budget = float(found.needs[len(found.points) - 1])
     within = explored(store, memory_bytes=budget)
     assert [p.time_s for p in within.points] == [p.time_s for p in found.points]
     assert within.needs[within.index(memory_bytes=budget)] <= budget
 
 
-def test_of_many_operators_fewer_planners_are_quick() -> None:
+def test_of_many_operators_fewer_planners_are_quick():
     def names(operators: int) -> list[str]:
         return [entry.name for entry in quick_planners(operators, 2)]
 
@@ -357,9 +356,7 @@ def test_of_many_operators_fewer_planners_are_quick() -> None:
 
 
 @pytest.mark.slow
-def test_heuristics_run_within_the_memory_of_a_few_points(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heuristics_run_within_the_memory_of_a_few_points(store, monkeypatch):
     asked: dict[str, list[float]] = {}
     ask = quick_plans._Asking.ask
 
@@ -381,9 +378,7 @@ def test_heuristics_run_within_the_memory_of_a_few_points(
 
 
 @pytest.mark.slow
-def test_placing_planners_stop_when_their_seconds_are_over(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_placing_planners_stop_when_their_seconds_are_over(store, monkeypatch):
     monkeypatch.setattr(quick_plans, "LEAST_S", 0.0)
     monkeypatch.setattr(quick_plans, "SHARE", 1e-9)
     exploration = explored(store)
@@ -397,7 +392,7 @@ def test_placing_planners_stop_when_their_seconds_are_over(
     assert not any("others had taken" in row["refusal"] for row in always.report["tried"].values())
 
 
-def test_on_equal_gpus_models_without_branches_are_not_placed(store: ProfileStore) -> None:
+def test_on_equal_gpus_models_without_branches_are_not_placed(store):
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)).to("meta")
     inputs = (torch.empty(8, 32, device="meta"),)
     asked = {"store": store, "measure": "never", "micro_batches": (1,), "mode": "inference"}
@@ -422,11 +417,11 @@ def test_on_equal_gpus_models_without_branches_are_not_placed(store: ProfileStor
         (("auto", 100, 2, 0.99 * _PARALLEL), "gain from branches"),
     ],
 )  # fmt: skip
-def test_on_one_device_and_on_very_many_nothing_is_placed(asked: Any, said: str) -> None:
+def test_on_one_device_and_on_very_many_nothing_is_placed(asked, said):
     assert re.search(said, placed_refusal(*asked))
 
 
-def test_inference(store: ProfileStore) -> None:
+def test_inference(store):
     exploration = explored(store, mode="inference", micro_batches="auto")
     assert set(exploration.report["tried"]) == {*SHARDED, *_MORE_SHARDED, *_FEW_SHARDED, *ALL_PLACED}
     assert all(p.memory[1] == p.memory[2] == 0 for p in exploration.points)
@@ -436,9 +431,7 @@ def test_inference(store: ProfileStore) -> None:
 
 
 @pytest.mark.slow
-def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(store, monkeypatch):
     """Points stand for those that are left out with a gap allowed; a planner's plan may lie between two of
     them, and what the search found itself at its place is taken instead."""
     monkeypatch.setattr(evaluation, "SHOWN", 3)
@@ -464,16 +457,14 @@ OF_THE_ZOO = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "cluster"), OF_THE_ZOO)
-def test_no_planner_beats_a_point_of_the_zoo(name: str, cluster: str, store: ProfileStore) -> None:
+def test_no_planner_beats_a_point_of_the_zoo(name, cluster, store):
     check_no_planner_beats_a_point(f"zoo:{name}", cluster, store)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["dgx-a100[2]", "dgx-a100[4]", "local:2"])
 @pytest.mark.parametrize("build", BRANCHING)
-def test_no_planner_beats_a_point_of_a_model_with_branches(
-    build: str, cluster: str, store: ProfileStore
-) -> None:
+def test_no_planner_beats_a_point_of_a_model_with_branches(build, cluster, store):
     check_no_planner_beats_a_point(f"{branching.__file__}:{build}", cluster, store)
 
 

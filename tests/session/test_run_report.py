@@ -54,7 +54,7 @@ def points(memory_bytes: float, time_s: float):
     return [SimpleNamespace(memory_bytes=memory_bytes, time_s=time_s)]
 
 
-def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted() -> None:
+def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted():
     def found(needs: float, time_s: float) -> Any:
         made = points(needs, time_s)
         return SimpleNamespace(points=made, needs=np.array([needs]), device_bytes=80 * 2.0**30)
@@ -76,7 +76,7 @@ def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted() -> None:
         (100.0, "all rows (--expert-imbalance 100)"),
     ],
 )
-def test_no_rank_computes_more_than_all_rows_of_experts(imbalance: float, share: str) -> None:
+def test_no_rank_computes_more_than_all_rows_of_experts(imbalance, share):
     layer = SimpleNamespace(target=EXPERTS)
     (note,) = _expected_rows(SimpleNamespace(operators=[layer], expert_imbalance=imbalance), 4)
     assert f"the busiest rank is expected to compute {share}" in note

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,7 +26,7 @@ def found(model: str, **chosen: Any) -> Exploration:
 
 
 @pytest.mark.parametrize("model", ["mlp", pytest.param("gpt2-tiny", marks=pytest.mark.slow)])
-def test_usual_strategies_cost_what_they_cost_beside_a_search(model: str) -> None:
+def test_usual_strategies_cost_what_they_cost_beside_a_search(model):
     first, whole = found(model, first=True), found(model, **SEARCHED)
     alone, beside = (answer(exploration, None).baselines for exploration in (first, whole))
     usual = ("data_parallel", "zero", "megatron")
@@ -42,7 +41,7 @@ def test_usual_strategies_cost_what_they_cost_beside_a_search(model: str) -> Non
     assert {p.planner for p in first.all_points} <= {"data_parallel", "zero", "megatron"}
 
 
-def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch):
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     monkeypatch.setattr(_Asking, "ask", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     watching = Mock(spec=["first"])
@@ -51,7 +50,7 @@ def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch: pytest.Mon
     watching.first.assert_not_called()
 
 
-def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch):
     """Priced once: the planners are not asked again, and none of their plans beats the frontier."""
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     asked: list[str] = []
@@ -72,12 +71,12 @@ def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch: pytest.Monkey
         assert min(p.time_s for p in whole.points if p.memory_bytes <= point.memory_bytes) <= point.time_s
 
 
-def test_a_pinned_pipeline_is_no_usual_strategy() -> None:
+def test_a_pinned_pipeline_is_no_usual_strategy():
     with pytest.raises(ConstraintError, match="leave out first or the pin"):
         explore(load_model("zoo:mlp"), cluster=CLUSTER, first=True, constraints={"pipeline": {"stages": 2}})
 
 
-def test_who_watches_is_answered_before_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_who_watches_is_answered_before_the_search(monkeypatch, tmp_path):
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     watching = Mock(spec=["first"])
     interrupted = iter((False, True))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from tensoropt.api import explore
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.keys import plan_key
 from tensoropt.plan.plan import load_plan
 from tensoropt.profiling.store import ProfileStore
@@ -19,7 +17,7 @@ from tensoropt.tuning.tune import FILE, PLAN, Tuning, _end_of, tune
 
 
 @pytest.fixture(scope="module")
-def explored(tmp_path_factory) -> Exploration:
+def explored(tmp_path_factory):
     """An exploration of two CPU ranks, priced without timing anything."""
     loaded = load_model("zoo:mlp", batch=32)
     with ProfileStore(tmp_path_factory.mktemp("store") / "p.sqlite") as store:
@@ -27,7 +25,7 @@ def explored(tmp_path_factory) -> Exploration:
 
 
 @pytest.fixture
-def folder(explored, tmp_path) -> Path:
+def folder(explored, tmp_path):
     explored.save(tmp_path / "mlp")
     return tmp_path / "mlp"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +40,7 @@ SPECTRA = {**BOTH, "num_mel_bins": 16, "max_source_positions": 32, "max_target_p
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Callable[..., str]:
+def folder(tmp_path):
     def write(config: dict[str, Any] = DECODER, **change: Any) -> str:
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         return str(tmp_path)
@@ -70,7 +68,7 @@ def folder(tmp_path: Path) -> Callable[..., str]:
         ("audio-spectrogram-transformer", "ASTForAudioClassification", SOUND, {"input_values": (2, 64, 16)}),
     ],
 )  # fmt: skip
-def test_it_computes_a_loss_of_made_up_inputs(folder, kind, architecture, config, inputs) -> None:
+def test_it_computes_a_loss_of_made_up_inputs(folder, kind, architecture, config, inputs):
     loaded = load_model(folder(config, model_type=kind, architectures=[architecture]), batch=2)
     assert {name: loaded.kwargs[name].shape for name in inputs} == inputs
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
@@ -96,12 +94,12 @@ def test_it_computes_a_loss_of_made_up_inputs(folder, kind, architecture, config
         ),
     ],
 )
-def test_what_cannot_be_built_is_refused(folder, change, words) -> None:
+def test_what_cannot_be_built_is_refused(folder, change, words):
     with pytest.raises(ModelSourceError, match=words):
         load_model(folder(**change))
 
 
-def test_it_has_a_batch_and_no_weights_and_a_sequence_where_it_reads_one(folder) -> None:
+def test_it_has_a_batch_and_no_weights_and_a_sequence_where_it_reads_one(folder):
     source = with_sequence(f"{folder()}/config.json", 16)
     assert default_batch(source) == 1
     loaded = load_model(source, device="meta", batch=3)
@@ -113,7 +111,7 @@ def test_it_has_a_batch_and_no_weights_and_a_sequence_where_it_reads_one(folder)
         )
 
 
-def test_it_has_adapters_where_its_architecture_has_them(folder) -> None:
+def test_it_has_adapters_where_its_architecture_has_them(folder):
     pytest.importorskip("peft")
     loaded = load_model(folder(), device="meta", lora="r=4")
     trained = {name.split(".")[-4] for name, p in loaded.model.named_parameters() if p.requires_grad}

@@ -31,7 +31,7 @@ NODES = {"amoebanet-d": 784, "wide-resnet-152": 388, "unet": 134, "deeplab-v3": 
         ("wide-resnet-152", "WideResNet 83"),
     ],
 )
-def test_memory_beside_the_paper_is_as_counted(name: str, paper: str) -> None:
+def test_memory_beside_the_paper_is_as_counted(name, paper):
     said = re.search(rf"{paper}, here\s+(\d+) / (\d+)", README)
     assert said
     of = figures()[name]
@@ -40,7 +40,7 @@ def test_memory_beside_the_paper_is_as_counted(name: str, paper: str) -> None:
     assert list(map(int, said.groups())) == expected
 
 
-def test_memory() -> None:
+def test_memory():
     rnn, vgg, transformer = (figures()[n] for n in ("rnn-lm", "vgg16", "transformer-2.6b"))
     assert (rnn.parameter_bytes + rnn.kept_bytes) / GIB == pytest.approx(126, rel=0.05)
     assert (vgg.parameter_bytes + vgg.output_bytes) / GIB == pytest.approx(30, rel=0.1)
@@ -48,11 +48,11 @@ def test_memory() -> None:
 
 
 @pytest.mark.slow
-def test_memory_of_the_wide_resnet_at_smaller_images() -> None:
+def test_memory_of_the_wide_resnet_at_smaller_images():
     wide = count("wide-resnet-152", image=128)
     assert (wide.parameter_bytes + wide.kept_bytes) / GIB == pytest.approx(83, rel=0.06)
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_operators_are_of_the_order_of_netsplits_nodes(name: str) -> None:
+def test_operators_are_of_the_order_of_netsplits_nodes(name):
     assert 0.5 <= figures()[name].operators / NODES[name] <= 2

@@ -11,7 +11,7 @@ import torch
 from tensoropt import zoo
 
 
-def test_a_name_like_nothing_lists_all() -> None:
+def test_a_name_like_nothing_lists_all():
     with pytest.raises(zoo.ZooError, match=r"Valid: .*mlp.*vgg16"):
         zoo.build("@@@@")
 
@@ -19,7 +19,7 @@ def test_a_name_like_nothing_lists_all() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides"), [("mlp?widht=3", {}), ("mlp?width=3", {}), ("mlp", {"width": 3})]
 )
-def test_an_unknown_option_lists_those_that_there_are(name: str, overrides: dict[str, int]) -> None:
+def test_an_unknown_option_lists_those_that_there_are(name, overrides):
     with pytest.raises(zoo.ZooError, match=r"'mlp' has no option 'wid\w+'; it has: features=256"):
         zoo.build(name, **overrides)
 
@@ -48,7 +48,7 @@ def test_an_unknown_option_lists_those_that_there_are(name: str, overrides: dict
         ("vgg16?image=31", "image=31 is below 32, as five stages halve it; use 32 or more"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused_with_those_that_can(name: str, says: str) -> None:
+def test_options_that_cannot_be_used_are_refused_with_those_that_can(name, says):
     with pytest.raises(zoo.ZooError, match=says):
         zoo.build(name, device="meta")
 
@@ -58,7 +58,7 @@ ONE_OF_EACH_BUILDER = {(e.description, *e.overrides): e.name for e in zoo.list_m
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_BUILDER.values())
-def test_a_value_with_which_a_model_cannot_run_is_refused_at_once(name: str) -> None:
+def test_a_value_with_which_a_model_cannot_run_is_refused_at_once(name):
     """Whatever is built runs: what a model's structure needs of a size is refused before."""
     entry = zoo.entry(name)
     if entry.requires:
@@ -83,14 +83,14 @@ def built_or_refused(name: str, option: str, value: float) -> tuple[str, zoo.Zoo
         return str(refusal), None
 
 
-def test_every_option_can_be_written() -> None:
+def test_every_option_can_be_written():
     for entry in zoo.list_models():
         written = "&".join(f"{name}={value}" for name, value in entry.overrides.items())
         assert zoo.read_name(f"{entry.name}?{written}") == (entry.name, entry.overrides)
         assert zoo.read_name(entry.name) == (entry.name, {})
 
 
-def test_written_options_reach_the_builder_and_keywords_win() -> None:
+def test_written_options_reach_the_builder_and_keywords_win():
     written = zoo.build("gpt-mini?sequence=16&hidden=32", device="meta")
     given = zoo.build("gpt-mini", sequence=16, hidden=32, device="meta")
     assert (written.name, written.parameter_count) == ("gpt-mini", given.parameter_count)
@@ -98,18 +98,18 @@ def test_written_options_reach_the_builder_and_keywords_win() -> None:
     assert zoo.build("gpt-mini?sequence=16", sequence=8, device="meta").args[0].shape[1] == 8
 
 
-def test_a_batch_below_one_is_refused() -> None:
+def test_a_batch_below_one_is_refused():
     with pytest.raises(zoo.ZooError, match="batch 0"):
         zoo.build("mlp", batch=0)
 
 
-def test_batch_and_overrides_reach_the_builder() -> None:
+def test_batch_and_overrides_reach_the_builder():
     built = zoo.build("gpt-mini", batch=3, sequence=16, device="meta")
     assert [tuple(a.shape) for a in built.args] == [(3, 16), (3, 16)]
     assert zoo.entry("gpt-mini-dropout").overrides["dropout"] == 0.1
 
 
-def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state() -> None:
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state():
     before = torch.random.get_rng_state()
     first, second, other = zoo.build("mlp"), zoo.build("mlp"), zoo.build("mlp", seed=1)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -119,13 +119,13 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_state() -> N
     assert not torch.equal(first.args[0], other.args[0])
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(zoo.MissingExtraError, match=r"zoo:gpt2-tiny needs .*pip install 'tensoropt\[zoo\]'"):
         zoo.build("gpt2-tiny", device="meta")
 
 
-def test_the_list_is_sorted_and_says_what_each_is() -> None:
+def test_the_list_is_sorted_and_says_what_each_is():
     entries = zoo.list_models()
     assert [e.name for e in entries] == sorted(e.name for e in entries)
     assert all(e.description and not e.description.endswith(".") and e.batch >= 1 for e in entries)

@@ -10,11 +10,11 @@ from tests.zoo.statistics import count
 
 
 @pytest.mark.parametrize("name", ["lenet", "vgg11-tiny", "gpt-mini"])
-def test_figures_of_small_models_are_true(name: str) -> None:
+def test_figures_of_small_models_are_true(name):
     assert count(name) == figures()[name]
 
 
-def test_figures_are_of_models_there_are() -> None:
+def test_figures_are_of_models_there_are():
     entries = {e.name: e for e in zoo.list_models()}
     assert set(figures()) <= set(entries)
     for name, found in figures().items():

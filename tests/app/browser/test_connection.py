@@ -28,7 +28,7 @@ def ended(server: Any, jobs: JobManager) -> None:
 
 
 @pytest.mark.slow
-def test_a_dead_server_is_said_and_found_again(browser: Any, explorations: Path, tmp_path: Path) -> None:
+def test_a_dead_server_is_said_and_found_again(browser, explorations, tmp_path):
     # Not `opened`, which takes the browser's own errors about a dead server for faults of the page.
     server, jobs = started(explorations, tmp_path, 0)
     page = browser.new_page()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from site_app import Site
 from tensoropt_app.jobs.request import Request
 
 from tensoropt.question.question import Question
@@ -17,7 +13,7 @@ REQUESTS = [
 
 
 @pytest.mark.slow
-def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Callable[..., Any]) -> None:
+def test_an_open_log_stays_open_while_its_job_goes_on(ticking, opened):
     for request in REQUESTS[:2]:
         ticking.jobs.submit(request)
     page = opened(ticking.url("new"))
@@ -43,9 +39,7 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Cal
 
 
 @pytest.mark.slow
-def test_other_devices_are_planned_from_the_result_and_the_end_is_told(
-    held: Site, opened: Callable[..., Any]
-) -> None:
+def test_other_devices_are_planned_from_the_result_and_the_end_is_told(held, opened):
     page = opened(held.url(query="x=opened-small&point=1"), haste=4)
     page.wait_for_selector("#answer .verdict-big")
     page.wait_for_function("document.querySelector('#bar-devices').value === '8 × H100-80GB'")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def downloaded(page: Any, name: str, folder: Path) -> Path:
     return folder / name
 
 
-def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_whole_journey(real, opened, tmp_path):
     page = opened(real.url("new"))
     form(page, more="--max-points 40 --micro-batches 1")
     page.wait_for_selector("#devices-said:has-text('2 x H100-80GB')")
@@ -71,7 +70,7 @@ def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_uploaded_file_is_explored(real, opened, tmp_path):
     (tmp_path / "garbage.onnx").write_bytes(bytes(range(256)) * 40)
     model_file(tmp_path / "small.onnx")
     page = opened(real.url("new"))
@@ -105,9 +104,7 @@ def build(batch=8, width=16):
 
 
 @pytest.mark.slow
-def test_a_function_of_an_own_file_is_explored(
-    explorations: Path, opened: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_function_of_an_own_file_is_explored(explorations, opened, tmp_path):
     own = tmp_path / "project"
     own.mkdir()
     (own / "train.py").write_text(NET)
@@ -124,9 +121,7 @@ def test_a_function_of_an_own_file_is_explored(
 
 
 @pytest.mark.slow
-def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(
-    endless: Any, opened: Callable[..., Any]
-) -> None:
+def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(endless, opened):
     page = opened(endless.url("new"))
     form(page, more="--optimizer best")
     page.wait_for_selector("text=--optimizer is one of sgd")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,12 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("", pytest.skip), ("1", pytest.fail)])
-def test_a_missing_browser(monkeypatch: pytest.MonkeyPatch, required: str, outcome: Any) -> None:
+def test_a_missing_browser(monkeypatch, required, outcome):
     monkeypatch.setenv("TENSOROPT_CHROMIUM", "/nowhere/chromium")
     monkeypatch.setenv("TENSOROPT_BROWSER_REQUIRED", required)
     with pytest.raises(outcome.Exception, match="no Chromium: apt-get install chromium"):
         next(launched())
 
 
-def test_ci_requires_one() -> None:
+def test_ci_requires_one():
     assert "export TENSOROPT_BROWSER_REQUIRED=1" in (HERE.parents[2] / ".ci" / "run").read_text()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from site_app import Site
 from tensoropt_app.library import READY_MADE
 
 from tests.plan.explorations import rows_of
@@ -24,7 +21,7 @@ QUESTIONS = {
 
 
 @pytest.mark.slow
-def test_five_questions_are_answered_without_scrolling(site: Site, opened: Callable[..., Any]) -> None:
+def test_five_questions_are_answered_without_scrolling(site, opened):
     page = opened(site.url())
     for name in sorted(folder.name for folder in READY_MADE.iterdir()):
         page.goto(site.url(query=f"x={name}"))
@@ -51,7 +48,7 @@ def searched(page: Any, part: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_is_chosen_in_every_way(site: Site, opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_plan_is_chosen_in_every_way(site, opened, tmp_path):
     page = opened(site.url(query="x=opened-small"))
     page.wait_for_selector("#choices td:has-text('recommended')")
     page.fill("#budget", "35GiB")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from samples_app import data_url as url
@@ -20,7 +19,7 @@ links: {intra_node: NVLink3, inter_node: IB-200G}
 """
 
 
-def test_a_file_becomes_a_cluster_that_a_job_keeps(tmp_path: Path) -> None:
+def test_a_file_becomes_a_cluster_that_a_job_keeps(tmp_path):
     uploads = Uploads(tmp_path / "uploads")
     token = uploads.keep_cluster(url(MIXED), "../mixed.yaml")
     found = uploads.clusters()[token]
@@ -30,7 +29,7 @@ def test_a_file_becomes_a_cluster_that_a_job_keeps(tmp_path: Path) -> None:
     assert (uploads.keep_cluster(url(MIXED), "mixed.yaml"), uploads.known()) == (token, {})
 
 
-def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path: Path) -> None:
+def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path):
     wanted = load_cluster("netsplit-paper")
     uploads = Uploads(tmp_path / "uploads")
     token = uploads.keep_cluster(url(json.dumps(wanted.to_dict())), "saved.json")
@@ -58,16 +57,14 @@ def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path: Path) -
         ("#" * (MOST_BYTES + 1), "a.yaml", "the limit is 64 KiB"),
     ],
 )  # fmt: skip
-def test_what_is_no_cluster_is_refused_with_a_reason(
-    tmp_path: Path, text: str | bytes, name: str, said: str
-) -> None:
+def test_what_is_no_cluster_is_refused_with_a_reason(tmp_path, text, name, said):
     uploads = Uploads(tmp_path)
     with pytest.raises(TensorOptError, match=said):
         uploads.keep_cluster(url(text), name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_one_is_left_out_of_the_list(tmp_path: Path) -> None:
+def test_a_damaged_one_is_left_out_of_the_list(tmp_path):
     uploads = Uploads(tmp_path)
     token = uploads.keep_cluster(url(MIXED), "mixed.yaml")
     (tmp_path / "cluster-0123456789abcdef.json").write_text("{")
@@ -75,7 +72,7 @@ def test_a_damaged_one_is_left_out_of_the_list(tmp_path: Path) -> None:
     assert list(uploads.clusters()) == [token]
 
 
-def test_json_is_read_as_yaml_is() -> None:
+def test_json_is_read_as_yaml_is():
     text = '{"devices": [{"kind": "T4", "count": 2}], "links": {"intra_node": "PCIe3"}}'
     found = cluster_file(read_description(text.encode(), "two.json"), "two.json")
     assert (load_cluster(dict(found.description)).device_count, found.description["name"]) == (2, "two")

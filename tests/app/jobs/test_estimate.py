@@ -16,13 +16,13 @@ def of(**more: Any) -> dict[str, Any]:
     return Question(**{"model": "zoo:mlp", "cluster": "dgx-h100", **more}).data()
 
 
-def test_the_same_in_another_folder_is_the_same() -> None:
+def test_the_same_in_another_folder_is_the_same():
     assert key_of_words(("recost", "x", "--out", "a"), "a") == key_of_words(
         ("recost", "x", "--out", "b"), "b"
     )
 
 
-def test_clusters_and_constraints_count_by_their_content() -> None:
+def test_clusters_and_constraints_count_by_their_content():
     pins = {"together": [["*attn*"]]}
     described = load_cluster("dgx-h100[2]").to_dict()
     first, same = (
@@ -34,7 +34,7 @@ def test_clusters_and_constraints_count_by_their_content() -> None:
     assert first.whole != request_key(of(cluster=described)).whole
 
 
-def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
+def test_settings_of_the_search_make_it_alike_and_the_model_does_not():
     wanted = request_key(of())
     finer = CompletedJob(request_key(of(settings=Settings(epsilon=0))), 40.0)
     batch = CompletedJob(request_key(of(batch=8)), 3.0)
@@ -46,7 +46,7 @@ def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
     assert "with other settings, took that last time" in estimate_words(found)
 
 
-def test_the_newest_is_the_estimate_and_the_range_is_said() -> None:
+def test_the_newest_is_the_estimate_and_the_range_is_said():
     wanted = request_key(of())
     found = estimate(
         wanted, [CompletedJob(wanted, seconds) for seconds in (12.0, 30.0, *[20.0] * REPEATED, 900.0)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tensoropt.question.settings import Settings, settings_fields
 
 
 @pytest.fixture
-def uploads(tmp_path: Path) -> Uploads:
+def uploads(tmp_path):
     return Uploads(tmp_path / "uploads")
 
 
@@ -38,7 +37,7 @@ def asked(line: str) -> Question:
     return found
 
 
-def test_a_form_asks_what_the_command_line_asks(uploads: Uploads) -> None:
+def test_a_form_asks_what_the_command_line_asks(uploads):
     for changes, line in (
         ({}, "zoo:gpt2-tiny --cluster dgx-h100"),
         ({"batch": "8", "dtype": "bfloat16"}, "zoo:gpt2-tiny --cluster dgx-h100 --batch 8 --dtype bfloat16"),
@@ -59,12 +58,12 @@ def test_a_form_asks_what_the_command_line_asks(uploads: Uploads) -> None:
         assert request_from({**FORM, **changes}, uploads).question == asked(line), changes
 
 
-def test_an_empty_form_asks_the_defaults(uploads: Uploads) -> None:
+def test_an_empty_form_asks_the_defaults(uploads):
     assert request_from(FORM, uploads).question.settings == Settings()
     assert words(uploads)[:4] == ["explore", "zoo:gpt2-tiny", "--cluster", "dgx-h100"]
 
 
-def test_every_setting_can_be_given_with_more_options(uploads: Uploads) -> None:
+def test_every_setting_can_be_given_with_more_options(uploads):
     for setting in settings_fields():
         for value in setting.choices if setting.name != "dtype" else ():
             found = options(uploads, more=f"--{setting.flag} {value}")
@@ -73,7 +72,7 @@ def test_every_setting_can_be_given_with_more_options(uploads: Uploads) -> None:
         assert options(uploads, dtype=dtype).dtype == dtype
 
 
-def test_an_upload_is_named_by_its_label_only(uploads: Uploads, tmp_path: Path) -> None:
+def test_an_upload_is_named_by_its_label_only(uploads, tmp_path):
     model_file(tmp_path / "x.onnx")
     field, label = uploads.keep_any(data_url((tmp_path / "x.onnx").read_bytes()), "mine.onnx")
     assert (field, label) == ("model", "mine.onnx")
@@ -120,17 +119,13 @@ def test_an_upload_is_named_by_its_label_only(uploads: Uploads, tmp_path: Path) 
         ({"more": "--planners best"}, "more", "unknown planner 'best'"),
     ],
 )
-def test_what_cannot_be_started_is_said_at_its_field(
-    uploads: Uploads, changes: dict[str, Any], field: str, said: str
-) -> None:
+def test_what_cannot_be_started_is_said_at_its_field(uploads, changes, field, said):
     with pytest.raises(RequestError, match=said) as found:
         words(uploads, **changes)
     assert found.value.field == field
 
 
-def test_what_is_typed_is_never_a_file_of_this_machine(
-    uploads: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_typed_is_never_a_file_of_this_machine(uploads, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("devices: [{kind: T4, count: 2}]\nlinks: {intra_node: PCIe3}\n")
     (tmp_path / "config.json").write_text("{}")
@@ -143,7 +138,7 @@ def test_what_is_typed_is_never_a_file_of_this_machine(
 NET = "def build(batch=8):\n    return None\n"
 
 
-def test_a_function_of_an_own_file_is_a_model_below_the_folder_of_the_dashboard(tmp_path: Path) -> None:
+def test_a_function_of_an_own_file_is_a_model_below_the_folder_of_the_dashboard(tmp_path):
     own = tmp_path / "project"
     own.mkdir()
     (own / "train.py").write_text(NET)
@@ -173,7 +168,7 @@ def test_a_function_of_an_own_file_is_a_model_below_the_folder_of_the_dashboard(
         form_of(request.question, Uploads(tmp_path / "uploads"))
 
 
-def test_every_preset_can_be_named_and_counts_of_its_devices_find_it() -> None:
+def test_every_preset_can_be_named_and_counts_of_its_devices_find_it():
     uploads = Uploads.__new__(Uploads)
     uploads.clusters = dict  # type: ignore[method-assign]
     for name in list_clusters():
@@ -195,7 +190,7 @@ def test_every_preset_can_be_named_and_counts_of_its_devices_find_it() -> None:
         "zoo:mlp --cluster cpu:2 --devices 1,2",
     ],
 )
-def test_a_form_is_filled_from_a_question_and_asks_it_again(uploads: Uploads, line: str) -> None:
+def test_a_form_is_filled_from_a_question_and_asks_it_again(uploads, line):
     question = asked(line)
     fields, left_out = form_of(question, uploads)
     assert left_out == ()
@@ -206,7 +201,7 @@ def test_a_form_is_filled_from_a_question_and_asks_it_again(uploads: Uploads, li
         assert (part in again.model) == (part in question.model)
 
 
-def test_a_cluster_of_a_file_is_kept_with_the_job(uploads: Uploads, tmp_path: Path) -> None:
+def test_a_cluster_of_a_file_is_kept_with_the_job(uploads, tmp_path):
     text = "devices: [{kind: RTX-4090, count: 2}]\nlinks: {intra_node: PCIe4}\n"
     field, label = uploads.keep_any(data_url(text), "mine.yaml")
     assert (field, label) == ("devices", "mine.yaml")
@@ -217,13 +212,13 @@ def test_a_cluster_of_a_file_is_kept_with_the_job(uploads: Uploads, tmp_path: Pa
     assert form_of(request.question, uploads)[0]["devices"] in ("mine.yaml", "mine.json")
 
 
-def test_jobs_that_time_this_machine_run_alone(uploads: Uploads) -> None:
+def test_jobs_that_time_this_machine_run_alone(uploads):
     assert request_from({**FORM, "devices": "local"}, uploads).measures
     assert request_from({**FORM, "devices": "cpu:2"}, uploads).measures
     assert not request_from(FORM, uploads).measures
 
 
-def test_a_title_says_what_is_not_as_usual(uploads: Uploads) -> None:
+def test_a_title_says_what_is_not_as_usual(uploads):
     def title(**changes: Any) -> str:
         return request_from({**FORM, **changes}, uploads).title
 

@@ -11,11 +11,11 @@ from tensoropt_app.jobs.uploads import UploadError, Uploads
 
 
 @pytest.fixture(autouse=True)
-def _read_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def _read_elsewhere(monkeypatch):
     monkeypatch.setattr(uploads, "open_dims", lambda path: ["batch"])
 
 
-def test_a_file_is_kept_under_a_name_of_ours(tmp_path: Path) -> None:
+def test_a_file_is_kept_under_a_name_of_ours(tmp_path):
     store = Uploads(tmp_path / "uploads")
     token = store.keep(url(b"abc"), "../../evil/$(rm)\x00model.onnx")
     path, label = store.known()[token]
@@ -25,7 +25,7 @@ def test_a_file_is_kept_under_a_name_of_ours(tmp_path: Path) -> None:
     assert (store.open_dims(token), store.open_dims("zoo:mlp")) == (["batch"], [])
 
 
-def test_what_cannot_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_not_kept(tmp_path, monkeypatch):
     def refuse(path: Path) -> list[str]:
         raise ValueError("it has no operators")
 
@@ -46,14 +46,14 @@ def test_what_cannot_be_read_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mon
         ({"a": 1}, "model.onnx", "arrived incomplete"),
     ],
 )
-def test_what_is_not_taken_is_said(tmp_path: Path, contents: object, name: str, said: str) -> None:
+def test_what_is_not_taken_is_said(tmp_path, contents, name, said):
     store = Uploads(tmp_path)
     with pytest.raises(UploadError, match=said):
         store.keep(contents, name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_limited(tmp_path, monkeypatch):
     store = Uploads(tmp_path)
     monkeypatch.setattr(uploads, "MAX_UPLOAD_BYTES", 10)
     with pytest.raises(UploadError, match="the limit is 0 KiB"):
@@ -64,7 +64,7 @@ def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         store.keep(url(b"x" * 8), "b.onnx")
 
 
-def test_a_file_goes_to_the_field_that_it_is_for(tmp_path: Path) -> None:
+def test_a_file_goes_to_the_field_that_it_is_for(tmp_path):
     store = Uploads(tmp_path)
     config = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}'
     assert store.keep_any(url(config), "config.json") == ("model", "config.json")

@@ -33,7 +33,7 @@ def with_settings(**settings: Any) -> Exploration:
     return replace(found, settings={**found.settings, **settings})
 
 
-def test_every_setting_is_in_the_line() -> None:
+def test_every_setting_is_in_the_line():
     found = with_settings(
         mode="inference", optimizer="sgd", dtype="bfloat16", recompute="never", measure="never",
         micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33,
@@ -47,7 +47,7 @@ def test_every_setting_is_in_the_line() -> None:
     assert (options.memory, options.constraints) == ("8GiB", "DIR/exploration.json")
 
 
-def test_the_line_of_constraints_needs_no_pytorch() -> None:
+def test_the_line_of_constraints_needs_no_pytorch():
     code = (
         "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1])\n"
         "from dataclasses import replace\n"
@@ -62,7 +62,7 @@ def test_the_line_of_constraints_needs_no_pytorch() -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_defaults_are_left_out_and_the_dtype_is_said() -> None:
+def test_defaults_are_left_out_and_the_dtype_is_said():
     line = "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --dtype float32 --out out/x"
     assert explore_line(with_settings(process_memory=True), "out/x") == line
     # Of a flag that is on by default, what is said is that it was off.
@@ -71,14 +71,14 @@ def test_defaults_are_left_out_and_the_dtype_is_said() -> None:
     assert parsed(off).process_memory is False
 
 
-def test_how_a_file_was_opened_is_in_the_line() -> None:
+def test_how_a_file_was_opened_is_in_the_line():
     onnx = OnnxInfo(dims={"batch": 8, "x[0]": 4}, outputs=("y",), loss="mean")
     options = parsed(explore_line(of_model(exploration(), source="my model.onnx", onnx=onnx), "out/x"))
     assert options.model == "my model.onnx"
     assert (options.dim, options.output, options.loss) == (["batch=8", "x[0]=4"], ["y"], "mean")
 
 
-def test_a_cluster_without_a_name_is_a_file_that_is_offered() -> None:
+def test_a_cluster_without_a_name_is_a_file_that_is_offered():
     edited = load_cluster("dgx-h100").to_dict() | {"name": "mine"}
     data = FrontierData.of(replace(exploration(), cluster=edited))
     assert parsed(explore_line(data.exploration, "out/x", "/a b")).cluster == "/a b/exploration.json"
@@ -92,7 +92,7 @@ def test_a_cluster_without_a_name_is_a_file_that_is_offered() -> None:
     ("origin", "again", "from_"),
     [("opened", "/data/a", "/data/a"), ("job", "out/a", "/data/a"), ("ready-made", "out/a", "out/a")],
 )
-def test_the_lines_follow_each_other(origin: str, again: str, from_: str) -> None:
+def test_the_lines_follow_each_other(origin, again, from_):
     data = FrontierData.of(exploration())
     lines = [c.line for c in commands(data, Entry("a", Path("/data/a"), origin), 3)]
     assert parsed(lines[0]).out == again
@@ -104,7 +104,7 @@ def test_the_lines_follow_each_other(origin: str, again: str, from_: str) -> Non
     assert parsed(lines[6]).save == from_
 
 
-def test_a_mark_is_chosen_by_its_number() -> None:
+def test_a_mark_is_chosen_by_its_number():
     """It is no point of the frontier: no budget selects it."""
     found = replace(exploration(), others=(point(2.0**34, 0.9, planner="zero"),))
     lines = [c.line for c in commands(FrontierData.of(found), Entry("a", Path("/data/a"), "opened"), 8)]

@@ -11,7 +11,7 @@ from tensoropt_app.views.frontier import FrontierData
 DATA = FrontierData.of(exploration())
 
 
-def test_limits_of_views_are_those_of_all() -> None:
+def test_limits_of_views_are_those_of_all():
     budgets = {None: 76, 24 * GIB: 24, 79 * GIB: 79, 99 * GIB: 80}
     for budget, limit in budgets.items():
         assert DATA.limit_bytes(View(budget_bytes=budget)) == limit * GIB
@@ -20,7 +20,7 @@ def test_limits_of_views_are_those_of_all() -> None:
     assert (DATA.room_bytes(View()), DATA.room_bytes(View(headroom=0.1))) == (80 * GIB, 72 * GIB)
 
 
-def test_the_budget_that_an_exploration_was_made_for_is_the_views() -> None:
+def test_the_budget_that_an_exploration_was_made_for_is_the_views():
     asked = float(DATA.needs[1])
     settings = {**DATA.exploration.settings, "memory_bytes": asked}
     made_for = FrontierData.of(exploration(settings=settings))
@@ -29,14 +29,14 @@ def test_the_budget_that_an_exploration_was_made_for_is_the_views() -> None:
     assert [made_for.mark(View(), row) for row in (0, 1, 2)] == ["fits", "tight", "over"]
 
 
-def test_without_a_point_the_recommended_plan_is_chosen() -> None:
+def test_without_a_point_the_recommended_plan_is_chosen():
     assert DATA.chosen(View()) == DATA.chosen(View(point=99)) == DATA.exploration.index()
     assert DATA.chosen(View(budget_bytes=35 * GIB)) == 2
     # Nothing fits: the one that needs least.
     assert DATA.chosen(View(budget_bytes=GIB)) == 0
 
 
-def test_a_longest_step_chooses_the_leanest_that_is_fast_enough() -> None:
+def test_a_longest_step_chooses_the_leanest_that_is_fast_enough():
     view = View(time_s=0.45)
     assert (DATA.chosen(view), DATA.chosen(View(time_s=0.45, point=6))) == (4, 6)
     assert frontier.address_sentences(DATA, "?time=0.45") == []
@@ -48,25 +48,25 @@ def test_a_longest_step_chooses_the_leanest_that_is_fast_enough() -> None:
     assert frontier.without_point(view, 24 * GIB) == View(budget_bytes=24 * GIB)
 
 
-def test_a_budget_above_the_card_is_none() -> None:
+def test_a_budget_above_the_card_is_none():
     said = "H100-80GB has 80 GiB, which is what plans are held to; plan on other devices for more."
     assert (frontier.budget_fault(DATA, 99 * GIB), frontier.budget_fault(DATA, 80 * GIB)) == (said, "")
     assert frontier.address_sentences(DATA, "?budget=99GiB") == [said]
 
 
-def test_a_planners_plan_that_none_beats_is_a_point() -> None:
+def test_a_planners_plan_that_none_beats_is_a_point():
     data = FrontierData.of(exploration([point(10 * GIB, 1.0), point(20 * GIB, 0.5, planner="zero")]))
     assert data.chosen(View(budget_bytes=79 * GIB)) == 1
     assert (data.title(1), frontier.count_words(data)) == ("Point 2 of 2", "2 points")
 
 
-def test_the_line_has_no_point_that_needs_more_than_a_faster_one() -> None:
+def test_the_line_has_no_point_that_needs_more_than_a_faster_one():
     assert DATA.line.tolist() == list(range(8))
     long = FrontierData.of(long_exploration(20_000))
     assert np.all(np.diff(long.needs[long.line]) > 0)
 
 
-def test_there_is_one_count_of_points_and_they_are_counted_from_one() -> None:
+def test_there_is_one_count_of_points_and_they_are_counted_from_one():
     marks = [
         point((i + 1) * GIB, 2.0, planner=name, choice=(0, 0, 0, i))
         for i, name in enumerate(("zero", "zero", "frontier"))
@@ -78,7 +78,7 @@ def test_there_is_one_count_of_points_and_they_are_counted_from_one() -> None:
     assert frontier.count_words(data) == "8 points, 3 plans of other planners"
 
 
-def test_a_point_that_does_not_exist_is_said() -> None:
+def test_a_point_that_does_not_exist_is_said():
     said = "Point 999 does not exist: this frontier has 8 points."
     assert frontier.address_sentences(DATA, "?point=999") == [said]
     assert frontier.address_sentences(DATA, "?point=8") == []

@@ -13,7 +13,6 @@ from tensoropt_app.views import operators
 from tensoropt_app.views.frontier import FrontierData
 
 from tensoropt import explore, zoo
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.kinds import PIPELINED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import detail
@@ -24,13 +23,13 @@ KNOWN = operators.OperatorRow("a", "m.a", "batch ×2", "", "fitted", 2.0**30, 0.
 UNKNOWN = operators.OperatorRow("b", "", "stage 0", "", "plan")
 
 
-def test_figures_are_in_the_units_of_the_heads_and_blank_where_unknown() -> None:
+def test_figures_are_in_the_units_of_the_heads_and_blank_where_unknown():
     known, unknown = operators.table_rows((KNOWN, UNKNOWN), UNITS)
     assert (known["memory"], known["compute"], known["communication"]) == (1.0, 2.0, 0.0)
     assert {unknown[name] for name in ("memory", "compute", "communication", "kept")} == {None}
 
 
-def test_heads_have_units_and_modules_are_hidden_where_none_is_known() -> None:
+def test_heads_have_units_and_modules_are_hidden_where_none_is_known():
     columns = [
         {"field": "module"},
         {"field": "kept", "headerName": "keeps"},
@@ -42,12 +41,12 @@ def test_heads_have_units_and_modules_are_hidden_where_none_is_known() -> None:
     assert operators.columns_of(columns, (UNKNOWN,), UNITS)[0]["hide"] is True
 
 
-def test_below_the_operators_nothing_stands_for_zero() -> None:
+def test_below_the_operators_nothing_stands_for_zero():
     (row,) = operators.bottom_rows((Share("optimizer", 0.0, 0.003, 0.0),), UNITS)
     assert row == {"group": "optimizer", "axes": "", "memory": None, "compute": 3.0, "communication": None}
 
 
-def test_figures_are_rounded_as_elsewhere_on_the_page() -> None:
+def test_figures_are_rounded_as_elsewhere_on_the_page():
     """The browser rounds a half up, Python to the even digit: 0.3125 GiB would be told as two sizes."""
     (row,) = operators.bottom_rows((Share("device 2", 0.3125 * 2.0**30, 0.0, 0.0),), UNITS)
     assert row["memory"] == 0.312
@@ -58,7 +57,7 @@ DATA = FrontierData.of(exploration())
 
 
 @pytest.fixture(scope="module")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Exploration:
+def pipelines(tmp_path_factory):
     """A small GPT-2 on two CPU ranks, among whose plans are pipelines of two stages."""
     built = zoo.build("gpt2-tiny", batch=4, device="meta", seed=0)
     with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as store:
@@ -69,7 +68,7 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Exploration:
 
 
 @pytest.mark.slow
-def test_operators_of_a_pipeline_say_their_stage(pipelines: Exploration) -> None:
+def test_operators_of_a_pipeline_say_their_stage(pipelines):
     rows = [i for i, found in enumerate(pipelines.points) if found.kind is PIPELINED]
     assert rows
     for row in rows:
@@ -84,7 +83,7 @@ def test_operators_of_a_pipeline_say_their_stage(pipelines: Exploration) -> None
         assert all(o.compute_s for o in found.values())
 
 
-def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Exploration) -> None:
+def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines):
     for row, one in enumerate(pipelines.points):
         if one.kind is not PIPELINED:
             continue
@@ -96,19 +95,19 @@ def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Explorati
         assert (headline.compute_s, headline.communication_s) in seconds
 
 
-def test_operators_name_the_axis_and_the_dim_it_splits() -> None:
+def test_operators_name_the_axis_and_the_dim_it_splits():
     rows = {o.group: o for o in operators.operator_rows(DATA.exploration, 0)}
     assert (rows["embedding"].axes, rows["mlp"].axes) == ("batch ×8", "whole")
     assert rows["mlp"].module == "model.mlp"
 
 
-def test_a_placed_plan_names_devices_instead_of_axes() -> None:
+def test_a_placed_plan_names_devices_instead_of_axes():
     found = placed()
     row = len(found.points)
     assert [o.axes for o in operators.operator_rows(found, row)] == ["device 0", "device 1"] * 2
 
 
-def test_below_devices_of_different_loads_stands_what_the_headline_says() -> None:
+def test_below_devices_of_different_loads_stands_what_the_headline_says():
     found = placed()
     row = len(found.points)
     devices = Share("device 0", 20 * GIB, 0.4, 0.02), Share("device 1", 10 * GIB, 0.65, 0.0)
@@ -120,7 +119,7 @@ def test_below_devices_of_different_loads_stands_what_the_headline_says() -> Non
     assert headline == Share(mark.kind.headline, mark.memory_bytes, mark.compute_s, mark.communication_s)
 
 
-def test_what_is_split_and_stored_is_said_in_words() -> None:
+def test_what_is_split_and_stored_is_said_in_words():
     sizes = {"a": 2, "b": 4}
     assert operators.axes_words({"a": "rows.0", "b": "out_features.2@S(0)"}, "rows.0", sizes) == (
         "batch ×2, output features 2 ×4"

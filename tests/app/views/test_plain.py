@@ -20,12 +20,12 @@ from tensoropt_app.views.plain import plain
         ("placed: m-ETF", "Placed: m-ETF."),
     ],
 )  # fmt: skip
-def test_a_name_becomes_a_sentence(name: str, said: str) -> None:
+def test_a_name_becomes_a_sentence(name, said):
     assert plain(name) == said
 
 
 @pytest.mark.slow
-def test_shipped_plans_have_words_for_their_parallelism() -> None:
+def test_shipped_plans_have_words_for_their_parallelism():
     library = Library(ready_made=READY_MADE)
     for entry in library.entries():
         for name in library.load(entry.key).names:

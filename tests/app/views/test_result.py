@@ -39,11 +39,11 @@ def chosen(data: FrontierData, view: View) -> list[result.Choice]:
     [(4.126, "4.1 s"), (0.1912, "190 ms"), (27.31, "27 s"), (134.0, "130 s"), (0.0409, "41 ms"),
      (222e-6, "220 µs"), (0.996, "1.0 s"), (33e-6, "33 µs"), (0.0, "0 s"), (1234.0, "1,200 s")],
 )  # fmt: skip
-def test_times_have_two_digits(seconds: float, words: str) -> None:
+def test_times_have_two_digits(seconds, words):
     assert result.two_digits(seconds) == words
 
 
-def test_the_answer_says_whether_it_fits_and_what_is_better() -> None:
+def test_the_answer_says_whether_it_fits_and_what_is_better():
     found = line(DATA, View(budget_bytes=35 * GIB))
     assert (found.mark, found.verdict, found.needs) == ("fits", "✓ Fits", "30.0 of 35 GiB")
     assert found.time.startswith("600 ms a step")
@@ -55,7 +55,7 @@ def test_the_answer_says_whether_it_fits_and_what_is_better() -> None:
     assert over.beside.endswith("which is 50 % slower.")
 
 
-def test_where_nothing_fits_it_says_what_would() -> None:
+def test_where_nothing_fits_it_says_what_would():
     found = line(DATA, View(budget_bytes=8 * GIB))
     assert found.mark == "over"
     assert found.beside == (
@@ -63,7 +63,7 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     )
 
 
-def test_choices_are_four_and_the_chosen_one() -> None:
+def test_choices_are_four_and_the_chosen_one():
     found = chosen(DATA, View(budget_bytes=31 * GIB))
     assert [choice.title for choice in found] == ["recommended, fastest", "safest", "DDP", found[3].title]
     assert found[3].title.startswith(("FSDP", "ZeRO"))
@@ -76,7 +76,7 @@ def test_choices_are_four_and_the_chosen_one() -> None:
     assert (limited.title, limited.chosen, limited.needs) == ("leanest within 650 ms", True, "30.0 GiB")
 
 
-def test_baselines_are_in_their_best_form_and_refusals_say_why() -> None:
+def test_baselines_are_in_their_best_form_and_refusals_say_why():
     tried = {"megatron": {"refusal": "megatron finds no plan: heads do not divide"}}
     data = FrontierData.of(replace(DATA.exploration, report={**DATA.exploration.report, "tried": tried}))
     rows = {row.title: row for row in result.baseline_rows(data, data.answer(View()))}
@@ -101,7 +101,7 @@ def at(batch: int, times: Sequence[float], cluster: str = "dgx-h100[4]") -> Expl
     return of_model(exploration(points, cluster=cluster), batch=batch, call=CALL)
 
 
-def test_what_is_known_is_said_and_the_rest_can_be_planned(tmp_path: Path) -> None:
+def test_what_is_known_is_said_and_the_rest_can_be_planned(tmp_path):
     library = saved(tmp_path, half=at(8, (1.0, 0.5)), whole=at(8, (0.6, 0.3), "dgx-h100"))
     found = asked(library, "opened-half")
     assert found["96 GiB of memory"].words == "500 ms a step (as fast)"
@@ -117,13 +117,13 @@ def test_what_is_known_is_said_and_the_rest_can_be_planned(tmp_path: Path) -> No
     )
 
 
-def test_another_batch_is_said_by_its_throughput(tmp_path: Path) -> None:
+def test_another_batch_is_said_by_its_throughput(tmp_path):
     found = asked(saved(tmp_path, small=at(8, (1.0, 0.5)), large=at(16, (1.0, 0.8))), "opened-small")
     assert found["batch 16"].words.endswith("/s")
     assert found["batch 16"].link == "/result?x=opened-large"
 
 
-def test_memory_beyond_a_budget_is_shown_where_the_device_has_it() -> None:
+def test_memory_beyond_a_budget_is_shown_where_the_device_has_it():
     library = Library()
     data, view = (
         FrontierData.of(library.load("llama3-8b-8x24gib")),
@@ -135,7 +135,7 @@ def test_memory_beyond_a_budget_is_shown_where_the_device_has_it() -> None:
     assert load_cluster("rtx-4090x2").memory_bytes == 24 * GIB
 
 
-def test_few_points_are_drawn_near_the_budget_and_all_on_demand() -> None:
+def test_few_points_are_drawn_near_the_budget_and_all_on_demand():
     long = FrontierData.of(long_exploration(5_000))
     view = View(budget_bytes=40 * GIB)
     row = long.chosen(view)

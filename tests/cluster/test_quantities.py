@@ -80,7 +80,6 @@ def test_memory_beside_a_kind_is_read_alike(tmp_path):
 
 def test_what_programs_and_older_files_say_is_taken():
     """Saved explorations hold figures in base units, whatever these are."""
-    kind = DeviceKind(
-        name="toy", type="cpu", memory_bytes=1000, flops={"float32": 10.0}, memory_bandwidth=1.0
-    )
+    flops = {"float32": 10.0}
+    kind = DeviceKind(name="toy", type="cpu", memory_bytes=1000, flops=flops, memory_bandwidth=1.0)
     assert kind.memory_bytes == 1000

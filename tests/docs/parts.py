@@ -94,17 +94,14 @@ def rows(
             return MISSING
         return Filled(of).format(text)
 
-    filled = [
-        [name, *(cell(place, name, text) for text in columns.values())] for place, name in names.items()
-    ]
-    return table([first, *columns], filled)
+    found = ([name, *(cell(at, name, text) for text in columns.values())] for at, name in names.items())
+    return table([first, *columns], [*found])
 
 
 def origins(**tables: str) -> str:
     """From which commits and machines the files of these tables were taken."""
-    return paragraph(
-        sentence({name.replace("_", " "): result(newest(file)) for name, file in tables.items()})
-    )
+    taken = {name.replace("_", " "): result(newest(file)) for name, file in tables.items()}
+    return paragraph(sentence(taken))
 
 
 def trust() -> str:

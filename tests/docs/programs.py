@@ -64,9 +64,7 @@ def _take_part(rank: int, world_size: int, port: int, place: str, words: list[st
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.chdir(place))
-            stack.enter_context(
-                mock.patch.dict(os.environ, {name: str(value) for name, value in job.items()})
-            )
+            stack.enter_context(mock.patch.dict(os.environ, {name: str(of) for name, of in job.items()}))
             stack.enter_context(mock.patch.object(os, "_exit", _stay))
             run_python(words)
     finally:

@@ -52,51 +52,10 @@ def test_the_first_page_is_short():
     assert len(prose(figures.README).split()) <= MOST_WORDS
 
 
-@pytest.mark.parametrize(
-    ("value", "form", "text"),
-    [
-        ("> 25", ".2f", "> 25"),
-        (2**30, ".1GiB", "1.0 GiB"),
-        (0.25, ".0ms", "250 ms"),
-        (0.0123, ".1%", "1.2 %"),
-        (3, "d", "3"),
-    ],
-)
-def test_formats(value, form, text):
-    assert figures.shown(value, form) == text
-
-
-def test_places_are_filled():
-    data = {"rows": [{"model": "GPT-2", "s": 0.25, "tensor parallel": 1}]}
-    assert figures.Filled(data).format("took {rows.model=GPT-2.s:.0ms}") == "took 250 ms"
-    assert figures.Filled(data).format("{rows.0.tensor parallel:d}") == "1"
-
-
 def test_a_figure_that_is_measured_later_is_a_dash_until_it_is_there():
     assert figures.Filled({"noise": 0.03}).format("{not_yet:?.0%}, {noise:?.0%}") == "–, 3 %"
     with pytest.raises(KeyError, match="not_yet"):
         figures.Filled({"noise": 0.03}).format("{not_yet:.0%}")
-
-
-def test_a_part_is_written_between_its_bounds():
-    page = "a\n<!-- begin x: made by `make figures` -->\n{}<!-- end x -->\nb\n"
-    assert figures.current(page.format("old\n\nlines\n"), {"x": lambda: "new"}) == page.format("new\n")
-    assert figures.current(page.format(""), {"x": lambda: "new"}) == page.format("new\n")
-
-
-def test_tables_are_aligned():
-    assert figures.table(["a", "long"], [["row", "1"]]).splitlines() == [
-        "| a   | long |",
-        "| --- | ---- |",
-        "| row | 1    |",
-    ]
-
-
-def test_places():
-    data = {"rows": [{"model": "a", "x": [1, 2]}, {"model": "b", "x": [3]}]}
-    assert figures.lookup(data, "rows.model=b.x.0") == 3
-    with pytest.raises(KeyError, match="model=c"):
-        figures.lookup(data, "rows.model=c.x")
 
 
 def test_summaries_are_completed_from_their_rows(tmp_path):

@@ -102,10 +102,7 @@ def test_the_answer_in_words():
 
 def test_what_could_not_be_explored_is_a_row_with_its_reason():
     found = offers((FAST,), ClusterQuestion(tariff=Tariff(2.0)), {"mine.yaml": "it is gone"})
-    assert [(row.cluster, row.reason) for row in found.rows] == [
-        ("dgx-h100", ""),
-        ("mine.yaml", "it is gone"),
-    ]
+    assert {row.cluster: row.reason for row in found.rows} == {"dgx-h100": "", "mine.yaml": "it is gone"}
     first, second = offers_data(found)
     assert (first["point"], first["time_s"], first["price_per_hour"]) == (1, 0.4, 4.0)
     assert first["tokens_per_s"] == 1024 / 0.4

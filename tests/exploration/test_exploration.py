@@ -70,9 +70,8 @@ def test_a_ready_made_exploration_is_a_screenful(folder):
     shown = repr(found)
     assert len(shown.splitlines()) <= 25
     assert max(map(len, shown.splitlines())) <= 145
-    assert shown.startswith(
-        f"Exploration of a training step of {found.model.source} on {found.cluster['name']}"
-    )
+    of = f"{found.model.source} on {found.cluster['name']}"
+    assert shown.startswith(f"Exploration of a training step of {of}")
     assert f"{len(table_of(shown))} of {len(found.points)} points shown" in shown
     for word in ("leanest", "knee", "fastest", "needs/GiB", "time/"):
         assert word in shown

@@ -53,9 +53,8 @@ def test_rows_are_of_the_points(found, limit, on_gpus):
     fits = [p for p in found.all_points if limit is None or needs[p.identity] <= limit]
     assert not on_gpus or all(needs[p.identity] > p.memory_bytes for p in found.all_points)
     for told in compared(found, limit):
-        its = [
-            p for p in fits if (p in found.points if told.planner == FRONTIER else p.planner == told.planner)
-        ]
+        ours = told.planner == FRONTIER
+        its = [p for p in fits if (p in found.points if ours else p.planner == told.planner)]
         assert (told.points, told.limit_bytes) == (len(its), limit)
         if not its:
             assert (told.time_s, told.memory_bytes, told.needs_bytes, told.gap) == (None,) * 4

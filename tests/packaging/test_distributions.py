@@ -69,10 +69,8 @@ def installed(built, tmp_path_factory):
     """The wheel alone, unpacked as pip does it, without its dependencies."""
     target = tmp_path_factory.mktemp("installed")
     [wheel] = built.glob("*.whl")
-    run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", target, wheel],
-        target,
-    )
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
+    run([*pip, "--target", target, wheel], target)
     return target
 
 

@@ -95,3 +95,8 @@ def csv_of(found: Exploration, folder: Path) -> list[dict[str, str]]:
     """The rows of the frontier's CSV, written into the folder."""
     write_frontier_csv(found, folder / "frontier.csv")
     return rows_of(folder / "frontier.csv")
+
+
+def costs(found: Exploration) -> list[tuple[float, float]]:
+    """(bytes, seconds) of the frontier."""
+    return [(point.memory_bytes, point.time_s) for point in found.points]

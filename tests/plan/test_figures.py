@@ -50,10 +50,8 @@ def test_json_has_every_figure_but_rates():
 
 def test_figures_stand_in_a_sentence_in_their_own_units():
     one = point(2 * MIB, 0.25, 0)
-    assert (
-        worded(one, "{memory_bytes} in {time_s}, {measured_share} measured")
-        == "2 MiB in 250 ms, 75 % measured"
-    )
+    words = "{memory_bytes} in {time_s}, {measured_share} measured"
+    assert worded(one, words) == "2 MiB in 250 ms, 75 % measured"
 
 
 def test_every_kept_figure_is_an_attribute():

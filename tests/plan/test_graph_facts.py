@@ -58,8 +58,6 @@ def test_a_saved_exploration_needs_no_pytorch_for_names_and_rates(tmp_path):
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
     told = json.loads(said)
     row = told["answer"]["point"] - 1
-    assert (told["name"], told["rates"]["tokens_per_s"]) == (
-        old.names[row],
-        RatesOf(old).of(row).tokens_per_s,
-    )
+    assert told["name"] == old.names[row]
+    assert told["rates"]["tokens_per_s"] == RatesOf(old).of(row).tokens_per_s
     assert tensoropt.load(tmp_path).graph_facts == old.graph_facts

@@ -41,9 +41,8 @@ def test_on_cpu_ranks_plans_need_their_memory():
 def test_the_column_has_what_each_point_needs(saved, tmp_path):
     """Also where a process is estimated from what a point sends, of points in memory and in a file."""
     sending = point(30 * MIB, 0.15, 0, collectives=(("all_to_all", (0,), 64, 2), ("send", (0,), 8, 9)))
-    found = replace(
-        FOUND, cluster=GPUS, points=(*FOUND.points[:2], sending, FOUND.points[3], counted(GIB, 0.1))
-    )
+    points = (*FOUND.points[:2], sending, FOUND.points[3], counted(GIB, 0.1))
+    found = replace(FOUND, cluster=GPUS, points=points)
     if saved:
         found.save(tmp_path / "saved")
         found = load_exploration(tmp_path / "saved")

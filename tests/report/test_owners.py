@@ -32,10 +32,8 @@ def check(told: PointOwners, step: int = 1) -> None:
         at = told.at(number)
         assert sum(row.bytes for row in at.rows) == at.at.total
         for kind in ("parameters", "gradients", "optimizer", "kept", "transient"):
-            assert sum(row.bytes for row in at.rows if row.kind == kind) == getattr(at.at, kind), (
-                number,
-                kind,
-            )
+            found = sum(row.bytes for row in at.rows if row.kind == kind)
+            assert found == getattr(at.at, kind), (number, kind)
 
 
 def test_of_a_sharded_plan_they_add_up_to_the_curve_of_its_detail(shipped, of_shipped):

@@ -84,9 +84,8 @@ def test_plans_say_which_kind_each_place_has(mixed, store):
 
 
 def test_in_the_other_order_the_second_place_gets_more(store):
-    first, second = layers_of(
-        fastest(explored(store, {"kind": SLOW, "count": 2}, {"kind": FAST, "count": 2}))
-    )
+    found = explored(store, {"kind": SLOW, "count": 2}, {"kind": FAST, "count": 2})
+    first, second = layers_of(fastest(found))
     assert first < second
 
 

@@ -30,6 +30,7 @@ from tensoropt.session.quick_plans import with_quick_plans
 from tensoropt.sharding.constraints import ConstraintError
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks, adapted
+from tests.plan.explorations import costs
 from tests.session.captured_once import CapturedOnce
 from tests.situations.readers import made_of_parameters
 
@@ -72,10 +73,9 @@ def pipelined(found: Exploration) -> list[tuple[int, Point]]:
     return [(i, point) for i, point in enumerate(found.points) if point.stages.schedule]
 
 
-def beaten(point: Point, others: tuple[Point, ...]) -> bool:
-    costs = point.memory_bytes, point.time_s
-    theirs = [(p.memory_bytes, p.time_s) for p in others]
-    return any(p != costs and p[0] <= costs[0] and p[1] <= costs[1] for p in theirs)
+def beaten(point: Point, found: Exploration) -> bool:
+    own = point.memory_bytes, point.time_s
+    return any(p != own and p[0] <= own[0] and p[1] <= own[1] for p in costs(found))
 
 
 # -- what is found --------------------------------------------------------------------------------
@@ -96,16 +96,14 @@ def test_pipelines_stand_in_one_frontier_with_the_others(both):
     memory, times = [p.memory_bytes for p in both.points], [p.time_s for p in both.points]
     assert memory == sorted(memory)
     assert times == sorted(times, reverse=True)
-    assert not [p for p in both.points if beaten(p, both.points)]
+    assert not [p for p in both.points if beaten(p, both)]
 
 
 def test_pipelines_take_nothing_away(plain, both):
-    kept = {(p.memory_bytes, p.time_s) for p in both.points}
     for point in plain.points:
-        assert (point.memory_bytes, point.time_s) in kept or beaten(point, both.points)
+        assert (point.memory_bytes, point.time_s) in costs(both) or beaten(point, both)
     # Whatever is no pipeline was there before.
-    before = {(p.memory_bytes, p.time_s) for p in plain.points}
-    assert {(p.memory_bytes, p.time_s) for p in both.points if not p.stages.schedule} <= before
+    assert {(p.memory_bytes, p.time_s) for p in both.points if not p.stages.schedule} <= {*costs(plain)}
 
 
 def test_they_are_said_to_be_a_heuristic(both):
@@ -127,16 +125,16 @@ def test_every_space_has_a_point_or_was_searched(both):
 
 def test_their_figures_are_the_simulators(both, store):
     graph = problem(four).graph
-    costs = CostSource(load_cluster(CLUSTER), store, Settings(measure="never"))
+    source = CostSource(load_cluster(CLUSTER), store, Settings(measure="never"))
     for index, point in pipelined(both):
         plan = both.plan(index)
         strategy = pipelined_strategy(plan, graph)
         assert strategy.devices == 4
         works = stage_works(strategy)
-        costs.facts.find(work for of_stage in works for work in of_stage.values())
-        facts = [{name: costs.facts.of(work) for name, work in of.items()} for of in works]
+        source.facts.find(work for of_stage in works for work in of_stage.values())
+        facts = [{name: source.facts.of(work) for name, work in of.items()} for of in works]
         mesh = Mesh(shape=plan.mesh.shape, names=plan.mesh.names)
-        found = _evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
+        found = _evaluate_pipeline(strategy, works, facts, PipelinePrices.of(source, mesh))
         assert point.memory_bytes == pytest.approx(found.memory_bytes, rel=1e-9)
         assert point.time_s == pytest.approx(found.time_s, rel=1e-9)
 
@@ -144,9 +142,7 @@ def test_their_figures_are_the_simulators(both, store):
 def test_strategies_of_stages_may_be_simulated_in_parts(both, store, monkeypatch):
     monkeypatch.setattr(evaluate, "CHUNK", 7)
     in_parts = explored(store, pipelines="always")
-    assert [(p.memory_bytes, p.time_s) for p in in_parts.points] == [
-        (p.memory_bytes, p.time_s) for p in both.points
-    ]
+    assert costs(in_parts) == costs(both)
 
 
 def test_what_they_compute_is_told_by_their_own_groups(both):
@@ -325,9 +321,7 @@ def test_cuts_may_name_modules(store):
 def test_one_stage_forbids_pipelines(store, plain):
     found = pinned(store, {"stages": 1}, pipelines="always")
     assert not pipelined(found)
-    assert [(p.memory_bytes, p.time_s) for p in found.points] == [
-        (p.memory_bytes, p.time_s) for p in plain.points
-    ]
+    assert costs(found) == costs(plain)
 
 
 # -- budgets and refusals -------------------------------------------------------------------------
@@ -381,9 +375,7 @@ def test_a_pinned_schedule_that_the_model_cannot_have_is_refused_with_the_reason
     with pytest.raises(
         TensorOptError, match=r"takes backward apart, .* made from it and from no arriving tensor"
     ):
-        explore(
-            model, inputs, cluster="cpu:2", measure="never", micro_batches=[4], store=store, constraints=pin
-        )
+        explore(model, inputs, cluster="cpu:2", measure="never", store=store, constraints=pin)
 
 
 def test_inference_has_no_pipelines(store):

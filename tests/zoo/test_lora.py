@@ -18,6 +18,7 @@ from tensoropt.zoo.lora import Lora, adapters_words, with_adapters
 
 pytest.importorskip("peft")
 R = 4
+QUICK = {"placements": "never", "micro_batches": [1], "recompute": "never"}
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -26,9 +27,8 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def test_what_is_written_is_read():
     assert Lora.of("r=16") == Lora(16)
-    assert Lora.of("r=8, alpha=32,dropout=0.05,targets=q_proj+v_proj") == Lora(
-        8, 32, 0.05, ("q_proj", "v_proj")
-    )
+    found = Lora.of("r=8, alpha=32,dropout=0.05,targets=q_proj+v_proj")
+    assert found == Lora(8, 32, 0.05, ("q_proj", "v_proj"))
     assert Lora.of("r=8,base=nf4-double").base == "nf4-double"
 
 
@@ -126,10 +126,8 @@ def test_layers_that_are_not_there_are_refused_with_those_that_are():
 
 
 def test_adapters_are_recognised_whoever_put_them_there():
-    assert (
-        adapters_words([("q.lora_A.default.weight", (4, 64)), ("q.lora_B.default.weight", (64, 4))])
-        == "LoRA r4"
-    )
+    both = [("q.lora_A.default.weight", (4, 64)), ("q.lora_B.default.weight", (64, 4))]
+    assert adapters_words(both) == "LoRA r4"
     assert adapters_words([("q.lora_A.x.weight", (4, 64)), ("v.lora_A.x.weight", (8, 64))]) == "LoRA r4, r8"
     assert adapters_words([("q.lora_A.x.weight", (4, 64)), ("head.weight", (8, 64))]) == ""
     assert adapters_words([]) == ""
@@ -173,9 +171,7 @@ def test_weights_that_blocks_do_not_divide_are_refused():
 def test_names_and_memory_are_those_of_bytes():
     """QLoRA: half a byte and the scale of 64 for each number, two bytes for the embedding and the output."""
     loaded = load_model(f"{WIDE}&layers=1", device="meta", lora=f"r={R},base=nf4")
-    found = tensoropt.explore(
-        loaded, cluster="dgx-h100[2]", placements="never", micro_batches=[1], recompute="never"
-    )
+    found = tensoropt.explore(loaded, cluster="dgx-h100[2]", **QUICK)
     assert all(name.endswith(f" · LoRA r{R} on nf4") for name in found.names)
     plain = load_model(f"{WIDE}&layers=1", device="meta").model
     linear = sum(p.numel() for name, p in plain.named_parameters() if "proj" in name)
@@ -190,9 +186,7 @@ def test_names_and_memory_are_those_of_bytes():
 @pytest.fixture(scope="module")
 def explored():
     loaded = load_model("zoo:llama-tiny", device="meta", lora=f"r={R}")
-    return tensoropt.explore(
-        loaded, cluster="dgx-h100[2]", placements="never", micro_batches=[1], recompute="never"
-    )
+    return tensoropt.explore(loaded, cluster="dgx-h100[2]", **QUICK)
 
 
 def test_names_and_answers_say_so(explored):

@@ -17,9 +17,8 @@ def of(**more: Any) -> dict[str, Any]:
 
 
 def test_the_same_in_another_folder_is_the_same():
-    assert key_of_words(("recost", "x", "--out", "a"), "a") == key_of_words(
-        ("recost", "x", "--out", "b"), "b"
-    )
+    a, b = (key_of_words(("recost", "x", "--out", folder), folder) for folder in "ab")
+    assert a == b
 
 
 def test_clusters_and_constraints_count_by_their_content():
@@ -48,9 +47,8 @@ def test_settings_of_the_search_make_it_alike_and_the_model_does_not():
 
 def test_the_newest_is_the_estimate_and_the_range_is_said():
     wanted = request_key(of())
-    found = estimate(
-        wanted, [CompletedJob(wanted, seconds) for seconds in (12.0, 30.0, *[20.0] * REPEATED, 900.0)]
-    )
+    took = 12.0, 30.0, *[20.0] * REPEATED, 900.0
+    found = estimate(wanted, [CompletedJob(wanted, seconds) for seconds in took])
     assert (found.last_s, found.low_s, found.high_s) == (12.0, 12.0, 30.0)
     assert estimate_words(found) == ("The same took 12 s to 30 s in 15 runs; saved results are reused.")
     assert estimate_words(None).startswith("No estimate yet")

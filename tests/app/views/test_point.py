@@ -11,41 +11,34 @@ from tensoropt_app.views.point import dominant_words, point_card
 DATA = FrontierData.of(exploration())
 
 
-def test_the_card_says_memory_time_and_whether_it_fits():
-    card = point_card(DATA, View(headroom=0.05), 2)
-    assert (card.memory, card.time, card.mark) == ("30.0 GiB", "600 ms", "fits")
-    assert card.verdict == "Fits one H100-80GB of 80 GiB (38 %)."
-    tight = point_card(DATA, View(), 7)
-    assert (tight.mark, tight.verdict) == ("tight", "Just fits one H100-80GB of 80 GiB (100 %).")
-    over = point_card(DATA, View(headroom=0.1), 7)
-    assert over.mark == "over"
-    assert over.verdict == ("Does not fit the budget of 72 GiB: needs 8.00 GiB more.")
-
-
-def test_what_is_over_a_budget_does_not_fit():
-    card = point_card(DATA, View(budget_bytes=25 * GIB), 2)
-    assert card.mark == "over"
-    assert card.verdict == "Does not fit the budget of 25 GiB: needs 5.00 GiB more."
-    assert card.title == "Point 3 of 8"
+LARGE = FrontierData.of(exploration([point(90 * GIB, 0.1)]))
 
 
 @pytest.mark.parametrize(
-    ("budget", "fits"), [(30, "Just fits"), (31, "Just fits"), (34, "Fits"), (75, "Fits"), (79, "Fits")]
+    ("data", "row", "budget", "headroom", "mark", "verdict"),
+    [
+        (DATA, 2, None, 0.05, "fits", "Fits one H100-80GB of 80 GiB (38 %)."),
+        (DATA, 2, 200, None, "fits", "Fits one H100-80GB of 80 GiB (38 %)."),  # a budget above the card
+        (DATA, 7, None, None, "tight", "Just fits one H100-80GB of 80 GiB (100 %)."),
+        (DATA, 7, None, 0.1, "over", "Does not fit the budget of 72 GiB: needs 8.00 GiB more."),
+        (DATA, 2, 25, None, "over", "Does not fit the budget of 25 GiB: needs 5.00 GiB more."),
+        (LARGE, 0, 99, 0.05, "over", "Does not fit one H100-80GB of 80 GiB: needs 10.0 GiB more."),
+        # The error of predictions decides how well a plan fits.
+        (DATA, 2, 30, 0.05, "tight", "Just fits the budget of 30 GiB (100 %)."),
+        (DATA, 2, 31, 0.05, "tight", "Just fits the budget of 31 GiB (97 %)."),
+        (DATA, 2, 34, 0.05, "fits", "Fits the budget of 34 GiB (88 %)."),
+        (DATA, 2, 79, 0.05, "fits", "Fits the budget of 79 GiB (38 %)."),
+    ],
 )
-def test_what_fits_a_budget_says_its_share_of_it(budget, fits):
-    """The error of predictions decides how well a plan fits."""
-    card = point_card(DATA, View(budget_bytes=budget * GIB, headroom=0.05), 2)
-    assert card.mark != "over"
-    assert card.verdict == f"{fits} the budget of {budget} GiB ({round(3000 / budget)} %)."
+def test_the_card_says_whether_it_fits(data, row, budget, headroom, mark, verdict):
+    limits = {"budget_bytes": budget and budget * GIB} | ({} if headroom is None else {"headroom": headroom})
+    card = point_card(data, View(**limits), row)
+    assert (card.mark, card.verdict) == (mark, verdict)
 
 
-def test_a_budget_above_the_card_is_answered_for_the_card():
-    card = point_card(DATA, View(budget_bytes=200 * GIB), 2)
-    assert card.verdict == "Fits one H100-80GB of 80 GiB (38 %)."
-    data = FrontierData.of(exploration([point(90 * GIB, 0.1)]))
-    card = point_card(data, View(budget_bytes=99 * GIB, headroom=0.05), 0)
-    assert card.mark == "over"
-    assert card.verdict == "Does not fit one H100-80GB of 80 GiB: needs 10.0 GiB more."
+def test_the_card_says_memory_time_and_its_number():
+    card = point_card(DATA, View(), 2)
+    assert (card.memory, card.time, card.title) == ("30.0 GiB", "600 ms", "Point 3 of 8")
 
 
 def test_idle_devices_are_what_most_of_a_step_is_where_they_are():

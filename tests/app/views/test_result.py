@@ -112,9 +112,8 @@ def test_what_is_known_is_said_and_the_rest_can_be_planned(tmp_path):
         "not known yet", "/new?from=opened-half&batch=16"
     )  # fmt: skip
     # Twice the devices of what is known are planned.
-    assert (
-        asked(library, "opened-whole")["16 × H100-80GB"].link == "/new?from=opened-whole&devices=16xH100-80GB"
-    )
+    more = asked(library, "opened-whole")["16 × H100-80GB"]
+    assert more.link == "/new?from=opened-whole&devices=16xH100-80GB"
 
 
 def test_another_batch_is_said_by_its_throughput(tmp_path):

@@ -15,7 +15,6 @@ from tensoropt_app.views.point import point_card
 from tensoropt_app.views.result import VERDICTS, answer_line, choices, two_digits
 
 from tensoropt.cli.parser import main
-from tensoropt.units import parse_bytes
 from tests.plan.explorations import csv_of
 
 SHIPPED = sorted(folder.name for folder in READY_MADE.iterdir())
@@ -76,13 +75,3 @@ def test_a_longest_step_and_a_budget_choose_what_the_command_line_does(name):
     low = float(data.needs.min()) * 1.05
     chosen = asked("choose", str(READY_MADE / name), "--memory", f"{low:.0f}")
     assert data.chosen(View(name, budget_bytes=float(f"{low:.0f}"))) == chosen["point"] - 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "memory"), [("llama3-8b-8x24gib", "24GiB"), ("llama3-70b-two-nodes", "80GiB")]
-)
-def test_a_budget_is_never_exceeded(name, memory):
-    for more in ((), ("--fastest",)):
-        chosen = asked("choose", str(READY_MADE / name), "--memory", memory, *more)
-        assert chosen["needs_bytes"] <= parse_bytes(memory)

@@ -62,14 +62,12 @@ def test_nonsense_in_the_url_is_left_out(query):
     [
         ("?x=a&point=3&budget=24GiB&whole=0&headroom=0.050&from=b&devices=2", []),
         ("?budget=lots", ["“lots” is not understood as “budget”."]),
-        (
-            "?headroom=7&time=soon",
-            ["“7” is not understood as “headroom”.", "“soon” is not understood as “time”."],
-        ),
+        ("?headroom=7&time=soon",
+         ["“7” is not understood as “headroom”.", "“soon” is not understood as “time”."]),
         ("?colour=red", ["There is no “colour” that a link can set."]),
         ("?whole=maybe", ["“whole” is 0 or 1, not “maybe”."]),
     ],
-)
+)  # fmt: skip
 def test_what_a_link_cannot_set_is_said(query, said):
     assert state.not_understood(query) == said
 

@@ -111,23 +111,17 @@ def test_a_device_without_tensor_cores_computes_tf32_as_float32():
     [
         (explored(), "mfu", "saved without the FLOP of its model"),
         (explored(flops={}), "mfu", "no product whose FLOP are counted"),
-        (
-            explored("dgx-v100[2]", flops={"bfloat16": 1e9}),
-            "mfu",
-            "no peak of bfloat16 is known for V100-32GB",
-        ),
+        (explored("dgx-v100[2]", flops={"bfloat16": 1e9}), "mfu",
+         "no peak of bfloat16 is known for V100-32GB"),
         (explored(flops={"float32": 1.0}), "per_hour", "no price of a device-hour is known for H100-80GB"),
         (explored(flops={"float32": 1.0}, cluster="dgx-h100[1]"), "mfu", "which of the 1 devices"),
         (replace(explored(flops={"float32": 1.0}), cluster={"name": "toy"}), "mfu", "was not saved"),
         (explored(call={"args": [], "kwargs": {}}), "samples_per_s", "shapes of the model's inputs"),
         (explored(call=IMAGES), "tokens_per_s", "reads no sequences of token numbers"),
-        (
-            explored(call={"args": [{"tensor": [n, 3], "dtype": "float32"} for n in (8, 4)], "kwargs": {}}),
-            "samples_per_s",
-            r"no batch in common \(first sizes 8, 4\)",
-        ),
+        (explored(call={"args": [{"tensor": [n, 3], "dtype": "float32"} for n in (8, 4)], "kwargs": {}}),
+         "samples_per_s", r"no batch in common \(first sizes 8, 4\)"),
     ],
-)
+)  # fmt: skip
 def test_what_is_unknown_says_why(found, name, why):
     one = RatesOf(found).of(0)
     assert getattr(one, name) is None

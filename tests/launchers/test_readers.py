@@ -77,16 +77,13 @@ def test_a_pipeline_of_torchtitan_keeps_parameters_gathered():
         ("torchtitan", "[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "DualPipeV is unknown"),
         ("megatron", "--fp8-format hybrid", "fp8-format = hybrid"),
         ("megatron", "--bf16 --moe-grouped-gemm", "moe-grouped-gemm = True"),
-        (
-            "deepspeed",
-            '{"zero_optimization": {"offload_param": {"device": "cpu"}}}',
-            "offload_param.device = cpu",
-        ),
+        ("deepspeed", '{"zero_optimization": {"offload_param": {"device": "cpu"}}}',
+         "offload_param.device = cpu"),
         ("deepspeed", '{"compression_training": {"weight_quantization": 1}}', "weight_quantization = 1"),
         ("accelerate", "distributed_type: FSDP\nmixed_precision: fp8\n", "fp8"),
         ("accelerate", "distributed_type: FSDP\nfp8_config:\n  backend: TE\n", "fp8_config.backend = TE"),
     ],
-)
+)  # fmt: skip
 def test_what_costs_and_cannot_be_said_is_noted(launcher, text, words):
     assert any(words in note for note in read(launcher, text).notes)
 

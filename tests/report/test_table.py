@@ -10,7 +10,7 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts, range_data, range_of
-from tensoropt.exploration.figure_rows import FigureRow, points_data
+from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import frontier_text
 from tensoropt.ops.registry import is_dense_transformer
 from tensoropt.plan.graph_facts import GraphFacts
@@ -51,20 +51,14 @@ def test_the_summary_names_what_has_no_rule():
     [
         ({}, "all", "nothing was timed: T4 is not here; figures are of data sheets"),
         ({}, "never", "nothing was timed: timing was refused (--measure never); figures are of data sheets"),
-        (
-            {"workloads_measured": 3, "timed_now": False, "fit": [{"cls": "norm"}]},
-            "never",
-            "nothing was timed: timing was refused (--measure never); figures are of the profile store, "
-            "which knows 3 distinct pieces of work and a fit to what it knows",
-        ),
+        ({"workloads_measured": 3, "timed_now": False, "fit": [{"cls": "norm"}]}, "never",
+         "nothing was timed: timing was refused (--measure never); figures are of the profile store, "
+         "which knows 3 distinct pieces of work and a fit to what it knows"),
         ({"fit": [{"cls": "norm"}]}, "all", "nothing was timed: T4 is not here; figures are of a fit"),
-        (
-            {"workloads_measured": 3, "median_spread": 0.041, "failed_measurements": 1},
-            "all",
-            "timed: 3 distinct pieces of work, median spread 4 %, 1 failed, see the notes",
-        ),
+        ({"workloads_measured": 3, "median_spread": 0.041, "failed_measurements": 1}, "all",
+         "timed: 3 distinct pieces of work, median spread 4 %, 1 failed, see the notes"),
     ],
-)
+)  # fmt: skip
 def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said):
     found = small_exploration()
     found = replace(
@@ -73,12 +67,6 @@ def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said):
         settings={**found.settings, "measure": measure},
     )
     assert timing_words(found).startswith(said)
-
-
-def test_points_as_data_use_the_words_of_the_csv():
-    rows = points_data(small_exploration())
-    assert [r["point"] for r in rows] == [1, 2, 3, 4]
-    assert (rows[0]["memory_bytes"], rows[1]["devices"]) == (10 * MIB, 2)
 
 
 def test_a_point_in_words():

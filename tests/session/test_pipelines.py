@@ -344,10 +344,8 @@ def test_a_budget_below_all_that_is_pinned_is_infeasible(store):
     ("pin", "says"),
     [
         ({"stages": 3}, r"cpu:4 has 4 devices, which make 2, 4 such parts.* ask for this many stages: 2, 4$"),
-        (
-            {"stages": 8},
-            r"8 stages.* the model, of \d+ groups of operators, has 3 places to cut, for at most 4 stages",
-        ),
+        ({"stages": 8},
+         r"8 stages.* the model, of \d+ groups of operators, has 3 places to cut, for at most 4 stages"),
         ({"stages": 2, "schedule": "dualpipe"}, "dualpipe"),
         ({"stages": 2, "cuts": ["linear_9"]}, "linear_9"),
         ({"stages": 2, "cuts": ["linear_1", "linear_2"]}, "cuts"),
@@ -363,7 +361,7 @@ def test_a_budget_below_all_that_is_pinned_is_infeasible(store):
         ({"stages": 2, "cuts": 3}, "cuts"),
         ({"stages": 2, "places": 2}, "places"),
     ],
-)
+)  # fmt: skip
 def test_pins_that_cannot_be_kept_are_refused(store, pin, says):
     with pytest.raises(TensorOptError, match=says):
         pinned(store, pin)

@@ -83,17 +83,13 @@ def test_it_computes_a_loss_of_made_up_inputs(folder, kind, architecture, config
         ({"model_type": "x"}, "cannot be read"),
         ({"architectures": ["Qwen2ForCausalLMs"]}, "is no class of transformers .*'Qwen2ForCausalLM'"),
         ({"architectures": ["Qwen2Model"]}, "computes no loss; write Qwen2ForCausalLM or .* into its"),
-        (
-            {"model_type": "detr", "architectures": ["DetrForObjectDetection"]},
-            "labels of an unsupported kind",
-        ),
+        ({"model_type": "detr", "architectures": ["DetrForObjectDetection"]},
+         "labels of an unsupported kind"),
         ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}, "image placeholders"),
-        (
-            {"model_type": "pix2struct", "architectures": ["Pix2StructForConditionalGeneration"]},
-            "reads flattened_patches",
-        ),
+        ({"model_type": "pix2struct", "architectures": ["Pix2StructForConditionalGeneration"]},
+         "reads flattened_patches"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_built_is_refused(folder, change, words):
     with pytest.raises(ModelSourceError, match=words):
         load_model(folder(**change))

@@ -1,4 +1,4 @@
-"""Without a browser these tests say why they are skipped; where one is required, they fail."""
+"""Where checks run on every change, a browser is required: without one these tests fail there."""
 
 from __future__ import annotations
 

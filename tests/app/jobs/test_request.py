@@ -15,7 +15,7 @@ from tensoropt.cli.arguments import question_option
 from tensoropt.cli.parser import parser
 from tensoropt.cluster import list_clusters, load_cluster
 from tensoropt.question.question import Question
-from tensoropt.question.settings import Settings, settings_fields
+from tensoropt.question.settings import settings_fields
 
 
 @pytest.fixture
@@ -56,11 +56,6 @@ def test_a_form_asks_what_the_command_line_asks(uploads):
         ({"more": "--devices 2,4"}, "zoo:gpt2-tiny --cluster dgx-h100 --devices 2,4"),
     ):  # fmt: skip
         assert request_from({**FORM, **changes}, uploads).question == asked(line), changes
-
-
-def test_an_empty_form_asks_the_defaults(uploads):
-    assert request_from(FORM, uploads).question.settings == Settings()
-    assert words(uploads)[:4] == ["explore", "zoo:gpt2-tiny", "--cluster", "dgx-h100"]
 
 
 def test_every_setting_can_be_given_with_more_options(uploads):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples_app import exploration, of_model, point
+from samples_app import exploration, of_model
 from tensoropt_app.library import Entry
 from tensoropt_app.views.export import commands, explore_line, files
 from tensoropt_app.views.frontier import FrontierData
@@ -102,10 +102,3 @@ def test_the_lines_follow_each_other(origin, again, from_):
     assert lines[5].startswith("torchrun --nproc-per-node 8")
     assert lines[5].endswith(" --cpu")  # the plan is for GPUs
     assert parsed(lines[6]).save == from_
-
-
-def test_a_mark_is_chosen_by_its_number():
-    """It is no point of the frontier: no budget selects it."""
-    found = replace(exploration(), others=(point(2.0**34, 0.9, planner="zero"),))
-    lines = [c.line for c in commands(FrontierData.of(found), Entry("a", Path("/data/a"), "opened"), 8)]
-    assert "tensoropt choose /data/a --point 9 --out plan.json" in lines

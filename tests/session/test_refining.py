@@ -36,12 +36,6 @@ def test_a_mesh_is_wide_where_a_group_has_many_ways_to_split_on_three_axes():
     assert not _is_wide(WIDE, graph_of())
 
 
-def test_wide_spaces_come_apart_from_the_others():
-    narrow, wide = apart(graph_of(8), [FLAT, WIDE], [1, 2], Restrictions())
-    assert list(narrow) == [(FLAT, 1), (FLAT, 2)]
-    assert list(wide) == [(WIDE, 1), (WIDE, 2)]
-
-
 def test_what_constraints_leave_of_spaces_stays_with_them():
     pinned = Restriction(kept={"g0": (0,)})
     left = Restrictions({("8", 1): FREE, ("2x2x2", 1): pinned})

@@ -28,19 +28,18 @@ BLINDNESS = {
 }
 
 
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_text_has_the_contrast_of_wcag_aa(colours):
+SCHEMES = pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+
+
+@SCHEMES
+def test_text_and_marks_have_the_contrast_of_wcag_aa(colours):
     for text in (colours.ink, colours.muted, colours.accent, colours.select):
         assert contrast(text, colours.surface) >= 4.5, text
-
-
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_marks_have_the_contrast_of_graphical_objects(colours):
     for mark in colours.series:
         assert contrast(mark, colours.surface) >= 3.0, mark
 
 
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+@SCHEMES
 @pytest.mark.parametrize("seen", BLINDNESS)
 def test_the_common_configurations_are_told_apart(colours, seen):
     series = [lab(BLINDNESS[seen] @ linear(c)) for c in colours.series[:5]]

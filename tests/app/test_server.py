@@ -65,15 +65,12 @@ def test_the_standalone_page_takes_point_and_limits_from_its_address(client):
     assert re.search(r"Fits [^.]*45(\.0)? GiB", text)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "opened-a/plan.json?point=9", "opened-a/plan.json?point=0", "opened-a/plan.json?point=-1",
-        "opened-a/plan.json?point=1e3",
-        "opened-a/exploration.json", "opened-b/plan.json", "..%2F..%2Fetc/plan.json",
-        "opened-a/..%2Fpoints.npz",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("path", [
+    "opened-a/plan.json?point=9", "opened-a/plan.json?point=0", "opened-a/plan.json?point=-1",
+    "opened-a/plan.json?point=1e3",
+    "opened-a/exploration.json", "opened-b/plan.json", "..%2F..%2Fetc/plan.json",
+    "opened-a/..%2Fpoints.npz",
+])  # fmt: skip
 def test_downloads_come_from_the_exploration_only(client, path):
     answer = client.get(f"/download/{path}")
     assert answer.status_code == 404

@@ -42,32 +42,26 @@ def test_a_url_written_by_hand_may_have_units():
     assert (view.budget_bytes, view.time_s) == (24 * GIB, 0.085)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "?point=-1&budget=-3GiB&time=nan",
-        "?point=0",
-        "?headroom=7&price=inf&whole=maybe",
-        "?x=" + "a" * 500,
-        "?%ff&=&&",
-        "?amount=lots&beside=",
-    ],
-)
+@pytest.mark.parametrize("query", [
+    "?point=-1&budget=-3GiB&time=nan",
+    "?point=0",
+    "?headroom=7&price=inf&whole=maybe",
+    "?x=" + "a" * 500,
+    "?%ff&=&&",
+    "?amount=lots&beside=",
+])  # fmt: skip
 def test_nonsense_in_the_url_is_left_out(query):
     assert View.from_query(query) == View()
 
 
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        ("?x=a&point=3&budget=24GiB&whole=0&headroom=0.050&from=b&devices=2", []),
-        ("?budget=lots", ["“lots” is not understood as “budget”."]),
-        ("?headroom=7&time=soon",
-         ["“7” is not understood as “headroom”.", "“soon” is not understood as “time”."]),
-        ("?colour=red", ["There is no “colour” that a link can set."]),
-        ("?whole=maybe", ["“whole” is 0 or 1, not “maybe”."]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("query", "said"), [
+    ("?x=a&point=3&budget=24GiB&whole=0&headroom=0.050&from=b&devices=2", []),
+    ("?budget=lots", ["“lots” is not understood as “budget”."]),
+    ("?headroom=7&time=soon",
+     ["“7” is not understood as “headroom”.", "“soon” is not understood as “time”."]),
+    ("?colour=red", ["There is no “colour” that a link can set."]),
+    ("?whole=maybe", ["“whole” is 0 or 1, not “maybe”."]),
+])  # fmt: skip
 def test_what_a_link_cannot_set_is_said(query, said):
     assert state.not_understood(query) == said
 
@@ -79,16 +73,13 @@ def test_of_what_the_page_writes_all_is_understood(view):
         assert state.not_understood(written.to_query()) == []
 
 
-@pytest.mark.parametrize(
-    ("amount", "why"),
-    [
-        ("a lot", "write 1e9 tokens"),
-        ("0 tokens", "more than 0"),
-        ("1 tokens" * 200, "at most 600"),
-        ("1.5T tokens", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("amount", "why"), [
+    ("a lot", "write 1e9 tokens"),
+    ("0 tokens", "more than 0"),
+    ("1 tokens" * 200, "at most 600"),
+    ("1.5T tokens", ""),
+    ("", ""),
+])  # fmt: skip
 def test_a_training_that_is_none_is_refused_with_the_rule(amount, why):
     said = state.said_fault(amount)
     assert why in said

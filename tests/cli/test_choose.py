@@ -114,17 +114,14 @@ def test_without_a_price_money_is_unknown_and_says_why(priced, capsys):
     assert "1,000 steps: 8.33 min, 0.278 device-hours; money unknown: no price of a device-hour" in told
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (["--tokens", "many"], "--tokens 'many' is not a count"),
-        (["--tokens", "0"], "give more than 0"),
-        (["--price", "free"], "'free' is not a price"),
-        (["--price", "-1"], "the price of all devices is -1 per hour"),
-        (["--price", "A100-80GB=2"], "price given for A100-80GB, which is no device"),
-        (["--price", "1", "--price", "2"], "two prices for all devices"),
-    ],
-)
+@pytest.mark.parametrize(("more", "why"), [
+    (["--tokens", "many"], "--tokens 'many' is not a count"),
+    (["--tokens", "0"], "give more than 0"),
+    (["--price", "free"], "'free' is not a price"),
+    (["--price", "-1"], "the price of all devices is -1 per hour"),
+    (["--price", "A100-80GB=2"], "price given for A100-80GB, which is no device"),
+    (["--price", "1", "--price", "2"], "two prices for all devices"),
+])  # fmt: skip
 def test_nonsense_ends_with_code_2_and_the_rule(priced, capsys, more, why):
     assert main(["choose", str(priced), "--knee", *more]) == 2
     told = capsys.readouterr()

@@ -417,20 +417,17 @@ def test_planners_compared_under_constraints_keep_them(did, place):
     assert {r["axis_0"] for r in rows_of("s.csv") if r["operator"] == "linear"} == {"none"}
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, "does not exist"),
-        ("pin: [", "not valid YAML"),
-        ("pin: [{operators: aa, axes: {gpu: none}}]", "did you mean 'a'"),
-        ("pin: [{operators: a, axes: {gpus: none}}]", "did you mean 'gpu'"),
-        ("pin: [{operators: a, axes: {gpu: out_feature}}]", "out_features"),
-        ("pin: [{operators: a, axes: {gpu: none}}, {operators: linear, axes: {gpu: rows}}]", "contradicts"),
-        ("devices: [{operators: a, kinds: [A100-80GB]}]", "H100-80GB is not supported"),
-        ("pipeline: 2", "pipeline is a mapping"),
-        ("pipeline: {stages: 2, stage: 2}", "did you mean 'stages'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    (None, "does not exist"),
+    ("pin: [", "not valid YAML"),
+    ("pin: [{operators: aa, axes: {gpu: none}}]", "did you mean 'a'"),
+    ("pin: [{operators: a, axes: {gpus: none}}]", "did you mean 'gpu'"),
+    ("pin: [{operators: a, axes: {gpu: out_feature}}]", "out_features"),
+    ("pin: [{operators: a, axes: {gpu: none}}, {operators: linear, axes: {gpu: rows}}]", "contradicts"),
+    ("devices: [{operators: a, kinds: [A100-80GB]}]", "H100-80GB is not supported"),
+    ("pipeline: 2", "pipeline is a mapping"),
+    ("pipeline: {stages: 2, stage: 2}", "did you mean 'stages'"),
+])  # fmt: skip
 def test_constraints_that_cannot_be_used(run, place, text, says):
     file = place / "constraints.yaml"
     file.unlink(missing_ok=True)
@@ -537,16 +534,13 @@ def test_bad_input_gets_one_sentence(run, explored, place, case):
     assert snapshot(explored) == before
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (), ("fly",), ("explore",), ("list", "cats"),
-        ("choose", "out", "--knee", "--time", "1"),
-        (*NET, *EXPLORE, "--optimizer", "lion"), (*NET, *EXPLORE, "--fast"),
-        (*NET, *EXPLORE, "--pipelines", "some"),
-        ("verify", "net.py:net", "--random", "1", "--pipeline", "two"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("arguments", [
+    (), ("fly",), ("explore",), ("list", "cats"),
+    ("choose", "out", "--knee", "--time", "1"),
+    (*NET, *EXPLORE, "--optimizer", "lion"), (*NET, *EXPLORE, "--fast"),
+    (*NET, *EXPLORE, "--pipelines", "some"),
+    ("verify", "net.py:net", "--random", "1", "--pipeline", "two"),
+])  # fmt: skip
 def test_unknown_words_are_refused_by_the_parser(run, arguments):
     code, _, err = run(*arguments)
     assert code == 2

@@ -175,48 +175,45 @@ def test_the_catalogue_has_sources_and_links_are_believable():
         assert 1e-6 < link(name).latency_s < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "not valid YAML"),
-        ("- a\n- b", "must be a mapping"),
-        ("nodes: 2", "needs devices"),
-        ("devices: []", "at least one"),
-        ("devices: [{count: 2}]", "has no kind"),
-        ("devices: [{kind: H100-80GB, count: two}]", "whole number of at least 1"),
-        ("devices: [{kind: H100-80GB, count: 1000000000}]", "at most 1000000 devices"),
-        ("devices: [{kind: H100-80GB, count: 8}]\nnodes: 1000000000", "nodes is 1000000000, but .* at most"),
-        ("devices: [{kind: T4, count: 2000}]\nnodes: 2000", "2000 devices in each is 4000000, .* at most"),
-        ("devices: [kind: {name: X, type: gpu, memory: 80GB, memory_bandwidth: 2TB/s, "
-         "flops: {float32: 6e13}}]", "type 'gpu'; did you mean 'cuda'"),
-        ("devices: [{kind: H100-80G, count: 1}]", "did you mean 'H100-80GB'"),
-        ("devices: [{kind: {name: X, type: cuda}}]", "lacks memory"),
-        ("devices: [{kind: H100-80GB, number: 2}]", "unknown key 'number'"),
-        ("device: [H100-80GB]", "did you mean 'devices'"),
-        ("devices: [H100-80GB]\nnodes: 0", "nodes is 0"),
-        ("devices: [H100-80GB]\nnodes: [{devices: [L40S]}]", "leave out the separate devices"),
-        ("nodes: [{count: 2}]", "has no devices"),
-        ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, count: 2}]}]", "equally many"),
-        ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, memory: 1GiB}]}]", "rename one of them"),
-        ("devices: [H100-80GB]\nnodes: 2", "lacks inter_node"),
-        ("devices: [{kind: H100-80GB, count: 2}]", "lacks intra_node"),
-        ("devices: [L40S, {kind: L40S, memory: 1GiB}]\nlinks: {intra_node: PCIe4}", "name one of them"),
-        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: NVLink44}", "did you mean 'NVLink4'"),
-        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {latency: 5us}}", "needs latency and bandwidth"),
-        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, beta: -5GB/s}}", "not a bandwidth"),
-        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, beta: -5e9}}", "greater than 0"),
-        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, latency: 1us, beta: 1}}", "keep one"),
-        ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {link: PCIe4, beta: 1}}", "keep one"),
-        ("devices: [H100-80GB, L40S]\nlinks: {pairs: []}", "must be a list"),
-        ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{link: PCIe4}]}", r"between: \[0, 1\]"),
-        ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{between: [0, 2], link: PCIe4}]}", "from 0 to 1"),
-        ("devices: [T4, T4]\nlinks: {pairs: [{between: [1, 1], link: PCIe4}]}", "two different devices"),
-        ("devices: [T4, T4, T4]\nlinks: {pairs: [{between: [0, 1], link: PCIe4}]}",
-         r"lacks 2 of 3 pairs: \(0, 2\)"),
-        ("devices: [T4, T4]\nlinks: {pairs: [{between: [0, 1], link: PCIe4}, "
-         "{between: [1, 0], link: PCIe4}]}", "given twice"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "message"), [
+    ("{", "not valid YAML"),
+    ("- a\n- b", "must be a mapping"),
+    ("nodes: 2", "needs devices"),
+    ("devices: []", "at least one"),
+    ("devices: [{count: 2}]", "has no kind"),
+    ("devices: [{kind: H100-80GB, count: two}]", "whole number of at least 1"),
+    ("devices: [{kind: H100-80GB, count: 1000000000}]", "at most 1000000 devices"),
+    ("devices: [{kind: H100-80GB, count: 8}]\nnodes: 1000000000", "nodes is 1000000000, but .* at most"),
+    ("devices: [{kind: T4, count: 2000}]\nnodes: 2000", "2000 devices in each is 4000000, .* at most"),
+    ("devices: [kind: {name: X, type: gpu, memory: 80GB, memory_bandwidth: 2TB/s, "
+     "flops: {float32: 6e13}}]", "type 'gpu'; did you mean 'cuda'"),
+    ("devices: [{kind: H100-80G, count: 1}]", "did you mean 'H100-80GB'"),
+    ("devices: [{kind: {name: X, type: cuda}}]", "lacks memory"),
+    ("devices: [{kind: H100-80GB, number: 2}]", "unknown key 'number'"),
+    ("device: [H100-80GB]", "did you mean 'devices'"),
+    ("devices: [H100-80GB]\nnodes: 0", "nodes is 0"),
+    ("devices: [H100-80GB]\nnodes: [{devices: [L40S]}]", "leave out the separate devices"),
+    ("nodes: [{count: 2}]", "has no devices"),
+    ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, count: 2}]}]", "equally many"),
+    ("nodes: [{devices: [L40S]}, {devices: [{kind: L40S, memory: 1GiB}]}]", "rename one of them"),
+    ("devices: [H100-80GB]\nnodes: 2", "lacks inter_node"),
+    ("devices: [{kind: H100-80GB, count: 2}]", "lacks intra_node"),
+    ("devices: [L40S, {kind: L40S, memory: 1GiB}]\nlinks: {intra_node: PCIe4}", "name one of them"),
+    ("devices: [H100-80GB, L40S]\nlinks: {intra_node: NVLink44}", "did you mean 'NVLink4'"),
+    ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {latency: 5us}}", "needs latency and bandwidth"),
+    ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, beta: -5GB/s}}", "not a bandwidth"),
+    ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, beta: -5e9}}", "greater than 0"),
+    ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {alpha: 1us, latency: 1us, beta: 1}}", "keep one"),
+    ("devices: [H100-80GB, L40S]\nlinks: {intra_node: {link: PCIe4, beta: 1}}", "keep one"),
+    ("devices: [H100-80GB, L40S]\nlinks: {pairs: []}", "must be a list"),
+    ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{link: PCIe4}]}", r"between: \[0, 1\]"),
+    ("devices: [H100-80GB, L40S]\nlinks: {pairs: [{between: [0, 2], link: PCIe4}]}", "from 0 to 1"),
+    ("devices: [T4, T4]\nlinks: {pairs: [{between: [1, 1], link: PCIe4}]}", "two different devices"),
+    ("devices: [T4, T4, T4]\nlinks: {pairs: [{between: [0, 1], link: PCIe4}]}",
+     r"lacks 2 of 3 pairs: \(0, 2\)"),
+    ("devices: [T4, T4]\nlinks: {pairs: [{between: [0, 1], link: PCIe4}, "
+     "{between: [1, 0], link: PCIe4}]}", "given twice"),
+])  # fmt: skip
 def test_wrong_files_say_what_and_how(tmp_path, text, message):
     with pytest.raises(ClusterError, match=message) as caught:
         load(tmp_path, text)
@@ -224,18 +221,15 @@ def test_wrong_files_say_what_and_how(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("cpu:99999999999", "at most 1000000 devices"),
-        ("dgx-h100x99999999999", "at most 1000000 devices"),
-        ("dgx-h10", "did you mean 'dgx-h100'"),
-        ("dgx-h100x0", "unknown cluster"),
-        ("netsplit-paperx2", "unknown cluster"),
-        ("missing.yaml", "does not exist"),
-        ("some/where", "does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("cpu:99999999999", "at most 1000000 devices"),
+    ("dgx-h100x99999999999", "at most 1000000 devices"),
+    ("dgx-h10", "did you mean 'dgx-h100'"),
+    ("dgx-h100x0", "unknown cluster"),
+    ("netsplit-paperx2", "unknown cluster"),
+    ("missing.yaml", "does not exist"),
+    ("some/where", "does not exist"),
+])  # fmt: skip
 def test_wrong_names_say_what_and_how(name, message):
     with pytest.raises(ClusterError, match=message):
         load_cluster(name)

@@ -210,24 +210,21 @@ def _kind(**changes):
     return DeviceKind(**{**values, **changes})
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: _kind(type="tpu"),
-        lambda: _kind(memory_bytes=-1),
-        lambda: _kind(flops={"float64": 1.0}),
-        lambda: _kind(flops={"float32": float("nan")}),
-        lambda: _kind(memory_bandwidth=0.0),
-        lambda: _kind(price_per_hour=-2),
-        lambda: Link(name="l", latency_s=-1.0, bandwidth_bytes_per_s=1.0),
-        lambda: Link(name="l", latency_s=0.0, bandwidth_bytes_per_s=float("inf")),
-        lambda: Level(name="l", size=0, link=link("PCIe3")),
-        lambda: Level(name="l", size=2, link=link("PCIe3"), link_count=0),
-        lambda: Cluster(name="c", devices=(), levels=()),
-        lambda: Cluster(name="c", devices=(_kind(), _kind()), levels=()),
-        lambda: Cluster(name="c", devices=(_kind(),), levels=(), pairs={(0, 1): link("PCIe3")}),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    lambda: _kind(type="tpu"),
+    lambda: _kind(memory_bytes=-1),
+    lambda: _kind(flops={"float64": 1.0}),
+    lambda: _kind(flops={"float32": float("nan")}),
+    lambda: _kind(memory_bandwidth=0.0),
+    lambda: _kind(price_per_hour=-2),
+    lambda: Link(name="l", latency_s=-1.0, bandwidth_bytes_per_s=1.0),
+    lambda: Link(name="l", latency_s=0.0, bandwidth_bytes_per_s=float("inf")),
+    lambda: Level(name="l", size=0, link=link("PCIe3")),
+    lambda: Level(name="l", size=2, link=link("PCIe3"), link_count=0),
+    lambda: Cluster(name="c", devices=(), levels=()),
+    lambda: Cluster(name="c", devices=(_kind(), _kind()), levels=()),
+    lambda: Cluster(name="c", devices=(_kind(),), levels=(), pairs={(0, 1): link("PCIe3")}),
+])  # fmt: skip
 def test_impossible_hardware_is_refused(make):
     with pytest.raises(ClusterError):
         make()

@@ -94,22 +94,19 @@ def test_systems_are_as_their_data_sheets_say(name):
     assert nodes.link.bandwidth_bytes_per_s == gigabits * 1e9 / 8
 
 
-@pytest.mark.parametrize(
-    ("reported", "name"),
-    [
-        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
-        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
-        ("NVIDIA H100 PCIe", "H100-PCIe-80GB"),
-        ("NVIDIA H20", "H20-96GB"),
-        ("NVIDIA H200", "H200-141GB"),
-        ("NVIDIA B200", "B200-180GB"),
-        ("NVIDIA GB200", "GB200"),
-        ("Tesla V100-SXM2-16GB", "V100-16GB"),
-        ("Tesla V100-PCIE-16GB", "V100-PCIe-16GB"),
-    ],
-)
+@pytest.mark.parametrize(("reported", "name"), [
+    ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+    ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+    ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
+    ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+    ("NVIDIA H100 PCIe", "H100-PCIe-80GB"),
+    ("NVIDIA H20", "H20-96GB"),
+    ("NVIDIA H200", "H200-141GB"),
+    ("NVIDIA B200", "B200-180GB"),
+    ("NVIDIA GB200", "GB200"),
+    ("Tesla V100-SXM2-16GB", "V100-16GB"),
+    ("Tesla V100-PCIE-16GB", "V100-PCIe-16GB"),
+])  # fmt: skip
 def test_names_that_the_driver_reports_find_their_sheet(reported, name):
     assert kind_by_nvml_name(reported).name == name
 

@@ -39,22 +39,19 @@ def test_numbers_in_base_units_are_taken(tmp_path):
     assert load(tmp_path, latency=0).levels[0].link.latency_s == 0
 
 
-@pytest.mark.parametrize(
-    ("figures", "message"),
-    [
-        ({"memory": 80}, r"memory of .*'Chip' is 80, which without a unit is 80 bytes; .*for example 80GB"),
-        ({"memory": "'80'"}, "for example 80GB"),
-        ({"wide": 2000}, r"memory bandwidth .* is 2000, .*for example 2000GB/s"),
-        ({"flops": 60}, r"float32 FLOP/s .* is 60, .*for example 60TFLOP/s"),
-        ({"latency": 5}, r"latency of .* is 5, which without a unit is 5 seconds; .*for example 5us"),
-        ({"bandwidth": 25}, r"bandwidth of .* is 25, .*for example 25GB/s"),
-        ({"flops": "60GB"}, r"'60GB' is not a number of FLOP/s"),
-        ({"bandwidth": "16GT/s"}, r"'16GT/s' is not a bandwidth"),
-        ({"memory": "yes"}, "which is not a number; correct the value"),
-        ({"memory": -1}, "greater than 0"),
-        ({"flops": ".nan"}, "must be finite"),
-    ],
-)
+@pytest.mark.parametrize(("figures", "message"), [
+    ({"memory": 80}, r"memory of .*'Chip' is 80, which without a unit is 80 bytes; .*for example 80GB"),
+    ({"memory": "'80'"}, "for example 80GB"),
+    ({"wide": 2000}, r"memory bandwidth .* is 2000, .*for example 2000GB/s"),
+    ({"flops": 60}, r"float32 FLOP/s .* is 60, .*for example 60TFLOP/s"),
+    ({"latency": 5}, r"latency of .* is 5, which without a unit is 5 seconds; .*for example 5us"),
+    ({"bandwidth": 25}, r"bandwidth of .* is 25, .*for example 25GB/s"),
+    ({"flops": "60GB"}, r"'60GB' is not a number of FLOP/s"),
+    ({"bandwidth": "16GT/s"}, r"'16GT/s' is not a bandwidth"),
+    ({"memory": "yes"}, "which is not a number; correct the value"),
+    ({"memory": -1}, "greater than 0"),
+    ({"flops": ".nan"}, "must be finite"),
+])  # fmt: skip
 def test_what_cannot_be_meant_is_refused(tmp_path, figures, message):
     with pytest.raises(ClusterError, match=message):
         load(tmp_path, **figures)

@@ -48,14 +48,11 @@ def test_every_cluster_offers_its_fastest_plan_that_fits():
     assert rows[0].device_hours == pytest.approx(2 * (rows[0].hours or 0))
 
 
-@pytest.mark.parametrize(
-    ("limits", "cheapest", "fastest"),
-    [
-        ({}, "dgx-a100", "dgx-h100"),
-        ({"memory_bytes": 20 * GIB}, "dgx-a100", "dgx-h100"),
-        ({"memory_bytes": 5 * GIB}, None, None),
-    ],
-)
+@pytest.mark.parametrize(("limits", "cheapest", "fastest"), [
+    ({}, "dgx-a100", "dgx-h100"),
+    ({"memory_bytes": 20 * GIB}, "dgx-a100", "dgx-h100"),
+    ({"memory_bytes": 5 * GIB}, None, None),
+])  # fmt: skip
 def test_cheapest_and_fastest_within_limits(limits, cheapest, fastest):
     found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind=PRICES), **limits))
     assert names(found) == (cheapest, fastest)

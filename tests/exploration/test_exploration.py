@@ -215,19 +215,16 @@ def test_an_interrupted_write_leaves_nothing_behind(found, tmp_path, monkeypatch
     assert (tmp_path / "plan.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda d: (d / "exploration.json").unlink(), "holds no exploration"),
-        (lambda d: (d / "exploration.json").write_text("{"), "is damaged"),
-        (lambda d: (d / "points.npz").unlink(), "is damaged"),
-        (lambda d: (d / "points.npz").write_bytes(b"no archive"), "is damaged"),
-        (lambda d: (d / "strategies.json.gz").unlink(), "is damaged"),
-        (lambda d: (d / "strategies.json.gz").write_bytes(b"no archive"), "is damaged"),
-        (lambda d: (d / "exploration.json").write_text('{"schema": "other"}'),
-         r"schema 'other', not '.*/4'; explore again"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda d: (d / "exploration.json").unlink(), "holds no exploration"),
+    (lambda d: (d / "exploration.json").write_text("{"), "is damaged"),
+    (lambda d: (d / "points.npz").unlink(), "is damaged"),
+    (lambda d: (d / "points.npz").write_bytes(b"no archive"), "is damaged"),
+    (lambda d: (d / "strategies.json.gz").unlink(), "is damaged"),
+    (lambda d: (d / "strategies.json.gz").write_bytes(b"no archive"), "is damaged"),
+    (lambda d: (d / "exploration.json").write_text('{"schema": "other"}'),
+     r"schema 'other', not '.*/4'; explore again"),
+])  # fmt: skip
 def test_damaged_folders_are_refused(found, tmp_path, damage, message):
     found.save(tmp_path)
     damage(tmp_path)

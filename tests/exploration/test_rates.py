@@ -106,22 +106,18 @@ def test_a_device_without_tensor_cores_computes_tf32_as_float32():
     assert RatesOf(found).of(0).mfu == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("found", "name", "why"),
-    [
-        (explored(), "mfu", "saved without the FLOP of its model"),
-        (explored(flops={}), "mfu", "no product whose FLOP are counted"),
-        (explored("dgx-v100[2]", flops={"bfloat16": 1e9}), "mfu",
-         "no peak of bfloat16 is known for V100-32GB"),
-        (explored(flops={"float32": 1.0}), "per_hour", "no price of a device-hour is known for H100-80GB"),
-        (explored(flops={"float32": 1.0}, cluster="dgx-h100[1]"), "mfu", "which of the 1 devices"),
-        (replace(explored(flops={"float32": 1.0}), cluster={"name": "toy"}), "mfu", "was not saved"),
-        (explored(call={"args": [], "kwargs": {}}), "samples_per_s", "shapes of the model's inputs"),
-        (explored(call=IMAGES), "tokens_per_s", "reads no sequences of token numbers"),
-        (explored(call={"args": [{"tensor": [n, 3], "dtype": "float32"} for n in (8, 4)], "kwargs": {}}),
-         "samples_per_s", r"no batch in common \(first sizes 8, 4\)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("found", "name", "why"), [
+    (explored(), "mfu", "saved without the FLOP of its model"),
+    (explored(flops={}), "mfu", "no product whose FLOP are counted"),
+    (explored("dgx-v100[2]", flops={"bfloat16": 1e9}), "mfu", "no peak of bfloat16 is known for V100-32GB"),
+    (explored(flops={"float32": 1.0}), "per_hour", "no price of a device-hour is known for H100-80GB"),
+    (explored(flops={"float32": 1.0}, cluster="dgx-h100[1]"), "mfu", "which of the 1 devices"),
+    (replace(explored(flops={"float32": 1.0}), cluster={"name": "toy"}), "mfu", "was not saved"),
+    (explored(call={"args": [], "kwargs": {}}), "samples_per_s", "shapes of the model's inputs"),
+    (explored(call=IMAGES), "tokens_per_s", "reads no sequences of token numbers"),
+    (explored(call={"args": [{"tensor": [n, 3], "dtype": "float32"} for n in (8, 4)], "kwargs": {}}),
+     "samples_per_s", r"no batch in common \(first sizes 8, 4\)"),
+])  # fmt: skip
 def test_what_is_unknown_says_why(found, name, why):
     one = RatesOf(found).of(0)
     assert getattr(one, name) is None
@@ -139,19 +135,16 @@ def test_an_amount_of_what_is_unknown_is_refused_with_the_reason():
     assert Amount(10, "samples").steps(work) == 10 / 8
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda: Amount(0), "is 0 steps; give more"),
-        (lambda: Amount(math.nan, "tokens"), "is nan tokens; give more"),
-        (lambda: Amount(1, "years"), "use one of steps, samples, tokens"),
-        (lambda: Tariff(0.0), "price of all devices is 0"),
-        (lambda: Tariff(by_kind={"A": math.inf}), "price of A is inf"),
-        (lambda: prices_of("H100-80GB="), "'H100-80GB=' is not a price"),
-        (lambda: prices_of("2,3"), "two prices for all devices"),
-        (lambda: Tariff(by_kind={"H100": 2.0}).check(kinds_of(explored())), "did you mean 'H100-80GB'"),
-    ],
-)
+@pytest.mark.parametrize(("make", "why"), [
+    (lambda: Amount(0), "is 0 steps; give more"),
+    (lambda: Amount(math.nan, "tokens"), "is nan tokens; give more"),
+    (lambda: Amount(1, "years"), "use one of steps, samples, tokens"),
+    (lambda: Tariff(0.0), "price of all devices is 0"),
+    (lambda: Tariff(by_kind={"A": math.inf}), "price of A is inf"),
+    (lambda: prices_of("H100-80GB="), "'H100-80GB=' is not a price"),
+    (lambda: prices_of("2,3"), "two prices for all devices"),
+    (lambda: Tariff(by_kind={"H100": 2.0}).check(kinds_of(explored())), "did you mean 'H100-80GB'"),
+])  # fmt: skip
 def test_nonsense_is_refused(make, why):
     with pytest.raises(TensorOptError, match=why):
         make()
@@ -197,14 +190,11 @@ def test_a_point_on_one_device_pays_for_one():
     assert (one.devices, one.per_hour) == (1, 3.0)
 
 
-@pytest.mark.parametrize(
-    ("amount", "words"),
-    [
-        (Amount(1000), "1,000 steps"), (Amount(3e11, "tokens"), "300B tokens"),
-        (Amount(1.5e13, "tokens"), "15T tokens"), (Amount(123_456_789, "samples"), "123.457M samples"),
-        (Amount(1, "steps"), "1 step"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("amount", "words"), [
+    (Amount(1000), "1,000 steps"), (Amount(3e11, "tokens"), "300B tokens"),
+    (Amount(1.5e13, "tokens"), "15T tokens"), (Amount(123_456_789, "samples"), "123.457M samples"),
+    (Amount(1, "steps"), "1 step"),
+])  # fmt: skip
 def test_an_amounts_words_are_read_as_the_amount(amount, words):
     assert amount.words == words
     read = amount_of(words)

@@ -41,34 +41,28 @@ def test_a_plan_beyond_three_per_cent_or_the_limit_is_never_taken():
     assert recommended(plans, 20, [1]).row == 1
 
 
-@pytest.mark.parametrize(
-    "plans",
-    [
-        [("DP 8", 1.01, 10, 1), ("DP 8 · ZeRO-3", 1.0, 5, 1)],  # kinds of parallelism
-        [("DP 8 (TP 1/99)", 1.01, 10, 1), ("DP 8 (TP 1/99) · 3/4 norms", 1.0, 5, 1)],  # exceptions
-        [("DP 8", 1.01, 10, 2), ("DP 8", 1.0, 5, 4)],  # micro-batches
-        [("DP 8", 1.0, 10, 2), ("DP 8", 1.01, 5, 2)],  # time
-        [("DP 8", 1.0, 5, 2), ("DP 8", 1.0, 10, 2)],  # need
-    ],
-)
+@pytest.mark.parametrize("plans", [
+    [("DP 8", 1.01, 10, 1), ("DP 8 · ZeRO-3", 1.0, 5, 1)],  # kinds of parallelism
+    [("DP 8 (TP 1/99)", 1.01, 10, 1), ("DP 8 (TP 1/99) · 3/4 norms", 1.0, 5, 1)],  # exceptions
+    [("DP 8", 1.01, 10, 2), ("DP 8", 1.0, 5, 4)],  # micro-batches
+    [("DP 8", 1.0, 10, 2), ("DP 8", 1.01, 5, 2)],  # time
+    [("DP 8", 1.0, 5, 2), ("DP 8", 1.0, 10, 2)],  # need
+])  # fmt: skip
 def test_what_decides_comes_in_this_order(plans):
     for order in (plans, plans[::-1]):
         assert order[recommended(found(*order), 20).row] == plans[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "kinds"),
-    [
-        ("one device", True, 0),
-        ("DP 4×2 · ZeRO-3 · 12/12 blocks recomputed · 4 micro-batches", True, 2),
-        ("DP 2 · TP 4 + SP · 8 micro-batches · PP 4 1F1B", True, 4),
-        ("CP 8 (ring)", True, 1),
-        (MIXED, False, 3),
-        ("DP 8 · 12/12 blocks recomputed (10 norms and activations, 2 in part)", False, 1),
-        ("DP 8 · 2 inputs gathered again", False, 1),
-        ("placed on 8 devices · 114 cut", False, 1),
-        ("other dims 8", False, 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "said", "kinds"), [
+    ("one device", True, 0),
+    ("DP 4×2 · ZeRO-3 · 12/12 blocks recomputed · 4 micro-batches", True, 2),
+    ("DP 2 · TP 4 + SP · 8 micro-batches · PP 4 1F1B", True, 4),
+    ("CP 8 (ring)", True, 1),
+    (MIXED, False, 3),
+    ("DP 8 · 12/12 blocks recomputed (10 norms and activations, 2 in part)", False, 1),
+    ("DP 8 · 2 inputs gathered again", False, 1),
+    ("placed on 8 devices · 114 cut", False, 1),
+    ("other dims 8", False, 1),
+])  # fmt: skip
 def test_a_name_says_how_simple_a_plan_is(name, said, kinds):
     assert (a_config_says(name), kinds_of(name)) == (said, kinds)

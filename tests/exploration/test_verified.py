@@ -56,15 +56,11 @@ def test_a_point_is_known_whatever_is_predicted_of_it(tmp_path):
     assert found.is_of(EXPLORATION, 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        *((text, "is damaged") for text in ("", "{", "[]", '{"schema": "odd"}')),
-        ('{"schema": "tensoropt.verified/2", "plans": [3]}', "is damaged"),
-        ('{"schema": "tensoropt.verified/1", "plans": []}',
-         "is damaged .schema 'tensoropt.verified/1' and not"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "why"), [
+    *((text, "is damaged") for text in ("", "{", "[]", '{"schema": "odd"}')),
+    ('{"schema": "tensoropt.verified/2", "plans": [3]}', "is damaged"),
+    ('{"schema": "tensoropt.verified/1", "plans": []}', "is damaged .schema 'tensoropt.verified/1' and not"),
+])  # fmt: skip
 def test_what_is_damaged_or_of_an_earlier_version_is_said(tmp_path, text, why):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(TensorOptError, match=rf"verified.json.* {why} .* verify again"):

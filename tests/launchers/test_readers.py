@@ -69,21 +69,18 @@ def test_a_pipeline_of_torchtitan_keeps_parameters_gathered():
     assert (job.micro_batch, job.micro_batches) == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "text", "words"),
-    [
-        ("torchtitan", "[float8]\nrecipe_name = 'rowwise'\n", "float8.recipe_name = rowwise"),
-        ("torchtitan", "[training]\nenable_cpu_offload = true\n", "enable_cpu_offload"),
-        ("torchtitan", "[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "DualPipeV is unknown"),
-        ("megatron", "--fp8-format hybrid", "fp8-format = hybrid"),
-        ("megatron", "--bf16 --moe-grouped-gemm", "moe-grouped-gemm = True"),
-        ("deepspeed", '{"zero_optimization": {"offload_param": {"device": "cpu"}}}',
-         "offload_param.device = cpu"),
-        ("deepspeed", '{"compression_training": {"weight_quantization": 1}}', "weight_quantization = 1"),
-        ("accelerate", "distributed_type: FSDP\nmixed_precision: fp8\n", "fp8"),
-        ("accelerate", "distributed_type: FSDP\nfp8_config:\n  backend: TE\n", "fp8_config.backend = TE"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("launcher", "text", "words"), [
+    ("torchtitan", "[float8]\nrecipe_name = 'rowwise'\n", "float8.recipe_name = rowwise"),
+    ("torchtitan", "[training]\nenable_cpu_offload = true\n", "enable_cpu_offload"),
+    ("torchtitan", "[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "DualPipeV is unknown"),
+    ("megatron", "--fp8-format hybrid", "fp8-format = hybrid"),
+    ("megatron", "--bf16 --moe-grouped-gemm", "moe-grouped-gemm = True"),
+    ("deepspeed", '{"zero_optimization": {"offload_param": {"device": "cpu"}}}',
+     "offload_param.device = cpu"),
+    ("deepspeed", '{"compression_training": {"weight_quantization": 1}}', "weight_quantization = 1"),
+    ("accelerate", "distributed_type: FSDP\nmixed_precision: fp8\n", "fp8"),
+    ("accelerate", "distributed_type: FSDP\nfp8_config:\n  backend: TE\n", "fp8_config.backend = TE"),
+])  # fmt: skip
 def test_what_costs_and_cannot_be_said_is_noted(launcher, text, words):
     assert any(words in note for note in read(launcher, text).notes)
 
@@ -170,14 +167,11 @@ def test_a_job_for_other_devices_is_refused():
         megatron("--micro-batch-size 4").on(1).micro_batches_of(6)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("torchtitn:job.toml", "did you mean 'torchtitan'"),
-        ("torchtitan:missing.toml", "cannot read the file"),
-        ("deepspeed", "give torchtitan:job.toml"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("torchtitn:job.toml", "did you mean 'torchtitan'"),
+    ("torchtitan:missing.toml", "cannot read the file"),
+    ("deepspeed", "give torchtitan:job.toml"),
+])  # fmt: skip
 def test_what_names_no_job_says_what_would(text, words):
     with pytest.raises(JobError, match=words):
         read_job(text)

@@ -49,14 +49,11 @@ def test_figures_are_no_part_of_a_key():
     assert keys(replace(found, points=tuple(slower))) == keys(found)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"settings": {"optimizer": "sgd"}},
-        {"model": small_exploration().model.model_copy(update={"fingerprint": "e" * 64})},
-        {"spaces": (space((2,), 2), space((1, 2), 2))},
-    ],
-)
+@pytest.mark.parametrize("other", [
+    {"settings": {"optimizer": "sgd"}},
+    {"model": small_exploration().model.model_copy(update={"fingerprint": "e" * 64})},
+    {"spaces": (space((2,), 2), space((1, 2), 2))},
+])  # fmt: skip
 def test_another_step_has_other_keys(other):
     found = small_exploration()
     assert not {*keys(replace(found, **other))} & {*keys(found)}

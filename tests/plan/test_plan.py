@@ -37,15 +37,12 @@ def test_what_json_cannot_hold_is_not_described():
     assert describe_call((object(),), {}) is None
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {},
-        {"args": []},
-        {"args": 3, "kwargs": {}},
-        {"args": [{"tensor": [2], "dtype": "float99"}], "kwargs": {}},
-    ],
-)
+@pytest.mark.parametrize("data", [
+    {},
+    {"args": []},
+    {"args": 3, "kwargs": {}},
+    {"args": [{"tensor": [2], "dtype": "float99"}], "kwargs": {}},
+])  # fmt: skip
 def test_a_damaged_description_is_refused(data):
     with pytest.raises(PlanError, match="example call cannot be read"):
         example_call(data)
@@ -68,15 +65,12 @@ def test_a_plan_says_what_runs_where(plan):
 DATA = Path(__file__).parent / "data"
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "kind", "key"),
-    [
-        ("plan-1-sharded", "placed", SHARDED, "11f68eb06fc6d535"),
-        ("plan-1-placed", "placed", PLACED, "6f738a24fe87810d"),
-        ("plan-2-pipeline", "pipeline", PIPELINED, "53dee8fe3aaaea02"),
-        ("plan-3-placed", "placed", PLACED, "aada237032388911"),
-    ],
-)
+@pytest.mark.parametrize(("name", "old", "kind", "key"), [
+    ("plan-1-sharded", "placed", SHARDED, "11f68eb06fc6d535"),
+    ("plan-1-placed", "placed", PLACED, "6f738a24fe87810d"),
+    ("plan-2-pipeline", "pipeline", PIPELINED, "53dee8fe3aaaea02"),
+    ("plan-3-placed", "placed", PLACED, "aada237032388911"),
+])  # fmt: skip
 def test_plans_of_earlier_schemas_are_read_and_written_anew(tmp_path, name, old, kind, key):
     file = DATA / f"{name}.json"
     plan = load_plan(file)
@@ -111,18 +105,15 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda d: d.pop("mesh"), "mesh"),
-        (lambda d: d.update(micro_batches=0), "micro_batches"),
-        (lambda d: d.update(optimizer="lion"), "optimizer"),
-        (lambda d: d["operators"]["linear"].pop("axes"), "operators.linear.axes"),
-        (lambda d: d["parameters"]["p_weight"].update(stored=3), "parameters.p_weight.stored"),
-        (lambda d: d.update(colour="red"), "colour"),
-        (lambda d: d.update(schema="tensoropt.plan/9"), "tensoropt.plan/9"),
-    ],
-)
+@pytest.mark.parametrize(("change", "named"), [
+    (lambda d: d.pop("mesh"), "mesh"),
+    (lambda d: d.update(micro_batches=0), "micro_batches"),
+    (lambda d: d.update(optimizer="lion"), "optimizer"),
+    (lambda d: d["operators"]["linear"].pop("axes"), "operators.linear.axes"),
+    (lambda d: d["parameters"]["p_weight"].update(stored=3), "parameters.p_weight.stored"),
+    (lambda d: d.update(colour="red"), "colour"),
+    (lambda d: d.update(schema="tensoropt.plan/9"), "tensoropt.plan/9"),
+])  # fmt: skip
 def test_the_wrong_field_is_named(plan, tmp_path, change, named):
     with pytest.raises(PlanError, match=named.replace(".", r"\.")):
         load_plan(edited(plan, tmp_path, change))

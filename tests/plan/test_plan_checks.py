@@ -60,30 +60,25 @@ def first(data: dict[str, Any], of: str = "operators") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda d: first(d).update(axes={}),
-         r"operator \S+ has no entry for the mesh axis '\w+'; write the dim"),
-        (lambda d: first(d).update(axes={"other": "none"}),
-         r"operator \S+ has the axis 'other', which the mesh does not have; it has \w+"),
-        (lambda d: d["mesh"].update(names=["other"]), r"which the mesh does not have; it has other"),
-        (lambda d: d["mesh"].update(shape=[3]),
-         r"the plan's mesh 3 has 3 devices, but its cluster local:2 has 2; explore on the intended"),
-        (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 distinct axis names"),
-        (lambda d: d["mesh"].update(placed=True),
-         r"the mesh has 'placed' True .* is a sharded plan, .* has 'placed' False; make both"),
-        (lambda d: d["operators"].update(nonsense=first(d)),
-         r"the plan names nonsense .*, which this model does not have"),
-        (lambda d: d["operators"].pop(next(iter(d["operators"]))), r"says nothing about \S+ \(groups\)"),
-        (lambda d: d["parameters"].popitem(), r"the plan says nothing about \S+ \(stored\)"),
-        (lambda d: first(d).update(device=0), r"operator \S+ has device 0 and order None in a sharded plan"),
-        (lambda d: first(d, "parameters").update(device=0), r"parameter \S+ has device 0 in a sharded plan"),
-        (lambda d: first(d, "parameters")["stored"].pop(),
-         r"parameter \S+ is stored as .* one for each mesh"),
-        (lambda d: d["cluster"].update(devices=5), r"the plan's cluster cannot be read"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("edit", "message"), [
+    (lambda d: first(d).update(axes={}), r"operator \S+ has no entry for the mesh axis '\w+'; write the dim"),
+    (lambda d: first(d).update(axes={"other": "none"}),
+     r"operator \S+ has the axis 'other', which the mesh does not have; it has \w+"),
+    (lambda d: d["mesh"].update(names=["other"]), r"which the mesh does not have; it has other"),
+    (lambda d: d["mesh"].update(shape=[3]),
+     r"the plan's mesh 3 has 3 devices, but its cluster local:2 has 2; explore on the intended"),
+    (lambda d: d["mesh"].update(shape=[]), r"the mesh \[\] needs 0 distinct axis names"),
+    (lambda d: d["mesh"].update(placed=True),
+     r"the mesh has 'placed' True .* is a sharded plan, .* has 'placed' False; make both"),
+    (lambda d: d["operators"].update(nonsense=first(d)),
+     r"the plan names nonsense .*, which this model does not have"),
+    (lambda d: d["operators"].pop(next(iter(d["operators"]))), r"says nothing about \S+ \(groups\)"),
+    (lambda d: d["parameters"].popitem(), r"the plan says nothing about \S+ \(stored\)"),
+    (lambda d: first(d).update(device=0), r"operator \S+ has device 0 and order None in a sharded plan"),
+    (lambda d: first(d, "parameters").update(device=0), r"parameter \S+ has device 0 in a sharded plan"),
+    (lambda d: first(d, "parameters")["stored"].pop(), r"parameter \S+ is stored as .* one for each mesh"),
+    (lambda d: d["cluster"].update(devices=5), r"the plan's cluster cannot be read"),
+])  # fmt: skip
 def test_what_does_not_agree_is_named(sharded, tmp_path, edit, message):
     data = sharded.to_data()
     edit(data)
@@ -96,17 +91,14 @@ def test_no_cluster_and_one_of_as_many_devices_are_taken(sharded, tmp_path, clus
     resolved(saved(tmp_path, {**sharded.to_data(), "cluster": cluster}))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"schema": "tensoropt.plan/4", "planner": ', "the file may be incomplete"),
-        ("[" * 100_000, "is not a plan"),
-        ('{"schema": ' + "1" * 5000 + "}", "is not a plan"),
-        ("", "the file may be incomplete"),
-        ("[1]", "is not a plan"),
-        (b"\xff\xfe", "is not a plan"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ('{"schema": "tensoropt.plan/4", "planner": ', "the file may be incomplete"),
+    ("[" * 100_000, "is not a plan"),
+    ('{"schema": ' + "1" * 5000 + "}", "is not a plan"),
+    ("", "the file may be incomplete"),
+    ("[1]", "is not a plan"),
+    (b"\xff\xfe", "is not a plan"),
+])  # fmt: skip
 def test_files_that_are_damaged(tmp_path, text, message):
     with pytest.raises(PlanError, match=message):
         load_plan(saved(tmp_path, text))

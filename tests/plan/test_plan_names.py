@@ -221,19 +221,16 @@ def test_it_is_the_same_everywhere(tmp_path):
     assert len(set(found.names)) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "known", "recomputed"),
-    [
-        ("DP 8", "DP", False),
-        ("DP 8 · ZeRO-2 · 2 micro-batches", "ZeRO", False),
-        ("DP 2 · ZeRO-3 10/12 · TP 4 + SP · 12/12 blocks recomputed", "TP", True),
-        ("DP 2 · CP 4 (ring) · TP 2", "CP", False),
-        ("DP 4 · TP 2 · 8 micro-batches · PP 2 1F1B", "PP", False),
-        ("placed on 4 devices", "placed", False),
-        ("4 alike", "other", False),
-        ("one device", "other", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "known", "recomputed"), [
+    ("DP 8", "DP", False),
+    ("DP 8 · ZeRO-2 · 2 micro-batches", "ZeRO", False),
+    ("DP 2 · ZeRO-3 10/12 · TP 4 + SP · 12/12 blocks recomputed", "TP", True),
+    ("DP 2 · CP 4 (ring) · TP 2", "CP", False),
+    ("DP 4 · TP 2 · 8 micro-batches · PP 2 1F1B", "PP", False),
+    ("placed on 4 devices", "placed", False),
+    ("4 alike", "other", False),
+    ("one device", "other", False),
+])  # fmt: skip
 def test_the_family_of_a_plan_is_in_its_name(name, known, recomputed):
     assert (family(name), is_recomputed(name)) == (known, recomputed)
 

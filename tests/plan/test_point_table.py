@@ -89,17 +89,14 @@ def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path)
     assert load_exploration(tmp_path).others == found.others
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"time_s": np.zeros(3)},
-        {"time_s": np.array(["a"] * 4)},
-        {"space": np.array([0, 1, 0, 7])},
-        {"space": np.array([1, 0, 1, 0])},
-        {"rows_0": np.array([0])},
-        {"choice_1": np.zeros((2, 9), dtype=np.uint8)},
-    ],
-)
+@pytest.mark.parametrize("damage", [
+    {"time_s": np.zeros(3)},
+    {"time_s": np.array(["a"] * 4)},
+    {"space": np.array([0, 1, 0, 7])},
+    {"space": np.array([1, 0, 1, 0])},
+    {"rows_0": np.array([0])},
+    {"choice_1": np.zeros((2, 9), dtype=np.uint8)},
+])  # fmt: skip
 def test_arrays_that_do_not_fit_together_are_refused(tmp_path, damage):
     small_exploration().save(tmp_path)
     with np.load(tmp_path / "points.npz") as arrays:

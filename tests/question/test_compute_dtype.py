@@ -20,19 +20,16 @@ def test_language_models_are_those_that_read_tokens_alone():
         assert entry.language_model is not entry.name.startswith(tuple(OTHERS.split())), entry.name
 
 
-@pytest.mark.parametrize(
-    ("source", "clusters", "dtype", "why"),
-    [
-        ("zoo:gpt2", "dgx-h100", "bfloat16", "float32 can be chosen"),
-        ("zoo:llama3-8b?sequence=64", "dgx-a100,dgx-h100", "bfloat16", "language models"),
-        ("zoo:gpt2", "dgx-v100", "float32", "V100-32GB has no bfloat16"),
-        ("zoo:gpt2", "dgx-h100,dgx-v100", "float32", "V100-32GB has no bfloat16"),
-        ("zoo:gpt2", "cpu:2", "float32", ""),
-        ("zoo:resnet50", "dgx-h100", "float32", ""),
-        ("model.onnx", "dgx-h100", "float32", ""),
-        ("", "dgx-h100", "float32", ""),
-    ],
-)
+@pytest.mark.parametrize(("source", "clusters", "dtype", "why"), [
+    ("zoo:gpt2", "dgx-h100", "bfloat16", "float32 can be chosen"),
+    ("zoo:llama3-8b?sequence=64", "dgx-a100,dgx-h100", "bfloat16", "language models"),
+    ("zoo:gpt2", "dgx-v100", "float32", "V100-32GB has no bfloat16"),
+    ("zoo:gpt2", "dgx-h100,dgx-v100", "float32", "V100-32GB has no bfloat16"),
+    ("zoo:gpt2", "cpu:2", "float32", ""),
+    ("zoo:resnet50", "dgx-h100", "float32", ""),
+    ("model.onnx", "dgx-h100", "float32", ""),
+    ("", "dgx-h100", "float32", ""),
+])  # fmt: skip
 def test_auto_is_bfloat16_for_language_models_on_gpus_that_have_it(source, clusters, dtype, why):
     on = [load_cluster(name) for name in clusters.split(",")]
     found, reason = dtype_of(source, on)

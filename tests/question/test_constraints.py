@@ -34,16 +34,13 @@ def test_settings_keep_the_content():
     assert Settings.from_dict(data).constraints is None
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"pin: [", "not valid YAML"),
-        (b"\xff\xfe\x00", "not valid YAML"),
-        (b"", "a mapping with pin"),
-        (b"pin: [{operators: a}]", "pin 1: 'axes' gives the dim"),
-        (b"#" * (DOCUMENT_BYTES + 1), "larger than 1 MiB"),
-    ],
-)
+@pytest.mark.parametrize(("content", "says"), [
+    (b"pin: [", "not valid YAML"),
+    (b"\xff\xfe\x00", "not valid YAML"),
+    (b"", "a mapping with pin"),
+    (b"pin: [{operators: a}]", "pin 1: 'axes' gives the dim"),
+    (b"#" * (DOCUMENT_BYTES + 1), "larger than 1 MiB"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_used(tmp_path, content, says):
     file = tmp_path / "c.yaml"
     file.write_bytes(content)

@@ -96,34 +96,28 @@ def test_a_batch_has_a_default_where_it_is_a_choice(functions):
     assert default_batch(f"{functions}:decoder?sequence=7") == 6
 
 
-@pytest.mark.parametrize(
-    ("source", "batch", "message"),
-    [
-        ("{}:fixed", 4, "--batch 4 is for .* with a parameter 'batch'"),
-        ("{}:decoder", 0, "is below 1; leave it out for the default 6"),
-        ("{}:decoder?sequense=3", None, "no option 'sequense'; did you mean 'sequence'"),
-        ("{}:decoder?batch=3", None, "give it by --batch"),
-        ("{}:decoder?sequence", None, "is no OPTION=VALUE"),
-        ("net.onnx", 4, "give them by --dim, as in --dim batch=8"),
-    ],
-)
+@pytest.mark.parametrize(("source", "batch", "message"), [
+    ("{}:fixed", 4, "--batch 4 is for .* with a parameter 'batch'"),
+    ("{}:decoder", 0, "is below 1; leave it out for the default 6"),
+    ("{}:decoder?sequense=3", None, "no option 'sequense'; did you mean 'sequence'"),
+    ("{}:decoder?batch=3", None, "give it by --batch"),
+    ("{}:decoder?sequence", None, "is no OPTION=VALUE"),
+    ("net.onnx", 4, "give them by --dim, as in --dim batch=8"),
+])  # fmt: skip
 def test_a_batch_or_an_option_that_a_source_does_not_have_is_refused(functions, source, batch, message):
     with pytest.raises(ModelSourceError, match=message):
         load_model(source.format(functions), batch=batch)
 
 
-@pytest.mark.parametrize(
-    ("source", "length", "message"),
-    [
-        ("zoo:vgg16", 8, "for language models, .* 'zoo:vgg16\\?depth=...'"),
-        ("zoo:transformer-tiny", 8, "which read one sequence; .* source=24, target=16"),
-        ("zoo:gpt-mini?sequence=8", 8, "sets a sequence, and so does --sequence 8"),
-        ("zoo:gpt-mini", 0, "sequence length 0 is below 1"),
-        ("net.onnx", 8, "give them by --dim"),
-        ("{}:fixed", 8, "functions with a parameter 'sequence'; .* has no options"),
-        ("net", 8, "is not a model source"),
-    ],
-)
+@pytest.mark.parametrize(("source", "length", "message"), [
+    ("zoo:vgg16", 8, "for language models, .* 'zoo:vgg16\\?depth=...'"),
+    ("zoo:transformer-tiny", 8, "which read one sequence; .* source=24, target=16"),
+    ("zoo:gpt-mini?sequence=8", 8, "sets a sequence, and so does --sequence 8"),
+    ("zoo:gpt-mini", 0, "sequence length 0 is below 1"),
+    ("net.onnx", 8, "give them by --dim"),
+    ("{}:fixed", 8, "functions with a parameter 'sequence'; .* has no options"),
+    ("net", 8, "is not a model source"),
+])  # fmt: skip
 def test_a_sequence_that_cannot_be_set_is_refused(functions, source, length, message):
     with pytest.raises(TensorOptError, match=message):
         with_sequence(source.format(functions), length)

@@ -60,14 +60,11 @@ def test_a_question_about_several_batches_is_one_about_each():
     assert (read_batches(" 1000000 "), read_batches("8, 8")) == ({"batch": 1000000}, {"batch": 8})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("8x", "neither a number, nor a list such as 8,16,32, nor auto"),
-        ("", "neither a number"),
-        ("8,0", "has a batch of 0; give at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("8x", "neither a number, nor a list such as 8,16,32, nor auto"),
+    ("", "neither a number"),
+    ("8,0", "has a batch of 0; give at least 1"),
+])  # fmt: skip
 def test_batches_that_are_none_are_refused(text, message):
     with pytest.raises(TensorOptError, match=message):
         read_batches(text)
@@ -118,16 +115,13 @@ def test_all_in_effect_is_said_in_one_line():
     assert line.endswith("out out/mlp")
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"model": "zoo:mlp"}, "not a question of this version (cluster"),
-        ({"model": "zoo:mlp", "cluster": "x", "wish": 1}, "not a question of this version (wish"),
-        ({"model": "zoo:mlp", "cluster": "x", "settings": {"dtype": "int3"}}, "unknown dtype 'int3'"),
-        ({"model": "zoo:mlp", "cluster": "x", "settings": {"wisdom": 3}}, "made by a later version"),
-        ([], "not a question of this version (it"),
-    ],
-)
+@pytest.mark.parametrize(("data", "said"), [
+    ({"model": "zoo:mlp"}, "not a question of this version (cluster"),
+    ({"model": "zoo:mlp", "cluster": "x", "wish": 1}, "not a question of this version (wish"),
+    ({"model": "zoo:mlp", "cluster": "x", "settings": {"dtype": "int3"}}, "unknown dtype 'int3'"),
+    ({"model": "zoo:mlp", "cluster": "x", "settings": {"wisdom": 3}}, "made by a later version"),
+    ([], "not a question of this version (it"),
+])  # fmt: skip
 def test_what_is_no_question_is_refused(data, said):
     with pytest.raises(TensorOptError) as error:
         Question.of(data)

@@ -23,17 +23,14 @@ def some(found: Exploration) -> list[int]:
     return sorted({0, last // 3, last // 2, last})
 
 
-@pytest.mark.parametrize(
-    ("target", "kind"),
-    [
-        ("aten.addmm.default", "linear"),
-        ("aten.linear.default", "linear"),
-        ("addmm_12", "linear"),
-        ("aten.scaled_dot_product_attention.default", "attention"),
-        ("aten.native_layer_norm.default", "layer norm"),
-        ("aten.some_thing.out", "some thing"),
-    ],
-)
+@pytest.mark.parametrize(("target", "kind"), [
+    ("aten.addmm.default", "linear"),
+    ("aten.linear.default", "linear"),
+    ("addmm_12", "linear"),
+    ("aten.scaled_dot_product_attention.default", "attention"),
+    ("aten.native_layer_norm.default", "layer norm"),
+    ("aten.some_thing.out", "some thing"),
+])  # fmt: skip
 def test_an_operator_is_called_as_people_call_it(target, kind):
     assert _kind_of(target) == kind
 

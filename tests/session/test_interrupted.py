@@ -35,14 +35,11 @@ def interrupted_after(count: int, function: Callable[..., Any]) -> Callable[...,
     return interrupted
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "missing", "asked"),
-    [
-        (_Asking, "ask", "zero", ()),
-        (SpaceSearch, "_search", "meshes and micro-batch counts", ()),
-        (_Finder, "_of_mesh", "pipelines beyond", ("--pipelines", "always", "--micro-batches", "2,4")),
-    ],
-)
+@pytest.mark.parametrize(("owner", "name", "missing", "asked"), [
+    (_Asking, "ask", "zero", ()),
+    (SpaceSearch, "_search", "meshes and micro-batch counts", ()),
+    (_Finder, "_of_mesh", "pipelines beyond", ("--pipelines", "always", "--micro-batches", "2,4")),
+])  # fmt: skip
 def test_what_was_found_is_saved(owner, name, missing, asked, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(owner, name, interrupted_after(1, getattr(owner, name)))
     assert main([*QUICK, *asked, "--out", str(tmp_path / "found")]) == 130

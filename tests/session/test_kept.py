@@ -87,14 +87,11 @@ def change(store, change):
     store.put(key, data, "explorations")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data["files"].update({"exploration.json": np.frombuffer(b"{", np.uint8)}),
-        lambda data: data["files"].pop("points.npz"),
-        lambda data: data.clear(),
-    ],
-)
+@pytest.mark.parametrize("damage", [
+    lambda data: data["files"].update({"exploration.json": np.frombuffer(b"{", np.uint8)}),
+    lambda data: data["files"].pop("points.npz"),
+    lambda data: data.clear(),
+])  # fmt: skip
 def test_a_damaged_one_is_explored_anew(model, found, kept_store, searches, damage):
     change(kept_store, damage)
     for _ in range(2):

@@ -340,28 +340,25 @@ def test_a_budget_below_all_that_is_pinned_is_infeasible(store):
         pinned(store, {"stages": 2}, memory_bytes=1000.0)
 
 
-@pytest.mark.parametrize(
-    ("pin", "says"),
-    [
-        ({"stages": 3}, r"cpu:4 has 4 devices, which make 2, 4 such parts.* ask for this many stages: 2, 4$"),
-        ({"stages": 8},
-         r"8 stages.* the model, of \d+ groups of operators, has 3 places to cut, for at most 4 stages"),
-        ({"stages": 2, "schedule": "dualpipe"}, "dualpipe"),
-        ({"stages": 2, "cuts": ["linear_9"]}, "linear_9"),
-        ({"stages": 2, "cuts": ["linear_1", "linear_2"]}, "cuts"),
-        ({"stages": 4, "cuts": ["linear_1"]}, "cuts"),
-        ({"stages": 4, "cuts": ["linear_1", "linear_3", "linear_2"]}, "in order"),
-        ({"stages": 2, "cuts": ["mse_loss"]}, "mse_loss"),
-        ({"stages": 2, "schedule": 3}, "'schedule' is the name of one"),
-        ({"stages": 0}, "'stages' is a number of at least 1, not 0"),
-        ({"stages": True}, "'stages' is a number of at least 1, not True"),
-        ({"schedule": "1f1b"}, "'stages' is a number of at least 1, not None"),
-        ({"stages": 1, "schedule": "1f1b"}, "one stage is not a pipeline"),
-        ({"stages": 1, "cuts": ["linear_1"]}, "one stage is not a pipeline"),
-        ({"stages": 2, "cuts": 3}, "cuts"),
-        ({"stages": 2, "places": 2}, "places"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pin", "says"), [
+    ({"stages": 3}, r"cpu:4 has 4 devices, which make 2, 4 such parts.* ask for this many stages: 2, 4$"),
+    ({"stages": 8},
+     r"8 stages.* the model, of \d+ groups of operators, has 3 places to cut, for at most 4 stages"),
+    ({"stages": 2, "schedule": "dualpipe"}, "dualpipe"),
+    ({"stages": 2, "cuts": ["linear_9"]}, "linear_9"),
+    ({"stages": 2, "cuts": ["linear_1", "linear_2"]}, "cuts"),
+    ({"stages": 4, "cuts": ["linear_1"]}, "cuts"),
+    ({"stages": 4, "cuts": ["linear_1", "linear_3", "linear_2"]}, "in order"),
+    ({"stages": 2, "cuts": ["mse_loss"]}, "mse_loss"),
+    ({"stages": 2, "schedule": 3}, "'schedule' is the name of one"),
+    ({"stages": 0}, "'stages' is a number of at least 1, not 0"),
+    ({"stages": True}, "'stages' is a number of at least 1, not True"),
+    ({"schedule": "1f1b"}, "'stages' is a number of at least 1, not None"),
+    ({"stages": 1, "schedule": "1f1b"}, "one stage is not a pipeline"),
+    ({"stages": 1, "cuts": ["linear_1"]}, "one stage is not a pipeline"),
+    ({"stages": 2, "cuts": 3}, "cuts"),
+    ({"stages": 2, "places": 2}, "places"),
+])  # fmt: skip
 def test_pins_that_cannot_be_kept_are_refused(store, pin, says):
     with pytest.raises(TensorOptError, match=says):
         pinned(store, pin)

@@ -407,16 +407,13 @@ def test_on_equal_gpus_models_without_branches_are_not_placed(store):
         assert set(_PLACED) <= set(tried)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (("auto", 100, 1), "there is one device"), (("never", 100, 2), "--placements never"),
-        (("auto", MOST_OPERATORS, 2), "^$"), (("auto", MOST_OPERATORS + 1, 2), "more than is placed quickly"),
-        (("auto", 100, MOST_PAIRS), "more than is placed quickly"),
-        (("always", MOST_OPERATORS + 1, MOST_PAIRS, 1.0), "^$"), (("auto", 100, 2, _PARALLEL), "^$"),
-        (("auto", 100, 2, 0.99 * _PARALLEL), "gain from branches"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "said"), [
+    (("auto", 100, 1), "there is one device"), (("never", 100, 2), "--placements never"),
+    (("auto", MOST_OPERATORS, 2), "^$"), (("auto", MOST_OPERATORS + 1, 2), "more than is placed quickly"),
+    (("auto", 100, MOST_PAIRS), "more than is placed quickly"),
+    (("always", MOST_OPERATORS + 1, MOST_PAIRS, 1.0), "^$"), (("auto", 100, 2, _PARALLEL), "^$"),
+    (("auto", 100, 2, 0.99 * _PARALLEL), "gain from branches"),
+])  # fmt: skip
 def test_on_one_device_and_on_very_many_nothing_is_placed(asked, said):
     assert re.search(said, placed_refusal(*asked))
 

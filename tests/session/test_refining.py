@@ -152,14 +152,11 @@ def gpt_problem():
     return prepare(capture(model, args, kwargs))
 
 
-@pytest.mark.parametrize(
-    ("name", "epsilon"),
-    [
-        ("mlp", 0.001),
-        pytest.param("gpt2-tiny", 0.0, marks=pytest.mark.slow),
-        pytest.param("gpt2-tiny", 0.001, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "epsilon"), [
+    ("mlp", 0.001),
+    pytest.param("gpt2-tiny", 0.0, marks=pytest.mark.slow),
+    pytest.param("gpt2-tiny", 0.001, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_mesh_of_three_axes_inside_one_level_comes_in(store, monkeypatch, name, epsilon):
     if name == "mlp":  # of which no group has many ways to split
         monkeypatch.setattr(refining, "_MOST_COMBINATIONS", 1)

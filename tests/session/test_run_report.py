@@ -66,16 +66,13 @@ def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted():
     assert note.startswith("the fastest step takes 1,729.0 hours")
 
 
-@pytest.mark.parametrize(
-    ("imbalance", "share"),
-    [
-        (1.0, "as many rows as the mean (--expert-imbalance 1)"),
-        (1.5, "1.5 times as many rows as the mean (--expert-imbalance 1.5)"),
-        (3.0, "3 times as many rows as the mean, or all of them on fewer than 3 ranks"),
-        (4.0, "all rows (--expert-imbalance 4)"),
-        (100.0, "all rows (--expert-imbalance 100)"),
-    ],
-)
+@pytest.mark.parametrize(("imbalance", "share"), [
+    (1.0, "as many rows as the mean (--expert-imbalance 1)"),
+    (1.5, "1.5 times as many rows as the mean (--expert-imbalance 1.5)"),
+    (3.0, "3 times as many rows as the mean, or all of them on fewer than 3 ranks"),
+    (4.0, "all rows (--expert-imbalance 4)"),
+    (100.0, "all rows (--expert-imbalance 100)"),
+])  # fmt: skip
 def test_no_rank_computes_more_than_all_rows_of_experts(imbalance, share):
     layer = SimpleNamespace(target=EXPERTS)
     (note,) = _expected_rows(SimpleNamespace(operators=[layer], expert_imbalance=imbalance), 4)

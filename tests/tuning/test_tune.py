@@ -81,14 +81,11 @@ def test_the_faster_is_kept_and_the_slower_rolled_back(explored, folder, store, 
     assert "(300 ms), 66.7% slower" in found.decisions[1]["why"]
 
 
-@pytest.mark.parametrize(
-    ("gain", "drift", "why", "other"),
-    [
-        (0.02, 0.01, "predictions are within 3% (off by 1.0%)", "2.0% faster"),
-        (-0.1, 0.01, "predictions are within 3% (off by 1.0%)", "10.0% slower"),
-        (-0.3, 0.22, "no candidate is left: predictions are off by 22.0%", "30.0% slower"),
-    ],
-)
+@pytest.mark.parametrize(("gain", "drift", "why", "other"), [
+    (0.02, 0.01, "predictions are within 3% (off by 1.0%)", "2.0% faster"),
+    (-0.1, 0.01, "predictions are within 3% (off by 1.0%)", "10.0% slower"),
+    (-0.3, 0.22, "no candidate is left: predictions are off by 22.0%", "30.0% slower"),
+])  # fmt: skip
 def test_it_ends_with_right_predictions_or_without_a_candidate(gain, drift, why, other):
     assert _end_of(gain, drift) == f"{why}, and the best other plan is predicted to be {other}"
 

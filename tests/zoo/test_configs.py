@@ -48,26 +48,23 @@ def folder(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(
-    ("kind", "architecture", "config", "inputs"),
-    [
-        ("qwen2", "Qwen2ForCausalLM", DECODER, {"input_ids": (2, 32), "labels": (2, 32)}),
-        ("roberta", "RobertaForMaskedLM", {**TEXT, "max_position_embeddings": 34}, {"input_ids": (2, 32)}),
-        ("bert", "BertForTokenClassification", TEXT, {"labels": (2, 32)}),
-        ("bert", "BertForSequenceClassification", {**TEXT, "num_labels": 1}, {"labels": (2,)}),
-        ("bert", "BertForMultipleChoice", TEXT, {"input_ids": (2, 4, 32), "labels": (2,)}),
-        ("bert", "BertForQuestionAnswering", TEXT, {"start_positions": (2,), "end_positions": (2,)}),
-        ("bert", "BertForPreTraining", TEXT, {"labels": (2, 32), "next_sentence_label": (2,)}),
-        ("t5", "T5ForConditionalGeneration", T5, {"input_ids": (2, 32), "labels": (2, 32)}),
-        ("bart", "BartForConditionalGeneration", BOTH, {"input_ids": (2, 32), "labels": (2, 32)}),
-        ("whisper", "WhisperForConditionalGeneration", SPECTRA,
-         {"input_features": (2, 16, 64), "labels": (2, 16)}),
-        ("vit", "ViTForImageClassification", PATCHES, {"pixel_values": (2, 3, 32, 32), "labels": (2,)}),
-        ("segformer", "SegformerForSemanticSegmentation", PYRAMID, {"labels": (2, 224, 224)}),
-        ("clip", "CLIPModel", CLIP, {"input_ids": (2, 16), "pixel_values": (2, 3, 32, 32)}),
-        ("audio-spectrogram-transformer", "ASTForAudioClassification", SOUND, {"input_values": (2, 64, 16)}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "architecture", "config", "inputs"), [
+    ("qwen2", "Qwen2ForCausalLM", DECODER, {"input_ids": (2, 32), "labels": (2, 32)}),
+    ("roberta", "RobertaForMaskedLM", {**TEXT, "max_position_embeddings": 34}, {"input_ids": (2, 32)}),
+    ("bert", "BertForTokenClassification", TEXT, {"labels": (2, 32)}),
+    ("bert", "BertForSequenceClassification", {**TEXT, "num_labels": 1}, {"labels": (2,)}),
+    ("bert", "BertForMultipleChoice", TEXT, {"input_ids": (2, 4, 32), "labels": (2,)}),
+    ("bert", "BertForQuestionAnswering", TEXT, {"start_positions": (2,), "end_positions": (2,)}),
+    ("bert", "BertForPreTraining", TEXT, {"labels": (2, 32), "next_sentence_label": (2,)}),
+    ("t5", "T5ForConditionalGeneration", T5, {"input_ids": (2, 32), "labels": (2, 32)}),
+    ("bart", "BartForConditionalGeneration", BOTH, {"input_ids": (2, 32), "labels": (2, 32)}),
+    ("whisper", "WhisperForConditionalGeneration", SPECTRA,
+     {"input_features": (2, 16, 64), "labels": (2, 16)}),
+    ("vit", "ViTForImageClassification", PATCHES, {"pixel_values": (2, 3, 32, 32), "labels": (2,)}),
+    ("segformer", "SegformerForSemanticSegmentation", PYRAMID, {"labels": (2, 224, 224)}),
+    ("clip", "CLIPModel", CLIP, {"input_ids": (2, 16), "pixel_values": (2, 3, 32, 32)}),
+    ("audio-spectrogram-transformer", "ASTForAudioClassification", SOUND, {"input_values": (2, 64, 16)}),
+])  # fmt: skip
 def test_it_computes_a_loss_of_made_up_inputs(folder, kind, architecture, config, inputs):
     loaded = load_model(folder(config, model_type=kind, architectures=[architecture]), batch=2)
     assert {name: loaded.kwargs[name].shape for name in inputs} == inputs
@@ -77,19 +74,15 @@ def test_it_computes_a_loss_of_made_up_inputs(folder, kind, architecture, config
     assert loss.isfinite()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"model_type": "x"}, "cannot be read"),
-        ({"architectures": ["Qwen2ForCausalLMs"]}, "is no class of transformers .*'Qwen2ForCausalLM'"),
-        ({"architectures": ["Qwen2Model"]}, "computes no loss; write Qwen2ForCausalLM or .* into its"),
-        ({"model_type": "detr", "architectures": ["DetrForObjectDetection"]},
-         "labels of an unsupported kind"),
-        ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}, "image placeholders"),
-        ({"model_type": "pix2struct", "architectures": ["Pix2StructForConditionalGeneration"]},
-         "reads flattened_patches"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "words"), [
+    ({"model_type": "x"}, "cannot be read"),
+    ({"architectures": ["Qwen2ForCausalLMs"]}, "is no class of transformers .*'Qwen2ForCausalLM'"),
+    ({"architectures": ["Qwen2Model"]}, "computes no loss; write Qwen2ForCausalLM or .* into its"),
+    ({"model_type": "detr", "architectures": ["DetrForObjectDetection"]}, "labels of an unsupported kind"),
+    ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}, "image placeholders"),
+    ({"model_type": "pix2struct", "architectures": ["Pix2StructForConditionalGeneration"]},
+     "reads flattened_patches"),
+])  # fmt: skip
 def test_what_cannot_be_built_is_refused(folder, change, words):
     with pytest.raises(ModelSourceError, match=words):
         load_model(folder(**change))

@@ -32,19 +32,16 @@ def test_what_is_written_is_read():
     assert Lora.of("r=8,base=nf4-double").base == "nf4-double"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("16", "'16' is no KEY=VALUE; write r=16,alpha=32"),
-        ("rank=16", "there is no 'rank'"),
-        ("alpha=32", "has no rank; write r=16"),
-        ("r=4,r=8", "'r' is given twice"),
-        ("r=many", "lora: 'many'"),
-        ("r=0", "have to be at least 1"),
-        ("r=4,dropout=1", "between 0 and 1"),
-        ("r=4,base=nf8", "'nf8' is no way to store weights in bytes; did you mean 'nf4'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("16", "'16' is no KEY=VALUE; write r=16,alpha=32"),
+    ("rank=16", "there is no 'rank'"),
+    ("alpha=32", "has no rank; write r=16"),
+    ("r=4,r=8", "'r' is given twice"),
+    ("r=many", "lora: 'many'"),
+    ("r=0", "have to be at least 1"),
+    ("r=4,dropout=1", "between 0 and 1"),
+    ("r=4,base=nf8", "'nf8' is no way to store weights in bytes; did you mean 'nf4'"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_refused(text, message):
     with pytest.raises(TensorOptError, match=message):
         with_lora("zoo:llama-tiny", text)

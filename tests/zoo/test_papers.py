@@ -22,15 +22,12 @@ NODES = {"amoebanet-d": 784, "wide-resnet-152": 388, "unet": 134, "deeplab-v3": 
 """NetSplit's nodes are of other implementations' traces, which count other things."""
 
 
-@pytest.mark.parametrize(
-    ("name", "paper"),
-    [
-        ("rnn-lm", "RNN 126"),
-        ("transformer-2.6b", "Transformer 74"),
-        ("vgg16", "VGG16 30"),
-        ("wide-resnet-152", "WideResNet 83"),
-    ],
-)
+@pytest.mark.parametrize(("name", "paper"), [
+    ("rnn-lm", "RNN 126"),
+    ("transformer-2.6b", "Transformer 74"),
+    ("vgg16", "VGG16 30"),
+    ("wide-resnet-152", "WideResNet 83"),
+])  # fmt: skip
 def test_memory_beside_the_paper_is_as_counted(name, paper):
     said = re.search(rf"{paper}, here\s+(\d+) / (\d+)", README)
     assert said

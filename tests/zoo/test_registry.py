@@ -24,28 +24,24 @@ def test_an_unknown_option_lists_those_that_there_are(name, overrides):
         zoo.build(name, **overrides)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("vgg16?imgae=64", r"no option 'imgae'; did you mean 'image'\? it has: depth=16, image=224, "),
-        ("gpt2-tyni?layers=1", r"no model 'gpt2-tyni'.*gpt2-tiny"),
-        ("mlp?", r"'' is no OPTION=VALUE. 'mlp' has: features=256"),
-        ("mlp?features", "'features' is no OPTION=VALUE"),
-        ("mlp?features=2&features=4", "the option 'features' twice"),
-        ("mlp?features=2.5",
-         "features: '2.5' is not a whole number; write for example 8; its default is 256"),
-        ("mlp?features=0", "'mlp': features=0 has to be at least 1; its default is 256"),
-        ("moe-mini?slack=0", "slack=0.0 has to be above 0; its default is 1.25"),
-        ("moe-mini?slack=inf", "slack"),
-        ("lstm-lm-tiny?unrolled=1", "unrolled: '1' is neither true nor false; its default is False"),
-        ("mlp?batch=3", "give it by --batch, in Python"),
-        ("resnet50?depth=7", "depth=7 is none of 26, 50, 101, 152, 200; use one of them; its defaults are "),
-        ("vgg16?dropout=2", "dropout=2.0 has to be between 0 and 1; its default is 0.0"),
-        ("unet?image=7", r"'unet': image=7 is no multiple of 16, as 4 levels .*; use 16; its defaults are "),
-        ("unet-tiny?image=10", "image=10 is no multiple of 4, .*; use 8 or 12"),
-        ("vgg16?image=31", "image=31 is below 32, as five stages halve it; use 32 or more"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "says"), [
+    ("vgg16?imgae=64", r"no option 'imgae'; did you mean 'image'\? it has: depth=16, image=224, "),
+    ("gpt2-tyni?layers=1", r"no model 'gpt2-tyni'.*gpt2-tiny"),
+    ("mlp?", r"'' is no OPTION=VALUE. 'mlp' has: features=256"),
+    ("mlp?features", "'features' is no OPTION=VALUE"),
+    ("mlp?features=2&features=4", "the option 'features' twice"),
+    ("mlp?features=2.5", "features: '2.5' is not a whole number; write for example 8; its default is 256"),
+    ("mlp?features=0", "'mlp': features=0 has to be at least 1; its default is 256"),
+    ("moe-mini?slack=0", "slack=0.0 has to be above 0; its default is 1.25"),
+    ("moe-mini?slack=inf", "slack"),
+    ("lstm-lm-tiny?unrolled=1", "unrolled: '1' is neither true nor false; its default is False"),
+    ("mlp?batch=3", "give it by --batch, in Python"),
+    ("resnet50?depth=7", "depth=7 is none of 26, 50, 101, 152, 200; use one of them; its defaults are "),
+    ("vgg16?dropout=2", "dropout=2.0 has to be between 0 and 1; its default is 0.0"),
+    ("unet?image=7", r"'unet': image=7 is no multiple of 16, as 4 levels .*; use 16; its defaults are "),
+    ("unet-tiny?image=10", "image=10 is no multiple of 4, .*; use 8 or 12"),
+    ("vgg16?image=31", "image=31 is below 32, as five stages halve it; use 32 or more"),
+])  # fmt: skip
 def test_options_that_cannot_be_used_are_refused_with_those_that_can(name, says):
     with pytest.raises(zoo.ZooError, match=says):
         zoo.build(name, device="meta")

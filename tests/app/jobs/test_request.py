@@ -84,36 +84,33 @@ def test_an_upload_is_named_by_its_label_only(uploads, tmp_path):
         assert found.value.field == name
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "said"),
-    [
-        ({"model": "train.py:build"}, "model", "runs no Python files"),
-        ({"model": "os:getcwd"}, "model", "runs no Python files"),
-        ({"model": "/etc/passwd"}, "model", "choose a listed model"),
-        ({"model": None}, "model", "choose a listed model"),
-        ({"model": "gpt2-tiny?layer=2"}, "model", "'gpt2-tiny' has no option 'layer'; did you mean 'layers'"),
-        ({"devices": "/etc/passwd"}, "devices", "choose devices from the list"),
-        ({"devices": "8xGTX-9"}, "devices", "not a known kind of device"),
-        ({"devices": "dgx-h100x999"}, "devices", "the limit here is 1,024"),
-        ({"devices": None}, "devices", "choose devices"),
-        ({"batch": "-1"}, "batch", "whole number"),
-        ({"batch": "2.5"}, "batch", "neither a number"),
-        ({"batch": "8,0"}, "batch", "batch of 0"),
-        ({"sequence": "-1"}, "sequence", "whole number"),
-        ({"more": "--out /etc"}, "more", "'--out' is not an option here"),
-        ({"more": "--constraints /etc/passwd"}, "more", "'--constraints' is not an option here"),
-        ({"more": "-h"}, "more", "'-h' is not an option here"),
-        ({"more": "--ou /etc"}, "more", "'--ou' is not an option here"),
-        ({"more": "--optimizer best"}, "more", "--optimizer is one of sgd, momentum, adam"),
-        ({"more": "--max-points 1"}, "more", "max"),
-        ({"more": "--micro-batches 1,3", "batch": "8"}, "more", "3 micro-batches do not divide the batch"),
-        ({"more": "--memory 'lots"}, "more", "a quote is not closed"),
-        ({"more": "--memory lots"}, "more", "24GiB"),
-        ({"more": "x" * 3000}, "more", "at most 2,000"),
-        ({"more": "--also-on /etc/passwd"}, "more", "choose devices from the list"),
-        ({"more": "--planners best"}, "more", "unknown planner 'best'"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "field", "said"), [
+    ({"model": "train.py:build"}, "model", "runs no Python files"),
+    ({"model": "os:getcwd"}, "model", "runs no Python files"),
+    ({"model": "/etc/passwd"}, "model", "choose a listed model"),
+    ({"model": None}, "model", "choose a listed model"),
+    ({"model": "gpt2-tiny?layer=2"}, "model", "'gpt2-tiny' has no option 'layer'; did you mean 'layers'"),
+    ({"devices": "/etc/passwd"}, "devices", "choose devices from the list"),
+    ({"devices": "8xGTX-9"}, "devices", "not a known kind of device"),
+    ({"devices": "dgx-h100x999"}, "devices", "the limit here is 1,024"),
+    ({"devices": None}, "devices", "choose devices"),
+    ({"batch": "-1"}, "batch", "whole number"),
+    ({"batch": "2.5"}, "batch", "neither a number"),
+    ({"batch": "8,0"}, "batch", "batch of 0"),
+    ({"sequence": "-1"}, "sequence", "whole number"),
+    ({"more": "--out /etc"}, "more", "'--out' is not an option here"),
+    ({"more": "--constraints /etc/passwd"}, "more", "'--constraints' is not an option here"),
+    ({"more": "-h"}, "more", "'-h' is not an option here"),
+    ({"more": "--ou /etc"}, "more", "'--ou' is not an option here"),
+    ({"more": "--optimizer best"}, "more", "--optimizer is one of sgd, momentum, adam"),
+    ({"more": "--max-points 1"}, "more", "max"),
+    ({"more": "--micro-batches 1,3", "batch": "8"}, "more", "3 micro-batches do not divide the batch"),
+    ({"more": "--memory 'lots"}, "more", "a quote is not closed"),
+    ({"more": "--memory lots"}, "more", "24GiB"),
+    ({"more": "x" * 3000}, "more", "at most 2,000"),
+    ({"more": "--also-on /etc/passwd"}, "more", "choose devices from the list"),
+    ({"more": "--planners best"}, "more", "unknown planner 'best'"),
+])  # fmt: skip
 def test_what_cannot_be_started_is_said_at_its_field(uploads, changes, field, said):
     with pytest.raises(RequestError, match=said) as found:
         words(uploads, **changes)
@@ -175,16 +172,13 @@ def test_every_preset_can_be_named_and_counts_of_its_devices_find_it():
         assert not name or load_cluster(name).device_count == count
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "zoo:gpt2-tiny --cluster dgx-h100",
-        "zoo:gpt2-tiny?layers=4&sequence=64 --cluster dgx-h100[2] --batch 8 --dtype bfloat16 --seed 3",
-        "hf:meta-llama/Llama-3.2-1B --cluster dgx-h100x2 --batch 8,16 --epsilon 0 --memory 24GiB",
-        "zoo:mlp --cluster cpu:2 --planners zero,megatron --no-process-memory",
-        "zoo:mlp --cluster cpu:2 --devices 1,2",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "zoo:gpt2-tiny --cluster dgx-h100",
+    "zoo:gpt2-tiny?layers=4&sequence=64 --cluster dgx-h100[2] --batch 8 --dtype bfloat16 --seed 3",
+    "hf:meta-llama/Llama-3.2-1B --cluster dgx-h100x2 --batch 8,16 --epsilon 0 --memory 24GiB",
+    "zoo:mlp --cluster cpu:2 --planners zero,megatron --no-process-memory",
+    "zoo:mlp --cluster cpu:2 --devices 1,2",
+])  # fmt: skip
 def test_a_form_is_filled_from_a_question_and_asks_it_again(uploads, line):
     question = asked(line)
     fields, left_out = form_of(question, uploads)

@@ -39,17 +39,14 @@ def test_what_cannot_be_read_is_not_kept(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("contents", "name", "said"),
-    [
-        (url(b"abc"), "model.pt", "choose a file that ends in .onnx"),
-        (url(b"abc"), "model.onnx.pkl", "choose a file that ends in .onnx"),
-        (url(b""), "model.onnx", "is empty"),
-        ("data:;base64,!!!", "model.onnx", "arrived incomplete"),
-        (None, "model.onnx", "arrived incomplete"),
-        ({"a": 1}, "model.onnx", "arrived incomplete"),
-    ],
-)
+@pytest.mark.parametrize(("contents", "name", "said"), [
+    (url(b"abc"), "model.pt", "choose a file that ends in .onnx"),
+    (url(b"abc"), "model.onnx.pkl", "choose a file that ends in .onnx"),
+    (url(b""), "model.onnx", "is empty"),
+    ("data:;base64,!!!", "model.onnx", "arrived incomplete"),
+    (None, "model.onnx", "arrived incomplete"),
+    ({"a": 1}, "model.onnx", "arrived incomplete"),
+])  # fmt: skip
 def test_what_is_not_taken_is_said(tmp_path, contents, name, said):
     store = Uploads(tmp_path)
     with pytest.raises(UploadError, match=said):
@@ -107,27 +104,24 @@ def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path):
     assert load_cluster(dict(store.clusters()[token].description)).fingerprint == wanted.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "said"),
-    [
-        (MIXED, "mixed.txt", "choose a file that ends in .yaml"),
-        ("", "a.yaml", "'a.yaml' is empty"),
-        ("devices: [", "a.yaml", "is not valid YAML or JSON"),
-        (b"\xff\xfe\x00", "a.yaml", "is not valid YAML or JSON"),
-        ("just words", "a.yaml", "is not a cluster file"),
-        ("devices: [{kind: H100-80GB, count: 8}]", "a.yaml", "links lacks intra_node"),
-        ("devices: [{kind: H1000}]", "a.yaml", "H1000"),
-        ("device: 3", "a.yaml", "unknown key 'device'"),
-        ("nodes: [{count: 40000, devices: [T4]}]", "a.yaml", "more than 1,024 devices"),
-        ("nodes: 1000\ndevices: [{kind: T4, count: 1000}]\nlinks: {intra_node: PCIe3, inter_node: IB-100G}",
-         "a.yaml", "has 1,000,000 devices; the limit is 1,024"),
-        ("a: &a [1]\nb: *a", "a.yaml", r"aliases \(\*name\) are not accepted"),
-        ("kinds: 3", "a.yaml", "a.yaml"),
-        ("[" * 5000, "a.yaml", "a.yaml"),
-        ("!!python/object/apply:os.system ['true']", "a.yaml", "is not valid YAML or JSON"),
-        ("#" * (MOST_BYTES + 1), "a.yaml", "the limit is 64 KiB"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "name", "said"), [
+    (MIXED, "mixed.txt", "choose a file that ends in .yaml"),
+    ("", "a.yaml", "'a.yaml' is empty"),
+    ("devices: [", "a.yaml", "is not valid YAML or JSON"),
+    (b"\xff\xfe\x00", "a.yaml", "is not valid YAML or JSON"),
+    ("just words", "a.yaml", "is not a cluster file"),
+    ("devices: [{kind: H100-80GB, count: 8}]", "a.yaml", "links lacks intra_node"),
+    ("devices: [{kind: H1000}]", "a.yaml", "H1000"),
+    ("device: 3", "a.yaml", "unknown key 'device'"),
+    ("nodes: [{count: 40000, devices: [T4]}]", "a.yaml", "more than 1,024 devices"),
+    ("nodes: 1000\ndevices: [{kind: T4, count: 1000}]\nlinks: {intra_node: PCIe3, inter_node: IB-100G}",
+     "a.yaml", "has 1,000,000 devices; the limit is 1,024"),
+    ("a: &a [1]\nb: *a", "a.yaml", r"aliases \(\*name\) are not accepted"),
+    ("kinds: 3", "a.yaml", "a.yaml"),
+    ("[" * 5000, "a.yaml", "a.yaml"),
+    ("!!python/object/apply:os.system ['true']", "a.yaml", "is not valid YAML or JSON"),
+    ("#" * (MOST_BYTES + 1), "a.yaml", "the limit is 64 KiB"),
+])  # fmt: skip
 def test_what_is_no_cluster_is_refused_with_a_reason(tmp_path, text, name, said):
     store = Uploads(tmp_path)
     with pytest.raises(TensorOptError, match=said):

@@ -26,22 +26,19 @@ DATA = FrontierData.of(exploration())
 LARGE = FrontierData.of(exploration([point(90 * GIB, 0.1)]))
 
 
-@pytest.mark.parametrize(
-    ("data", "row", "budget", "headroom", "mark", "verdict"),
-    [
-        (DATA, 2, None, 0.05, "fits", "Fits one H100-80GB of 80 GiB (38 %)."),
-        (DATA, 2, 200, None, "fits", "Fits one H100-80GB of 80 GiB (38 %)."),  # a budget above the card
-        (DATA, 7, None, None, "tight", "Just fits one H100-80GB of 80 GiB (100 %)."),
-        (DATA, 7, None, 0.1, "over", "Does not fit the budget of 72 GiB: needs 8.00 GiB more."),
-        (DATA, 2, 25, None, "over", "Does not fit the budget of 25 GiB: needs 5.00 GiB more."),
-        (LARGE, 0, 99, 0.05, "over", "Does not fit one H100-80GB of 80 GiB: needs 10.0 GiB more."),
-        # The error of predictions decides how well a plan fits.
-        (DATA, 2, 30, 0.05, "tight", "Just fits the budget of 30 GiB (100 %)."),
-        (DATA, 2, 31, 0.05, "tight", "Just fits the budget of 31 GiB (97 %)."),
-        (DATA, 2, 34, 0.05, "fits", "Fits the budget of 34 GiB (88 %)."),
-        (DATA, 2, 79, 0.05, "fits", "Fits the budget of 79 GiB (38 %)."),
-    ],
-)
+@pytest.mark.parametrize(("data", "row", "budget", "headroom", "mark", "verdict"), [
+    (DATA, 2, None, 0.05, "fits", "Fits one H100-80GB of 80 GiB (38 %)."),
+    (DATA, 2, 200, None, "fits", "Fits one H100-80GB of 80 GiB (38 %)."),  # a budget above the card
+    (DATA, 7, None, None, "tight", "Just fits one H100-80GB of 80 GiB (100 %)."),
+    (DATA, 7, None, 0.1, "over", "Does not fit the budget of 72 GiB: needs 8.00 GiB more."),
+    (DATA, 2, 25, None, "over", "Does not fit the budget of 25 GiB: needs 5.00 GiB more."),
+    (LARGE, 0, 99, 0.05, "over", "Does not fit one H100-80GB of 80 GiB: needs 10.0 GiB more."),
+    # The error of predictions decides how well a plan fits.
+    (DATA, 2, 30, 0.05, "tight", "Just fits the budget of 30 GiB (100 %)."),
+    (DATA, 2, 31, 0.05, "tight", "Just fits the budget of 31 GiB (97 %)."),
+    (DATA, 2, 34, 0.05, "fits", "Fits the budget of 34 GiB (88 %)."),
+    (DATA, 2, 79, 0.05, "fits", "Fits the budget of 79 GiB (38 %)."),
+])  # fmt: skip
 def test_the_card_says_whether_it_fits(data, row, budget, headroom, mark, verdict):
     limits = {"budget_bytes": budget and budget * GIB} | ({} if headroom is None else {"headroom": headroom})
     card = point_card(data, View(**limits), row)

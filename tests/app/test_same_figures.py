@@ -110,9 +110,8 @@ def test_figures_of_a_point_are_the_same(found, tmp_path):
         assert chosen["time_s"] == plan.predicted.time_s == point.time_s
         assert chosen["memory_bytes"] == round(point.memory_bytes)
         assert plan.predicted.memory_bytes == point.memory_bytes
-        assert (card.memory, card.time) == (
-            data.units.memory.text(exploration.needs[index]), data.units.time.text(point.time_s),
-        )  # fmt: skip
+        wanted = (data.units.memory.text(exploration.needs[index]), data.units.time.text(point.time_s))
+        assert (card.memory, card.time) == wanted
         shown_row = table[index]
         assert shown_row["needs"] == float(f"{data.units.memory.of(exploration.needs[index]):.4g}")
         assert shown_row["time"] == float(f"{data.units.time.of(point.time_s):.4g}")

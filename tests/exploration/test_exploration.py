@@ -114,9 +114,8 @@ def test_points_spaces_and_plans_are_short():
     (space, *_), (first, *_), plan = found.spaces, found.points, found.plan(0)
     figures = "10 MiB per device, 400 ms per step: compute 300 ms, communication 100 ms"
     assert repr(first) == f"Point({figures}; space 0, by frontier)"
-    assert repr(space) == (
-        "Space(mesh 2, 4 micro-batches: 2 groups, 1 tensor with several readers, 1 tied parameter)"
-    )
+    wanted = "Space(mesh 2, 4 micro-batches: 2 groups, 1 tensor with several readers, 1 tied parameter)"
+    assert repr(space) == wanted
     lines = repr(plan).splitlines()
     assert str(plan) == repr(plan)
     assert (lines[0], len(lines)) == ("Plan of zoo:toy by frontier", 3)

@@ -158,9 +158,8 @@ def test_no_two_columns_change_places(tmp_path):
     )
     rows = csv_of(exploration, tmp_path)
     check(exploration, rows)
-    assert [(row["devices"], row["mesh"], row["micro_batches"]) for row in rows] == [
-        ("8", "2x4", "3"), ("6", "3x2", "5"), ("8", "2x4", "3"),
-    ]  # fmt: skip
+    wanted = [("8", "2x4", "3"), ("6", "3x2", "5"), ("8", "2x4", "3")]
+    assert [(row["devices"], row["mesh"], row["micro_batches"]) for row in rows] == wanted
     figures = [value for key, value in rows[0].items() if key not in ("point", "exact") and value]
     assert len(set(figures)) == len(figures)
 
@@ -190,9 +189,8 @@ def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path):
     write_strategies_csv(exploration, tmp_path / "strategies.csv")
     rows = rows_of(tmp_path / "strategies.csv")
     assert list(rows[0]) == ["point", "operator", "axis_0", "axis_1", "options"]
-    assert [(r["point"], r["operator"]) for r in rows] == [
-        ("1", "linear"), ("1", "loss"), ("2", "linear"), ("2", "loss"),
-    ]  # fmt: skip
+    wanted = [("1", "linear"), ("1", "loss"), ("2", "linear"), ("2", "loss")]
+    assert [(r["point"], r["operator"]) for r in rows] == wanted
     for row in rows:
         labels = list(exploration.plan(int(row["point"]) - 1).operators[row["operator"]].axes.values())
         assert [row["axis_0"], row["axis_1"]][: len(labels)] == labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensoropt.exploration.figure_rows import points_data
-from tensoropt.plan.figures import _RATES, BREAKDOWNS, FIGURES, KEPT, kept_figures, worded
+from tensoropt.plan.figures import _RATES, BREAKDOWNS, FIGURES, kept_figures, worded
 from tests.plan.explorations import MIB, point, small_exploration
 
 
@@ -52,8 +52,3 @@ def test_figures_stand_in_a_sentence_in_their_own_units():
     one = point(2 * MIB, 0.25, 0)
     words = "{memory_bytes} in {time_s}, {measured_share} measured"
     assert worded(one, words) == "2 MiB in 250 ms, 75 % measured"
-
-
-def test_every_kept_figure_is_an_attribute():
-    one = point(8.0, 1.0, 0)
-    assert {name for name in KEPT if not hasattr(one, name)} == set()

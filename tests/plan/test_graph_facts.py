@@ -14,7 +14,7 @@ import tensoropt
 from tensoropt.cluster import DeviceKind, reached_by
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.ops.calls import CostClass
-from tensoropt.plan.graph_facts import GraphFacts, Weights
+from tensoropt.plan.graph_facts import GraphFacts
 
 READY_MADE = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
 
@@ -37,11 +37,6 @@ def test_products_weigh_their_flop_and_everything_else_its_bytes():
     assert weights.seconds[gelu.name] == pytest.approx(2 * made / bandwidth)
     assert weights.seconds[view.name] == 0.0
     assert sum(weights.sizes.values()) == pytest.approx(4.0 * found.model.parameters)
-
-
-def test_without_a_graph_everything_weighs_the_same():
-    weights = Weights()
-    assert (weights.of_operators(("a", "b")), weights.of_parameter("w")) == (1.0, 1.0)
 
 
 def test_a_saved_exploration_needs_no_pytorch_for_names_and_rates(tmp_path):

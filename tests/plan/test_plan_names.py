@@ -191,9 +191,8 @@ def test_pipelines_say_their_parts_and_their_schedule():
 
     of = Space(MeshInfo(shape=(4, 8), names=("stage", "gpu")), 8, {}, {}, {}, {})
     made = pipelined("1f1b", [stage] * 4, "h.0")
-    assert plan_names([made], [of]).names == (
-        "DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",
-    )
+    wanted = ("DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",)
+    assert plan_names([made], [of]).names == wanted
     assert (
         plan_names([pipelined("interleaved_1f1b", [stage] * 8)], [of])
         .names[0]

@@ -1,4 +1,4 @@
-"""The zoo beside the papers' figures: how far apart, and why."""
+"""The zoo's figures: what it gives now, and beside the papers' how far apart, and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tensoropt import zoo
 from tensoropt.zoo.figures import figures
 from tests.zoo.statistics import count
 from tests.zoo.test_models import README
@@ -53,3 +54,15 @@ def test_memory_of_the_wide_resnet_at_smaller_images():
 @pytest.mark.parametrize("name", NODES)
 def test_operators_are_of_the_order_of_netsplits_nodes(name):
     assert 0.5 <= figures()[name].operators / NODES[name] <= 2
+
+
+@pytest.mark.parametrize("name", ["lenet", "vgg11-tiny", "gpt-mini"])
+def test_figures_of_small_models_are_true(name):
+    assert count(name) == figures()[name]
+
+
+def test_figures_are_of_models_there_are():
+    entries = {e.name: e for e in zoo.list_models()}
+    assert set(figures()) <= set(entries)
+    for name, found in figures().items():
+        assert found.batch == entries[name].batch, name

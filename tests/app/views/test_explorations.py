@@ -18,9 +18,8 @@ def test_each_has_its_recommended_plan_within_what_it_was_made_for(tmp_path):
     exploration([point(10 * GIB, 1.0), point(20 * GIB, 0.4)]).save(tmp_path / "b")
     found = compared(Library(tmp_path), View("opened-a", beside=("opened-b", "opened-a")))
     assert [title for title, _ in found.frontiers] == [row.title for row in found.rows]
-    assert [(row.needs, row.time, row.mark) for row in found.rows] == [
-        ("20.0 GiB of 25 GiB", "700 ms", "fits"), ("20.0 GiB of 76 GiB", "400 ms", "fits")
-    ]  # fmt: skip
+    wanted = [("20.0 GiB of 25 GiB", "700 ms", "fits"), ("20.0 GiB of 76 GiB", "400 ms", "fits")]
+    assert [(row.needs, row.time, row.mark) for row in found.rows] == wanted
     assert [row.link for row in found.rows] == ["/result?x=opened-a", "/result?x=opened-b"]
     assert (found.said, found.per_sample) == ([], False)
 

@@ -42,9 +42,8 @@ def test_a_longest_step_chooses_the_leanest_that_is_fast_enough():
     assert frontier.address_sentences(DATA, "?time=0.45") == []
     # Of a step that no plan reaches, the recommended plan is shown, and that is said.
     assert DATA.chosen(View(time_s=0.05)) == DATA.exploration.index()
-    assert frontier.address_sentences(DATA, "?time=50ms") == [
-        "No plan that fits 76 GiB takes at most 50 ms; the fastest takes 200 ms."
-    ]
+    wanted = ["No plan that fits 76 GiB takes at most 50 ms; the fastest takes 200 ms."]
+    assert frontier.address_sentences(DATA, "?time=50ms") == wanted
     assert frontier.without_point(view, 24 * GIB) == View(budget_bytes=24 * GIB)
 
 
@@ -72,9 +71,8 @@ def test_there_is_one_count_of_points_and_they_are_counted_from_one():
         for i, name in enumerate(("zero", "zero", "frontier"))
     ]
     data = FrontierData.of(exploration(others=tuple(marks)))
-    assert [data.title(row) for row in (0, 7, 8, 9)] == [
-        "Point 1 of 8", "Point 8 of 8", "ZeRO 1 of 2", "ZeRO 2 of 2"
-    ]  # fmt: skip
+    wanted = ["Point 1 of 8", "Point 8 of 8", "ZeRO 1 of 2", "ZeRO 2 of 2"]
+    assert [data.title(row) for row in (0, 7, 8, 9)] == wanted
     assert frontier.count_words(data) == "8 points, 3 plans of other planners"
 
 

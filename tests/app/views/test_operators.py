@@ -121,9 +121,8 @@ def test_below_devices_of_different_loads_stands_what_the_headline_says():
 
 def test_what_is_split_and_stored_is_said_in_words():
     sizes = {"a": 2, "b": 4}
-    assert operators.axes_words({"a": "rows.0", "b": "out_features.2@S(0)"}, "rows.0", sizes) == (
-        "batch ×2, output features 2 ×4"
-    )
+    wanted = "batch ×2, output features 2 ×4"
+    assert operators.axes_words({"a": "rows.0", "b": "out_features.2@S(0)"}, "rows.0", sizes) == wanted
     assert operators.axes_words({"a": "none", "b": "d2"}, "d0", sizes) == "dim 2 ×4"
     configuration = {"a": "rows", "b": "out_features"}
     keys = {"p_w": "model.fc.weight", "p_b": "model.fc.bias"}

@@ -77,8 +77,7 @@ def test_a_placed_plan_has_devices_of_different_loads():
     found = placed()
     data, row = FrontierData.of(found), len(found.points)
     assert memory_bar(data, View(), row).summary == "20.0 GiB of 80.0 GiB on the fullest device (25 %)."
-    assert [(s.title, s.size, s.share) for s in device_bars(data, row)] == [
-        ("device 0", "20.0 GiB", 1.0), ("device 1", "10.0 GiB", 0.5)
-    ]  # fmt: skip
+    wanted = [("device 0", "20.0 GiB", 1.0), ("device 1", "10.0 GiB", 0.5)]
+    assert [(s.title, s.size, s.share) for s in device_bars(data, row)] == wanted
     assert device_bars(data, 0) == ()
     assert point_card(data, View(), row).facts[0].value == "m-ETF"

@@ -58,9 +58,8 @@ def test_the_answer_says_whether_it_fits_and_what_is_better():
 def test_where_nothing_fits_it_says_what_would():
     found = line(DATA, View(budget_bytes=8 * GIB))
     assert found.mark == "over"
-    assert found.beside == (
-        "No plan fits 8 GiB; the leanest needs 10.0 GiB. Use more or larger devices, or a smaller batch."
-    )
+    wanted = "No plan fits 8 GiB; the leanest needs 10.0 GiB. Use more or larger devices, or a smaller batch."
+    assert found.beside == wanted
 
 
 def test_choices_are_four_and_the_chosen_one():
@@ -108,9 +107,8 @@ def test_what_is_known_is_said_and_the_rest_can_be_planned(tmp_path):
     assert found["96 GiB of memory"].link == ""
     assert (found["8 × H100-80GB"].words, found["8 × H100-80GB"].action) == ("300 ms a step (−40 %)", "show")
     assert found["8 × H100-80GB"].link == "/result?x=opened-whole"
-    assert (found["batch 16"].words, found["batch 16"].link) == (
-        "not known yet", "/new?from=opened-half&batch=16"
-    )  # fmt: skip
+    wanted = ("not known yet", "/new?from=opened-half&batch=16")
+    assert (found["batch 16"].words, found["batch 16"].link) == wanted
     # Twice the devices of what is known are planned.
     more = asked(library, "opened-whole")["16 × H100-80GB"]
     assert more.link == "/new?from=opened-whole&devices=16xH100-80GB"

@@ -16,10 +16,8 @@ from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.views.explorations import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
 
-from tensoropt import files
-from tensoropt.errors import TensorOptError
+from tensoropt import Exploration, TensorOptError, files
 from tensoropt.exploration.answer import answer
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.exploration import load_exploration as load
 from tensoropt.exploration.exploration_files import read_costs
 from tensoropt.plan.kinds import SHARDED

@@ -16,8 +16,7 @@ from tensoropt_app.library import Library
 from tensoropt_app.safety import MAX_REQUEST_BYTES, UPDATE
 from tensoropt_app.server import create_app, listen, serve
 
-from tensoropt.errors import TensorOptError
-from tensoropt.plan.plan import load_plan
+from tensoropt import TensorOptError, load_plan
 
 EXPLORED = exploration()
 

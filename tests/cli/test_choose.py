@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from tensoropt import saved
+from tensoropt import Exploration, TensorOptError, load_cluster, saved
 from tensoropt.cli.parser import main
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.verified import _SCHEMA, FILE
 from tensoropt.plan.keys import plan_key
 from tensoropt.units import headroom_bytes

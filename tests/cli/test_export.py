@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tensoropt import load_cluster, load_plan
 from tensoropt.cli.parser import main
-from tensoropt.cluster import load_cluster
 from tensoropt.exploration.exploration import load_exploration
-from tensoropt.plan.plan import load_plan
 from tests.plan.explorations import rows_of, small_exploration
 
 

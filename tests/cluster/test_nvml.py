@@ -10,9 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_nvml import FakeNvml, dgx_a100, dgx_h100, dgx_v100, table, titan_box
 
-from tensoropt.cluster import load_cluster
+from tensoropt import ClusterError, load_cluster
 from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
-from tensoropt.errors import ClusterError
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tensoropt.cluster import load_cluster
+from tensoropt import ClusterError, load_cluster
 from tensoropt.cluster.hardware import DeviceKind
 from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
-from tensoropt.errors import ClusterError
 
 FILE = """
 devices:

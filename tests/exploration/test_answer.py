@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tensoropt
+from tensoropt import Exploration, Point
 from tensoropt.exploration.answer import _pace_words, answer, launcher_words, without_plans
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.recommended import a_config_says
-from tensoropt.plan.point import Point
 from tensoropt.units import share_words
 from tests.app.support.samples_app import GIB, exploration, point
 

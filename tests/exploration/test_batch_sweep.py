@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.errors import InfeasibleError
+from tensoropt import Exploration, InfeasibleError
 from tensoropt.exploration.batch_sweep import batch_in, fastest_batch, next_batch
 from tensoropt.exploration.cluster_offers import ClusterQuestion, Offers, offers
-from tensoropt.exploration.exploration import Exploration
 from tests.exploration.test_cluster_offers import on
 
 GIB = 2.0**30

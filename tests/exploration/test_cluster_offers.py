@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import TensorOptError
+from tensoropt import Exploration, TensorOptError, load_cluster
 from tensoropt.exploration.cluster_offers import ClusterQuestion, Offers, offers, offers_data
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Amount, Tariff
 from tests.exploration.test_rates import explored
 from tests.plan.explorations import needing, point, space

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.errors import InfeasibleError, TensorOptError
+from tensoropt import Exploration, InfeasibleError, TensorOptError
 from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, of_batches, offers
-from tensoropt.exploration.exploration import Exploration
 from tests.plan.explorations import MIB, point, small_exploration, space
 
 

@@ -12,10 +12,9 @@ from math import prod
 import pytest
 
 import tensoropt
-from tensoropt.cluster import load_cluster
+from tensoropt import Exploration, load_cluster
 from tensoropt.cluster.files import cluster_from
 from tensoropt.costs.process_memory import TERMS
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import compared, limits_asked, write_strategies_csv
 from tensoropt.plan.figures import FIGURES
 from tensoropt.plan.kinds import PIPELINED

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.cluster import load_cluster
+from tensoropt import TensorOptError, load_cluster
 from tensoropt.costs.process_memory import memory_of_process
-from tensoropt.errors import TensorOptError
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.rates import Amount, Tariff

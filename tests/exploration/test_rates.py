@@ -14,9 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import Exploration
+from tensoropt import Exploration, TensorOptError, load_cluster
 from tensoropt.exploration.rates import (
     Amount,
     RatesOf,

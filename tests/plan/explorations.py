@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from tensoropt import Exploration, Point, Space
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.plan.plan import MeshInfo, ModelInfo
-from tensoropt.plan.point import Point
-from tensoropt.plan.space import Space
 
 MIB = 2.0**20
 

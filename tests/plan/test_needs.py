@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.cluster import load_cluster
+from tensoropt import Point, load_cluster
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.plan.point import Point
 from tests.plan.explorations import MIB, point, small_exploration
 
 GIB = 2.0**30

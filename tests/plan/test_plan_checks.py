@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import PlanError, TensorOptError
+from tensoropt import PlanError, TensorOptError, load_cluster, load_plan
 from tensoropt.execute.executable import resolve_plan
-from tensoropt.plan.plan import load_plan
 from tensoropt.planners.registry import planner
 from tests.planners.problems import small
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensoropt import Point, Space
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.pipeline.strategy import SCHEDULES as KNOWN
 from tensoropt.plan.figures import FIXED
@@ -25,9 +26,7 @@ from tensoropt.plan.plan_names import (
     plan_names,
     what_it_does,
 )
-from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
-from tensoropt.plan.space import Space
 from tensoropt.report.table import point_lines
 from tests.plan.explorations import csv_of, point, small_exploration
 

@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from tensoropt import cli, explore, load_model, zoo
-from tensoropt.cluster import load_cluster
+from tensoropt import Settings, cli, explore, load_cluster, load_model, zoo
 from tensoropt.question.compute_dtype import dtype_of, with_dtype
 from tensoropt.question.question import Question
-from tensoropt.question.settings import Settings
 
 OTHERS = """alexnet amoebanet clip deeplab inception lenet mlp resnet two-tower unet vgg wide-resnet"""
 

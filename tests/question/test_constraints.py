@@ -6,10 +6,9 @@ import json
 
 import pytest
 
+from tensoropt import ConstraintError, Settings
 from tensoropt.files import DOCUMENT_BYTES
 from tensoropt.question.constraints import _load_constraints, constraints_of
-from tensoropt.question.settings import Settings
-from tensoropt.sharding.constraints import ConstraintError
 
 YAML = 'pin: [{operators: "a*", axes: {gpu: batch}}]\ntogether: [[a, b]]\n'
 DATA = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}], "together": [["a", "b"]]}

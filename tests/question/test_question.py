@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tensoropt import Settings, TensorOptError, load_cluster
 from tensoropt.cli.arguments import question_option
 from tensoropt.cli.parser import parser
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import TensorOptError
 from tensoropt.question import settings
 from tensoropt.question.question import Question, read_batches
-from tensoropt.question.settings import Settings
 
 GIB = 2.0**30
 LINES = [

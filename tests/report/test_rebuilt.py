@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tensoropt
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import ClusterError, TensorOptError
-from tensoropt.exploration.exploration import Exploration
+from tensoropt import ClusterError, Exploration, TensorOptError, load_cluster
 from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import recorded_of

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensoropt.cluster import load_cluster
-from tensoropt.exploration.exploration import Exploration
+from tensoropt import Exploration, load_cluster
 from tensoropt.exploration.facts import facts, range_data, range_of
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import frontier_text

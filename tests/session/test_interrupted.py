@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensoropt import load_model
-from tensoropt.api import explore
+from tensoropt import explore, load_model
 from tensoropt.cli.parser import main
 from tensoropt.exploration.exploration import InterruptedExplorationError, load_exploration
 from tensoropt.processes import finished_when_interrupted

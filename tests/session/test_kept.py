@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensoropt import InfeasibleError, Settings, load_cluster
 from tensoropt.api import explore, explore_captured
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import InfeasibleError
 from tensoropt.profiling.store import _CACHED
-from tensoropt.question.settings import Settings
 from tensoropt.session import kept
 from tests.profiling.test_store import cached
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from tensoropt import Exploration, Plan
 from tensoropt.cluster.files import cluster_from
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.kinds import PIPELINED
-from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import Recipe
 from tests.session.captured_once import CapturedOnce

@@ -9,25 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from tensoropt.api import explore
+from tensoropt import ConstraintError, Exploration, Point, Settings, explore
 from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError, PlanError, TensorOptError
 from tensoropt.evaluation import evaluate
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.composer import Composer
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import _evaluate_pipeline, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stage_frontiers import CROSSINGS
-from tensoropt.plan.point import Point
 from tensoropt.planners.quick import _PIPELINED
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
 from tensoropt.session import pipelines
 from tensoropt.session.quick_plans import with_quick_plans
-from tensoropt.sharding.constraints import ConstraintError
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks, adapted
 from tests.plan.explorations import costs

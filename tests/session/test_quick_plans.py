@@ -12,13 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from tensoropt import zoo
+from tensoropt import ConstraintError, Settings, load_cluster, load_model, load_plan, parallelize, zoo
 from tensoropt.api import _evaluated, _model_info, _prepared, compare, explore, recost
-from tensoropt.cluster import load_cluster
-from tensoropt.execute import parallelize
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.plan import kinds
-from tensoropt.plan.plan import load_plan
 from tensoropt.plan.point import SAME, Point
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.quick import (
@@ -42,13 +39,10 @@ from tensoropt.planners.quick import (
 )
 from tensoropt.planners.registry import ENTRIES
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.model_source import load_model
-from tensoropt.question.settings import Settings
 from tensoropt.session import evaluation, quick_plans
 from tensoropt.session.comparing import with_planners
 from tensoropt.session.searched import search
 from tensoropt.session.session import Session
-from tensoropt.sharding.constraints import ConstraintError
 from tests.plan.explorations import rows_of
 from tests.session.captured_once import CapturedOnce
 from tests.situations import branching

@@ -8,14 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tensoropt.api import explore
+from tensoropt import InfeasibleError, Settings, explore
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.tables import make_templates
 from tensoropt.engine.models import ModelSpec
-from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.problem import prepare
-from tensoropt.question.settings import Settings
 from tensoropt.session import refining
 from tensoropt.session.refining import _COMBINED, _is_wide, apart, best_counts, combining, refine
 from tensoropt.session.session import Session

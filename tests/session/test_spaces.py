@@ -12,14 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tensoropt.api import explore
+from tensoropt import InfeasibleError, Settings, explore
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.engine.models import ModelSpec
-from tensoropt.errors import InfeasibleError
 from tensoropt.exploration.frontier_table import table_rows
 from tensoropt.plan.kinds import PLACED, SHARDED
 from tensoropt.plan.point import unbeaten
-from tensoropt.question.settings import Settings
 from tensoropt.search import CostGraph, NoStrategyError, outline_frontier, track_frontier
 from tensoropt.session import one_space
 from tensoropt.session.simulations import Simulations

@@ -8,13 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from tensoropt import api, explore, load_model
+from tensoropt import ConstraintError, api, explore, load_model
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.session.quick_plans import _Asking
 from tensoropt.session.usual import USUAL_NOTE
-from tensoropt.sharding.constraints import ConstraintError
 
 CLUSTER = "dgx-h100[2]"
 SEARCHED = {"epsilon": 0.2, "max_points": 8, "placements": "never", "pipelines": "never"}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt import zoo
+from tensoropt import Settings, zoo
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.residuals import NETWORK, NO_RESIDUALS, REST, Residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.tuning.learned import Learned, priced
 from tensoropt.tuning.steps import seconds_of
 from tests.costs.models import problem

@@ -6,12 +6,9 @@ import sys
 
 import pytest
 
-from tensoropt.api import explore
-from tensoropt.errors import TensorOptError
+from tensoropt import TensorOptError, explore, load_model, load_plan
 from tensoropt.plan.keys import plan_key
-from tensoropt.plan.plan import load_plan
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.model_source import load_model
 from tensoropt.tuning import tune as tuning
 from tensoropt.tuning.tune import FILE, PLAN, Tuning, _end_of, tune
 

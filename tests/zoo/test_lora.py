@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import tensoropt
-from tensoropt.errors import TensorOptError
+from tensoropt import Plan, TensorOptError
 from tensoropt.exploration.answer import answer
 from tensoropt.ops.quantised import SCHEMES, QuantisedLinear, WeightBytes, _dequantised
-from tensoropt.plan.plan import Plan
 from tensoropt.question.model_source import load_model, with_lora, with_sequence
 from tensoropt.report.owners import point_owners
 from tensoropt.report.table import summary_lines

@@ -7,9 +7,8 @@ from typing import Any
 from tensoropt_app.jobs.estimate import REPEATED, CompletedJob, estimate, key_of_words, request_key
 from tensoropt_app.views.jobs import estimate_words
 
-from tensoropt.cluster import load_cluster
+from tensoropt import Settings, load_cluster
 from tensoropt.question.question import Question
-from tensoropt.question.settings import Settings
 
 
 def of(**more: Any) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from samples_app import data_url as url
 from tensoropt_app.jobs import uploads
 from tensoropt_app.jobs.uploads import MOST_BYTES, UploadError, Uploads, cluster_file, read_description
 
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import TensorOptError
+from tensoropt import TensorOptError, load_cluster
 
 
 @pytest.fixture(autouse=True)

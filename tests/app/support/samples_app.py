@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.cluster import load_cluster
+from tensoropt import Exploration, Point, Space, load_cluster
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo, OperatorPlan, StagesInfo
-from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
-from tensoropt.plan.space import Space
 
 GIB = 2.0**30
 GROUPS = ("embedding", "attention", "mlp", "head")

@@ -15,9 +15,8 @@ from tensoropt_app.library import Entry
 from tensoropt_app.views.export import commands, explore_line, files
 from tensoropt_app.views.frontier import FrontierData
 
+from tensoropt import Exploration, load_cluster
 from tensoropt.cli.parser import parser
-from tensoropt.cluster import load_cluster
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import OnnxInfo
 
 

@@ -14,8 +14,7 @@ from tensoropt_app.state import View
 from tensoropt_app.views import result
 from tensoropt_app.views.frontier import FrontierData
 
-from tensoropt.cluster import load_cluster
-from tensoropt.exploration.exploration import Exploration
+from tensoropt import Exploration, load_cluster
 
 HANDS = (
     point(90 * GIB, 0.15, planner="data_parallel", choice=(2, 2, 2, 2)),

@@ -170,9 +170,8 @@ def _bomb(folder: Path) -> None:
         file.write(bytes(MOST_BYTES + 1))
 
 
-DAMAGES = (
-    _nested, _bomb, partial(_changed, cluster={}), partial(_changed, settings=[1], points={"a": 1}),
-)  # fmt: skip
+_of_other_types = partial(_changed, settings=[1], points={"a": 1})
+DAMAGES = _nested, _bomb, partial(_changed, cluster={}), _of_other_types
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

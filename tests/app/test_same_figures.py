@@ -148,9 +148,8 @@ def test_what_a_rank_sends_is_said_everywhere(beside, tmp_path):
     for row, point in enumerate(exploration.all_points):
         own = [(kind, size * count) for kind, _, size, count in point.collectives]
         if point.kind is not PLACED:
-            assert point.sent_bytes == sum(
-                size * (1.0 if kind in ("all_reduce", "send", "broadcast") else 0.5) for kind, size in own
-            )
+            whole = "all_reduce", "send", "broadcast"
+            assert point.sent_bytes == sum(size * (1.0 if kind in whole else 0.5) for kind, size in own)
         words = format_bytes(point.sent_bytes)
         assert points_data(exploration, [row])[0]["sent_bytes"] == round(point.sent_bytes)
         assert f"  sent: {words}" in point_lines(FigureRow.of(exploration, row))

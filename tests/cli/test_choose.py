@@ -91,9 +91,8 @@ def priced(tmp_path_factory):
 
 
 def test_a_training_of_tokens_in_words_and_as_data(priced, capsys):
-    words = [
-        "choose", str(priced), "--knee", "--tokens", "7.3728M", "--price", "H100-80GB=3", "--currency", "EUR",
-    ]  # fmt: skip
+    asked = "--knee --tokens 7.3728M --price H100-80GB=3 --currency EUR"
+    words = ["choose", str(priced), *asked.split()]
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "throughput: 2,050 tokens/s (1,020 per device), 16.0 samples/s (8.00 per device)" in told

@@ -250,9 +250,8 @@ def test_profiling_mode_explores_parts_of_the_cluster(json_of, run, explored):
 
 @pytest.mark.slow
 def test_batches_are_compared_by_sample(json_of, did, run, place):
-    arguments = (
-        "explore", "zoo:lenet", "--cluster", "dgx-h100[1]", "--micro-batches", "1", "--epsilon", "0.1",
-    )  # fmt: skip
+    line = "explore zoo:lenet --cluster dgx-h100[1] --micro-batches 1 --epsilon 0.1"
+    arguments = line.split()
     out, err = did(*arguments, "--batch", "2,4", "--placements", "never", "--out", "batches")
     assert err.count(", out a folder of batches\n") == 2
     assert "Largest batch explored: 4" in out
@@ -264,10 +263,8 @@ def test_batches_are_compared_by_sample(json_of, did, run, place):
     both = ("--batch", "2", "--devices", "1", "--knee")
     refused(run("choose", "batches", *both), "both select an exploration")
     for more in (("--devices", "1"), ("--also-on", "dgx-a100")):
-        refused(
-            run(*arguments, "--batch", "auto", *more, "--out", "x"),
-            f"{more[0]} and --batch auto ask for rows",
-        )
+        told = run(*arguments, "--batch", "auto", *more, "--out", "x")
+        refused(told, f"{more[0]} and --batch auto ask for rows")
     compared = (*arguments[:6], "--planners", "all", "--out", "x")
     refused(run(*compared, "--batch", "2,4"), "--planners and --batch 2,4 ask for rows of different kinds")
     refused(run(*NET, "--cluster", "cpu:1", "--batch", "auto", "--out", "x"), "with a parameter 'batch'")
@@ -588,10 +585,8 @@ def test_a_fault_of_ours_is_one_sentence_too(run, explored, monkeypatch):
         raise RuntimeError("a\nb")
 
     monkeypatch.setattr("tensoropt.session.one_space.track_frontier", fault)
-    said = (
-        "error: TensorOpt itself failed with RuntimeError: a b; please report it with what --debug prints\n"
-    )
-    refused(run(*NET, "--cluster", "two.yaml", "--out", "out", "--anew"), f"tensoropt: {said}")
+    said = "TensorOpt itself failed with RuntimeError: a b; please report it with what --debug prints\n"
+    refused(run(*NET, "--cluster", "two.yaml", "--out", "out", "--anew"), f"tensoropt: error: {said}")
 
 
 def test_profiles_are_shown_exported_and_imported(tmp_path, monkeypatch, capsys):

@@ -71,9 +71,8 @@ def test_several_explorations_become_one_csv(batch, capsys):
     assert data["points"] == len(points) == 6
     found = ["out", "all/sweep/2-devices", "all/sweep/4-devices"]
     assert [one["exploration"] for one in data["explorations"]] == found
-    assert list(dict.fromkeys((row["exploration"], row["cluster"]) for row in points)) == list(
-        zip(found, ("dgx-h100[2]", "dgx-h100[2]", "dgx-a100[4]"), strict=True)
-    )
+    clusters = dict(zip(found, ("dgx-h100[2]", "dgx-h100[2]", "dgx-a100[4]"), strict=True))
+    assert {row["exploration"]: row["cluster"] for row in points} == clusters
     # What stands before is what the CSV of each exploration has.
     main(["export", "out", "--csv", "one.csv", "--strategies", "one-s.csv"])
     for several, one, behind in (

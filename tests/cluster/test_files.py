@@ -259,10 +259,9 @@ VALID = {
 
 def _places(value, path=()):
     yield path
-    for key, inner in (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    ):
-        yield from _places(inner, (*path, key))
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from _places(value[key], (*path, key))
 
 
 anything = st.one_of(

@@ -27,9 +27,8 @@ def test_generated_parts_are_those_of_the_results():
 
 
 def test_every_part_stands_once():
-    found = [
-        (page, name) for page in pages() for name, _ in figures.PART.findall(page.read_text(encoding="utf-8"))
-    ]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    found = [(page, name) for page, text in texts.items() for name, _ in figures.PART.findall(text)]
     assert Counter(name for _, name in found if name != figures.MODULES) == Counter(list(PARTS))
     written = {str(page.relative_to(ROOT)) for page, name in found if name != figures.MODULES}
     assert written <= set(WRITTEN)

@@ -127,10 +127,8 @@ def test_a_baseline_is_a_plan_in_its_best_form():
 
 
 def test_our_own_planners_are_no_baselines():
-    found = replace(
-        exploration(), others=(point(12 * GIB, 0.7, planner="local_search", choice=(1, 1, 3, 1)),)
-    )
-    assert answer(found).baselines == ()
+    ours = point(12 * GIB, 0.7, planner="local_search", choice=(1, 1, 3, 1))
+    assert answer(replace(exploration(), others=(ours,))).baselines == ()
 
 
 def test_planners_without_a_plan_say_why():

@@ -20,10 +20,8 @@ GIB = 2.0**30
 def at(batch: int, *points: tuple[float, float]) -> Exploration:
     """Points of (GiB, seconds) at a batch."""
     found = on("dgx-h100", *points)
-    model = found.model.model_copy(
-        update={"batch": batch, "fingerprint": f"{batch:064}", "call": None, "source": "zoo:toy"}
-    )
-    return replace(found, model=model, costs=None)
+    other = {"batch": batch, "fingerprint": f"{batch:064}", "call": None, "source": "zoo:toy"}
+    return replace(found, model=found.model.model_copy(update=other), costs=None)
 
 
 SWEEP = (
@@ -79,9 +77,8 @@ def sentences(
 
 def test_the_answer_names_the_largest_that_fits_and_the_fastest_by_sample():
     largest, _, fastest = sentences(SWEEP)
-    assert largest == (
-        "Largest batch that fits: 32; 64 does not (does not fit: needs 120 GiB, a device may use 76 GiB)."
-    )
+    why = "does not fit: needs 120 GiB, a device may use 76 GiB"
+    assert largest == f"Largest batch that fits: 32; 64 does not ({why})."
     assert fastest.startswith("Fastest without limits: dgx-h100 at batch 32, 2 s a step (16")
     assert "explored: 32. It fits; larger ones may fit, too" in sentences(SWEEP[:3])[0]
     assert "within 35 GiB a device: dgx-h100 at batch 16" in sentences(SWEEP, memory_bytes=35 * GIB)[-1]

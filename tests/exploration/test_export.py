@@ -182,9 +182,8 @@ def test_the_columns_of_a_search_are_its_plans(tmp_path):
 
 
 def test_strategies_name_what_every_axis_splits_and_what_is_stored(tmp_path):
-    exploration = replace(
-        small_exploration(), spaces=(space((2,), 4), space((2, 4), 1)), points=small_exploration().points[:2]
-    )
+    points, spaces = small_exploration().points[:2], (space((2,), 4), space((2, 4), 1))
+    exploration = replace(small_exploration(), spaces=spaces, points=points)
     write_strategies_csv(exploration, tmp_path / "strategies.csv")
     rows = rows_of(tmp_path / "strategies.csv")
     assert list(rows[0]) == ["point", "operator", "axis_0", "axis_1", "options"]

@@ -56,9 +56,8 @@ def test_a_point_on_gpus_has_a_verdict_with_what_its_process_takes():
         ),
     )
     assert facts(FigureRow.of(full, 1))[FIT].words.endswith("process 24.3): does not fit")
-    sending = replace(
-        on_gpus, points=tuple(p.changed(collectives=(("send", (0, 1), 8, 1),)) for p in FOUND.points)
-    )
+    points = tuple(p.changed(collectives=(("send", (0, 1), 8, 1),)) for p in FOUND.points)
+    sending = replace(on_gpus, points=points)
     assert sending.fit(0).process["communicators"] >= estimated["communicators"]
     assert full.fit(1, 2.0**30).verdict == "does not fit"
 

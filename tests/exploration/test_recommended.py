@@ -20,9 +20,8 @@ def found(*plans: tuple[str, float, float, int]) -> Any:
     shares = np.array([name.count("/") / 100 for name in names])
     table = SimpleNamespace(time=np.array(times), column=lambda _: np.arange(len(plans)))
     spaces = [SimpleNamespace(micro_batches=count) for count in micro]
-    return SimpleNamespace(
-        names=names, all_points=table, needs=np.array(needs), spaces=spaces, exceptions=shares
-    )
+    made = {"names": names, "all_points": table, "needs": np.array(needs), "spaces": spaces}
+    return SimpleNamespace(**made, exceptions=shares)
 
 
 def test_what_a_config_says_is_taken_before_what_is_a_little_faster():

@@ -107,9 +107,8 @@ def test_megatron_recomputes_the_first_blocks_of_each_stage():
 
 def test_megatrons_arguments_may_stand_in_a_script(tmp_path):
     script = tmp_path / "pretrain.sh"
-    script.write_text(
-        "torchrun pretrain_gpt.py \\\n  --tensor-model-parallel-size 2 \\\n  --micro-batch-size 4 # small\n"
-    )
+    arguments = "--tensor-model-parallel-size 2 \\\n  --micro-batch-size 4 # small\n"
+    script.write_text(f"torchrun pretrain_gpt.py \\\n  {arguments}")
     assert read_job(f"megatron:{script}").tensor == 2
     with pytest.raises(JobError, match="a script's variables are not expanded"):
         megatron("--tensor-model-parallel-size $TP")

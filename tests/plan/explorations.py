@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from tensoropt import Exploration, Point, Space
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
@@ -16,27 +17,18 @@ MIB = 2.0**20
 def space(mesh: tuple[int, ...], micro_batches: int) -> Space:
     """Two groups in a row, one tensor with two readers, one tied parameter."""
     names = ("node", "gpu")[2 - len(mesh) :] if mesh else ()
-    whole = ["R", *("R" for _ in mesh)]
-    sharded = ["R", *("S(0)" for _ in mesh)]
+    whole, sharded = (["R", *([layout] * len(mesh))] for layout in ("R", "S(0)"))
+
+    def group(name: str, parameters: list[str], options: list[Any]) -> dict[str, Any]:
+        split = [["none"] * len(mesh), ["rows"] * len(mesh)]
+        made = {"micro": "rows", "members": [name], "parameters": parameters, "configurations": split}
+        return {**made, "options": options}
+
+    linear = group("linear", ["p_weight"], [[[whole]], [[whole], [sharded]]])
     return Space(
         mesh=MeshInfo(shape=mesh, names=names),
         micro_batches=micro_batches,
-        groups={
-            "linear": {
-                "micro": "rows",
-                "members": ["linear"],
-                "parameters": ["p_weight"],
-                "configurations": [["none"] * len(mesh), ["rows"] * len(mesh)],
-                "options": [[[whole]], [[whole], [sharded]]],
-            },
-            "loss": {
-                "micro": "rows",
-                "members": ["loss"],
-                "parameters": [],
-                "configurations": [["none"] * len(mesh), ["rows"] * len(mesh)],
-                "options": [[[]], [[]]],
-            },
-        },
+        groups={"linear": linear, "loss": group("loss", [], [[[]], [[]]])},
         hubs={"hidden": [whole, sharded]},
         shared={"p_tied": [whole, sharded]},
         keys={"p_weight": "weight", "p_tied": "tied"},

@@ -47,9 +47,8 @@ def test_a_plan_that_differs_by_rounding_alone_does_not_come_in():
     assert with_others(points, others) == points
 
 
-costs = st.tuples(
-    st.integers(1, 5), st.integers(1, 5), st.sampled_from((-ROUNDING, 0, ROUNDING)), st.booleans()
-)
+off = st.sampled_from((-ROUNDING, 0, ROUNDING))
+costs = st.tuples(st.integers(1, 5), st.integers(1, 5), off, st.booleans())
 
 
 @given(st.lists(costs, min_size=1, max_size=8), st.lists(costs, max_size=8))

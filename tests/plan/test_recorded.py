@@ -16,9 +16,8 @@ from tensoropt.profiling.link_fits import LinkFit, Segment
 from tensoropt.profiling.links import LinkFits
 
 READY_MADE = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100" / FILE
-FIT = LinkFit(
-    kind="all_reduce", group=(0, 1), segments=(Segment(alpha_s=1e-4, seconds_per_byte=1e-9),), residual=0.01
-)
+SEGMENTS = (Segment(alpha_s=1e-4, seconds_per_byte=1e-9),)
+FIT = LinkFit(kind="all_reduce", group=(0, 1), segments=SEGMENTS, residual=0.01)
 LINKS = LinkFits(collectives={("all_reduce", (0, 1)): (FIT,)})
 
 

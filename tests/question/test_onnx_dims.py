@@ -14,9 +14,8 @@ from tensoropt.question.onnx_dims import open_dims
 
 def saved(path: Path, *shapes: list[str | int | None]) -> Path:
     """A file that adds its inputs."""
-    inputs = [
-        helper.make_tensor_value_info(f"x{n}", TensorProto.FLOAT, shape) for n, shape in enumerate(shapes)
-    ]
+    named = {f"x{number}": shape for number, shape in enumerate(shapes)}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, of) for name, of in named.items()]
     nodes = [helper.make_node("Sum", [value.name for value in inputs], ["y"])]
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     graph = helper.make_graph(nodes, "net", inputs, [output])

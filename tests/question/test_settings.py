@@ -39,9 +39,7 @@ def test_settings_of_a_later_version_are_refused_with_a_sentence():
         Settings.from_dict({**Settings().to_dict(), "wisdom": 3})
     kept = {**Settings().to_dict(), "space": "any", "soft_placement": False}
     assert Settings.from_dict(kept) == Settings()
-    with pytest.raises(
-        TensorOptError, match=r"made with space='megatron', which is no longer supported; explore again"
-    ):
+    with pytest.raises(TensorOptError, match=r"made with space='megatron', .* no longer .*; explore again"):
         Settings.from_dict({**kept, "space": "megatron"})
     # What was kept before process memory could be counted counts tensors.
     kept = Settings.from_dict({"mode": "inference"})

@@ -50,9 +50,8 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Explo
     with ProfileStore(path / "profile.sqlite") as store:
         loaded = {}
         for name, (called, chosen) in models.items():
-            found = tensoropt.explore(
-                *called, cluster="dgx-a100[2]", measure="never", epsilon=0.05, store=store, **chosen
-            )
+            asked = {"cluster": "dgx-a100[2]", "measure": "never", "epsilon": 0.05, **chosen}
+            found = tensoropt.explore(*called, store=store, **asked)
             assert any(point.kind.name == name for point in found.points)
             found.save(path / name)
             loaded[name] = load_exploration(path / name)

@@ -73,9 +73,8 @@ def test_stages_that_are_numbered_in_their_names_are_alike_and_layers_are_not():
 
 
 def test_a_module_that_says_what_it_computes_is_named_once():
-    found = counted(
-        [Computed("net.wte.embedding", "embedding", 2.0), Computed("net.attention", "linear", 1.0)]
-    )
+    named = Computed("net.wte.embedding", "embedding", 2.0), Computed("net.attention", "linear", 1.0)
+    found = counted(named)
     assert [title for title, *_ in found] == ["wte.embedding", "linear attention"]
 
 

@@ -75,9 +75,8 @@ def like_published_jobs(**changes: Any) -> Exploration:
     """An exploration of a dense transformer in 16 bits on GPUs, or of something else."""
     targets = changes.pop("targets", ("aten.linear.default", "aten.scaled_dot_product_attention.default"))
     small = small_exploration()
-    found = replace(
-        small, cluster=load_cluster("dgx-a100[2]").to_dict(), settings={**small.settings, "dtype": "bfloat16"}
-    )
+    settings = {**small.settings, "dtype": "bfloat16"}
+    found = replace(small, cluster=load_cluster("dgx-a100[2]").to_dict(), settings=settings)
     found = replace(found, **changes)
     dense = targets is not None and is_dense_transformer(targets)
     found.__dict__["graph_facts"] = GraphFacts(dense_transformer=dense)

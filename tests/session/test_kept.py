@@ -45,12 +45,10 @@ def test_nothing_is_kept_unasked(model, empty_store):
 
 
 def test_another_question_is_searched(model, kept_store, searches):
-    others = (
-        {"epsilon": 0.0001}, {"optimizer": "sgd"}, {"cluster": "dgx-h100[4]"}, {"seed": 1}, {"method": "ldp"},
-    )  # fmt: skip
-    for asked, other in enumerate(others, 1):
-        explore(*model, store=kept_store, **{**ASKED, **other})
-        assert len(searches) == asked, other
+    others = {"epsilon": 0.0001, "optimizer": "sgd", "cluster": "dgx-h100[4]", "seed": 1, "method": "ldp"}
+    for asked, (name, other) in enumerate(others.items(), 1):
+        explore(*model, store=kept_store, **{**ASKED, name: other})
+        assert len(searches) == asked, name
 
 
 def test_what_the_store_learns_is_seen(model, kept_store, searches):
@@ -138,8 +136,7 @@ def test_the_graph_of_a_source_is_kept_for_other_questions(model, found, kept_st
     assert again.graph.fingerprint == found.model.fingerprint
     assert kept.question_of(again.model) == kept.question_of(found.model)
     other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
-    assert points(explore_captured(again, store=kept_store, **other)) == points(
-        explore(*model, store=kept_store, **other)
-    )
+    anew = explore(*model, store=kept_store, **other)
+    assert points(explore_captured(again, store=kept_store, **other)) == points(anew)
     kept_store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")
     assert explorations.capture_of("zoo:mlp") is None

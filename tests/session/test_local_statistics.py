@@ -27,9 +27,8 @@ class Normed(nn.Module):
     def __init__(self, *, normed: bool):
         super().__init__()
         norm = nn.BatchNorm2d if normed else nn.Identity
-        self.convolutions = nn.Sequential(
-            *(nn.Sequential(nn.Conv2d(c, WIDTH, 3, padding=1), norm(WIDTH)) for c in (3, WIDTH, WIDTH))
-        )
+        parts = ((nn.Conv2d(c, WIDTH, 3, padding=1), norm(WIDTH)) for c in (3, WIDTH, WIDTH))
+        self.convolutions = nn.Sequential(*(nn.Sequential(*part) for part in parts))
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -284,9 +284,7 @@ def pinned(store: ProfileStore, pin: dict[str, Any], **settings: Any) -> Explora
 
 
 def test_too_few_micro_batches_for_pinned_stages_are_refused_by_their_rule(store):
-    with pytest.raises(
-        ConstraintError, match="at least as many micro-batches as there are stages, 4"
-    ) as told:
+    with pytest.raises(ConstraintError, match="as many micro-batches as there are stages, 4") as told:
         explored(store, constraints={"pipeline": {"stages": 4}}, micro_batches=[1, 2])
     assert re.search(r"--micro-batches is 1,2; give --micro-batches 4( or \d+)*$", str(told.value))
 
@@ -363,10 +361,9 @@ def test_pins_that_cannot_be_kept_are_refused(store, pin, says):
 def test_a_pinned_schedule_that_the_model_cannot_have_is_refused_with_the_reason(store):
     model, inputs = made_of_parameters("early")
     pin = {"pipeline": {"stages": 2, "schedule": "zero_bubble"}}
-    with pytest.raises(
-        TensorOptError, match=r"takes backward apart, .* made from it and from no arriving tensor"
-    ):
-        explore(model, inputs, cluster="cpu:2", measure="never", store=store, constraints=pin)
+    asked = {"measure": "never", "micro_batches": [4], "store": store, "constraints": pin}
+    with pytest.raises(TensorOptError, match=r"takes backward apart, .* it and from no arriving tensor"):
+        explore(model, inputs, cluster="cpu:2", **asked)
 
 
 def test_inference_has_no_pipelines(store):

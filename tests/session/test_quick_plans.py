@@ -62,9 +62,8 @@ class Branches(nn.Module):
     def __init__(self, width: int = 24):
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.cells = nn.ModuleList(
-            nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4)) for _ in range(2)
-        )
+        cells = ([nn.Conv2d(width, width, 3, padding=1) for _ in range(4)] for _ in range(2))
+        self.cells = nn.ModuleList(nn.ModuleList(cell) for cell in cells)
         self.head = nn.Linear(width, 10)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -428,9 +427,8 @@ def test_where_not_all_points_are_shown_a_plan_that_comes_in_stays(store, monkey
     monkeypatch.setattr(evaluation, "SHOWN", 3)
     monkeypatch.setattr(evaluation, "LOSS", 0.5)
     model, args = branches("meta")
-    exploration = compare(
-        model, args, cluster="dgx-a100[2]", store=store, measure="never", planners=list(QUICK), epsilon=0.05
-    )
+    asked = {"store": store, "measure": "never", "planners": list(QUICK), "epsilon": 0.05}
+    exploration = compare(model, args, cluster="dgx-a100[2]", **asked)
     assert not beating(exploration.points, exploration.others)
 
 

@@ -34,12 +34,8 @@ def test_the_operator_in_hand_is_named_with_its_line():
     def run(op):
         return torch.ones(2, 3) @ torch.ones(2, 3)
 
-    with (
-        pytest.raises(
-            UnsupportedError, match=r"^Net is not supported: .* aten\.linear\.default of `body` \(.*"
-        ),
-        failures_named("Net", graph),
-    ):
+    words = r"^Net is not supported: .* aten\.linear\.default of `body` \(.*"
+    with pytest.raises(UnsupportedError, match=words), failures_named("Net", graph):
         run(graph.operators[0])
 
 

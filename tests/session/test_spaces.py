@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -144,15 +145,14 @@ def test_what_another_process_sends_of_a_frontier_is_the_same():
 
 def test_every_method_tracks_the_same_frontier(model, store, monkeypatch):
     """Of a graph in which no operator has to be fixed, with no gap allowed."""
-    real, used = one_space.track_frontier, []
-    monkeypatch.setattr(
-        one_space, "track_frontier", lambda *of, **how: used.append(how["method"]) or real(*of, **how)
-    )
+    tracked = Mock(wraps=one_space.track_frontier)
+    monkeypatch.setattr(one_space, "track_frontier", tracked)
     asked = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2], "epsilon": 0}
     ours, *published = (
         explore(*model, store=store, placements="never", method=method, **asked)
         for method in ("auto", "ldp", "elimination")
     )
+    used = [call.kwargs["method"] for call in tracked.call_args_list]
     assert list(dict.fromkeys(used)) == ["auto", "ldp", "elimination"]
     for other in published:
         assert not any("heuristic" in note for note in other.report["notes"])

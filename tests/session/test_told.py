@@ -16,9 +16,8 @@ from tensoropt.session.told import degrees, nearest
 
 pytest.importorskip("transformers")
 BATCH, MODEL = 4, "zoo:llama-tiny?sequence=32"
-SHARDED = LaunchedJob(
-    launcher="accelerate", data=2, stage=3, root_once=True, recompute="full", micro_batches=2
-)
+HOW = {"root_once": True, "recompute": "full", "micro_batches": 2}
+SHARDED = LaunchedJob(launcher="accelerate", data=2, stage=3, **HOW)
 SPLIT = LaunchedJob(launcher="megatron", tensor=2)
 PIPELINED = LaunchedJob(launcher="megatron", places=2, micro_batches=4)
 JOBS = (SHARDED, SPLIT, PIPELINED, LaunchedJob(launcher="deepspeed", data=2, stage=2))

@@ -11,7 +11,6 @@ import pytest
 from tensoropt import ConstraintError, api, explore, load_model
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.session.quick_plans import _Asking
 from tensoropt.session.usual import USUAL_NOTE
 
@@ -75,7 +74,7 @@ def test_a_pinned_pipeline_is_no_usual_strategy():
         explore(load_model("zoo:mlp"), cluster=CLUSTER, first=True, constraints={"pipeline": {"stages": 2}})
 
 
-def test_who_watches_is_answered_before_the_search(monkeypatch, tmp_path):
+def test_who_watches_is_answered_before_the_search(monkeypatch, empty_store):
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     watching = Mock(spec=["first"])
     interrupted = iter((False, True))
@@ -87,11 +86,9 @@ def test_who_watches_is_answered_before_the_search(monkeypatch, tmp_path):
 
     whole = api.search
     monkeypatch.setattr(api, "search", search)
-    with (
-        ProfileStore(tmp_path / "profiles.sqlite") as store,
-        pytest.raises(InterruptedExplorationError) as end,
-    ):
-        explore(load_model("zoo:mlp"), cluster=CLUSTER, progress=watching, store=store, **SEARCHED)
+    asked = {"progress": watching, "store": empty_store, **SEARCHED}
+    with pytest.raises(InterruptedExplorationError) as end:
+        explore(load_model("zoo:mlp"), cluster=CLUSTER, **asked)
     assert "a step" in watching.first.call_args.args[0]
     assert "not searched: all but usual strategies" in str(end.value)
     assert answer(end.value.exploration, None).row is not None

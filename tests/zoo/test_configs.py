@@ -94,10 +94,9 @@ def test_it_has_a_batch_and_no_weights_and_a_sequence_where_it_reads_one(folder)
     loaded = load_model(source, device="meta", batch=3)
     assert loaded.kwargs["labels"].shape == (3, 16)
     assert next(loaded.model.parameters()).is_meta
+    vit = folder(PATCHES, model_type="vit", architectures=["ViTForImageClassification"])
     with pytest.raises(ModelSourceError, match="has no option 'sequence'"):
-        load_model(
-            folder(PATCHES, model_type="vit", architectures=["ViTForImageClassification"]) + "?sequence=8"
-        )
+        load_model(f"{vit}?sequence=8")
 
 
 def test_it_has_adapters_where_its_architecture_has_them(folder):

@@ -7,9 +7,8 @@ from tensoropt_app.jobs.request import Request
 
 from tensoropt.question.question import Question
 
-REQUESTS = [
-    Request(Question(model=f"zoo:mlp?depth={n}", cluster="dgx-h100"), "mlp", "dgx-h100") for n in range(1, 4)
-]
+ASKED = [Question(model=f"zoo:mlp?depth={n}", cluster="dgx-h100") for n in range(1, 4)]
+REQUESTS = [Request(question, "mlp", "dgx-h100") for question in ASKED]
 
 
 @pytest.mark.slow
@@ -23,9 +22,8 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking, opened):
     page.evaluate("for (const e of document.querySelectorAll('.job, .job details, .log')) e.mine = true")
     for _ in range(2):
         log = page.inner_text(".job details .log >> nth=0")
-        page.wait_for_function(
-            "t => document.querySelector('.job details .log').innerText !== t", arg=log, timeout=20_000
-        )
+        other = "t => document.querySelector('.job details .log').innerText !== t"
+        page.wait_for_function(other, arg=log, timeout=20_000)
     assert page.evaluate("document.querySelector('.job details').open")
     assert page.evaluate("[...document.querySelectorAll('.job, .job details, .log')].every(e => e.mine)")
     assert page.evaluate("document.activeElement.className") == "log"

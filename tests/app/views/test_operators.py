@@ -126,7 +126,6 @@ def test_what_is_split_and_stored_is_said_in_words():
     assert operators.axes_words({"a": "none", "b": "d2"}, "d0", sizes) == "dim 2 ×4"
     configuration = {"a": "rows", "b": "out_features"}
     keys = {"p_w": "model.fc.weight", "p_b": "model.fc.bias"}
-    told = operators.option_words(
-        ("p_w: S(0), S(1), held", "p_b: R, S(0)"), configuration, "rows", sizes, keys
-    )
+    stored = "p_w: S(0), S(1), held", "p_b: R, S(0)"
+    told = operators.option_words(stored, configuration, "rows", sizes, keys)
     assert told == "weight: ZeRO-2 ×2"

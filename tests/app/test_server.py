@@ -7,6 +7,7 @@ import io
 import json
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -182,16 +183,8 @@ def _outputs(output: str) -> Any:
 
 def test_a_server_beyond_this_machine_says_that_there_is_no_login(monkeypatch):
     said: list[str] = []
-
-    class Ended:
-        server_port = 1
-
-        def serve_forever(self) -> None:
-            raise KeyboardInterrupt
-
-        def server_close(self) -> None: ...
-
-    monkeypatch.setattr("tensoropt_app.server.listen", lambda *_: Ended())
+    ended = Mock(server_port=1, serve_forever=Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("tensoropt_app.server.listen", lambda *_: ended)
     serve(host="0.0.0.0", port=0, say=said.append)
     assert any("no login" in line for line in said)
     said.clear()

@@ -66,14 +66,11 @@ def test_names_do_not_become_markup():
     assert "<b>&" not in html + standalone.frontier_page(named, View(point=0))
 
 
-class Kernel:
+def running(cell: str) -> SimpleNamespace:
     """An IPython that runs a cell."""
-
-    def __init__(self, cell: str) -> None:
-        self.cell = cell
-
-    def get_parent(self) -> dict[str, Any]:
-        return {"metadata": {"cellId": self.cell}, "header": {"msg_id": "1"}}
+    found = SimpleNamespace(cell=cell)
+    found.get_parent = lambda: {"metadata": {"cellId": found.cell}, "header": {"msg_id": "1"}}
+    return found
 
 
 def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(monkeypatch):
@@ -82,7 +79,7 @@ def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(monke
 
     monkeypatch.setitem(sys.modules, "IPython", None)
     assert carried()
-    kernel, another = Kernel("a"), Kernel("b")
+    kernel, another = running("a"), running("b")
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
     assert carried()
     kernel.cell = "b"

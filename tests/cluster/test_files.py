@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -150,10 +151,7 @@ def test_a_class_that_was_given_stays():
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling classes are Linux's")
 def test_a_refused_class_is_said(monkeypatch, caplog):
-    def refuse(*_: object) -> None:
-        raise PermissionError("not here")
-
-    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    monkeypatch.setattr(os, "sched_setscheduler", Mock(side_effect=PermissionError("not here")))
     pin_rank(None)()
     assert "not here" in caplog.text
 

@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
@@ -185,14 +186,8 @@ def test_the_csv_has_its_fixed_columns(found, tmp_path):
 def test_a_full_disk_keeps_the_old_files(found, tmp_path, monkeypatch, writes):
     found.save(tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    done = []
-
-    def full(*_: object) -> None:
-        if len(done) == writes:
-            raise OSError(28, "No space left on device")
-        done.append(1)
-
-    monkeypatch.setattr("os.fsync", full)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("os.fsync", Mock(side_effect=[*[None] * writes, full]))
     shorter = replace(found, points=found.points[:2])
     with pytest.raises(TensorOptError, match=r"cannot write .*No space left on device; nothing was changed"):
         shorter.save(tmp_path)
@@ -204,10 +199,7 @@ def test_an_interrupted_write_leaves_nothing_behind(found, tmp_path, monkeypatch
     found.plan(0).save(tmp_path / "plan.json")
     before = (tmp_path / "plan.json").read_bytes()
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.fsync", interrupt)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         found.plan(1).save(tmp_path / "plan.json")
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]

@@ -29,9 +29,7 @@ from tests.plan import explorations
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.001])
 def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch, epsilon):
-    def refuse(*_, **__):
-        raise NoStrategyError("no strategy is possible: operator 'fatal'")
-
+    refuse = Mock(side_effect=NoStrategyError("no strategy is possible: operator 'fatal'"))
     for name in ("track_frontier", "outline_frontier"):
         monkeypatch.setattr(f"tensoropt.session.one_space.{name}", refuse)
     tables = SimpleNamespace(mesh=(1, 2), variables=(), edges=())

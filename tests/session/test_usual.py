@@ -13,6 +13,7 @@ from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
 from tensoropt.session.quick_plans import _Asking
 from tensoropt.session.usual import USUAL_NOTE
+from tests.session.test_interrupted import interrupted_after
 
 CLUSTER = "dgx-h100[2]"
 SEARCHED = {"epsilon": 0.2, "max_points": 8, "placements": "never", "pipelines": "never"}
@@ -51,12 +52,10 @@ def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch):
 def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch):
     """Priced once: the planners are not asked again, and none of their plans beats the frontier."""
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
-    asked: list[str] = []
-    ask = _Asking.ask
-    monkeypatch.setattr(
-        _Asking, "ask", lambda self, entry, *limit: asked.append(entry.name) or ask(self, entry, *limit)
-    )
+    ask = Mock(wraps=_Asking.ask)
+    monkeypatch.setattr(_Asking, "ask", lambda *given: ask(*given))  # a method
     whole = explore(load_model("zoo:mlp"), cluster=CLUSTER, micro_batches=(1, 2), **SEARCHED)
+    asked = [call.args[1].name for call in ask.call_args_list]
     assert len(asked) == len(set(asked))
     first = found("mlp", first=True)
     own = {(p.planner, p.memory_bytes): p for p in whole.others}
@@ -77,15 +76,7 @@ def test_a_pinned_pipeline_is_no_usual_strategy():
 def test_who_watches_is_answered_before_the_search(monkeypatch, empty_store):
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     watching = Mock(spec=["first"])
-    interrupted = iter((False, True))
-
-    def search(*args: Any) -> Any:
-        if next(interrupted):
-            raise KeyboardInterrupt
-        return whole(*args)
-
-    whole = api.search
-    monkeypatch.setattr(api, "search", search)
+    monkeypatch.setattr(api, "search", interrupted_after(1, api.search))
     asked = {"progress": watching, "store": empty_store, **SEARCHED}
     with pytest.raises(InterruptedExplorationError) as end:
         explore(load_model("zoo:mlp"), cluster=CLUSTER, **asked)

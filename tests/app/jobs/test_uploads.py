@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from samples_app import data_url as url
@@ -29,10 +29,7 @@ def test_a_file_is_kept_under_a_name_of_ours(tmp_path):
 
 
 def test_what_cannot_be_read_is_not_kept(tmp_path, monkeypatch):
-    def refuse(path: Path) -> list[str]:
-        raise ValueError("it has no operators")
-
-    monkeypatch.setattr(uploads, "open_dims", refuse)
+    monkeypatch.setattr(uploads, "open_dims", Mock(side_effect=ValueError("it has no operators")))
     with pytest.raises(UploadError, match=r"'a.onnx' cannot be read as ONNX \(it has no operators\)"):
         Uploads(tmp_path).keep(url(b"abc"), "a.onnx")
     assert list(tmp_path.iterdir()) == []

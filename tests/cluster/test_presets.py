@@ -36,18 +36,10 @@ CAPABILITIES = {  # https://developer.nvidia.com/cuda-gpus
 }  # fmt: skip
 DTYPES = ("float32", "tf32", "float16", "bfloat16", "float8")
 EACH_WAY_GB_PER_S = {  # half of what the vendors' sheets give, which is both ways together
-    "NVLink2": 300 / 2,
-    "NVLink3": 600 / 2,
-    "NVLink4": 900 / 2,
-    "NVLink5": 1800 / 2,
-    "xGMI-x1": 128 / 2,
-    "PCIe3": 8 * 16 * 128 / 130 / 8,
-    "PCIe4": 16 * 16 * 128 / 130 / 8,
-    "PCIe5": 32 * 16 * 128 / 130 / 8,
-    "IB-100G": 100 / 8,
-    "IB-200G": 200 / 8,
-    "IB-400G": 400 / 8,
-}
+    "NVLink2": 300 / 2, "NVLink3": 600 / 2, "NVLink4": 900 / 2, "NVLink5": 1800 / 2, "xGMI-x1": 128 / 2,
+    "PCIe3": 8 * 16 * 128 / 130 / 8, "PCIe4": 16 * 16 * 128 / 130 / 8, "PCIe5": 32 * 16 * 128 / 130 / 8,
+    "IB-100G": 100 / 8, "IB-200G": 200 / 8, "IB-400G": 400 / 8,
+}  # fmt: skip
 # Per node: kind, GPUs, the link between them, InfiniBand cards for computing and Gbit/s of each.
 SYSTEMS = {
     "dgx-v100": ("V100-32GB", 8, "NVLink2", 4, 100),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from typing import Any
@@ -55,19 +54,6 @@ def test_a_figure_that_is_measured_later_is_a_dash_until_it_is_there():
     assert figures.Filled({"noise": 0.03}).format("{not_yet:?.0%}, {noise:?.0%}") == "–, 3 %"
     with pytest.raises(KeyError, match="not_yet"):
         figures.Filled({"noise": 0.03}).format("{not_yet:.0%}")
-
-
-def test_summaries_are_completed_from_their_rows(tmp_path):
-    """A fidelity result from before tau was taken over all pairs has it nevertheless; what it says stays."""
-    data = json.loads(figures.newest("fidelity/*-fidelity.json").read_text(encoding="utf-8"))
-    one = data["results"][0]
-    one.pop("tau_all", None)
-    one["tau"] = "kept"
-    path = tmp_path / "day.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    found = figures.result(path)["results"][0]
-    assert -1 <= found["tau_all"] <= 1
-    assert found["tau"] == "kept"
 
 
 def taken(commit: str | None, processor: str = "P", date: str = "2026-12-01", **more: Any) -> dict[str, Any]:

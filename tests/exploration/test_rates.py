@@ -174,14 +174,6 @@ def test_hours_and_cost_are_linear_in_the_amount_and_cost_in_the_price(first, se
     assert one.device_hours(first) == pytest.approx(2 * one.hours(first))
 
 
-@given(st.integers(min_value=1, max_value=64), st.integers(min_value=1, max_value=4096))
-def test_throughput_times_time_is_the_step(batch, length):
-    call = {"args": [], "kwargs": {"input_ids": {"tensor": [batch, length], "dtype": "int64"}}}
-    one = RatesOf(explored(call=call)).of(0)
-    assert one.samples_per_s * one.step_s == pytest.approx(batch)
-    assert one.tokens_per_s == pytest.approx(length * one.samples_per_s)
-
-
 def test_a_point_on_one_device_pays_for_one():
     found = explored(spaces=(replace(space((2,), 1), mesh=MeshInfo(shape=(), names=())),))
     one = RatesOf(found, Tariff(3.0)).of(0)

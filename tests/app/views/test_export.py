@@ -32,20 +32,6 @@ def with_settings(**settings: Any) -> Exploration:
     return replace(found, settings={**found.settings, **settings})
 
 
-def test_every_setting_is_in_the_line():
-    found = with_settings(
-        mode="inference", optimizer="sgd", dtype="bfloat16", recompute="never", measure="never",
-        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33,
-        constraints={"together": [["a"]]},
-    )  # fmt: skip
-    found = of_model(found, batch=8, seed=3)
-    options = parsed(explore_line(found, "out/x"))
-    assert (options.mode, options.optimizer, options.dtype) == ("inference", "sgd", "bfloat16")
-    assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
-    assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, "8", 3)
-    assert (options.memory, options.constraints) == ("8GiB", "DIR/exploration.json")
-
-
 def test_the_line_of_constraints_needs_no_pytorch():
     code = (
         "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1])\n"
@@ -62,10 +48,10 @@ def test_the_line_of_constraints_needs_no_pytorch():
 
 
 def test_defaults_are_left_out_and_the_dtype_is_said():
-    line = "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --dtype float32 --out out/x"
-    assert explore_line(with_settings(process_memory=True), "out/x") == line
+    line = "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --batch 8 --dtype float32 --out out/x"
+    assert explore_line(of_model(with_settings(process_memory=True), batch=8), "out/x") == line
     # Of a flag that is on by default, what is said is that it was off.
-    off = explore_line(with_settings(process_memory=False), "out/x")
+    off = explore_line(of_model(with_settings(process_memory=False), batch=8), "out/x")
     assert off == line.replace(" --out", " --no-process-memory --out")
     assert parsed(off).process_memory is False
 

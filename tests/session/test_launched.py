@@ -9,7 +9,7 @@ import pytest
 import tensoropt
 from tensoropt.exploration.frontier_table import frontier_text
 from tensoropt.exploration.your_jobs import your_jobs
-from tensoropt.launchers import JobError, LaunchedJob
+from tensoropt.launchers import LaunchedJob
 from tensoropt.planners.pinned import simulate_pinned
 from tensoropt.report.detail import detail
 from tensoropt.session.launched import job_prices, with_jobs
@@ -93,8 +93,3 @@ def test_what_differs_from_the_exploration_is_noted(exploration, store):
     notes = " ".join(your_jobs(with_jobs(exploration, [other], store))[0].notes)
     for words in ("64 samples", "computes in float32", "optimizer is sgd", "have 7 tokens"):
         assert words in notes
-
-
-def test_a_job_for_other_devices_is_refused_at_once(exploration):
-    with pytest.raises(JobError, match="is not 4 devices"):
-        tensoropt.with_jobs(exploration, [replace(SHARDED, data=8)])

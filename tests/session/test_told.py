@@ -76,11 +76,6 @@ def test_a_placed_plan_is_told_to_nobody(exploration):
         tensoropt.export_job(exploration, "torchtitan", placed[0] + 1)
 
 
-def test_an_unknown_launcher_is_refused(exploration):
-    with pytest.raises(JobError, match="give one of torchtitan, megatron, deepspeed, accelerate"):
-        tensoropt.export_job(exploration, "fsdp", 1)
-
-
 def test_adapters_and_own_optimizers_are_told_to_nobody(prices):
     found = prices.exploration
     own = "lion.py:make?state=1&transient=0&traffic=9&largest=0&tensors=1&code="

@@ -13,15 +13,6 @@ from tests.zoo.test_models import README
 
 GIB = 2**30
 
-# TensorOpt, table 1, batch 256, all memory in GiB: 126 (RNN), 83 (WideResNet), 74 (Transformer), 30
-# (VGG16). For the RNN parameters and what backward needs come to 129. For VGG16 that is 18, but 28 with all
-# outputs, kept or not (an operator before a ReLU keeps none here); for the Transformer 78 at the length of
-# sentences chosen here. WideResNet-152 of width 6 is 250 at 256 images of 224x224 (450 with all outputs),
-# three times the 83. What backward keeps grows with the images' area, and at 128x128 it is 87; the paper's
-# images are not known here.
-NODES = {"amoebanet-d": 784, "wide-resnet-152": 388, "unet": 134, "deeplab-v3": 417}
-"""NetSplit's nodes are of other implementations' traces, which count other things."""
-
 
 @pytest.mark.parametrize(("name", "paper"), [
     ("rnn-lm", "RNN 126"),
@@ -38,22 +29,10 @@ def test_memory_beside_the_paper_is_as_counted(name, paper):
     assert list(map(int, said.groups())) == expected
 
 
-def test_memory():
-    rnn, vgg, transformer = (figures()[n] for n in ("rnn-lm", "vgg16", "transformer-2.6b"))
-    assert (rnn.parameter_bytes + rnn.kept_bytes) / GIB == pytest.approx(126, rel=0.05)
-    assert (vgg.parameter_bytes + vgg.output_bytes) / GIB == pytest.approx(30, rel=0.1)
-    assert (transformer.parameter_bytes + transformer.output_bytes) / GIB == pytest.approx(74, rel=0.1)
-
-
 @pytest.mark.slow
 def test_memory_of_the_wide_resnet_at_smaller_images():
     wide = count("wide-resnet-152", image=128)
     assert (wide.parameter_bytes + wide.kept_bytes) / GIB == pytest.approx(83, rel=0.06)
-
-
-@pytest.mark.parametrize("name", NODES)
-def test_operators_are_of_the_order_of_netsplits_nodes(name):
-    assert 0.5 <= figures()[name].operators / NODES[name] <= 2
 
 
 @pytest.mark.parametrize("name", ["lenet", "vgg11-tiny", "gpt-mini"])

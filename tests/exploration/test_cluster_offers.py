@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt import Exploration, TensorOptError, load_cluster
+from tensoropt import Exploration, load_cluster
 from tensoropt.exploration.cluster_offers import ClusterQuestion, Offers, offers, offers_data
 from tensoropt.exploration.rates import Amount, Tariff
 from tests.exploration.test_rates import explored
@@ -102,8 +102,3 @@ def test_what_could_not_be_explored_is_a_row_with_its_reason():
     assert (first["point"], first["time_s"], first["price_per_hour"]) == (1, 0.4, 4.0)
     assert first["tokens_per_s"] == 1024 / 0.4
     assert (second["cluster"], second["cost"], second["reason"]) == ("mine.yaml", None, "it is gone")
-
-
-def test_an_amount_in_what_a_step_does_not_say_is_refused():
-    with pytest.raises(TensorOptError, match="tokens of a step are unknown"):
-        offers((explored(call={"args": [], "kwargs": {}}),), ClusterQuestion(amount=Amount(1, "tokens")))

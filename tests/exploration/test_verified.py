@@ -47,15 +47,6 @@ def test_a_plan_of_another_exploration_is_refused(tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_point_is_known_whatever_is_predicted_of_it(tmp_path):
-    """A plan that was costed again is the same plan."""
-    EXPLORATION.save(tmp_path)
-    plan = EXPLORATION.plan(1)
-    costed = plan.predicted.model_copy(update={"time_s": 9.0})
-    found = save_verified(tmp_path, plan.model_copy(update={"predicted": costed}), answer())
-    assert found.is_of(EXPLORATION, 1)
-
-
 @pytest.mark.parametrize(("text", "why"), [
     *((text, "is damaged") for text in ("", "{", "[]", '{"schema": "odd"}')),
     ('{"schema": "tensoropt.verified/2", "plans": [3]}', "is damaged"),

@@ -431,7 +431,8 @@ def test_pipelines_are_explored_chosen_and_verified(json_of, did, place):
     assert "pipelines always" in err
     did("explore", *arguments, "--constraints", "pipeline.yaml", "--out", "piped")
     did("export", "piped", "--csv", "f.csv", "--strategies", "s.csv")
-    assert {(row["mesh"], row["devices"]) for row in rows_of("f.csv")} == {("pp2", "2")}
+    told = {tuple(row[name] for name in ("mesh", "stages", "schedule", "cuts")) for row in rows_of("f.csv")}
+    assert told == {("pp2", "2", "gpipe", "linear_1")}
     places = [[row["operator"] for row in rows_of("s.csv") if row["axis_0"] == place] for place in "01"]
     assert places == [["stage 0", "linear"], ["stage 1", "linear_1", "cross_entropy_loss"]]
     did("choose", "piped", "--knee", "--out", "piped.json")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from tensoropt.exploration.exploration import Exploration
@@ -12,10 +10,6 @@ from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.explain import _parts_table
 from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.step_parts import COMPUTING, Computed, Part, _kind_of, _shown_parts, _summed
-
-
-def counted(computed: Iterable[Computed]) -> list[tuple[str, int, float]]:
-    return [(title, len(rows), seconds) for title, rows, seconds in _summed(computed)]
 
 
 def some(found: Exploration) -> list[int]:
@@ -40,8 +34,8 @@ def test_modules_that_differ_in_numbers_alone_are_one_part():
     blocks = [Computed(f"net.h.{i}.mlp.{name}", "linear", s) for i in range(12)
               for name, s in (("c_fc", 2.0), ("c_proj", 1.0))]  # fmt: skip
     blocks += [Computed(f"net.h.{i}.attn", "attention", 1.5) for i in range(12)]
-    found = counted([*blocks, Computed("net.head", "linear", 5.0), Computed("net.idle", "linear", 0.0)])
-    assert found == [
+    blocks += [Computed("net.head", "linear", 5.0), Computed("net.idle", "linear", 0.0)]
+    assert [(title, len(rows), seconds) for title, rows, seconds in _summed(blocks)] == [
         ("linear mlp.c_fc (12 ×)", 12, 24.0),
         ("attention attn (12 ×)", 12, 18.0),
         ("linear mlp.c_proj (12 ×)", 12, 12.0),
@@ -49,43 +43,25 @@ def test_modules_that_differ_in_numbers_alone_are_one_part():
     ]
 
 
-def test_blocks_of_two_kinds_keep_what_tells_them_apart():
-    found = counted(
-        Computed(f"{side}.layers.{i}.fc", "linear", 1.0 if side == "encoder" else 2.0)
-        for side in ("encoder", "decoder")
-        for i in range(3)
-    )
-    assert [title for title, *_ in found] == [
-        "linear decoder.layers.*.fc (3 ×)",
-        "linear encoder.layers.*.fc (3 ×)",
-    ]
+TWO_SIDES = [("encoder.layers.{}.fc", 1.0), ("decoder.layers.{}.fc", 2.0)]
 
 
-def test_stages_that_are_numbered_in_their_names_are_alike_and_layers_are_not():
-    """ResNet's ``layer1.0.conv1`` ... are one part; a block's first and second convolution are two."""
-    found = counted(
-        Computed(f"layer{i}.{j}.conv{k}", "convolution", float(k))
-        for i in (1, 2)
-        for j in (0, 1)
-        for k in (1, 2)
-    )
-    assert [title for title, *_ in found] == ["convolution conv2 (4 ×)", "convolution conv1 (4 ×)"]
-
-
-def test_a_module_that_says_what_it_computes_is_named_once():
-    named = Computed("net.wte.embedding", "embedding", 2.0), Computed("net.attention", "linear", 1.0)
-    found = counted(named)
-    assert [title for title, *_ in found] == ["wte.embedding", "linear attention"]
-
-
-def test_without_modules_kinds_are_summed():
-    found = counted([Computed("", "linear", 1.0), Computed("", "relu", 2.5), Computed("", "linear", 2.0)])
-    assert found == [("linear (2 ×)", 2, 3.0), ("relu", 1, 2.5)]
-
-
-def test_a_sequence_is_called_by_its_own_name():
-    found = counted(Computed(f"model.net.{i}", "linear", 1.0) for i in (0, 2, 4))
-    assert [title for title, *_ in found] == ["linear model.net.* (3 ×)"]
+@pytest.mark.parametrize(("computed", "titles"), [
+    # Blocks of two kinds keep what tells them apart.
+    ([(module.format(i), "linear", seconds) for module, seconds in TWO_SIDES for i in range(3)],
+     ["linear decoder.layers.*.fc (3 ×)", "linear encoder.layers.*.fc (3 ×)"]),
+    # ResNet's ``layer1.0.conv1`` ... are one part; a block's first and second convolution are two.
+    ([(f"layer{i}.{j}.conv{k}", "convolution", float(k)) for i in (1, 2) for j in (0, 1) for k in (1, 2)],
+     ["convolution conv2 (4 ×)", "convolution conv1 (4 ×)"]),
+    # A module that says what it computes is named once, a sequence by its own name.
+    ([("net.wte.embedding", "embedding", 2.0), ("net.attention", "linear", 1.0)],
+     ["wte.embedding", "linear attention"]),
+    ([(f"model.net.{i}", "linear", 1.0) for i in (0, 2, 4)], ["linear model.net.* (3 ×)"]),
+    # Without modules kinds are summed.
+    ([("", "linear", 1.0), ("", "relu", 2.5), ("", "linear", 2.0)], ["linear (2 ×)", "relu"]),
+])  # fmt: skip
+def test_parts_are_called_by_what_their_modules_share_the_longest_first(computed, titles):
+    assert [title for title, *_ in _summed(Computed(*one) for one in computed)] == titles
 
 
 def test_what_a_table_leaves_out_is_named_and_all_of_it_adds_up():

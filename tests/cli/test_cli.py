@@ -24,34 +24,30 @@ import torch
 from torch import nn
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.a = nn.Linear(16, 32)
-        self.b = nn.Linear(32, 8)
+        self.a, self.b = nn.Linear(16, width), nn.Linear(width, 8)
 
     def forward(self, x, y):
         return nn.functional.cross_entropy(self.b(torch.relu(self.a(x))), y)
 
-class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(16, 8)
-
-    def forward(self, x):
+class Branching(Net):
+    def forward(self, x, y):
         if x.sum() > 0:
             return self.a(x).sum()
-        return self.a(x).mean()
+        return super().forward(x, y)
 
-def net():
-    return Net(), (torch.randn(8, 16), torch.randint(0, 8, (8,)))
-
-def wider():
-    model = Net()
-    model.a, model.b = nn.Linear(16, 64), nn.Linear(64, 8)
+def called(model):
     return model, (torch.randn(8, 16), torch.randint(0, 8, (8,)))
 
+def net():
+    return called(Net(32))
+
+def wider():
+    return called(Net(64))
+
 def branching():
-    return Branching(), (torch.randn(8, 16),)
+    return called(Branching(32))
 
 def nothing():
     return None
@@ -452,6 +448,8 @@ def test_random_pipelines_are_verified(did):
 
 NET = ("explore", "net.py:net")
 EXPLORE = ("--cluster", "two.yaml", "--out", "bad")
+CHOOSE, RANDOM = ("choose", "out"), ("verify", "net.py:net", "--random", "1")
+PIPELINES = (*RANDOM, "--cluster", "two.yaml", "--pipeline")
 BAD = {
     "no such file": (("explore", "none.py:net", *EXPLORE), "none.py"),
     "no such function": (("explore", "net.py:missing", *EXPLORE), "has no function 'missing'"),
@@ -460,7 +458,7 @@ BAD = {
     "raises": (("explore", "net.py:broken", *EXPLORE), "out of ideas"),
     "no such zoo model": (("explore", "zoo:gpt5", *EXPLORE), "zoo"),
     "no source": (("explore", "gpt2", *EXPLORE), "is not a model source"),
-    "export refuses": (("explore", "net.py:branching", *EXPLORE), "net.py:20 (if x.sum() > 0:)"),
+    "export refuses": (("explore", "net.py:branching", *EXPLORE), "net.py:15 (if x.sum() > 0:)"),
     "onnx that is none": (("explore", "fake.onnx", *EXPLORE), "fake.onnx"),
     "unknown cluster": ((*NET, "--cluster", "dgx-v10", "--out", "bad"), "dgx-v100"),
     "budget nothing fits": ((*NET, *EXPLORE, "--memory", "1KiB"), "the smallest plan needs"),
@@ -473,10 +471,7 @@ BAD = {
     "choose too little": (("choose", "out", "--memory", "1KiB"), "the smallest plan needs"),
     "headroom beyond a device": ((*NET, *EXPLORE, "--headroom", "120%"), "keep less of them free"),
     "headroom of no kind": (("choose", "out", "--memory", "4GiB", "--headroom", "x%"), "write 5% or 2GiB"),
-    "nothing under headroom": (
-        ("choose", "out", "--memory", "4GiB", "--headroom", "99.9999999%"),
-        "the smallest plan needs",
-    ),
+    "nothing under headroom": ((*CHOOSE, "--memory", "4GiB", "--headroom", "99.9999999%"), "smallest plan"),
     "choose too fast": (("choose", "out", "--time", "1ns"), "the fastest takes"),
     "choose nothing there": (("choose", "nowhere", "--knee"), "holds no exploration"),
     "plan into nowhere": (("choose", "out", "--knee", "--out", "net.py/plan.json"), "cannot write"),
@@ -485,20 +480,10 @@ BAD = {
     "no plan": (("verify", "none.json"), "cannot read the plan"),
     "model without --random": (("verify", "net.py:net"), "--random"),
     "no random": (("verify", "net.py:net", "--random", "0", "--cluster", "local:2"), "at least 1"),
-    "too many ranks": (
-        ("verify", "net.py:net", "--random", "1", "--cluster", "dgx-a100x64", "--ranks"), "512 are too"
-    ),
-    "pipelines of no degree": (
-        ("verify", "net.py:net", "--random", "1", "--cluster", "two.yaml", "--pipeline", "3"),
-        "2 devices cannot be divided into 3 equal parts",
-    ),
-    "pipelines of one place": (
-        ("verify", "net.py:net", "--random", "1", "--cluster", "two.yaml", "--pipeline", "1"),
-        "give a divisor of the number of devices that is at least 2",
-    ),
-    "pipelines that are placed": (
-        ("verify", "net.py:net", "--random", "1", "--placed", "--pipeline", "2"), "two kinds of plans"
-    ),
+    "too many ranks": ((*RANDOM, "--cluster", "dgx-a100x64", "--ranks"), "512 are too"),
+    "pipelines of no degree": ((*PIPELINES, "3"), "2 devices cannot be divided into 3 equal parts"),
+    "pipelines of one place": ((*PIPELINES, "1"), "a divisor of the number of devices that is at least 2"),
+    "pipelines that are placed": ((*RANDOM, "--placed", "--pipeline", "2"), "two kinds of plans"),
     "pipelines of a plan": (("verify", "two.yaml", "--pipeline", "2"), "belong to --random N"),
     "links of GPUs elsewhere": (("measure", "links", "--cluster", "dgx-a100"), "local:N"),
     "links of nothing": (("measure", "links"), "needs --cluster"),

@@ -15,14 +15,13 @@ from xml.etree import ElementTree
 import pytest
 
 import tensoropt
-from tensoropt.errors import InfeasibleError, MissingExtraError, TensorOptError
+from tensoropt.errors import MissingExtraError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.frontier_table import frontier_text, table_rows
 from tensoropt.exploration.rates import RatesOf
-from tensoropt.plan.figures import FIXED as FIXED_FIGURES
 from tensoropt.plan.point import reduce_points
 from tensoropt.units import format_number, share_words
-from tests.plan.explorations import MIB, csv_of, point, small_exploration
+from tests.plan.explorations import MIB, point, small_exploration
 
 READY_MADE = sorted((Path(__file__).parents[2] / "app" / "data").iterdir())
 
@@ -131,20 +130,9 @@ def test_words_of_a_model_do_not_become_markup():
     ElementTree.fromstring(html)
 
 
-FIXED = "point,memory_bytes,time_s,devices,mesh,micro_batches,compute_s,communication_s,exact,gap,planner"
-
-
 @pytest.fixture
 def found():
     return small_exploration()
-
-
-def test_saved_and_loaded_explorations_make_the_same_plans(found, tmp_path):
-    found.save(tmp_path)
-    loaded = load_exploration(tmp_path)
-    assert (loaded.points, loaded.model) == (found.points, found.model)
-    for i in range(len(found.points)):
-        assert loaded.plan(i) == found.plan(i)
 
 
 def test_saving_twice_gives_the_same_bytes(found, tmp_path):
@@ -152,47 +140,6 @@ def test_saving_twice_gives_the_same_bytes(found, tmp_path):
         found.save(tmp_path / name)
     for name in ("exploration.json", "strategies.json.gz", "frontier.csv"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("memory", "expected"), [(10 * MIB, 0), (11 * MIB, 0), (12 * MIB, 1), (39 * MIB, 2), (1e12, 3)]
-)
-def test_the_fastest_within_a_budget(found, memory, expected):
-    assert found.index(memory_bytes=memory) == expected
-
-
-@pytest.mark.parametrize(("time_s", "expected"), [(0.14, 3), (0.149, 3), (0.15, 2), (0.2, 1), (9.0, 0)])
-def test_the_leanest_within_a_time(found, time_s, expected):
-    assert found.index(time_s=time_s) == expected
-
-
-def test_the_knee_and_the_default(found):
-    assert (found.index(knee_point=True), found.choose()) == (1, found.plan(3))
-
-
-def test_what_would_fit_is_named(found):
-    with pytest.raises(InfeasibleError, match=r"no plan fits 1 MiB; the smallest plan needs 10 MiB"):
-        found.choose(memory_bytes=MIB)
-    with pytest.raises(InfeasibleError, match=r"the fastest takes 140 ms"):
-        found.choose(time_s=0.001)
-
-
-def test_the_csv_has_its_fixed_columns(found, tmp_path):
-    assert ",".join(figure.name for figure in FIXED_FIGURES) == FIXED
-    assert ",".join(csv_of(found, tmp_path)[0]).startswith(FIXED + ",")
-
-
-@pytest.mark.parametrize("writes", [0, 1, 2])
-def test_a_full_disk_keeps_the_old_files(found, tmp_path, monkeypatch, writes):
-    found.save(tmp_path)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    full = OSError(28, "No space left on device")
-    monkeypatch.setattr("os.fsync", Mock(side_effect=[*[None] * writes, full]))
-    shorter = replace(found, points=found.points[:2])
-    with pytest.raises(TensorOptError, match=r"cannot write .*No space left on device; nothing was changed"):
-        shorter.save(tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-    assert load_exploration(tmp_path).points == found.points
 
 
 def test_an_interrupted_write_leaves_nothing_behind(found, tmp_path, monkeypatch):

@@ -30,13 +30,12 @@ PINS = {"devices": [{"operators": "*", "kinds": ["RTX*"]}]}
 
 
 @pytest.fixture
-def explored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FrontierData, Entry]:
+def explored(tmp_path, monkeypatch):
     """What a job left of an uploaded model on an uploaded cluster, with constraints; the files that it was
     started with are gone, as the page never showed where they were."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "cache"))
-    uploads = Uploads(tmp_path / "my uploads")
-    file = uploads.folder / "upload-0123456789abcdef.onnx"
+    file = Uploads(tmp_path / "my uploads").folder / "upload-0123456789abcdef.onnx"
     model_file(file)
     (tmp_path / "edited.yaml").write_text(CLUSTER)
     (tmp_path / "pins.json").write_text(json.dumps(PINS))
@@ -58,9 +57,7 @@ def run(lines: Sequence[Command], title: str) -> int:
     return main(words)
 
 
-def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
-    explored: tuple[FrontierData, Entry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(explored, tmp_path, monkeypatch):
     data, entry = explored
     row = len(data.exploration.points) - 1
     lines = commands(data, entry, row)
@@ -69,8 +66,7 @@ def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
     monkeypatch.chdir(elsewhere)
     assert run(lines, "Explore again") == 0
     again = load_exploration(elsewhere / "out" / "job-a1")
-    assert again.cluster == data.exploration.cluster
-    assert again.settings == data.exploration.settings
+    assert (again.cluster, again.settings) == (data.exploration.cluster, data.exploration.settings)
     assert again.model == data.exploration.model
     assert [p.memory_bytes for p in again.points] == [p.memory_bytes for p in data.exploration.points]
     assert run(lines, "Make this plan") == 0
@@ -79,9 +75,7 @@ def test_what_was_explored_after_an_upload_is_explored_again_and_chosen(
     assert plan["predicted"]["time_s"] == data.exploration.points[row].time_s
 
 
-def test_the_form_is_filled_from_what_was_explored_and_asks_the_same(
-    explored: tuple[FrontierData, Entry], tmp_path: Path
-) -> None:
+def test_the_form_is_filled_from_what_was_explored_and_asks_the_same(explored, tmp_path):
     """All but the constraints, which are named as left out."""
     data, _ = explored
     uploads = Uploads(tmp_path / "my uploads")
@@ -96,9 +90,7 @@ def test_the_form_is_filled_from_what_was_explored_and_asks_the_same(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_path_of_its_own_folder_is_made_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explored: tuple[FrontierData, Entry], there: bool
-) -> None:
+def test_a_path_of_its_own_folder_is_made_whole(tmp_path, monkeypatch, explored, there):
     """A model that was named from the folder of then."""
     data, _ = explored
     found = of_model(data.exploration, source="nets.py:build")
@@ -109,26 +101,17 @@ def test_a_path_of_its_own_folder_is_made_whole(
 
 
 @pytest.mark.slow
-def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(
-    explored: tuple[FrontierData, Entry], tmp_path: Path
-) -> None:
+def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(explored, tmp_path):
     """All of them, one after the other, by a shell; the plan is for GPUs, and steps run on CPU ranks."""
     data, entry = explored
-    bin_folder = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     found = commands(data, entry, len(data.exploration.points) - 1)
     lines = [command for command in found if command.line.startswith(("tensoropt ", "torchrun "))]
     assert len(found) - len(lines) == 2  # those in Python
     for command in lines:
         done = subprocess.run(
-            command.line + " --cpu" * ("tensoropt.execute" in command.line),
-            shell=True,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+            command.line + " --cpu" * ("tensoropt.execute" in command.line), shell=True, cwd=tmp_path,
+            env=environment, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
         assert done.returncode == 0, f"{command.line}\n{done.stdout}\n{done.stderr}"
-    verified = json.loads((entry.folder / "verified.json").read_text())
-    assert verified
+    assert json.loads((entry.folder / "verified.json").read_text())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from samples_app import exploration, of_model, space
@@ -14,10 +16,8 @@ from tensoropt_app.library import READY_MADE, Library, UnknownExplorationError
 from tensoropt_app.views.explorations import choices, title_of
 from tensoropt_app.views.operators import TOTAL, beside_rows
 
-from tensoropt import files
-from tensoropt.errors import TensorOptError
+from tensoropt import Exploration, TensorOptError, files
 from tensoropt.exploration.answer import answer
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.exploration import load_exploration as load
 from tensoropt.exploration.exploration_files import read_costs
 from tensoropt.plan.kinds import SHARDED
@@ -25,16 +25,15 @@ from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.rebuilt import rebuilt
 
 
-def test_the_ready_made_exploration_is_there_and_can_be_read() -> None:
+def test_the_ready_made_exploration_is_there_and_can_be_read():
     library = Library()
     assert library.entries()
     for entry in library.entries():
-        found = library.load(entry.key)
-        assert found.plan(0).operators
+        assert library.load(entry.key).plan(0).operators
     assert sum(f.stat().st_size for f in READY_MADE.rglob("*") if f.is_file()) < 6 * 2**20
 
 
-def test_the_first_screen_shows_a_model_that_needs_the_tool() -> None:
+def test_the_first_screen_shows_a_model_that_needs_the_tool():
     """Files made by an older version open, but their plans could not be explained: `make ready-made`."""
     library = Library()
     first = library.load(library.entries()[0].key)
@@ -46,7 +45,7 @@ def test_the_first_screen_shows_a_model_that_needs_the_tool() -> None:
     assert {"FSDP (ZeRO-3)", "TP (Megatron)"} <= set(fitting)
 
 
-def test_the_shipped_ones_show_what_more_devices_would_gain() -> None:
+def test_the_shipped_ones_show_what_more_devices_would_gain():
     assert [entry.key for entry in Library().alike("gpt2-dgx-h100")] == ["gpt2-dgx-h100-half"]
 
 
@@ -55,7 +54,7 @@ SHIPPED = [path.name for path in sorted(READY_MADE.iterdir())]
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_details_of_shipped_points_have_their_figures(name: str) -> None:
+def test_the_details_of_shipped_points_have_their_figures(name):
     """Data older than the code contradict themselves: `make ready-made`."""
     found = load(READY_MADE / name)
     for row in {0, found.knee, len(found.points) // 2, len(found.all_points) - 1}:
@@ -64,7 +63,7 @@ def test_the_details_of_shipped_points_have_their_figures(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_details_of_every_shipped_point_have_their_figures(name: str) -> None:
+def test_the_details_of_every_shipped_point_have_their_figures(name):
     found = load(READY_MADE / name)
     for row in range(len(found.all_points)):
         _check_figures(found, row)
@@ -87,7 +86,7 @@ def _check_figures(found: Exploration, row: int) -> None:
     assert total.memory_bytes == pytest.approx(one.memory_bytes, rel=1e-9)
 
 
-def test_a_folder_of_several_explorations_is_opened(tmp_path: Path) -> None:
+def test_a_folder_of_several_explorations_is_opened(tmp_path):
     for name in ("a", "b"):
         exploration().save(tmp_path / name)
     (tmp_path / "c").mkdir()
@@ -96,18 +95,18 @@ def test_a_folder_of_several_explorations_is_opened(tmp_path: Path) -> None:
     assert Library(tmp_path / "a").entries()[0].key == "opened-a"
 
 
-def test_a_folder_without_one_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_a_folder_without_one_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(TensorOptError, match=r"holds no exploration.*tensoropt explore"):
         Library(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["../../etc", "/etc/passwd", "opened-..", "", "a" * 5000])
-def test_a_key_is_looked_up_and_never_a_path(key: str) -> None:
+def test_a_key_is_looked_up_and_never_a_path(key):
     with pytest.raises(UnknownExplorationError):
         Library().load(key)
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path):
     exploration().save(tmp_path / "a")
     library = Library(tmp_path)
     first = library.load("opened-a")
@@ -116,39 +115,36 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert len(library.load("opened-a").points) == 2
 
 
-def test_equal_titles_are_told_apart(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        exploration().save(tmp_path / name)
-    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
+def labels_of(folder: Path, *found: Exploration) -> list[str]:
+    for name, one in zip("abc", found, strict=False):
+        one.save(folder / name)
+    return [item["label"] for group in choices(Library(folder)) for item in group["items"]]
+
+
+def test_equal_titles_are_told_apart(tmp_path):
+    labels = labels_of(tmp_path, exploration(), exploration())
     assert "gpt2-tiny on 8 × H100-80GB (a)" in labels
     assert len(set(labels)) == len(labels)
 
 
-def test_equal_titles_say_what_differs(tmp_path: Path) -> None:
+def test_equal_titles_say_what_differs(tmp_path):
     found = exploration()
-    for name, changes in (
-        ("a", {}),
-        ("b", {"dtype": "bfloat16"}),
-        ("c", {"dtype": "bfloat16", "epsilon": 0.1}),
-    ):
-        replace(found, settings={**found.settings, **changes}).save(tmp_path / name)
-    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
-    assert labels[:3] == [
+    others = {"dtype": "bfloat16"}, {"dtype": "bfloat16", "epsilon": 0.1}
+    alike = (replace(found, settings={**found.settings, **changes}) for changes in others)
+    assert labels_of(tmp_path, found, *alike)[:3] == [
         "gpt2-tiny on 8 × H100-80GB · epsilon 0.001 · dtype float32",
         "gpt2-tiny on 8 × H100-80GB · epsilon 0.001 · dtype bfloat16",
         "gpt2-tiny on 8 × H100-80GB · epsilon 0.1 · dtype bfloat16",
     ]
 
 
-def test_planners_beside_tell_an_exploration_from_the_one_without(tmp_path: Path) -> None:
+def test_planners_beside_tell_an_exploration_from_the_one_without(tmp_path):
     rows = ({"planner": "frontier"}, {"planner": "zero"}, {"planner": "megatron"})
-    exploration().save(tmp_path / "a")
-    replace(exploration(), comparison=rows).save(tmp_path / "b")
-    labels = [item["label"] for group in choices(Library(tmp_path)) for item in group["items"]]
+    labels = labels_of(tmp_path, exploration(), replace(exploration(), comparison=rows))
     assert labels[1] == "gpt2-tiny on 8 × H100-80GB · beside zero, megatron"
 
 
-def test_an_upload_is_called_by_its_own_name(tmp_path: Path) -> None:
+def test_an_upload_is_called_by_its_own_name(tmp_path):
     source = str(tmp_path / "uploads" / "upload-1.onnx")
     of_model(exploration(), source=source).save(tmp_path / "a")
     library = Library(tmp_path, names=lambda: {source: "mine.onnx"})
@@ -160,30 +156,26 @@ def _nested(folder: Path) -> None:
     (folder / "exploration.json").write_text("[" * 200_000)
 
 
-def _without_cluster(folder: Path) -> None:
+def _changed(folder: Path, **changes: Any) -> None:
     data = json.loads((folder / "exploration.json").read_text())
-    (folder / "exploration.json").write_text(json.dumps({**data, "cluster": {}}))
-
-
-def _of_other_types(folder: Path) -> None:
-    data = json.loads((folder / "exploration.json").read_text())
-    (folder / "exploration.json").write_text(json.dumps({**data, "settings": [1], "points": {"a": 1}}))
+    (folder / "exploration.json").write_text(json.dumps({**data, **changes}))
 
 
 MOST_BYTES = 2**20
 
 
 def _bomb(folder: Path) -> None:
-    data = json.loads((folder / "exploration.json").read_text())
-    (folder / "exploration.json").write_text(json.dumps({**data, "recorded": True}))
+    _changed(folder, recorded=True)
     with gzip.open(folder / "recorded.json.gz", "wb") as file:
         file.write(bytes(MOST_BYTES + 1))
 
 
-@pytest.mark.parametrize("damage", [_nested, _without_cluster, _of_other_types, _bomb])
-def test_a_folder_that_cannot_be_read_stays_alone(
-    tmp_path: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+_of_other_types = partial(_changed, settings=[1], points={"a": 1})
+DAMAGES = _nested, _bomb, partial(_changed, cluster={}), _of_other_types
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_folder_that_cannot_be_read_stays_alone(tmp_path, damage, monkeypatch):
     """It is named in the list, refused in words when chosen, and others show what they showed."""
     for name, devices in (("good", 2), ("better", 4), ("bad", 8)):
         exploration(spaces=[space((devices,))]).save(tmp_path / name)
@@ -199,29 +191,24 @@ def test_a_folder_that_cannot_be_read_stays_alone(
     assert "opened-better" in [entry.key for entry in library.alike("opened-good")]
 
 
-def test_lists_open_no_exploration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_open_no_exploration(tmp_path, monkeypatch):
     """With more of them than are kept open, every toggle would read them all again."""
     for number in range(12):
         exploration(spaces=[space((number + 1,))]).save(tmp_path / f"run{number:02d}")
-    opened: list[Path] = []
-    monkeypatch.setattr(
-        "tensoropt_app.library.load_exploration", lambda folder: opened.append(folder) or load(folder)
-    )
-    read: list[Path] = []
-    monkeypatch.setattr(
-        "tensoropt_app.library.read_costs", lambda file: read.append(file) or read_costs(file)
-    )
+    opened, read = Mock(wraps=load), Mock(wraps=read_costs)
+    monkeypatch.setattr("tensoropt_app.library.load_exploration", opened)
+    monkeypatch.setattr("tensoropt_app.library.read_costs", read)
     library = Library(tmp_path)
     for _ in range(3):
         choices(library)
         for entry in library.entries():
             library.costs_of(entry)
-    assert not opened
-    assert len(read) == len(library.entries())
+    assert not opened.called
+    assert read.call_count == len(library.entries())
     assert len(library.alike("opened-run00")) == 11
 
 
-def test_the_index_knows_what_the_files_say(tmp_path: Path) -> None:
+def test_the_index_knows_what_the_files_say(tmp_path):
     """Also where somebody wrote one anew."""
     found = exploration(spaces=[space((2, 4)), space((3,))])
     found.save(tmp_path / "a")

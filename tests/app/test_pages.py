@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dash import Dash
 from dash.development.base_component import Component
 from tensoropt_app.context import Context
 from tensoropt_app.jobs.manager import JobManager
@@ -21,12 +20,12 @@ MADE_LATER = {"points"}
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> JobManager:
+def jobs(tmp_path_factory):
     return JobManager(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module")
-def app(jobs: JobManager) -> Dash:
+def app(jobs):
     return create_app(Library(), jobs)
 
 
@@ -45,7 +44,7 @@ def named(dependency: str) -> set[str]:
     return set(re.findall(r"(?:^|\.\.\.?)([\w-]+)\.\w+", dependency))
 
 
-def test_callbacks_speak_of_components_that_there_are(app: Dash, jobs: JobManager) -> None:
+def test_callbacks_speak_of_components_that_there_are(app, jobs):
     """Dash itself is told not to ask, since pages are made later."""
     context = Context(Library(), jobs)
     there = ids_of([app.layout(), result.layout(context), new.layout(context), details.layout()])
@@ -55,14 +54,14 @@ def test_callbacks_speak_of_components_that_there_are(app: Dash, jobs: JobManage
 
 
 @pytest.mark.parametrize("page", [*PAGES, *MOVED])
-def test_the_page_that_is_asked_for_is_there_and_others_come_later(app: Dash, page: str) -> None:
+def test_the_page_that_is_asked_for_is_there_and_others_come_later(app, page):
     client = app.server.test_client()
     layout = client.get("/_dash-layout", headers={"Referer": f"http://localhost/{page}"}).text
     for name, mark in (("result", '"graph"'), ("new", '"start"'), ("details", '"details-head"')):
         assert (f'"id":{mark}' in layout) == (MOVED.get(page, page) == name)
 
 
-def test_the_first_picture_waits_for_no_callback(app: Dash) -> None:
+def test_the_first_picture_waits_for_no_callback(app):
     client = app.server.test_client()
     client.set_cookie("tensoropt-scheme", "dark")
     layout = client.get("/_dash-layout", headers={"Referer": "http://localhost/result"}).text
@@ -70,7 +69,7 @@ def test_the_first_picture_waits_for_no_callback(app: Dash) -> None:
     assert '"chosen"' in layout
 
 
-def test_the_browser_knows_the_pages() -> None:
+def test_the_browser_knows_the_pages():
     script = (Path(__file__).parents[2] / "app" / "assets" / "tensoropt.js").read_text()
     (names,) = re.findall(r"const PAGES = \[(.*?)\]", script)
     assert tuple(re.findall(r'"(\w+)"', names)) == PAGES
@@ -78,7 +77,7 @@ def test_the_browser_knows_the_pages() -> None:
     assert dict(re.findall(r'(\w+): "(\w+)"', moved)) == MOVED
 
 
-def test_scripts_are_short() -> None:
+def test_scripts_are_short():
     """What is computed in the browser is seen by no test without one."""
     assets = (Path(__file__).parents[2] / "app" / "assets").glob("*.js")
     assert sum(len(file.read_text().splitlines()) for file in assets) <= 500

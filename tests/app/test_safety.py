@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensoropt_app import figures as drawing
@@ -19,27 +18,26 @@ MOST_BYTES = 3 * 10**6
 
 
 @pytest.fixture(scope="module")
-def app() -> Any:
+def app():
     return create_app(Library())
 
 
 @pytest.fixture(scope="module")
-def client(app: Any) -> Any:
+def client(app):
     prepare(app).join()
     return app.server.test_client()
 
 
-def test_a_first_load_is_at_most_three_megabytes(client: Any) -> None:
+def test_a_first_load_is_at_most_three_megabytes(client):
     page = client.get("/", headers=GZIP)
-    text = gzip.decompress(page.data).decode()
-    addresses = re.findall(r'(?:src|href)="(/[^"]+)"', text)
+    addresses = re.findall(r'(?:src|href)="(/[^"]+)"', gzip.decompress(page.data).decode())
     assert len(addresses) > 12
     answers = [client.get(a, headers=GZIP) for a in {*addresses, *LATER, "/_dash-layout"}]
     assert all(answer.status_code == 200 for answer in answers)
     assert len(page.data) + sum(len(answer.data) for answer in answers) < MOST_BYTES
 
 
-def test_what_takes_long_is_asked_for_at_once(client: Any) -> None:
+def test_what_takes_long_is_asked_for_at_once(client):
     text = client.get("/").text
     for address in LATER:
         assert f'<link rel="preload" as="script" href="{address}">' in text
@@ -47,7 +45,7 @@ def test_what_takes_long_is_asked_for_at_once(client: Any) -> None:
     assert '<html lang="en">' in text
 
 
-def test_plotly_is_the_part_that_figures_need(client: Any) -> None:
+def test_plotly_is_the_part_that_figures_need(client):
     assert client.get(PLOTLY).text == plotly()
     assert "plotly.js (basic - minified)" in plotly()[:100]
     drawn = Path(drawing.__file__).parent.glob("*.py")
@@ -55,7 +53,7 @@ def test_plotly_is_the_part_that_figures_need(client: Any) -> None:
     assert kinds <= {"scatter", "bar"} | {"log", "linear"} | {"rect", "line", "path"}
 
 
-def test_what_is_compressed_is_the_same(client: Any) -> None:
+def test_what_is_compressed_is_the_same(client):
     for address in (LATER[0], "/assets/style.css", "/_dash-layout"):
         plain, packed = client.get(address), client.get(address, headers=GZIP)
         assert "Content-Encoding" not in plain.headers
@@ -64,7 +62,7 @@ def test_what_is_compressed_is_the_same(client: Any) -> None:
         assert gzip.decompress(packed.data) == plain.data
 
 
-def test_scripts_are_kept_by_the_browser(client: Any) -> None:
+def test_scripts_are_kept_by_the_browser(client):
     first = client.get(LATER[0], headers=GZIP)
     assert first.cache_control.no_cache
     again = client.get(LATER[0], headers={**GZIP, "If-None-Match": first.headers["ETag"]})
@@ -76,6 +74,6 @@ def test_scripts_are_kept_by_the_browser(client: Any) -> None:
     assert kept.max_age
 
 
-def test_pictures_and_crumbs_travel_as_they_are(client: Any) -> None:
+def test_pictures_and_crumbs_travel_as_they_are(client):
     for address in ("/_favicon.ico", "/assets/dashAgGridFunctions.js"):
         assert "Content-Encoding" not in client.get(address, headers=GZIP).headers

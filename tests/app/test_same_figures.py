@@ -1,9 +1,8 @@
-"""The page, ``choose``, the CSV, the plan and Python say the same figures of a point."""
+"""The page, ``choose``, the CSV, the plan and Python recommend the same plan, and say the same of a point."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import io
 import json
@@ -12,19 +11,18 @@ from typing import Any
 
 import pytest
 from onnx_app import model_file
-from tensoropt_app.library import READY_MADE
+from tensoropt_app.library import READY_MADE, Library
 from tensoropt_app.pages.result import points_table
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.operators import beside_rows, operator_rows, table_rows
 from tensoropt_app.views.plan import step_bar, step_rows
 from tensoropt_app.views.point import point_card
-from tensoropt_app.views.result import two_digits
+from tensoropt_app.views.result import VERDICTS, answer_line, choices, two_digits
 
 import tensoropt
 from tensoropt.cli.parser import main
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.plan.kinds import PLACED
 from tensoropt.plan.plan import load_plan
@@ -34,12 +32,13 @@ from tensoropt.report.explain import _parts_table
 from tensoropt.report.step_parts import Detail
 from tensoropt.report.table import point_lines
 from tensoropt.units import format_bytes
+from tests.plan.explorations import csv_of
 
 Found = tuple[Exploration, Path]
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def beside(tmp_path_factory):
     """An ONNX file on two cards, with placed plans and ZeRO's beside the frontier."""
     folder = tmp_path_factory.mktemp("beside")
     model_file(folder / "net.onnx")
@@ -50,7 +49,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["gpt2-dgx-h100", "beside"])
-def found(request: pytest.FixtureRequest) -> Found:
+def found(request):
     folder = request.getfixturevalue("beside") if request.param == "beside" else READY_MADE / request.param
     return loaded(folder), folder
 
@@ -78,7 +77,7 @@ def some(found: Exploration) -> list[int]:
     return [len(found.points) // 2, len(found.all_points) - 1]
 
 
-def test_figures_per_operator_are_the_same(found: Found) -> None:
+def test_figures_per_operator_are_the_same(found):
     exploration, folder = found
     data = FrontierData.of(exploration)
     for index in some(exploration):
@@ -87,24 +86,18 @@ def test_figures_per_operator_are_the_same(found: Found) -> None:
         shown = told.to_dict()["operators"]
         assert [row["group"] for row in page] == [row["group"] for row in shown]
         for mine, theirs in zip(page, shown, strict=True):
-            computed = theirs["forward_s"] + theirs["backward_s"]
-            for name, seconds in (
-                ("compute", computed),
-                ("copies", theirs["copies_s"]),
-                ("communication", theirs["communication_s"]),
-            ):
-                assert mine[name] == pytest.approx(data.units.time.of(seconds), rel=6e-3, abs=1e-12)
+            seconds = {name: theirs[f"{name}_s"] for name in ("copies", "communication")}
+            seconds["compute"] = theirs["forward_s"] + theirs["backward_s"]
+            for name, of in seconds.items():
+                assert mine[name] == pytest.approx(data.units.time.of(of), rel=6e-3, abs=1e-12)
         # They add up to the headline's, and every device's to its own.
-        rows = beside_rows(exploration, index, told)
-        assert rows[-1].compute_s == pytest.approx(told.step.compute_s)
+        assert beside_rows(exploration, index, told)[-1].compute_s == pytest.approx(told.step.compute_s)
 
 
-def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
+def test_figures_of_a_point_are_the_same(found, tmp_path):
     exploration, folder = found
     data, view = FrontierData.of(exploration), View()
-    write_frontier_csv(exploration, tmp_path / "frontier.csv")
-    with open(tmp_path / "frontier.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_of(exploration, tmp_path)
     table = points_table(data, view)[0].rowData
     assert len(rows) == len(exploration.points)
     for index in some(exploration):
@@ -117,9 +110,8 @@ def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
         assert chosen["time_s"] == plan.predicted.time_s == point.time_s
         assert chosen["memory_bytes"] == round(point.memory_bytes)
         assert plan.predicted.memory_bytes == point.memory_bytes
-        assert (card.memory, card.time) == (
-            data.units.memory.text(exploration.needs[index]), data.units.time.text(point.time_s),
-        )  # fmt: skip
+        wanted = (data.units.memory.text(exploration.needs[index]), data.units.time.text(point.time_s))
+        assert (card.memory, card.time) == wanted
         shown_row = table[index]
         assert shown_row["needs"] == float(f"{data.units.memory.of(exploration.needs[index]):.4g}")
         assert shown_row["time"] == float(f"{data.units.time.of(point.time_s):.4g}")
@@ -132,15 +124,14 @@ def test_figures_of_a_point_are_the_same(found: Found, tmp_path: Path) -> None:
             assert row["name"] == chosen["name"] == card.name
 
 
-def test_what_takes_the_time_is_the_same(found: Found) -> None:
+def test_what_takes_the_time_is_the_same(found):
     exploration, folder = found
     data = FrontierData.of(exploration)
     for index in some(exploration):
         told = detail_of(folder, index)
         parts, page = told.parts, step_rows(told)
         assert sum(part.seconds for part in parts) == pytest.approx(exploration.all_points[index].time_s)
-        assert page[0][0] == parts[0].title
-        assert page[0][1] == two_digits(parts[0].seconds)
+        assert (page[0][0], page[0][1]) == (parts[0].title, two_digits(parts[0].seconds))
         text = _parts_table(told.parts)
         assert all(title.strip() in text for title, _, _ in page)
         # The bar above has the same sums.
@@ -149,50 +140,72 @@ def test_what_takes_the_time_is_the_same(found: Found) -> None:
         assert bar["compute"] == pytest.approx(computing, abs=1e-6)
 
 
-def test_a_part_is_what_its_operators_take_wherever_they_are_shown(found: Found) -> None:
-    exploration, folder = found
-    units = FrontierData.of(exploration).units
-    for index in some(exploration):
-        told = detail_of(folder, index)
-        page = {row["group"]: row for row in table_rows(operator_rows(exploration, index, told), units)}
-        shown = told.to_dict()
-        rows = {row["group"]: row for row in shown["operators"]}
-        text = _parts_table(told.parts)
-        for part in shown["parts"]:
-            seconds, groups = part["seconds"], part["groups"]
-            if groups:
-                timed = sum(
-                    event.duration_s for event in told.timeline
-                    if event.group in groups and event.is_computing and not event.copies
-                    and event.phase in ("forward", "backward")
-                )  # fmt: skip
-                computed = sum(rows[group]["forward_s"] + rows[group]["backward_s"] for group in groups)
-                assert timed == pytest.approx(seconds)
-                assert computed == pytest.approx(seconds)
-                cells = sum(page[group]["compute"] for group in groups)
-                assert cells == pytest.approx(units.time.of(seconds), rel=6e-3)
-            elif part["key"] == "computation" and not told.places:  # copies and the optimizer: a row below
-                beside = {share.title: share.compute_s for share in told.shares()[1]}
-                assert beside[part["title"]] == pytest.approx(seconds)
-                assert part["title"] in text
-
-
-def test_what_a_rank_sends_is_said_everywhere(beside: Path, tmp_path: Path) -> None:
+def test_what_a_rank_sends_is_said_everywhere(beside, tmp_path):
     """On two cards half of what is gathered or scattered leaves each, and all of a sum or message."""
     exploration = load_exploration(beside)
-    write_frontier_csv(exploration, tmp_path / "frontier.csv")
-    with (tmp_path / "frontier.csv").open(newline="") as file:
-        written = list(csv.DictReader(file))
+    written = csv_of(exploration, tmp_path)
     data, view = FrontierData.of(exploration), View()
     for row, point in enumerate(exploration.all_points):
         own = [(kind, size * count) for kind, _, size, count in point.collectives]
         if point.kind is not PLACED:
-            assert point.sent_bytes == sum(
-                size * (1.0 if kind in ("all_reduce", "send", "broadcast") else 0.5) for kind, size in own
-            )
+            whole = "all_reduce", "send", "broadcast"
+            assert point.sent_bytes == sum(size * (1.0 if kind in whole else 0.5) for kind, size in own)
         words = format_bytes(point.sent_bytes)
         assert points_data(exploration, [row])[0]["sent_bytes"] == round(point.sent_bytes)
         assert f"  sent: {words}" in point_lines(FigureRow.of(exploration, row))
         assert ("sent", words) in [(f.name, f.words) for f in point_card(data, view, row).facts]
         assert row >= len(written) or int(written[row]["sent_bytes"]) == round(point.sent_bytes)
     assert max(point.sent_bytes for point in exploration.all_points) > 0
+
+
+SHIPPED = sorted(folder.name for folder in READY_MADE.iterdir())
+MARKS = {"fits": "fits", "tight": "tight", "does not fit": "over"}
+
+
+@pytest.mark.sweep(quick=2)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_one_plan_is_recommended_with_one_need_and_one_verdict(name, tmp_path):
+    found = Library().load(name)
+    data = FrontierData.of(found)
+    chosen = answer("choose", str(READY_MADE / name))
+    row = chosen["point"] - 1
+    # The page as a link with nothing but the exploration opens it: the answer, the choices, the details.
+    view = View(exploration=name)
+    budgeted = data.answer(view)
+    line, card = answer_line(data, view, budgeted, row), point_card(data, view, row)
+    first = choices(data, view, budgeted, row)[0]
+    needs, mark = data.units.memory.text(chosen["fit"]["needed_bytes"]), MARKS[chosen["fit"]["verdict"]]
+    assert data.chosen(view) == row == chosen["answer"]["point"] - 1
+    assert line.name == card.name == chosen["name"]
+    assert line.mark == card.mark == first.mark == mark
+    assert (line.verdict, line.needs.split(" of ")[0]) == (VERDICTS[mark], needs.split()[0])
+    assert card.memory == first.needs == needs
+    assert first.time == two_digits(chosen["time_s"])
+    assert line.time.startswith(f"{first.time} a step")
+    assert first.chosen
+    assert "recommended" in first.title
+    assert chosen["fit"]["needed_bytes"] == chosen["needs_bytes"] == found.needs[row]
+    # In the CSV, which has every point of the frontier, ascending in memory.
+    written = csv_of(found, tmp_path)
+    assert len(written) == len(found.points)
+    sizes = [int(line["memory_bytes"]) for line in written]
+    assert sizes == sorted(sizes)
+    for index, one in enumerate(written):
+        fit = found.fit(index)
+        assert int(one["needs_bytes"]) == fit.needed_bytes
+        assert one["fits"] == {"fits": "yes", "tight": "tight", "does not fit": "no"}[fit.verdict]
+    # What fits the device is within it, and what is chosen fits.
+    assert chosen["fit"]["needed_bytes"] <= found.limit_bytes <= found.device_bytes
+    assert chosen["fit"]["verdict"] != "does not fit"
+
+
+@pytest.mark.parametrize("name", ["llama3-8b-8x24gib", "gpt2-dgx-h100"])
+def test_a_longest_step_and_a_budget_choose_what_the_command_line_does(name):
+    data = FrontierData.of(Library().load(name))
+    times = sorted(data.time[data.line])
+    for time_s in (times[len(times) // 2], times[-1] * 1.01):
+        chosen = answer("choose", str(READY_MADE / name), "--time", repr(float(time_s)))
+        assert data.chosen(View(name, time_s=float(time_s))) == chosen["point"] - 1
+    low = float(data.needs.min()) * 1.05
+    chosen = answer("choose", str(READY_MADE / name), "--memory", f"{low:.0f}")
+    assert data.chosen(View(name, budget_bytes=float(f"{low:.0f}"))) == chosen["point"] - 1

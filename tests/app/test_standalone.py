@@ -24,7 +24,7 @@ CHOSEN = View(point=2, budget_bytes=45.0 * GIB)
 
 
 @pytest.fixture
-def data() -> FrontierData:
+def data():
     others = [point(74 * GIB, 0.21, planner="zero"), point(78 * GIB, 0.22, planner="data_parallel")]
     return FrontierData.of(exploration(others=others), "gpt2-tiny")
 
@@ -35,7 +35,7 @@ def told(html: str) -> dict[str, Any]:
     return json.loads(place.attrib["data-figure"])
 
 
-def test_it_is_the_figure_of_the_frontier_page_in_both_schemes_and_widths(data: FrontierData) -> None:
+def test_it_is_the_figure_of_the_frontier_page_in_both_schemes_and_widths(data):
     def drawn(scheme: str, *, narrow: bool = False) -> Any:
         figure = frontier_figure(data, CHOSEN, data.answer(CHOSEN), scheme, narrow=narrow)
         figure["layout"]["annotations"][BUDGET].pop("captureevents")  # nothing is dragged
@@ -59,32 +59,27 @@ def plain(figure: Any) -> Any:
     return json.loads(json.dumps(figure))
 
 
-def test_names_do_not_become_markup() -> None:
+def test_names_do_not_become_markup():
     named = FrontierData.of(exploration(), "</script><b>&'\"")
     html = standalone._plot(named, View(point=0), standalone.Html(), carries=False)
     assert told(html)["wide"]["data"]
     assert "<b>&" not in html + standalone.frontier_page(named, View(point=0))
 
 
-class Kernel:
+def running(cell: str) -> SimpleNamespace:
     """An IPython that runs a cell."""
-
-    def __init__(self, cell: str) -> None:
-        self.cell = cell
-
-    def get_parent(self) -> dict[str, Any]:
-        return {"metadata": {"cellId": self.cell}, "header": {"msg_id": "1"}}
+    found = SimpleNamespace(cell=cell)
+    found.get_parent = lambda: {"metadata": {"cellId": found.cell}, "header": {"msg_id": "1"}}
+    return found
 
 
-def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(monkeypatch):
     def carried() -> bool:
         return CARRIED in standalone.notebook_plot(exploration(), "<svg/>")
 
     monkeypatch.setitem(sys.modules, "IPython", None)
     assert carried()
-    kernel, another = Kernel("a"), Kernel("b")
+    kernel, another = running("a"), running("b")
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
     assert carried()
     kernel.cell = "b"
@@ -99,14 +94,13 @@ def test_the_first_cell_of_a_kernel_carries_plotly_also_when_it_runs_again(
     assert carried()  # each output is a page of its own there
 
 
-def test_a_notebook_selects_the_answer_within_the_budget_of_the_search() -> None:
-    asked = exploration(settings={"memory_bytes": 45.0 * GIB})
-    kept = told(standalone.notebook_plot(asked, "<svg/>"))
+def test_a_notebook_selects_the_answer_within_the_budget_of_the_search():
+    kept = told(standalone.notebook_plot(exploration(settings={"memory_bytes": 45.0 * GIB}), "<svg/>"))
     (selected,) = (trace for trace in kept["wide"]["data"] if trace.get("name") == "chosen")
     assert selected["x"] == [40.0]
 
 
-def test_a_plot_in_python_is_the_notebooks() -> None:
+def test_a_plot_in_python_is_the_notebooks():
     shown = told(standalone.notebook_plot(exploration(), "<svg/>"))["wide"]
     plotted = exploration().plot()
     assert [trace.name for trace in plotted.data] == [trace.get("name") for trace in shown["data"]]
@@ -114,7 +108,7 @@ def test_a_plot_in_python_is_the_notebooks() -> None:
     assert len(plotted.layout.annotations) == len(shown["layout"]["annotations"])
 
 
-def test_the_page_tells_the_answer_the_chosen_point_and_the_baselines(data: FrontierData) -> None:
+def test_the_page_tells_the_answer_the_chosen_point_and_the_baselines(data):
     page = standalone.frontier_page(data, CHOSEN)
     words = re.sub(r"<[^>]+>", " ", page.split("<script", 1)[0])
     assert re.search(r"Within 45(\.0)? GiB of each of", words)
@@ -127,15 +121,14 @@ def test_the_page_tells_the_answer_the_chosen_point_and_the_baselines(data: Fron
     assert page.count(CARRIED) == 1
 
 
-def test_a_long_table_is_thinned_with_the_chosen_point_in_it(data: FrontierData) -> None:
-    long = FrontierData.of(long_exploration(1501), "long")
-    page = standalone.frontier_page(long, View(point=1000))
+def test_a_long_table_is_thinned_with_the_chosen_point_in_it(data):
+    page = standalone.frontier_page(FrontierData.of(long_exploration(1501), "long"), View(point=1000))
     assert "Every 4th of 1,501 is listed." in page
     assert ">1,001 ◂ chosen</td>" in page
 
 
 @pytest.mark.slow
-def test_a_notebook_needs_nothing_that_serves_pages() -> None:
+def test_a_notebook_needs_nothing_that_serves_pages():
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import tensoropt_app.standalone; "
         "sys.exit(not {'dash', 'flask', 'plotly'}.isdisjoint(sys.modules))"

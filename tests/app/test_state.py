@@ -26,77 +26,61 @@ views = st.builds(
 
 
 @given(views)
-def test_a_link_restores_everything(view: View) -> None:
+def test_a_link_restores_everything(view):
     assert View.from_query(view.to_query()) == view
 
 
-def test_the_url_holds_only_what_differs_from_the_defaults() -> None:
+def test_the_url_holds_only_what_differs_from_the_defaults():
     assert View(exploration="a", point=3, whole=True).to_query() == "x=a&point=4&whole=1"
     assert View("a", beside=("b", "c")).link() == "/result?x=a&beside=b,c"
-    assert (
-        View("a", point=3).link("details", budget_bytes=2.0**30) == "/details?x=a&point=4&budget=1073741824"
-    )
+    link = View("a", point=3).link("details", budget_bytes=2.0**30)
+    assert link == "/details?x=a&point=4&budget=1073741824"
 
 
-def test_a_url_written_by_hand_may_have_units() -> None:
+def test_a_url_written_by_hand_may_have_units():
     view = View.from_query("?x=a&budget=24GiB&time=85ms")
     assert (view.budget_bytes, view.time_s) == (24 * GIB, 0.085)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "?point=-1&budget=-3GiB&time=nan",
-        "?headroom=7&price=inf&whole=maybe",
-        "?x=" + "a" * 500,
-        "?%ff&=&&",
-        "?amount=lots&beside=",
-    ],
-)
-def test_nonsense_in_the_url_is_left_out(query: str) -> None:
+@pytest.mark.parametrize("query", [
+    "?point=-1&budget=-3GiB&time=nan",
+    "?point=0",
+    "?headroom=7&price=inf&whole=maybe",
+    "?x=" + "a" * 500,
+    "?%ff&=&&",
+    "?amount=lots&beside=",
+])  # fmt: skip
+def test_nonsense_in_the_url_is_left_out(query):
     assert View.from_query(query) == View()
 
 
-def test_people_count_points_from_one() -> None:
-    assert View.from_query("point=1") == View(point=0)
-    assert View.from_query("point=0").point is None
-
-
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
-        ("?x=a&point=3&budget=24GiB&whole=0&headroom=0.050&from=b&devices=2", []),
-        ("?budget=lots", ["“lots” is not understood as “budget”."]),
-        (
-            "?headroom=7&time=soon",
-            ["“7” is not understood as “headroom”.", "“soon” is not understood as “time”."],
-        ),
-        ("?colour=red", ["There is no “colour” that a link can set."]),
-        ("?whole=maybe", ["“whole” is 0 or 1, not “maybe”."]),
-    ],
-)
-def test_what_a_link_cannot_set_is_said(query: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("query", "said"), [
+    ("?x=a&point=3&budget=24GiB&whole=0&headroom=0.050&from=b&devices=2", []),
+    ("?budget=lots", ["“lots” is not understood as “budget”."]),
+    ("?headroom=7&time=soon",
+     ["“7” is not understood as “headroom”.", "“soon” is not understood as “time”."]),
+    ("?colour=red", ["There is no “colour” that a link can set."]),
+    ("?whole=maybe", ["“whole” is 0 or 1, not “maybe”."]),
+])  # fmt: skip
+def test_what_a_link_cannot_set_is_said(query, said):
     assert state.not_understood(query) == said
 
 
 @given(views)
-def test_of_what_the_page_writes_all_is_understood(view: View) -> None:
+def test_of_what_the_page_writes_all_is_understood(view):
     written = replace(view, exploration=view.exploration[:40])
     if View.from_query(written.to_query()) == written:
         assert state.not_understood(written.to_query()) == []
 
 
-@pytest.mark.parametrize(
-    ("amount", "why"),
-    [
-        ("a lot", "write 1e9 tokens"),
-        ("0 tokens", "more than 0"),
-        ("1 tokens" * 200, "at most 600"),
-        ("1.5T tokens", ""),
-        ("", ""),
-    ],
-)
-def test_a_training_that_is_none_is_refused_with_the_rule(amount: str, why: str) -> None:
+@pytest.mark.parametrize(("amount", "why"), [
+    ("a lot", "write 1e9 tokens"),
+    ("0 tokens", "more than 0"),
+    ("1 tokens" * 200, "at most 600"),
+    ("1.5T tokens", ""),
+    ("", ""),
+])  # fmt: skip
+def test_a_training_that_is_none_is_refused_with_the_rule(amount, why):
     said = state.said_fault(amount)
     assert why in said
     assert bool(said) == bool(why)

@@ -1,4 +1,5 @@
-"""``choose``: why a point costs what it costs, and what running it showed."""
+"""``choose``: why a point costs what it costs, what running it showed, what a training takes, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -6,22 +7,23 @@ import functools
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tensoropt import saved
+from tensoropt import Exploration, TensorOptError, load_cluster, saved
 from tensoropt.cli.parser import main
 from tensoropt.exploration.verified import _SCHEMA, FILE
 from tensoropt.plan.keys import plan_key
+from tensoropt.units import headroom_bytes
+from tests.exploration.test_rates import explored
 
 SHIPPED = str(Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def opened_once() -> Iterator[None]:
+def opened_once():
     """The exploration is read once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saved, "load_exploration", functools.cache(saved.load_exploration))
@@ -54,8 +56,7 @@ def test_a_trace_is_written(capsys, tmp_path):
 
 
 def test_what_running_a_plan_showed_stands_beside_what_was_predicted(capsys, tmp_path):
-    found = saved.load_exploration(Path(SHIPPED))
-    plan = found.plan(2)
+    plan = saved.load_exploration(Path(SHIPPED)).plan(2)
     one = {
         "key": plan_key(plan), "mesh": "8", "micro_batches": plan.micro_batches,
         "memory_predicted_bytes": 2.0**30, "time_predicted_s": 0.4,
@@ -77,3 +78,61 @@ def test_what_running_a_plan_showed_stands_beside_what_was_predicted(capsys, tmp
     (folder / FILE).write_text("{")
     assert main(["choose", str(folder), "--point", "3"]) == 2
     assert "verify again" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def priced(tmp_path_factory):
+    """One point of 0.5 s on two H100 that reads 8 samples of 128 tokens, at a tenth of their peak."""
+    folder = tmp_path_factory.mktemp("amounts") / "one"
+    found: Exploration = explored(flops={"float32": 0.1 * 2 * 66.9e12 * 0.5})
+    assert found.cluster == load_cluster("dgx-h100[2]").to_dict()
+    found.save(folder)
+    return folder
+
+
+def test_a_training_of_tokens_in_words_and_as_data(priced, capsys):
+    asked = "--knee --tokens 7.3728M --price H100-80GB=3 --currency EUR"
+    words = ["choose", str(priced), *asked.split()]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "throughput: 2,050 tokens/s (1,020 per device), 16.0 samples/s (8.00 per device)" in told
+    assert "MFU: 10 %" in told
+    assert "7,372,800 tokens: 1.00 h, 2.00 device-hours; costs 6.00 EUR" in told
+    assert main([*words, "--json"]) == 0
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)["rates"]
+    assert (data["steps"], data["hours"], data["device_hours"], data["cost"]) == (7200, 1.0, 2.0, 6.0)
+    assert (data["samples_per_step"], data["tokens_per_step"], data["currency"]) == (8, 1024, "EUR")
+
+
+def test_without_a_price_money_is_unknown_and_says_why(priced, capsys):
+    assert main(["choose", str(priced), "--knee"]) == 0
+    told = capsys.readouterr().out
+    assert "1,000 steps: 8.33 min, 0.278 device-hours; money unknown: no price of a device-hour" in told
+
+
+@pytest.mark.parametrize(("more", "why"), [
+    (["--tokens", "many"], "--tokens 'many' is not a count"),
+    (["--tokens", "0"], "give more than 0"),
+    (["--price", "free"], "'free' is not a price"),
+    (["--price", "1", "--price", "2"], "two prices for all devices"),
+    (["--price", "A100-80GB=2"], "price given for A100-80GB, which is no device"),
+])  # fmt: skip
+def test_nonsense_ends_with_code_2_and_the_rule(priced, capsys, more, why):
+    assert main(["choose", str(priced), "--knee", *more]) == 2
+    told = capsys.readouterr()
+    assert why in told.err
+    assert "Traceback" not in told.err
+
+
+DEVICE = 80 * 2**30
+
+
+@pytest.mark.parametrize(("headroom", "share"), [("25%", 0.25), ("2GiB", 1 / 40), ("0%", 0.0)])
+def test_headroom_is_a_share_of_the_device(headroom, share):
+    assert headroom_bytes(headroom, DEVICE) / DEVICE == share
+
+
+@pytest.mark.parametrize("headroom", ["much", "%", "5%%", "-5%", "100%", "81GiB"])
+def test_headroom_that_means_nothing_is_refused(headroom):
+    with pytest.raises(TensorOptError, match=r"--headroom|size"):
+        headroom_bytes(headroom, DEVICE)

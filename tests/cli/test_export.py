@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tensoropt import zoo
+from tensoropt import load_cluster, load_plan
 from tensoropt.cli.parser import main
-from tensoropt.cluster import load_cluster
 from tensoropt.exploration.exploration import load_exploration
-from tensoropt.plan import kinds
-from tensoropt.plan.plan import load_plan
-from tensoropt.profiling.store import ProfileStore
-from tests.plan.explorations import small_exploration
-from tests.session.captured_once import CapturedOnce
+from tests.plan.explorations import rows_of, small_exploration
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     replace(small_exploration(), cluster=load_cluster("dgx-h100[2]").to_dict()).save("out")
     return tmp_path
 
 
-def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plans_of_other_planners_have_the_numbers_behind_the_frontiers(folder, capsys):
     found = load_exploration("out")
     replace(found, others=(found.points[0].changed(planner="zero"),)).save("more")
     assert main(["choose", "more", "--point", "5", "--out", "plan.json"]) == 0
@@ -49,9 +41,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_used_says_why_and_writes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_what_cannot_be_used_says_why_and_writes_nothing(folder, capsys, name):
     arguments, words = REFUSED[name]
     assert main(["export", "out", *arguments]) == 2
     assert words in capsys.readouterr().err
@@ -59,7 +49,7 @@ def test_what_cannot_be_used_says_why_and_writes_nothing(
 
 
 @pytest.fixture
-def batch(folder: Path) -> Path:
+def batch(folder):
     """An exploration, and a folder of folders: a sweep in which one cluster failed, damage, and other
     files."""
     base = load_exploration("out")
@@ -74,21 +64,15 @@ def batch(folder: Path) -> Path:
     return folder
 
 
-def rows_of(file: str) -> list[dict[str, str]]:
-    with open(file, encoding="utf-8", newline="") as opened:
-        return list(csv.DictReader(opened))
-
-
-def test_several_explorations_become_one_csv(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_explorations_become_one_csv(batch, capsys):
     assert main(["export", "out", "all", "--csv", "f.csv", "--strategies", "s.csv", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     points, strategies = rows_of("f.csv"), rows_of("s.csv")
     assert data["points"] == len(points) == 6
     found = ["out", "all/sweep/2-devices", "all/sweep/4-devices"]
     assert [one["exploration"] for one in data["explorations"]] == found
-    assert list(dict.fromkeys((row["exploration"], row["cluster"]) for row in points)) == list(
-        zip(found, ("dgx-h100[2]", "dgx-h100[2]", "dgx-a100[4]"), strict=True)
-    )
+    clusters = dict(zip(found, ("dgx-h100[2]", "dgx-h100[2]", "dgx-a100[4]"), strict=True))
+    assert {row["exploration"]: row["cluster"] for row in points} == clusters
     # What stands before is what the CSV of each exploration has.
     main(["export", "out", "--csv", "one.csv", "--strategies", "one-s.csv"])
     for several, one, behind in (
@@ -101,59 +85,7 @@ def test_several_explorations_become_one_csv(batch: Path, capsys: pytest.Capture
     assert {row["devices"] for row in strategies} == {row["devices"] for row in points}
 
 
-SEVERAL = {
-    "a100/2": {"cluster": "dgx-a100[2]"},
-    "a100/2-again": {"cluster": "dgx-a100[2]"},
-    "h100/2": {"cluster": "dgx-h100[2]", "mode": "inference", "micro_batches": (1,)},
-    "papers/netsplit": {"cluster": "netsplit-paper", "placements": "always"},
-}
-"""Folders of folders and what was explored: equal names, equal clusters, two that are alike in figures."""
-
-
-def test_pandas_reads_several_explorations_from_one_csv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pandas = pytest.importorskip("pandas")
-    monkeypatch.chdir(tmp_path)
-
-    def mlp():
-        built = zoo.build("mlp", batch=8, device="meta", layers=2)
-        return built.model, built.args, built.kwargs
-
-    model = CapturedOnce(mlp)
-    with ProfileStore(tmp_path / "store.sqlite") as store:
-        found = {
-            name: model.explore(store=store, measure="never", **asked) for name, asked in SEVERAL.items()
-        }
-    for name, exploration in found.items():
-        exploration.save(f"all/{name}")
-    assert any(point.kind is kinds.PLACED for one in found.values() for point in one.points)
-    assert main(["export", "all", "--csv", "f.csv", "--strategies", "s.csv"]) == 0
-    points, strategies = (pandas.read_csv(name) for name in ("f.csv", "s.csv"))
-    total = sum(len(exploration.points) for exploration in found.values())
-    assert f"{total} points of 4 explorations written to f.csv" in capsys.readouterr().out
-    assert len(points) == total
-    assert not points.duplicated(["exploration", "point"]).any()
-    assert list(points.groupby("exploration").size().index) == sorted(f"all/{name}" for name in SEVERAL)
-    for name, exploration in found.items():
-        own = points[points.exploration == f"all/{name}"]
-        assert list(own.point) == list(range(1, len(exploration.points) + 1))
-        assert set(own.cluster) == {SEVERAL[name]["cluster"]}
-        assert list(own.time_s) == pytest.approx([point.time_s for point in exploration.points], rel=1e-12)
-        assert list(own.memory_bytes) == [round(point.memory_bytes) for point in exploration.points]
-        assert list(own.planner) == [point.planner for point in exploration.points]
-        # A placed plan has no gap: its cell is empty, and so read as NaN.
-        assert [bool(empty) for empty in own.gap.isna()] == [
-            point.kind is not kinds.SHARDED for point in exploration.points
-        ]
-    joined = strategies.merge(points, on=["exploration", "point"], how="outer", validate="many_to_one",
-                              suffixes=("", "_of_point"), indicator=True)  # fmt: skip
-    assert set(joined._merge) == {"both"}
-    assert (joined.cluster == joined.cluster_of_point).all()
-    assert (joined.devices == joined.devices_of_point).all()
-
-
-def test_what_is_no_exploration_is_named(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_exploration_is_named(batch, capsys):
     assert main(["export", "all", "--csv", "f.csv", "--json"]) == 0
     left_out = json.loads(capsys.readouterr().out)["left_out"]
     assert list(left_out) == ["all/damaged", "all/sweep/l40s-pcie"]
@@ -165,15 +97,12 @@ def test_what_is_no_exploration_is_named(batch: Path, capsys: pytest.CaptureFixt
     assert all(f"{path}: {reason}" in out for path, reason in left_out.items())
 
 
-def test_a_folder_without_any_is_refused(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, said in (
-        (
-            ["out", "all/nothing", "--csv", "f.csv"],
-            "all/nothing holds no exploration that can be read (it is empty)",
-        ),
-        (["out", "nowhere", "--csv", "f.csv"], "nowhere holds no exploration"),
-        (["out", "all/damaged", "--csv", "f.csv"], "all/damaged is damaged"),
+def test_a_folder_without_any_is_refused(batch, capsys):
+    for name, said in (
+        ("all/nothing", "all/nothing holds no exploration that can be read (it is empty)"),
+        ("nowhere", "nowhere holds no exploration"),
+        ("all/damaged", "all/damaged is damaged"),
     ):
-        assert main(["export", *arguments]) == 2
+        assert main(["export", "out", name, "--csv", "f.csv"]) == 2
         assert said in capsys.readouterr().err
     assert not Path("f.csv").exists()

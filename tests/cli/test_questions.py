@@ -31,22 +31,20 @@ QUICK = "--epsilon 0.2 --max-points 8 --micro-batches 1 --placements never --pip
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSOROPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_all_are_tried() -> None:
+def test_all_are_tried():
     """But for the largest batch, which takes a dozen explorations (``test_cli.py`` has three)."""
     assert QUESTIONS.keys() - BEGINS.keys() == {"How large may the batch be?"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", BEGINS)
-def test_one_command_answers_with_a_sentence(
-    question: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_command_answers_with_a_sentence(question, place, capsys):
     # On fewer devices than people have, which takes seconds.
     command = QUESTIONS[question].replace("dgx-h100", "dgx-h100[2]").replace("dgx-a100x2", "dgx-a100[4]")
     assert main(shlex.split(f"{command} {QUICK}")) == 0
@@ -55,7 +53,7 @@ def test_one_command_answers_with_a_sentence(
 
 
 @pytest.mark.slow
-def test_what_would_fit_is_said_and_kept(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_would_fit_is_said_and_kept(place, capsys):
     words = QUESTIONS["Which plan within 24 GiB? If none: which would?"].replace("24GiB", "1MiB")
     assert main(shlex.split(f"{words} {QUICK}")) == 2
     said = capsys.readouterr().err
@@ -83,14 +81,14 @@ def on_one(model: str, **more: Any) -> tuple[Exploration, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["zoo:gpt2-tiny", "zoo:llama-tiny"])
-def test_training_everything_takes_16_to_18_bytes_a_parameter(model: str, place: Path) -> None:
+def test_training_everything_takes_16_to_18_bytes_a_parameter(model, place):
     found, size = on_one(model)
     least, most = ADAM
     assert least <= size / found.model.parameters <= most
 
 
 @pytest.mark.slow
-def test_training_adapters_takes_the_frozen_weights_and_16_bytes_for_each_of_theirs(place: Path) -> None:
+def test_training_adapters_takes_the_frozen_weights_and_16_bytes_for_each_of_theirs(place):
     plain, _ = on_one("zoo:llama-tiny")
     found, size = on_one("zoo:llama-tiny", lora="r=4,targets=q_proj+v_proj")
     adapters = found.model.parameters - plain.model.parameters

@@ -31,6 +31,11 @@ class FakeNvml:
     """The cards with MIG instances."""
     wires: list[list[int]] = field(init=False)
     NVMLError = NVMLError
+    nvmlShutdown = staticmethod(lambda: None)  # noqa: N815
+    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)  # noqa: N815
+    nvmlDeviceGetMaxPcieLinkWidth = staticmethod(lambda handle: 16)  # noqa: N815
+    nvmlDeviceGetMemoryBusWidth = staticmethod(lambda handle: 384)  # noqa: N815
+    nvmlDeviceGetNumGpuCores = staticmethod(lambda handle: 1000)  # noqa: N815
 
     def __post_init__(self) -> None:
         # Per device, the other end of each NVLink (-1: a switch).
@@ -46,14 +51,8 @@ class FakeNvml:
         if not self.usable:
             raise NVMLError("Driver Not Loaded")
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        pass
-
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return len(self.topology)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:  # noqa: N802
         return self.names.get(handle, self.name).encode()  # older versions of the module return bytes
@@ -79,9 +78,6 @@ class FakeNvml:
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:  # noqa: N802
         return self.pcie_generation
 
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: int) -> int:  # noqa: N802
-        return 16
-
     def _wire(self, handle: int, index: int) -> int:
         if index >= len(self.wires[handle]):
             raise NVMLError("Invalid Argument")
@@ -101,14 +97,8 @@ class FakeNvml:
         # NVLink calls pad the domain to four digits, the device call to eight.
         return SimpleNamespace(busId=f"0000:{self._wire(handle, index) + 6:02x}:00.0")
 
-    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:  # noqa: N802
-        return 1000
-
     def nvmlDeviceGetMaxClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
         return {1: 1500, 2: 7000}[clock]
-
-    def nvmlDeviceGetMemoryBusWidth(self, handle: int) -> int:  # noqa: N802
-        return 384
 
 
 def table(text: str) -> list[list[str]]:

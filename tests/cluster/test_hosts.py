@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ def no_job(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_network_in_words() -> None:
+def test_a_network_in_words():
     assert network("8xIB-400G") == Network(link("IB-400G"), 8)
     found = network("2x100Gbit/s")
     assert (found.link.name, found.link.bandwidth_bytes_per_s, found.cards) == ("100Gbit/s", 12.5e9, 2)
@@ -32,7 +31,7 @@ def test_a_network_in_words() -> None:
             network(text)
 
 
-def test_hosts_become_one_cluster_that_a_file_keeps(tmp_path: Path) -> None:
+def test_hosts_become_one_cluster_that_a_file_keeps(tmp_path):
     a, b = load_cluster("dgx-h100"), load_cluster("dgx-a100")
     made = together([a, b], Network(link("IB-200G"), 4))
     assert made.counts == "8 x H100-80GB, 8 x A100-80GB"
@@ -52,10 +51,9 @@ def test_hosts_become_one_cluster_that_a_file_keeps(tmp_path: Path) -> None:
         together([a, b.subset(4)], Network(link("IB-200G"), 4))
 
 
-def test_hosts_like_this_one_are_said_to_be() -> None:
+def test_hosts_like_this_one_are_said_to_be():
     here, found = load_cluster("local"), tensoropt.detect(2, network="IB-400G")
-    assert found.device_count == 2 * here.device_count
-    assert found.levels[0].link.name == "IB-400G"
+    assert (found.device_count, found.levels[0].link.name) == (2 * here.device_count, "IB-400G")
     assert "2 hosts that are assumed to be alike" in found.source
     assert tensoropt.detect(1) == here
     with pytest.raises(ClusterError, match="at least 1"):
@@ -64,20 +62,11 @@ def test_hosts_like_this_one_are_said_to_be() -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_processes_of_a_job_say_what_their_hosts_have(tmp_path: Path) -> None:
+def test_processes_of_a_job_say_what_their_hosts_have(tmp_path):
     """Two processes that are the first ones of their hosts, and one that is not."""
     file = tmp_path / "cluster.json"
-    words = [
-        sys.executable,
-        "-m",
-        "tensoropt",
-        "measure",
-        "host",
-        "--network",
-        "2xIB-200G",
-        "--out",
-        str(file),
-    ]
+    asked = f"-m tensoropt measure host --network 2xIB-200G --out {file}"
+    words = [sys.executable, *asked.split()]
     job = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
     ranks = [
         subprocess.Popen(
@@ -92,5 +81,4 @@ def test_processes_of_a_job_say_what_their_hosts_have(tmp_path: Path) -> None:
     assert "saved: " in said[0][0]
     assert said[1][0].strip() == ""
     saved = json.loads(file.read_text())
-    assert saved["source"] == "detected on 2 hosts"
-    assert saved["levels"][0]["size"] == 2
+    assert (saved["source"], saved["levels"][0]["size"]) == ("detected on 2 hosts", 2)

@@ -10,9 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_nvml import FakeNvml, dgx_a100, dgx_h100, dgx_v100, table, titan_box
 
-from tensoropt.cluster import load_cluster
+from tensoropt import ClusterError, load_cluster
 from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
-from tensoropt.errors import ClusterError
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +25,8 @@ def _all_visible(monkeypatch):
 )
 def test_switched_boxes_have_one_uniform_level(box, kind, link, bandwidth):
     cluster = gpu_cluster(box())
-    assert cluster.device_count == 8
-    assert cluster.device.name == kind
-    assert cluster.memory_bytes == box().memory_bytes
-    assert cluster.link(0, 7).name == link
+    assert (cluster.device_count, cluster.device.name) == (8, kind)
+    assert (cluster.memory_bytes, cluster.link(0, 7).name) == (box().memory_bytes, link)
     assert cluster.link(0, 7).bandwidth_bytes_per_s == bandwidth
     assert not cluster.pairs
     assert [mesh.label for mesh in cluster.meshes()] == ["8", "2x4", "2x2x2"]
@@ -37,8 +34,7 @@ def test_switched_boxes_have_one_uniform_level(box, kind, link, bandwidth):
 
 def test_the_cube_mesh_keeps_its_single_wires():
     cluster = gpu_cluster(dgx_v100())
-    assert cluster.device.name == "V100-32GB"
-    assert cluster.link(0, 1).bandwidth_bytes_per_s == 25e9
+    assert (cluster.device.name, cluster.link(0, 1).bandwidth_bytes_per_s) == ("V100-32GB", 25e9)
     assert cluster.link(4, 0).bandwidth_bytes_per_s == 50e9
     assert cluster.link(0, 4).dedicated
     assert cluster.link(0, 7).name == "SYS"
@@ -70,9 +66,8 @@ def test_pairs_behind_one_switch_become_a_level():
         SYS SYS X   PIX
         SYS SYS PIX X
     """)
-    cluster = gpu_cluster(
-        FakeNvml(name="NVIDIA L40S", memory_bytes=48 * 2**30, topology=topology, pcie_generation=4)
-    )
+    box = FakeNvml(name="NVIDIA L40S", memory_bytes=2**35, topology=topology, pcie_generation=4)
+    cluster = gpu_cluster(box)
     assert [(level.size, level.link.name) for level in cluster.levels] == [(2, "SYS"), (2, "PIX")]
     assert cluster.link(0, 1).bandwidth_bytes_per_s == pytest.approx(0.82 * 16 * 1.969e9)
 
@@ -92,12 +87,6 @@ def test_a_device_outside_the_catalogue_gets_nvmls_figures():
     assert cluster.device.flops["float32"] == 2 * 1000 * 1.5e9
     assert cluster.device.memory_bandwidth == 2 * 7e9 * 48
     assert cluster.meshes()[0].shape == (1,)
-
-
-def test_no_driver_means_no_gpus():
-    box = titan_box()
-    box.usable = False
-    assert gpu_cluster(box) is None
 
 
 GIB = 2**30
@@ -156,9 +145,7 @@ def test_local_is_gpus_where_there_are_some(monkeypatch, text, count, kind):
     cluster = load_cluster(text)
     assert (cluster.device_count, cluster.device_type) == (count, kind)
     assert cluster.name == text
-    with pytest.raises(
-        ClusterError, match="local:9 asks for 9 GPUs, but 8 are available; use local:8, or cpu:9"
-    ):
+    with pytest.raises(ClusterError, match="asks for 9 GPUs, but 8 are available; use local:8, or cpu:9"):
         load_cluster("local:9")
 
 

@@ -83,10 +83,8 @@ def shown(value: Any, form: str) -> str:
         return value
     for unit, size in UNITS.items():
         if form.endswith(unit):
-            digits = form.removesuffix(unit)
-            return f"{value / size:{digits or '.0'}f} {unit}"
-    text = format(value, form)
-    return text.replace("%", " %")
+            return f"{value / size:{form.removesuffix(unit) or '.0'}f} {unit}"
+    return format(value, form).replace("%", " %")
 
 
 class Filled(string.Formatter):

@@ -32,13 +32,10 @@ SEARCH = "search/*-search.json"
 STEPS = "execute/*-step.json"
 
 STEP_MODELS = {
-    "gpt2": "GPT-2",
-    "bert": "BERT",
-    "vgg16": "VGG16",
-    "wide-resnet": "WideResNet",
-    "rnn": "RNN, unrolled",
-    "transformer": "Transformer",
-}
+    "rows.model=gpt2": "GPT-2", "rows.model=bert": "BERT", "rows.model=vgg16": "VGG16",
+    "rows.model=wide-resnet": "WideResNet", "rows.model=rnn": "RNN, unrolled",
+    "rows.model=transformer": "Transformer",
+}  # fmt: skip
 AS_PUBLISHED = {"VGG16": "VGG16", "WideResNet": "WideResNet", "Transformer": "Transformer-S"}
 """Models of TensorOpt's Table 4 by the names they have here."""
 SEARCHED = {
@@ -97,17 +94,14 @@ def rows(
             return MISSING
         return Filled(of).format(text)
 
-    filled = [
-        [name, *(cell(place, name, text) for text in columns.values())] for place, name in names.items()
-    ]
-    return table([first, *columns], filled)
+    found = ([name, *(cell(at, name, text) for text in columns.values())] for at, name in names.items())
+    return table([first, *columns], [*found])
 
 
 def origins(**tables: str) -> str:
     """From which commits and machines the files of these tables were taken."""
-    return paragraph(
-        sentence({name.replace("_", " "): result(newest(file)) for name, file in tables.items()})
-    )
+    taken = {name.replace("_", " "): result(newest(file)) for name, file in tables.items()}
+    return paragraph(sentence(taken))
 
 
 def trust() -> str:
@@ -158,19 +152,14 @@ def layers() -> str:
 
 def settings() -> str:
     """A row for each setting, as it stands at its field."""
-    found = []
+    found = [["verbs", "option", "default", "what it says"], ["---"] * 4]
     for setting in settings_fields():
-        verbs = "`explore`"
         choices = [*setting.choices, *filter(None, [setting.others])]
         values = f"{', '.join(choices)}. " if choices else ""
         off = f", `--no-{setting.flag}`" * (setting.default is True)
-        found.append(
-            [verbs, f"`--{setting.flag}`{off}", setting.text(setting.default), f"{values}{setting.help}"]
-        )
-    return "\n".join(
-        f"| {' | '.join(row)} |"
-        for row in (["verbs", "option", "default", "what it says"], ["---"] * 4, *found)
-    )
+        said = setting.text(setting.default), f"{values}{setting.help}"
+        found.append(["`explore`", f"`--{setting.flag}`{off}", *said])
+    return "\n".join(f"| {' | '.join(row)} |" for row in found)
 
 
 def verbs() -> str:
@@ -192,122 +181,73 @@ def verbs() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     # README.md
-    "frontier-caption": partial(
-        words,
-        DEMO,
+    "frontier-caption": partial(words, DEMO,
         "*All {points:d} points that `make demo` found for a GPT-2-style model of {parameters_m:.1f} million"
         " parameters on two CPU ranks. The leanest plan, run, used {runs.leanest.memory_tracked_bytes:.1MiB}"
         " and {runs.leanest.time_measured_s:.2f} s per step, the fastest"
-        " {runs.fastest.memory_tracked_bytes:.0MiB} and {runs.fastest.time_measured_s:.2f} s.*",
-    ),
+        " {runs.fastest.memory_tracked_bytes:.0MiB} and {runs.fastest.time_measured_s:.2f} s.*"),
     "trust": trust,
     # tests/benchmarks/README.md
     "origins": partial(
-        origins,
-        the_demo_plans=DEMO,
-        the_search=SEARCH,
-        the_executed_steps=STEPS,
-        the_predictions_along_frontiers=FIDELITY,
-        **{"Llama-3-405B_on_paper": SCALE},
+        origins, the_demo_plans=DEMO, the_search=SEARCH, the_executed_steps=STEPS,
+        the_predictions_along_frontiers=FIDELITY, **{"Llama-3-405B_on_paper": SCALE},
     ),
-    "demo-load": partial(
-        words,
-        DEMO,
+    "demo-load": partial(words, DEMO,
         "The machine had a load of {machine.load_at_start:.0f} when the demo began; on two cores, times are"
-        " good below one.",
-    ),
-    "demo-plans": partial(
-        rows,
-        DEMO,
-        "plan",
-        {"runs.leanest": "leanest", "runs.fastest": "fastest"},
-        {
-            "memory predicted": "{memory_predicted_bytes:.1MiB}",
-            "tracked": "{memory_tracked_bytes:.1MiB}",
-            "step predicted": "{time_predicted_s:.0ms}",
-            "measured": "{time_measured_s:.0ms}",
-        },
-    ),
-    "search-times": partial(
-        rows,
-        SEARCH,
-        "frontier",
-        SEARCHED,
-        {
-            "ours": "{ours_s:.2f}",
-            "ours, one thread": "{ours_one_thread_s:.2f}",
-            "FT-LDP, our kernels": "{kernels_ldp_s:.2f}",
-            "FT-LDP, numpy": "{ldp_s:.2f}",
-            "FT-Elimination, branches first": "{elimination_s:.2f}",
-            "nodes first": "{elimination_node_first_s:.2f}",
-            "paper: FT-LDP": published_searches(lambda seconds: seconds.ldp),
-            "without threads": published_searches(lambda seconds: seconds.ldp_one_thread),
-            "paper: FT-Elimination": published_searches(lambda seconds: seconds.elimination),
-        },
-    ),
-    "executed-steps": partial(
-        rows,
-        STEPS,
-        "model at laptop size",
-        {f"rows.model={key}": name for key, name in STEP_MODELS.items()},
-        {
-            "plan": "{seconds.plan:.0ms}",
-            "our data parallel": "{seconds.data parallel:?.0ms}",
-            "DDP": "{seconds.ddp:.0ms}",
-            "FSDP2": "{seconds.fsdp2:.0ms}",
-            "plan / DDP": "{against_ddp:.2f}",
-            "one rank": "{one_rank_ratio:.2f}",
-            "paper: plan": published_steps(lambda s: f"{s.plan:.2f} s"),
-            "its data parallel": published_steps(lambda s: f"{s.data_parallel:.2f} s"),
-            "Horovod": published_steps(lambda s: f"{s.horovod:.2f} s"),
-            "plan / Horovod": published_steps(lambda s: f"{s.plan / s.horovod:.2f}"),
-        },
-    ),
-    "fidelity-times": partial(
-        rows,
-        FIDELITY,
-        "model at laptop size",
-        PREDICTED,
-        {
-            "paper: step": theirs(0),
-            "step": "{time_error:.1%} ({time_worst:.1%})",
-            "same plan twice": "{noise:.1%}",
-            "paper: network": theirs(1),
-            "network": "{network_error:.1%} ({network_worst:.1%})",
-        },
-    ),
-    "fidelity-order": partial(
-        rows,
-        FIDELITY,
-        "model at laptop size",
-        PREDICTED,
-        {
-            "paper: memory": theirs(2),
-            "memory": "{memory_error:.2%} ({memory_worst:.2%})",
-            "order, told apart": "{tau:.2f} of {tau_pairs:d}",
-            "order, all pairs": "{tau_all:.2f} of {tau_all_pairs:d}",
-        },
-    ),
-    "scale": partial(
-        rows,
-        SCALE,
-        "GPUs",
-        {f"rows.key={n}": f"{n:,}" for n in (64, 256, 1024, 16384)},
-        {
-            "state per GPU": "{state_bytes:.1GiB}",
-            "leanest plan": "{frontier.0.0:.0GiB}",
-            "plans that fit 80 GiB": "{points_that_fit:d} of {points:d}",
-            "fastest": "{chosen.memory_bytes:.0GiB}, {chosen.time_s:.0f} s",
-            "searched in": "{cpu_s:.0f} s, {peak_mib:.0f} MiB",
-        },
-    ),
-    "scale-waits": partial(
-        words,
-        SCALE,
+        " good below one."),
+    "demo-plans": partial(rows, DEMO, "plan", {"runs.leanest": "leanest", "runs.fastest": "fastest"}, {
+        "memory predicted": "{memory_predicted_bytes:.1MiB}",
+        "tracked": "{memory_tracked_bytes:.1MiB}",
+        "step predicted": "{time_predicted_s:.0ms}",
+        "measured": "{time_measured_s:.0ms}",
+    }),
+    "search-times": partial(rows, SEARCH, "frontier", SEARCHED, {
+        "ours": "{ours_s:.2f}",
+        "ours, one thread": "{ours_one_thread_s:.2f}",
+        "FT-LDP, our kernels": "{kernels_ldp_s:.2f}",
+        "FT-LDP, numpy": "{ldp_s:.2f}",
+        "FT-Elimination, branches first": "{elimination_s:.2f}",
+        "nodes first": "{elimination_node_first_s:.2f}",
+        "paper: FT-LDP": published_searches(lambda seconds: seconds.ldp),
+        "without threads": published_searches(lambda seconds: seconds.ldp_one_thread),
+        "paper: FT-Elimination": published_searches(lambda seconds: seconds.elimination),
+    }),
+    "executed-steps": partial(rows, STEPS, "model at laptop size", STEP_MODELS, {
+        "plan": "{seconds.plan:.0ms}",
+        "our data parallel": "{seconds.data parallel:?.0ms}",
+        "DDP": "{seconds.ddp:.0ms}",
+        "FSDP2": "{seconds.fsdp2:.0ms}",
+        "plan / DDP": "{against_ddp:.2f}",
+        "one rank": "{one_rank_ratio:.2f}",
+        "paper: plan": published_steps(lambda s: f"{s.plan:.2f} s"),
+        "its data parallel": published_steps(lambda s: f"{s.data_parallel:.2f} s"),
+        "Horovod": published_steps(lambda s: f"{s.horovod:.2f} s"),
+        "plan / Horovod": published_steps(lambda s: f"{s.plan / s.horovod:.2f}"),
+    }),
+    "fidelity-times": partial(rows, FIDELITY, "model at laptop size", PREDICTED, {
+        "paper: step": theirs(0),
+        "step": "{time_error:.1%} ({time_worst:.1%})",
+        "same plan twice": "{noise:.1%}",
+        "paper: network": theirs(1),
+        "network": "{network_error:.1%} ({network_worst:.1%})",
+    }),
+    "fidelity-order": partial(rows, FIDELITY, "model at laptop size", PREDICTED, {
+        "paper: memory": theirs(2),
+        "memory": "{memory_error:.2%} ({memory_worst:.2%})",
+        "order, told apart": "{tau:.2f} of {tau_pairs:d}",
+        "order, all pairs": "{tau_all:.2f} of {tau_all_pairs:d}",
+    }),
+    "scale": partial(rows, SCALE, "GPUs", {f"rows.key={n}": f"{n:,}" for n in (64, 256, 1024, 16384)}, {
+        "state per GPU": "{state_bytes:.1GiB}",
+        "leanest plan": "{frontier.0.0:.0GiB}",
+        "plans that fit 80 GiB": "{points_that_fit:d} of {points:d}",
+        "fastest": "{chosen.memory_bytes:.0GiB}, {chosen.time_s:.0f} s",
+        "searched in": "{cpu_s:.0f} s, {peak_mib:.0f} MiB",
+    }),
+    "scale-waits": partial(words, SCALE,
         "At 16,384 GPUs {rows.key=16384.chosen.exposed_s:.0f} s of the step are waits, where Meta's job,"
         " with 16 stages and gathers fetched ahead, takes 6.2 s (Llama 3 paper, Table 4, 400 TFLOP/s per"
-        " GPU).",
-    ),
+        " GPU)."),
     "netsplit": netsplit,
     # tensoropt/README.md
     "layers": layers,
@@ -315,29 +255,20 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "verbs": verbs,
     # tensoropt/costs/README.md
-    "memory-on-fake-ranks": partial(
-        rows,
-        MEMORY,
-        "random plans of",
-        {
-            "results.model=all": "all eight models",
-            "results.model=gpt2-tiny": "GPT-2",
-            "results.model=rnn-lm-tiny": "RNN, unrolled",
-        },
-        {
-            "plans": "{plans:d}",
-            "median error": "{error:.3%}",
-            "worst": "{worst:.2%}",
-            "PyTorch's tracker apart, most": "{torch_apart_most:.2%}",
-        },
-    ),
-    "memory-on-real-ranks": partial(
-        words,
-        FIDELITY,
+    "memory-on-fake-ranks": partial(rows, MEMORY, "random plans of", {
+        "results.model=all": "all eight models",
+        "results.model=gpt2-tiny": "GPT-2",
+        "results.model=rnn-lm-tiny": "RNN, unrolled",
+    }, {
+        "plans": "{plans:d}",
+        "median error": "{error:.3%}",
+        "worst": "{worst:.2%}",
+        "PyTorch's tracker apart, most": "{torch_apart_most:.2%}",
+    }),
+    "memory-on-real-ranks": partial(words, FIDELITY,
         "On real ranks the worst of ten plans is {results.model=VGG16.memory_worst:.2%} off for VGG16,"
         " {results.model=WideResNet.memory_worst:.2%} for the WideResNet,"
         " {results.model=RNN.memory_worst:.2%} for the RNN,"
         " {results.model=Transformer.memory_worst:.2%} for the Transformer and"
-        " {results.model=GPT-2.memory_worst:.2%} for GPT-2.",
-    ),
-}
+        " {results.model=GPT-2.memory_worst:.2%} for GPT-2."),
+}  # fmt: skip

@@ -56,20 +56,14 @@ def _stay(code: int, end: Callable[[int], NoReturn] = os._exit) -> None:
 
 def _take_part(rank: int, world_size: int, port: int, place: str, words: list[str]) -> None:
     """Leave the group of the pool for the one that the script makes."""
-    rank_of_host = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
-    }
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **rank_of_host}
+    ranks = {"RANK": rank, "WORLD_SIZE": world_size}
+    here = {f"LOCAL_{name}": of for name, of in ranks.items()}
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **ranks, **here}
     dist.destroy_process_group()
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.chdir(place))
-            stack.enter_context(
-                mock.patch.dict(os.environ, {name: str(value) for name, value in job.items()})
-            )
+            stack.enter_context(mock.patch.dict(os.environ, {name: str(of) for name, of in job.items()}))
             stack.enter_context(mock.patch.object(os, "_exit", _stay))
             run_python(words)
     finally:

@@ -48,13 +48,7 @@ RUN = [
 @pytest.mark.distributed
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", RUN)
-def test_a_page_works_from_top_to_bottom(
-    page: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    ranks: RankPool,
-) -> None:
+def test_a_page_works_from_top_to_bottom(page, tmp_path, monkeypatch, capsys, ranks):
     lend_ranks(monkeypatch, ranks)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.benchmarks.machine import WRITTEN
-from tests.docs.figures import (
-    MODULES,
-    PAGES,
-    PART,
-    README,
-    Filled,
-    current,
-    lookup,
-    newest,
-    result,
-    shown,
-    table,
-)
+from tests.docs import figures
 from tests.docs.pages import ROOT, pages, prose
 from tests.docs.parts import PARTS
 from tests.docs.taken import sentence
@@ -33,129 +19,57 @@ MOST_WORDS = 700
 """Of README.md, tables included: it is a first look; stages' READMEs hold the rest."""
 
 
-def test_generated_parts_are_those_of_the_results() -> None:
-    for page in PAGES:
+def test_generated_parts_are_those_of_the_results():
+    for page in figures.PAGES:
         text = page.read_text(encoding="utf-8")
-        assert text == current(text, PARTS, page.parent), f"{page}: run make figures"
+        assert text == figures.current(text, PARTS, page.parent), f"{page}: run make figures"
 
 
-def test_every_part_stands_once() -> None:
-    found = [(page, name) for page in pages() for name, _ in PART.findall(page.read_text(encoding="utf-8"))]
-    assert Counter(name for _, name in found if name != MODULES) == Counter(list(PARTS))
-    written = {str(page.relative_to(ROOT)) for page, name in found if name != MODULES}
+def test_every_part_stands_once():
+    texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    found = [(page, name) for page, text in texts.items() for name, _ in figures.PART.findall(text)]
+    assert Counter(name for _, name in found if name != figures.MODULES) == Counter(list(PARTS))
+    written = {str(page.relative_to(ROOT)) for page, name in found if name != figures.MODULES}
     assert written <= set(WRITTEN)
 
 
-def test_comments_are_nothing_but_the_bounds_of_generated_parts() -> None:
+def test_comments_are_nothing_but_the_bounds_of_generated_parts():
     """No bound stands without its other, and no comment in a text."""
     made = re.compile(r"<!-- begin ([\w-]+): made by `[^`]+` -->\n.*?<!-- end \1 -->", re.DOTALL)
     texts = {page: page.read_text(encoding="utf-8") for page in pages()}
     assert [p for p, text in texts.items() if text.count("<!--") != 2 * len(made.findall(text))] == []
 
 
-def test_no_figure_comes_from_nowhere() -> None:
+def test_no_figure_comes_from_nowhere():
     """What carries a unit is generated, or code."""
-    for page in (README, ROOT / "tests" / "benchmarks" / "README.md"):
-        bare = re.sub(r"`[^`\n]*`", "", PART.sub("", prose(page)))
-        assert not UNIT.findall(bare), page
+    for page in (figures.README, ROOT / "tests" / "benchmarks" / "README.md"):
+        assert not UNIT.findall(re.sub(r"`[^`\n]*`", "", figures.PART.sub("", prose(page)))), page
 
 
-def test_the_first_page_is_short() -> None:
-    assert len(prose(README).split()) <= MOST_WORDS
+def test_the_first_page_is_short():
+    assert len(prose(figures.README).split()) <= MOST_WORDS
 
 
-@pytest.mark.parametrize(
-    ("value", "form", "text"),
-    [
-        ("> 25", ".2f", "> 25"),
-        (2**30, ".1GiB", "1.0 GiB"),
-        (0.25, ".0ms", "250 ms"),
-        (0.0123, ".1%", "1.2 %"),
-        (3, "d", "3"),
-    ],
-)
-def test_formats(value: float, form: str, text: str) -> None:
-    assert shown(value, form) == text
-
-
-def test_places_are_filled() -> None:
-    data = {"rows": [{"model": "GPT-2", "s": 0.25, "tensor parallel": 1}]}
-    assert Filled(data).format("took {rows.model=GPT-2.s:.0ms}") == "took 250 ms"
-    assert Filled(data).format("{rows.0.tensor parallel:d}") == "1"
-
-
-def test_a_figure_that_is_measured_later_is_a_dash_until_it_is_there() -> None:
-    assert Filled({"noise": 0.03}).format("{not_yet:?.0%}, {noise:?.0%}") == "–, 3 %"
+def test_a_figure_that_is_measured_later_is_a_dash_until_it_is_there():
+    assert figures.Filled({"noise": 0.03}).format("{not_yet:?.0%}, {noise:?.0%}") == "–, 3 %"
     with pytest.raises(KeyError, match="not_yet"):
-        Filled({"noise": 0.03}).format("{not_yet:.0%}")
-
-
-def test_a_part_is_written_between_its_bounds() -> None:
-    page = "a\n<!-- begin x: made by `make figures` -->\n{}<!-- end x -->\nb\n"
-    assert current(page.format("old\n\nlines\n"), {"x": lambda: "new"}) == page.format("new\n")
-    assert current(page.format(""), {"x": lambda: "new"}) == page.format("new\n")
-
-
-def test_tables_are_aligned() -> None:
-    assert table(["a", "long"], [["row", "1"]]).splitlines() == [
-        "| a   | long |",
-        "| --- | ---- |",
-        "| row | 1    |",
-    ]
-
-
-def test_places() -> None:
-    data = {"rows": [{"model": "a", "x": [1, 2]}, {"model": "b", "x": [3]}]}
-    assert lookup(data, "rows.model=b.x.0") == 3
-    with pytest.raises(KeyError, match="model=c"):
-        lookup(data, "rows.model=c.x")
-
-
-def test_summaries_are_completed_from_their_rows(tmp_path: Path) -> None:
-    """A fidelity result from before tau was taken over all pairs has it nevertheless; what it says stays."""
-    data = json.loads(newest("fidelity/*-fidelity.json").read_text(encoding="utf-8"))
-    one = data["results"][0]
-    one.pop("tau_all", None)
-    one["tau"] = "kept"
-    path = tmp_path / "day.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    found = result(path)["results"][0]
-    assert -1 <= found["tau_all"] <= 1
-    assert found["tau"] == "kept"
+        figures.Filled({"noise": 0.03}).format("{not_yet:.0%}")
 
 
 def taken(commit: str | None, processor: str = "P", date: str = "2026-12-01", **more: Any) -> dict[str, Any]:
     return {
-        "date": date,
-        "commit": commit,
-        "dirty": False,
-        "machine": {"processor": processor, "cores": 2},
+        "date": date, "commit": commit, "dirty": False, "machine": {"processor": processor, "cores": 2},
         **more,
-    }
+    }  # fmt: skip
 
 
-def test_tables_of_one_commit_are_said_at_once() -> None:
-    found = sentence({"the steps": taken("0123456"), "the search": taken("0123456")})
-    assert found == "Taken from commit 0123456 on a machine (P, 2 cores) on 2026-12-01."
-
-
-@pytest.mark.parametrize(
-    "other", [taken("89abcde"), taken(None), taken("0123456", "Q"), {**taken("0123456"), "dirty": True}]
-)
-def test_tables_of_several_say_which_is_from_which(other: dict[str, Any]) -> None:
-    found = sentence({"the steps": taken("0123456"), "the demo": taken("0123456"), "the search": other})
-    assert found.startswith("Not all was taken from one commit on one machine")
-    assert "the steps and the demo from commit 0123456 on a machine (P, 2 cores) on 2026-12-01;" in found
-    assert "; the search from " in found
-
-
-def test_a_benchmark_over_midnight_is_of_one_commit() -> None:
+def test_tables_of_one_commit_are_said_at_once():
+    """Also if a benchmark ran over midnight; the page has tables of several."""
     found = sentence({"the steps": taken("0123456"), "the demo": taken("0123456", date="2026-12-02")})
-    assert found.startswith("Taken from commit")
-    assert found.endswith("on 2026-12-01 and 2026-12-02.")
+    assert found == "Taken from commit 0123456 on a machine (P, 2 cores) on 2026-12-01 and 2026-12-02."
 
 
-def test_rows_of_several_commits_are_named() -> None:
+def test_rows_of_several_commits_are_named():
     rows = [
         {"model": name, "taken": {"commit": commit, "dirty": dirty, "processor": "P"}}
         for name, commit, dirty in (("a", "0123456", False), ("b", "0123456", False), ("c", "89abcde", True))

@@ -25,13 +25,13 @@ PAGES = pages()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_blocks_say_what_they_are() -> None:
+def test_blocks_say_what_they_are():
     """They are fenced and name their language, which is text if they are not to be run."""
     assert [page for page in PAGES if INDENTED.search(prose(page))] == []
     assert {block.language for page in PAGES for block in blocks(page)} <= {"text", "sh", "python", "yaml"}
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     for page in PAGES:
         for link in links(page):
             target, _, anchor = link.partition("#")
@@ -55,7 +55,7 @@ def missing_paths(page: Path) -> set[str]:
     return {name for name in named if not (ROOT / name).exists()}
 
 
-def test_named_files_exist() -> None:
+def test_named_files_exist():
     missing = {page: missing_files(page) | missing_paths(page) for page in PAGES}
     assert not {page: names for page, names in missing.items() if names}
 
@@ -65,7 +65,7 @@ def verbs() -> dict[str, argparse.ArgumentParser]:
     return dict(action.choices)
 
 
-def test_the_help_of_every_verb_ends_with_two_uses_of_it() -> None:
+def test_the_help_of_every_verb_ends_with_two_uses_of_it():
     for name, verb in verbs().items():
         _, *examples = str(verb.epilog).split("\n  tensoropt ")
         assert [parser().parse_args(shlex.split(words)).verb for words in examples] == [name] * 2
@@ -75,7 +75,7 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def test_words_of_commands_are_known() -> None:
+def test_words_of_commands_are_known():
     """Also of those that are not run: verbs and options parse, make targets and extras exist."""
     shell = [block for page in PAGES for block in blocks(page) if block.language == "sh"]
     for command, _ in (line for block in shell for line in shell_lines(block)):
@@ -88,7 +88,7 @@ def test_words_of_commands_are_known() -> None:
             assert words[0] in {*PROGRAMS, *CHECKED_ELSEWHERE}, command
 
 
-def test_words_of_commands_in_sentences_are_known() -> None:
+def test_words_of_commands_in_sentences_are_known():
     for command in (command for page in (*PAGES, *NOTEBOOKS) for command in inline_commands(page)):
         program, *words = command.split()
         if program == "make":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.exploration.answer import answer, without_plans
-from tensoropt.exploration.exploration import Exploration
+import tensoropt
+from tensoropt import Exploration, Point
+from tensoropt.exploration.answer import _pace_words, answer, launcher_words, without_plans
+from tensoropt.exploration.recommended import a_config_says
+from tensoropt.units import share_words
 from tests.app.support.samples_app import GIB, exploration, point
 
 
@@ -24,7 +28,7 @@ def with_baselines() -> Exploration:
     return replace(exploration(), others=marks)
 
 
-def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> None:
+def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy():
     found = with_baselines()
     said = answer(found, 30 * GIB).sentence()
     name = found.names[2]
@@ -35,7 +39,7 @@ def test_the_sentence_names_the_plan_the_baselines_and_what_more_would_buy() -> 
     )
 
 
-def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest() -> None:
+def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest():
     found = with_baselines()
     rows = {base.title: base for base in answer(found, 15 * GIB).baselines}
     assert set(rows) == {"DDP", "TP (Megatron)", "placed (m-ETF)"}
@@ -49,18 +53,17 @@ def test_of_a_kind_the_fastest_that_fits_is_compared_and_else_the_leanest() -> N
     ("longer", "said"),
     [(8.0, "+800 %"), (51.1, "52 times as long"), (-0.04, "−4 %"), (1e-10, "as fast"), (None, "fits")],
 )
-def test_how_much_longer_is_said_as_people_do(longer: float | None, said: str) -> None:
-    of = answer(with_baselines()).baselines[0]
-    assert of._replace(fits=True, longer=longer).verdict() == said
+def test_how_much_longer_is_said_as_people_do(longer, said):
+    assert answer(with_baselines()).baselines[0]._replace(fits=True, longer=longer).verdict() == said
 
 
-def test_no_plan_fits() -> None:
+def test_no_plan_fits():
     found = answer(with_baselines(), 5 * GIB)
     assert found.row is None
     assert "no plan fits; the leanest needs 10 GiB" in found.sentence()
 
 
-def test_without_a_budget_the_usual_share_of_a_device_stays_free() -> None:
+def test_without_a_budget_the_usual_share_of_a_device_stays_free():
     found = with_baselines()
     assert answer(found).limit_bytes == 76 * GIB
     assert answer(found).sentence().startswith("Within 76 GiB (95 % of the memory) of each of 8 H100-80GB: ")
@@ -69,50 +72,43 @@ def test_without_a_budget_the_usual_share_of_a_device_stays_free() -> None:
     assert answer(asked).sentence().startswith("Within 80 GiB of each of 8 H100-80GB: ")
 
 
-def test_with_all_memory_nothing_more_is_promised() -> None:
+def test_with_all_memory_nothing_more_is_promised():
     assert answer(with_baselines(), 80 * GIB).sentence().endswith("No plan that was searched is faster.")
 
 
-def test_only_the_points_asked_about_count() -> None:
+def test_only_the_points_asked_about_count():
     found = with_baselines()
-    assert answer(found, 45 * GIB).row == 3
-    assert answer(found, 45 * GIB, rows=[0, 2, 5]).row == 2
+    assert (answer(found, 45 * GIB).row, answer(found, 45 * GIB, rows=[0, 2, 5]).row) == (3, 2)
     empty = answer(found, 45 * GIB, rows=[])
     assert (empty.row, empty.costs()) == (None, "there is no plan")
 
 
 @given(st.floats(1.0, 80.0), st.lists(st.floats(5.0, 90.0), min_size=1, max_size=12, unique=True))
-def test_as_a_search_through_all_points_finds_it(budget: float, sizes: list[float]) -> None:
+def test_as_a_search_through_all_points_finds_it(budget, sizes):
     points = [point(size * GIB, 1.0 / (i + 1)) for i, size in enumerate(sorted(sizes))]
     made = exploration(points)
     found, needs = answer(made, budget * GIB), made.needs.tolist()
     fitting = [i for i, need in enumerate(needs) if need <= budget * GIB]
     assert found.row == (max(fitting) if fitting else None)
-    more = [
-        p.time_s
-        for p, need in zip(points, needs, strict=True)
-        if need <= found.limit_bytes + found.more_bytes
-    ]
+    most = found.limit_bytes + found.more_bytes
+    more = [p.time_s for p, need in zip(points, needs, strict=True) if need <= most]
     if fitting:
         assert found.gain == pytest.approx(1 - min(more) / points[max(fitting)].time_s)
         behind = [need for need in needs if need > budget * GIB]
         assert found.next_bytes == (min(behind) - budget * GIB if behind else None)
 
 
-def test_a_budget_above_the_card_is_answered_for_the_card() -> None:
+def test_a_budget_above_the_card_is_answered_for_the_card():
     found = answer(with_baselines(), 100 * GIB)
     assert found.limit_bytes == 80 * GIB
-    assert found.sentence().startswith(
-        "Within 80 GiB (a device has less than 100 GiB) of each of 8 H100-80GB"
-    )
+    assert found.sentence().startswith("Within 80 GiB (a device has less than 100 GiB) of each of 8 H100")
 
 
-def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it() -> None:
+def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it():
     found = exploration()
     simple = point(40 * GIB, found.points[4].time_s * 1.02, planner="data_parallel", choice=(1, 1, 1, 1))
     within = answer(replace(found, others=(simple,)), 50 * GIB)
     assert within.row == 8
-    assert within.chosen is not None
     assert within.chosen.fastest == 4
     assert f"40 GiB. Up to 2 % faster by point 5 ({found.names[4]})." in within.sentence()
     assert "DDP" not in within.sentence().replace(within.name, "")  # it is the answer itself
@@ -123,35 +119,57 @@ def test_a_simpler_plan_is_the_answer_and_the_faster_one_stands_behind_it() -> N
     assert most.sentence().endswith("No plan that was searched is faster than point 8.")
 
 
-def test_a_baseline_is_a_plan_in_its_best_form() -> None:
+def test_a_baseline_is_a_plan_in_its_best_form():
     leaner = point(20 * GIB, 0.5, planner="data_parallel", choice=(1, 1, 1, 2))
     found = replace(with_baselines(), others=(*with_baselines().others, leaner))
     for size, row in ((None, 8), (60 * GIB, 8), (30 * GIB, 12), (5 * GIB, 12)):
         assert [base.row for base in answer(found, size).baselines if base.title == "DDP"] == [row]
 
 
-def test_our_own_planners_are_no_baselines() -> None:
-    found = replace(
-        exploration(), others=(point(12 * GIB, 0.7, planner="local_search", choice=(1, 1, 3, 1)),)
-    )
-    assert answer(found).baselines == ()
+def test_our_own_planners_are_no_baselines():
+    ours = point(12 * GIB, 0.7, planner="local_search", choice=(1, 1, 3, 1))
+    assert answer(replace(exploration(), others=(ours,))).baselines == ()
 
 
-def test_planners_without_a_plan_say_why() -> None:
+def test_planners_without_a_plan_say_why():
     found = with_baselines()
     refused = {"planner": "optcnn", "limit_bytes": None, "notes": ["needs one device", "or two"]}
-    report = {
-        **found.report,
-        "tried": {"m_topo": {"refusal": "m_topo finds no plan within 9 GiB"}, "megatron": {"refusal": "odd"}},
-    }
-    found = replace(found, comparison=(refused,), report=report)
-    assert without_plans(found) == {
-        "m_topo": "no plan within 9 GiB",
-        "optcnn": "no plan: needs one device; or two",
-    }
+    tried = {"m_topo": {"refusal": "m_topo finds no plan within 9 GiB"}, "megatron": {"refusal": "odd"}}
+    found = replace(found, comparison=(refused,), report={**found.report, "tried": tried})
+    wanted = {"m_topo": "no plan within 9 GiB", "optcnn": "no plan: needs one device; or two"}
+    assert without_plans(found) == wanted
 
 
-def test_the_budget_of_the_run_is_the_default() -> None:
-    found = exploration()
-    asked = found.needs[0]
-    assert answer(replace(found, settings={**found.settings, "memory_bytes": asked})).row == 0
+READY_MADE = Path(__file__).parents[2] / "app" / "data"
+
+
+@pytest.fixture(scope="module")
+def found():
+    return tensoropt.load(READY_MADE / "llama3-8b-4x80gib")
+
+
+def test_a_rate_and_a_host_that_holds_the_plan_up(found, monkeypatch):
+    (rate,) = _pace_words(found, 0)
+    assert rate.endswith(" tokens/s")
+    assert rate in answer(found, 2**40).costs() or answer(found, 2**40).row != 0
+    monkeypatch.setattr(Point, "host_bound", True)
+    assert _pace_words(found, 0) == [rate, "bound by the host"]
+
+
+def test_the_plan_that_a_config_can_say_has_its_price(found):
+    budgeted = answer(found, 2**40)
+    said = [base for base in budgeted.baselines if a_config_says(found.names[base.row])]
+    best = min((base for base in said if base.fits), key=lambda base: base.point.time_s)
+    other = next(row for row, name in enumerate(found.names) if not a_config_says(name))
+    (sentence,) = launcher_words(found, other, budgeted.baselines)
+    assert sentence.startswith("A launcher's config can express ")
+    more = best.point.time_s / found.all_points[other].time_s - 1.0
+    assert sentence.endswith(f"(+{share_words(more)})." if more > 0 else "(as fast).")
+    assert launcher_words(found, best.row, budgeted.baselines) == []  # it is one itself
+    assert launcher_words(found, other, [base._replace(fits=False) for base in said]) == []
+
+
+def test_one_device_has_no_baselines(found, monkeypatch):
+    assert answer(found).baselines
+    monkeypatch.setattr(type(found), "devices", 1)
+    assert answer(found).baselines == ()

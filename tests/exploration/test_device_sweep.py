@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tensoropt.errors import InfeasibleError, TensorOptError
-from tensoropt.exploration.cluster_offers import (
-    fewest_devices,
-    folders_in,
-    load_sweep,
-    of_batches,
-    offers,
-)
-from tensoropt.exploration.exploration import Exploration
+from tensoropt import Exploration, InfeasibleError, TensorOptError
+from tensoropt.exploration.cluster_offers import fewest_devices, folders_in, load_sweep, of_batches, offers
 from tests.plan.explorations import MIB, point, small_exploration, space
 
 
@@ -34,7 +26,7 @@ def on(devices: int, points: Sequence[tuple[float, float]]) -> Exploration:
 FAMILY = (on(1, [(64, 1.0)]), on(2, [(16, 1.2), (32, 0.6)]), on(4, [(4, 1.5), (16, 0.5)]))
 
 
-def test_every_row_has_the_time_within_each_budget() -> None:
+def test_every_row_has_the_time_within_each_budget():
     found = offers(FAMILY)
     assert [round(b / MIB) for b in found.budgets_bytes] == [4, 7, 12, 21, 37, 64]
     assert [row.within_s for row in found.rows] == [
@@ -44,14 +36,14 @@ def test_every_row_has_the_time_within_each_budget() -> None:
     ]
 
 
-def test_the_budgets_stop_at_the_devices_memory() -> None:
+def test_the_budgets_stop_at_the_devices_memory():
     sweep = on(1, [(64, 2.0), (200, 1.0)]), on(2, [(32, 0.9), (80, 0.6), (90, 0.5)])
     found = offers(sweep)
     assert max(found.budgets_bytes) == pytest.approx(100 * MIB)
     assert [row.within_s[-1] for row in found.rows] == [2.0, 0.5]
 
 
-def test_mini_parallelism_takes_the_fewest_devices_that_will_do() -> None:
+def test_mini_parallelism_takes_the_fewest_devices_that_will_do():
     for limits, devices in (({"memory_bytes": 64 * MIB}, 1), ({"memory_bytes": 20 * MIB}, 2),
                             ({"memory_bytes": 8 * MIB}, 4), ({"time_s": 0.6}, 2)):  # fmt: skip
         assert fewest_devices(FAMILY, limits).devices == devices
@@ -59,7 +51,7 @@ def test_mini_parallelism_takes_the_fewest_devices_that_will_do() -> None:
         fewest_devices(FAMILY, {"memory_bytes": 2 * MIB})
 
 
-def test_a_folder_of_explorations_is_a_sweep(tmp_path: Path) -> None:
+def test_a_folder_of_explorations_is_a_sweep(tmp_path):
     for one in reversed(FAMILY):
         one.save(tmp_path / f"{one.devices}-devices")
     (tmp_path / "notes").mkdir()
@@ -77,26 +69,21 @@ def weak(devices: int, batch: int, **changes: object) -> Exploration:
     return replace(found, model=model)
 
 
-@pytest.mark.parametrize("other", [weak(2, 24), weak(1, 16, source="zoo:other"), weak(1, 16, seed=9)])
-def test_other_batches_and_models_are_none(other: Exploration, tmp_path: Path) -> None:
+BY_SGD = replace(weak(2, 8), settings={"optimizer": "sgd", "mode": "train"})
+
+
+@pytest.mark.parametrize("other", [weak(2, 24), weak(1, 16, source="zoo:other"), weak(1, 16, seed=9), BY_SGD])
+def test_other_batches_models_and_settings_are_none(other, tmp_path):
     weak(1, 8).save(tmp_path / "1")
     other.save(tmp_path / "2")
     with pytest.raises(TensorOptError, match="different models or settings"):
         load_sweep(tmp_path)
 
 
-def test_batches_on_one_cluster_are_a_sweep(tmp_path: Path) -> None:
+def test_batches_on_one_cluster_are_a_sweep(tmp_path):
     for one in (weak(2, 32), weak(2, 8), weak(2, 12)):
         one.save(tmp_path / f"batch-{one.model.batch}")
     sweep = load_sweep(tmp_path)
     assert [one.model.batch for one in sweep] == [8, 12, 32]
     assert of_batches(sweep)
     assert not of_batches([weak(1, 8), weak(2, 16)])
-
-
-def test_different_models_are_no_sweep(tmp_path: Path) -> None:
-    on(1, [(4, 1.0)]).save(tmp_path / "a")
-    other = on(2, [(4, 1.0)])
-    replace(other, settings={**other.settings, "optimizer": "sgd"}).save(tmp_path / "b")
-    with pytest.raises(TensorOptError, match="different models or settings"):
-        load_sweep(tmp_path)

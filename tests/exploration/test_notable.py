@@ -30,7 +30,7 @@ def long(count: int = 200, **settings: object):
 
 
 @pytest.mark.parametrize("asked", [None, 30 * GIB, 24 * GIB])
-def test_a_point_says_what_it_is_once(asked: float | None) -> None:
+def test_a_point_says_what_it_is_once(asked):
     found = long(memory_bytes=asked)
     named = notable(found)
     assert list(named) == sorted(named)
@@ -42,18 +42,17 @@ def test_a_point_says_what_it_is_once(asked: float | None) -> None:
     assert "knee" in named[found.knee]
     limits = [limit for limit in (16 * GIB, 24 * GIB, 40 * GIB) if limit < (asked or 80 * GIB)]
     for limit in limits:
-        within = int(found.within(limit)[-1])
-        assert f"fastest within {limit / GIB:.0f} GiB" in named[within]
+        assert f"fastest within {limit / GIB:.0f} GiB" in named[int(found.within(limit)[-1])]
     # All points lie below the largest card: what is fastest within it is fastest of all.
     assert "80 GiB" not in str(named)
 
 
-def test_limits_with_one_answer_are_said_together() -> None:
+def test_limits_with_one_answer_are_said_together():
     found = frontier([(1, 9.0), (2, 8.0), (70, 1.0)])
     assert notable(found)[1][-1:] == ["fastest within 16 GiB to 40 GiB"]
 
 
-def test_the_fastest_of_each_family_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_of_each_family_has_its_name(monkeypatch):
     found = long()
     names = ["TP 8"] * 50 + ["DP 8 · ZeRO-2"] * 50 + ["DP 8"] * 100
     monkeypatch.setattr(type(found), "names", tuple(names))
@@ -64,7 +63,7 @@ def test_the_fastest_of_each_family_has_its_name(monkeypatch: pytest.MonkeyPatch
 
 
 @given(st.sets(st.tuples(st.integers(1, 90), st.integers(1, 90)), max_size=40))
-def test_few_points_are_all_there_and_of_many_never_more_than_few(costs: set[tuple[int, int]]) -> None:
+def test_few_points_are_all_there_and_of_many_never_more_than_few(costs):
     best, left = 91, []
     for memory, time_s in sorted(costs):
         if time_s < best:
@@ -75,7 +74,7 @@ def test_few_points_are_all_there_and_of_many_never_more_than_few(costs: set[tup
     assert set(named) <= set(range(len(left)))
 
 
-def test_what_hardly_differs_from_the_point_before_is_not_shown() -> None:
+def test_what_hardly_differs_from_the_point_before_is_not_shown():
     """Neither where memory is bought for no time, nor where time is for no memory."""
     found = frontier([(25, 9.0), (25.05, 8.0), (30, 7.0), (41, 6.99), (42, 6.98), (50, 5.0), (60, 4.0)])
     shown = set(notable(found))
@@ -84,7 +83,7 @@ def test_what_hardly_differs_from_the_point_before_is_not_shown() -> None:
     assert len(notable(frontier([(20 + n / 1000, 9 - n / 1000) for n in range(300)]))) < 5
 
 
-def test_where_memory_is_no_constraint_five_points_are_enough() -> None:
+def test_where_memory_is_no_constraint_five_points_are_enough():
     found = frontier([(m / 10, 40 / m) for m in range(1, 31)])
     needs = format_bytes(found.needs[-1])
     assert unconstrained_words(found) == f"Memory is no constraint: the fastest plan needs {needs} of 80 GiB."
@@ -94,8 +93,6 @@ def test_where_memory_is_no_constraint_five_points_are_enough() -> None:
     assert unconstrained_words(frontier([(1, 1.0)], memory_bytes=GIB)) == ""
 
 
-def test_the_recommended_point_is_among_them() -> None:
+def test_the_recommended_point_is_among_them():
     found = long()
-    recommended = answer(found).row
-    assert recommended is not None
-    assert "recommended" in notable(found)[recommended]
+    assert "recommended" in notable(found)[answer(found).row]

@@ -41,9 +41,7 @@ def test_torchtitan_shards_over_what_other_degrees_leave():
     assert (on.data, on.tensor, on.replicas, on.shard_group, on.stage) == (8, 4, 2, 4, 3)
     assert on.sequence_parallel
     assert on.root_once
-    assert job.sequence == 8192
-    assert job.dtype == "bfloat16"
-    assert job.batch_on(32) == 16
+    assert (job.sequence, job.dtype, job.batch_on(32)) == (8192, "bfloat16", 16)
     assert on.micro_batches_of(64) == 4
     assert job.recompute == "full"
     assert not job.notes
@@ -71,24 +69,18 @@ def test_a_pipeline_of_torchtitan_keeps_parameters_gathered():
     assert (job.micro_batch, job.micro_batches) == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "text", "words"),
-    [
-        ("torchtitan", "[float8]\nrecipe_name = 'rowwise'\n", "float8.recipe_name = rowwise"),
-        ("torchtitan", "[training]\nenable_cpu_offload = true\n", "enable_cpu_offload"),
-        ("torchtitan", "[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "DualPipeV is unknown"),
-        ("megatron", "--fp8-format hybrid", "fp8-format = hybrid"),
-        ("megatron", "--bf16 --moe-grouped-gemm", "moe-grouped-gemm = True"),
-        (
-            "deepspeed",
-            '{"zero_optimization": {"offload_param": {"device": "cpu"}}}',
-            "offload_param.device = cpu",
-        ),
-        ("deepspeed", '{"compression_training": {"weight_quantization": 1}}', "weight_quantization = 1"),
-        ("accelerate", "distributed_type: FSDP\nmixed_precision: fp8\n", "fp8"),
-        ("accelerate", "distributed_type: FSDP\nfp8_config:\n  backend: TE\n", "fp8_config.backend = TE"),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "text", "words"), [
+    ("torchtitan", "[float8]\nrecipe_name = 'rowwise'\n", "float8.recipe_name = rowwise"),
+    ("torchtitan", "[training]\nenable_cpu_offload = true\n", "enable_cpu_offload"),
+    ("torchtitan", "[parallelism]\npipeline_parallel_schedule = 'DualPipeV'\n", "DualPipeV is unknown"),
+    ("megatron", "--fp8-format hybrid", "fp8-format = hybrid"),
+    ("megatron", "--bf16 --moe-grouped-gemm", "moe-grouped-gemm = True"),
+    ("deepspeed", '{"zero_optimization": {"offload_param": {"device": "cpu"}}}',
+     "offload_param.device = cpu"),
+    ("deepspeed", '{"compression_training": {"weight_quantization": 1}}', "weight_quantization = 1"),
+    ("accelerate", "distributed_type: FSDP\nmixed_precision: fp8\n", "fp8"),
+    ("accelerate", "distributed_type: FSDP\nfp8_config:\n  backend: TE\n", "fp8_config.backend = TE"),
+])  # fmt: skip
 def test_what_costs_and_cannot_be_said_is_noted(launcher, text, words):
     assert any(words in note for note in read(launcher, text).notes)
 
@@ -101,8 +93,7 @@ def test_megatron_splits_what_tensor_and_pipeline_leave():
     )
     on = job.on(64)
     assert (on.data, on.tensor, on.places, on.stages_per_place, on.stage) == (2, 8, 4, 2, 1)
-    assert on.micro_batches_of(64) == 32
-    assert on.schedule == "interleaved_1f1b"
+    assert (on.micro_batches_of(64), on.schedule) == (32, "interleaved_1f1b")
     assert on.sequence_parallel
     assert on.gathered_inputs
     assert on.recompute == "attention core"
@@ -116,9 +107,8 @@ def test_megatron_recomputes_the_first_blocks_of_each_stage():
 
 def test_megatrons_arguments_may_stand_in_a_script(tmp_path):
     script = tmp_path / "pretrain.sh"
-    script.write_text(
-        "torchrun pretrain_gpt.py \\\n  --tensor-model-parallel-size 2 \\\n  --micro-batch-size 4 # small\n"
-    )
+    arguments = "--tensor-model-parallel-size 2 \\\n  --micro-batch-size 4 # small\n"
+    script.write_text(f"torchrun pretrain_gpt.py \\\n  {arguments}")
     assert read_job(f"megatron:{script}").tensor == 2
     with pytest.raises(JobError, match="a script's variables are not expanded"):
         megatron("--tensor-model-parallel-size $TP")
@@ -161,8 +151,7 @@ parallelism_config:
 def test_accelerate_says_fsdp_in_two_versions(reshard, stage):
     job = read("accelerate", FSDP.format(reshard=reshard)).on(16)
     assert (job.data, job.tensor, job.replicas, job.stage) == (8, 2, 2, stage)
-    assert job.recompute == "full"
-    assert job.dtype == "bfloat16"
+    assert (job.recompute, job.dtype) == ("full", "bfloat16")
 
 
 def test_accelerate_without_fsdp_is_data_parallel():
@@ -177,14 +166,11 @@ def test_a_job_for_other_devices_is_refused():
         megatron("--micro-batch-size 4").on(1).micro_batches_of(6)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("torchtitn:job.toml", "did you mean 'torchtitan'"),
-        ("torchtitan:missing.toml", "cannot read the file"),
-        ("deepspeed", "give torchtitan:job.toml"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("torchtitn:job.toml", "did you mean 'torchtitan'"),
+    ("torchtitan:missing.toml", "cannot read the file"),
+    ("deepspeed", "give torchtitan:job.toml"),
+])  # fmt: skip
 def test_what_names_no_job_says_what_would(text, words):
     with pytest.raises(JobError, match=words):
         read_job(text)

@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Sequence
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,16 +25,14 @@ NOT_SHIPPED = {"README.md"}
 
 
 def run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
-    done = subprocess.run(
-        [str(c) for c in command],
-        cwd=cwd,
-        env={**os.environ, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env, words = {**os.environ, **more}, [str(c) for c in command]
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def shipped() -> set[str]:
@@ -51,7 +50,7 @@ def shipped() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """A folder with the source distribution, and the wheel that was made from it."""
     copy = tmp_path_factory.mktemp("source")
     left_out = shutil.ignore_patterns("__pycache__", "*.pyc", "*.nb[ic]")
@@ -66,18 +65,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(built, tmp_path_factory):
     """The wheel alone, unpacked as pip does it, without its dependencies."""
     target = tmp_path_factory.mktemp("installed")
     [wheel] = built.glob("*.whl")
-    run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", target, wheel],
-        target,
-    )
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps"]
+    run([*pip, "--target", target, wheel], target)
     return target
 
 
-def test_the_wheel_has_every_file_and_no_other(built: Path) -> None:
+def test_the_wheel_has_every_file_and_no_other(built):
     [wheel] = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -85,7 +82,7 @@ def test_the_wheel_has_every_file_and_no_other(built: Path) -> None:
     assert "tensoropt/py.typed" in names
 
 
-def test_the_source_distribution_can_be_tested(built: Path) -> None:
+def test_the_source_distribution_can_be_tested(built):
     [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
@@ -95,35 +92,19 @@ def test_the_source_distribution_can_be_tested(built: Path) -> None:
         assert {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob(endings)} <= names
 
 
-def test_the_metadata(built: Path) -> None:
+def test_the_metadata(built):
     [wheel] = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         [name] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
         data = Parser().parsestr(archive.read(name).decode())
-    assert (data["Name"], data["Version"], data["License-Expression"]) == (
-        "tensoropt",
-        __version__,
-        "Apache-2.0",
-    )
-    assert set(data.get_all("Provides-Extra", [])) == {
-        "app",
-        "onnx",
-        "safetensors",
-        "zoo",
-        "lora",
-        "bitsandbytes",
-        "trainer",
-        "trl",
-        "lightning",
-        "solvers",
-        "all",
-        "test",
-    }
+    named = data["Name"], data["Version"], data["License-Expression"]
+    assert named == ("tensoropt", __version__, "Apache-2.0")
+    assert set(data.get_all("Provides-Extra", [])) == project()["optional-dependencies"].keys()
     assert data.get_payload().startswith("# TensorOpt")
 
 
 @pytest.mark.slow
-def test_it_works_where_only_the_wheel_is(installed: Path, tmp_path: Path) -> None:
+def test_it_works_where_only_the_wheel_is(installed, tmp_path):
     inside = {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
     where = run([sys.executable, "-c", "import tensoropt; print(tensoropt.__file__)"], tmp_path, **inside)
     assert Path(where.strip()).is_relative_to(installed)
@@ -133,12 +114,11 @@ def test_it_works_where_only_the_wheel_is(installed: Path, tmp_path: Path) -> No
     assert "zoo:gpt2" in run([command, "list", "models"], tmp_path, **inside)
 
 
-def test_every_dependency_has_a_lowest_version() -> None:
+def test_every_dependency_has_a_lowest_version():
     """``make test-oldest`` installs these."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = run([sys.executable, ROOT / ".ci" / "oldest.py"], ROOT).split()
-    extras = project["optional-dependencies"]
+    extras = project()["optional-dependencies"]
     chosen = extras.keys() - {"all", "test"}
-    used = [*project["dependencies"], *(r for e in chosen for r in extras[e])]
+    used = [*project()["dependencies"], *(r for e in chosen for r in extras[e])]
     assert len(pinned) == len({requirement.partition(">=")[0] for requirement in used})
     assert all("==" in line for line in pinned)

@@ -16,10 +16,7 @@ ASKED = {
     "app": [("dashboard",)],
     "onnx": [("explore", "model.onnx", *THERE), ("verify", "model.onnx", "--random", "1", *THERE[:2])],
     "solvers": [("explore", "zoo:mlp", *THERE, "--planners", "data_parallel,netsplit")],
-    "zoo": [
-        ("explore", "zoo:gpt2-tiny", *THERE),
-        ("verify", "zoo:bert-tiny", "--random", "1", *THERE[:2]),
-    ],
+    "zoo": [("explore", "zoo:gpt2-tiny", *THERE), ("verify", "zoo:bert-tiny", "--random", "1", *THERE[:2])],
 }
 PACKAGES = {"app": "dash", "onnx": "onnx", "solvers": "ortools", "zoo": "transformers"}
 WITHOUT = """
@@ -42,19 +39,16 @@ print(json.dumps(answers))
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+def answers(tmp_path_factory):
     """By extra: exit code and last words of each command, in one process that has none of the packages."""
     place = tmp_path_factory.mktemp("without")
     (place / "model.onnx").touch()
     commands = [words for group in ASKED.values() for words in group]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, json.dumps([list(PACKAGES.values()), commands])],
-        cwd=place,
+        cwd=place, capture_output=True, text=True, check=True,
         env={"PYTHONPATH": str(ROOT), "TENSOROPT_CACHE": str(place / "cache"), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    )  # fmt: skip
     assert not (place / "out").exists(), "a refused command leaves nothing"
     said = iter(json.loads(done.stdout))
     found = {extra: [next(said) for _ in group] for extra, group in ASKED.items()}
@@ -63,9 +57,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
 
 
 @pytest.mark.parametrize("extra", ASKED)
-def test_a_missing_extra_is_named_with_what_installs_it(
-    answers: dict[str, list[tuple[int, str]]], extra: str
-) -> None:
+def test_a_missing_extra_is_named_with_what_installs_it(answers, extra):
     for code, said in answers[extra]:
         assert code == 2, said
         assert f"needs the package {PACKAGES[extra]}, which is not installed" in said

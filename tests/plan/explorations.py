@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+from typing import Any
+
+from tensoropt import Exploration, Point, Space
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
-from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.plan.plan import MeshInfo, ModelInfo
-from tensoropt.plan.point import Point
-from tensoropt.plan.space import Space
 
 MIB = 2.0**20
 
@@ -14,27 +17,18 @@ MIB = 2.0**20
 def space(mesh: tuple[int, ...], micro_batches: int) -> Space:
     """Two groups in a row, one tensor with two readers, one tied parameter."""
     names = ("node", "gpu")[2 - len(mesh) :] if mesh else ()
-    whole = ["R", *("R" for _ in mesh)]
-    sharded = ["R", *("S(0)" for _ in mesh)]
+    whole, sharded = (["R", *([layout] * len(mesh))] for layout in ("R", "S(0)"))
+
+    def group(name: str, parameters: list[str], options: list[Any]) -> dict[str, Any]:
+        split = [["none"] * len(mesh), ["rows"] * len(mesh)]
+        made = {"micro": "rows", "members": [name], "parameters": parameters, "configurations": split}
+        return {**made, "options": options}
+
+    linear = group("linear", ["p_weight"], [[[whole]], [[whole], [sharded]]])
     return Space(
         mesh=MeshInfo(shape=mesh, names=names),
         micro_batches=micro_batches,
-        groups={
-            "linear": {
-                "micro": "rows",
-                "members": ["linear"],
-                "parameters": ["p_weight"],
-                "configurations": [["none"] * len(mesh), ["rows"] * len(mesh)],
-                "options": [[[whole]], [[whole], [sharded]]],
-            },
-            "loss": {
-                "micro": "rows",
-                "members": ["loss"],
-                "parameters": [],
-                "configurations": [["none"] * len(mesh), ["rows"] * len(mesh)],
-                "options": [[[]], [[]]],
-            },
-        },
+        groups={"linear": linear, "loss": group("loss", [], [[[]], [[]]])},
         hubs={"hidden": [whole, sharded]},
         shared={"p_tied": [whole, sharded]},
         keys={"p_weight": "weight", "p_tied": "tied"},
@@ -43,23 +37,13 @@ def space(mesh: tuple[int, ...], micro_batches: int) -> Space:
 
 def point(memory: float, time_s: float, where: int, **changes: object) -> Point:
     fields = {
-        "memory_bytes": memory,
-        "time_s": time_s,
-        "compute_s": 0.75 * time_s,
-        "communication_s": 0.25 * time_s,
-        "exposed_s": 0.25 * time_s,
-        "hidden_s": 0.0,
-        "additive_memory_bytes": memory - 5,
-        "additive_time_s": time_s,
-        "memory": (memory / 2, memory / 4, memory / 8, memory / 8, 0.0),
-        "space": where,
-        "choice": (1, 1, 1, 0),
-        "options": (1, 0, 0, 0),
-        "collectives": (("all_reduce", (0,), 4096, 2),),
-        "sources": {"measured": 0.75, "data sheet": 0.25},
-        "exact": True,
-        "gap": 0.0,
-    }
+        "memory_bytes": memory, "time_s": time_s, "compute_s": 0.75 * time_s,
+        "communication_s": 0.25 * time_s, "exposed_s": 0.25 * time_s, "hidden_s": 0.0,
+        "additive_memory_bytes": memory - 5, "additive_time_s": time_s,
+        "memory": (memory / 2, memory / 4, memory / 8, memory / 8, 0.0), "space": where,
+        "choice": (1, 1, 1, 0), "options": (1, 0, 0, 0), "collectives": (("all_reduce", (0,), 4096, 2),),
+        "sources": {"measured": 0.75, "data sheet": 0.25}, "exact": True, "gap": 0.0,
+    }  # fmt: skip
     return Point.of(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -89,3 +73,20 @@ def small_exploration() -> Exploration:
             "seconds": {"search": 0.1}, "workloads_measured": 0,
         },
     )  # fmt: skip
+
+
+def rows_of(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a CSV."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def csv_of(found: Exploration, folder: Path) -> list[dict[str, str]]:
+    """The rows of the frontier's CSV, written into the folder."""
+    write_frontier_csv(found, folder / "frontier.csv")
+    return rows_of(folder / "frontier.csv")
+
+
+def costs(found: Exploration) -> list[tuple[float, float]]:
+    """(bytes, seconds) of the frontier."""
+    return [(point.memory_bytes, point.time_s) for point in found.points]

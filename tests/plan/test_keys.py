@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +35,7 @@ def keys(found: Exploration) -> list[str]:
     return [plan_key(found.plan(row)) for row in range(len(found.points))]
 
 
-def test_every_plan_has_a_key_of_its_own_that_files_keep(tmp_path: Path) -> None:
+def test_every_plan_has_a_key_of_its_own_that_files_keep(tmp_path):
     found = blocks()
     assert len(set(keys(found))) == len(found.points)
     assert {len(key) for key in keys(found)} == {16}
@@ -45,26 +43,23 @@ def test_every_plan_has_a_key_of_its_own_that_files_keep(tmp_path: Path) -> None
     assert plan_key(load_plan(tmp_path / "plan.json")) == keys(found)[1]
 
 
-def test_figures_are_no_part_of_a_key() -> None:
+def test_figures_are_no_part_of_a_key():
     found = small_exploration()
     slower = [p.changed(time_s=2 * p.time_s, planner="zero") for p in found.points]
     assert keys(replace(found, points=tuple(slower))) == keys(found)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"settings": {"optimizer": "sgd"}},
-        {"model": small_exploration().model.model_copy(update={"fingerprint": "e" * 64})},
-        {"spaces": (space((2,), 2), space((1, 2), 2))},
-    ],
-)
-def test_another_step_has_other_keys(other: dict[str, Any]) -> None:
+@pytest.mark.parametrize("other", [
+    {"settings": {"optimizer": "sgd"}},
+    {"model": small_exploration().model.model_copy(update={"fingerprint": "e" * 64})},
+    {"spaces": (space((2,), 2), space((1, 2), 2))},
+])  # fmt: skip
+def test_another_step_has_other_keys(other):
     found = small_exploration()
     assert not {*keys(replace(found, **other))} & {*keys(found)}
 
 
-def test_a_placed_point_has_the_key_of_its_plan() -> None:
+def test_a_placed_point_has_the_key_of_its_plan():
     devices = space((2,), 1).mesh.model_copy(update={"placed": True, "names": ("device",)})
     where = replace(space((2,), 1), mesh=devices, groups={}, hubs={}, shared={})
     operator = OperatorPlan(axes={}, micro="", device=1, order=0, backward_order=0)
@@ -72,6 +67,5 @@ def test_a_placed_point_has_the_key_of_its_plan() -> None:
     elsewhere = replace(record, operators={"linear": operator.model_copy(update={"device": 0})})
     heavier = replace(record, stages=StagesInfo(peak_bytes=(1.0, 3.0)))
     points = [point(MIB, 0.1, 0, choice=(), options=(), record=one) for one in (record, elsewhere, heavier)]
-    found = replace(small_exploration(), spaces=(where,), points=tuple(points))
-    first, second, third = keys(found)
+    first, second, third = keys(replace(small_exploration(), spaces=(where,), points=tuple(points)))
     assert first == third != second

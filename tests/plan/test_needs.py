@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.cluster import load_cluster
+from tensoropt import Point, load_cluster
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.plan.point import Point
 from tests.plan.explorations import MIB, point, small_exploration
 
 GIB = 2.0**30
@@ -24,26 +23,25 @@ def counted(memory: float, time_s: float) -> Point:
     return made.changed(memory=(memory, 0.0, 0.0, 0.0, 0.0))
 
 
-def test_a_counted_process_is_taken_without_its_unused_segments() -> None:
+def test_a_counted_process_is_taken_without_its_unused_segments():
     found = replace(FOUND, cluster=GPUS, points=(counted(GIB, 1.0),))
     tensors = GIB + 5 * MIB
     needs = tensors * (1 + _ALLOCATOR_SHARE) + 500 * MIB + _DRIVER_SHARE * 24 * GIB
     assert found.needs.tolist() == [round(needs)]
 
 
-def test_on_cpu_ranks_plans_need_their_memory() -> None:
+def test_on_cpu_ranks_plans_need_their_memory():
     found = replace(FOUND, cluster=load_cluster("cpu:2").to_dict())
     assert found.needs.tolist() == [p.memory_bytes for p in found.points]
     assert FOUND.needs.tolist() == [p.memory_bytes for p in FOUND.points]  # nothing is known of devices
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_the_column_has_what_each_point_needs(saved: bool, tmp_path) -> None:
+def test_the_column_has_what_each_point_needs(saved, tmp_path):
     """Also where a process is estimated from what a point sends, of points in memory and in a file."""
     sending = point(30 * MIB, 0.15, 0, collectives=(("all_to_all", (0,), 64, 2), ("send", (0,), 8, 9)))
-    found = replace(
-        FOUND, cluster=GPUS, points=(*FOUND.points[:2], sending, FOUND.points[3], counted(GIB, 0.1))
-    )
+    points = (*FOUND.points[:2], sending, FOUND.points[3], counted(GIB, 0.1))
+    found = replace(FOUND, cluster=GPUS, points=points)
     if saved:
         found.save(tmp_path / "saved")
         found = load_exploration(tmp_path / "saved")
@@ -52,18 +50,15 @@ def test_the_column_has_what_each_point_needs(saved: bool, tmp_path) -> None:
     assert found.needs[2] > found.needs[1] + 50 * MIB
 
 
-def test_a_limit_is_the_explorations_budget_or_the_usual_share_of_a_device() -> None:
+def test_a_limit_is_the_explorations_budget_or_the_usual_share_of_a_device():
     found = replace(FOUND, cluster=GPUS)
     assert found.limit_bytes == pytest.approx(0.95 * 24 * GIB)
-    asked = replace(found, settings={**found.settings, "memory_bytes": 30 * GIB})
-    assert asked.limit_bytes == 24 * GIB
-    assert found.verdict(0) == "fits"
-    assert found.verdict(0, found.needs[0]) == "tight"
+    assert replace(found, settings={**found.settings, "memory_bytes": 30 * GIB}).limit_bytes == 24 * GIB
+    assert (found.verdict(0), found.verdict(0, found.needs[0])) == ("fits", "tight")
     assert found.verdict(0, found.needs[0] - 1) == "does not fit"
 
 
-def test_the_knee_is_one_of_what_fits() -> None:
+def test_the_knee_is_one_of_what_fits():
     found = replace(FOUND, cluster={**GPUS, "kinds": GPUS["kinds"]})
-    assert found.within(found.needs[1]).tolist() == [0, 1]
-    assert found.knee_within(found.needs[0]) == 0
+    assert (found.within(found.needs[1]).tolist(), found.knee_within(found.needs[0])) == ([0, 1], 0)
     assert found.knee_within(0.0) == found.knee

@@ -14,16 +14,15 @@ import torch
 
 from tensoropt.errors import PlanError
 from tensoropt.plan.keys import plan_key
-from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, PlanKind
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED
 from tensoropt.plan.plan import Plan, describe_call, example_call, load_plan
 from tests.plan.explorations import small_exploration
 
 
-def test_shapes_and_numbers_come_back() -> None:
+def test_shapes_and_numbers_come_back():
     args = (torch.randn(4, 3), (torch.arange(4), None), [1, 2.5])
     kwargs = {"labels": torch.ones(4, dtype=torch.int64), "options": {"scale": True}}
-    described = json.loads(json.dumps(describe_call(args, kwargs)))
-    again, named = example_call(described)
+    again, named = example_call(json.loads(json.dumps(describe_call(args, kwargs))))
     assert again[0].shape == (4, 3)
     assert again[0].dtype == torch.float32
     assert isinstance(again[1], tuple)
@@ -34,59 +33,45 @@ def test_shapes_and_numbers_come_back() -> None:
     assert named["options"] == {"scale": True}
 
 
-def test_what_json_cannot_hold_is_not_described() -> None:
+def test_what_json_cannot_hold_is_not_described():
     assert describe_call((object(),), {}) is None
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {},
-        {"args": []},
-        {"args": 3, "kwargs": {}},
-        {"args": [{"tensor": [2], "dtype": "float99"}], "kwargs": {}},
-    ],
-)
-def test_a_damaged_description_is_refused(data: object) -> None:
+@pytest.mark.parametrize("data", [
+    {},
+    {"args": []},
+    {"args": 3, "kwargs": {}},
+    {"args": [{"tensor": [2], "dtype": "float99"}], "kwargs": {}},
+])  # fmt: skip
+def test_a_damaged_description_is_refused(data):
     with pytest.raises(PlanError, match="example call cannot be read"):
         example_call(data)
 
 
 @pytest.fixture
-def plan() -> Plan:
+def plan():
     return small_exploration().plan(0)
 
 
-def test_round_trip(plan: Plan, tmp_path: Path) -> None:
-    plan.save(tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == plan
-
-
-def test_a_plan_says_what_runs_where(plan: Plan) -> None:
+def test_a_plan_says_what_runs_where(plan):
     data = plan.strategy_data()
     assert data["mesh"] == [4, 2]
     assert data["groups"] == {"linear": ["rows", "rows"], "loss": ["rows", "rows"]}
     assert data["hubs"] == {"hidden": ["R", "S(0)"]}
     assert data["stored"] == {"p_weight": ["R", "S(0)"], "p_tied": ["R", "R"]}
-    assert plan.devices == 2
-    assert plan.predicted.collectives[0].kind == "all_reduce"
+    assert (plan.devices, plan.predicted.collectives[0].kind) == (2, "all_reduce")
 
 
 DATA = Path(__file__).parent / "data"
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "kind", "key"),
-    [
-        ("plan-1-sharded", "placed", SHARDED, "11f68eb06fc6d535"),
-        ("plan-1-placed", "placed", PLACED, "6f738a24fe87810d"),
-        ("plan-2-pipeline", "pipeline", PIPELINED, "53dee8fe3aaaea02"),
-        ("plan-3-placed", "placed", PLACED, "aada237032388911"),
-    ],
-)
-def test_plans_of_earlier_schemas_are_read_and_written_anew(
-    tmp_path: Path, name: str, old: str, kind: PlanKind, key: str
-) -> None:
+@pytest.mark.parametrize(("name", "old", "kind", "key"), [
+    ("plan-1-sharded", "placed", SHARDED, "11f68eb06fc6d535"),
+    ("plan-1-placed", "placed", PLACED, "6f738a24fe87810d"),
+    ("plan-2-pipeline", "pipeline", PIPELINED, "53dee8fe3aaaea02"),
+    ("plan-3-placed", "placed", PLACED, "aada237032388911"),
+])  # fmt: skip
+def test_plans_of_earlier_schemas_are_read_and_written_anew(tmp_path, name, old, kind, key):
     file = DATA / f"{name}.json"
     plan = load_plan(file)
     assert (plan.kind, plan_key(plan)) == (kind, key)
@@ -101,7 +86,7 @@ def test_plans_of_earlier_schemas_are_read_and_written_anew(
     assert now == {field: value for field, value in was.items() if field not in ("schema", "placed")}
 
 
-def test_a_plan_of_an_earlier_schema_has_one_kind(tmp_path: Path) -> None:
+def test_a_plan_of_an_earlier_schema_has_one_kind(tmp_path):
     data = json.loads((DATA / "plan-1-placed.json").read_text())
     data["mesh"]["placed"] = False  # which the first placed plans did not say
     (tmp_path / "plan.json").write_text(json.dumps(data))
@@ -120,30 +105,15 @@ def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda d: d.pop("mesh"), "mesh"),
-        (lambda d: d.update(micro_batches=0), "micro_batches"),
-        (lambda d: d.update(optimizer="lion"), "optimizer"),
-        (lambda d: d["operators"]["linear"].pop("axes"), "operators.linear.axes"),
-        (lambda d: d["parameters"]["p_weight"].update(stored=3), "parameters.p_weight.stored"),
-        (lambda d: d.update(colour="red"), "colour"),
-        (lambda d: d.update(schema="tensoropt.plan/9"), "tensoropt.plan/9"),
-    ],
-)
-def test_the_wrong_field_is_named(plan: Plan, tmp_path: Path, change: Any, named: str) -> None:
+@pytest.mark.parametrize(("change", "named"), [
+    (lambda d: d.pop("mesh"), "mesh"),
+    (lambda d: d.update(micro_batches=0), "micro_batches"),
+    (lambda d: d.update(optimizer="lion"), "optimizer"),
+    (lambda d: d["operators"]["linear"].pop("axes"), "operators.linear.axes"),
+    (lambda d: d["parameters"]["p_weight"].update(stored=3), "parameters.p_weight.stored"),
+    (lambda d: d.update(colour="red"), "colour"),
+    (lambda d: d.update(schema="tensoropt.plan/9"), "tensoropt.plan/9"),
+])  # fmt: skip
+def test_the_wrong_field_is_named(plan, tmp_path, change, named):
     with pytest.raises(PlanError, match=named.replace(".", r"\.")):
         load_plan(edited(plan, tmp_path, change))
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'"plan"'])
-def test_files_that_are_no_plans(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "plan.json").write_bytes(content)
-    with pytest.raises(PlanError, match=r"plan\.json is not a plan"):
-        load_plan(tmp_path / "plan.json")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="cannot read the plan"):
-        load_plan(tmp_path / "none.json")

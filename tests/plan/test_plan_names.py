@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tensoropt.exploration.export import write_frontier_csv
+from tensoropt import Point, Space
 from tensoropt.exploration.figure_rows import FigureRow, points_data
 from tensoropt.pipeline.strategy import SCHEDULES as KNOWN
 from tensoropt.plan.figures import FIXED
@@ -28,11 +26,9 @@ from tensoropt.plan.plan_names import (
     plan_names,
     what_it_does,
 )
-from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
-from tensoropt.plan.space import Space
 from tensoropt.report.table import point_lines
-from tests.plan.explorations import point, small_exploration
+from tests.plan.explorations import csv_of, point, small_exploration
 
 COLUMNS, DOWN = ["rows", "out_features"], ["rows", "in_features"]
 
@@ -57,7 +53,7 @@ def options_on(first: str) -> list[list[list[str]]]:
     return [[["R/P", "R/P", first]], *([[m, "S(0)", first]] for m in ("held/P", "held", "R/P"))]
 
 
-def test_megatrons_split_is_named_as_people_name_it() -> None:
+def test_megatrons_split_is_named_as_people_name_it():
     inner = group([COLUMNS], [options_on("S(0)")])
     norm = group([["rows", "none"]], [options_on("R")])
     of = space({"up": inner, "down": group([DOWN], [options_on("S(1)")]), "norm": norm})
@@ -68,7 +64,7 @@ def test_megatrons_split_is_named_as_people_name_it() -> None:
     assert name(of, (0, 0, 0), (3, 1, 0)) == "DP 8 · ZeRO-1 33 %, ZeRO-3 33 % · TP 2 · 4 micro-batches"
 
 
-def test_operators_split_otherwise_are_counted_in_brackets() -> None:
+def test_operators_split_otherwise_are_counted_in_brackets():
     data = group([["rows"], ["out_features"], ["rows.1"], ["none"]], [[[]]] * 4)
     of = space({str(i): data for i in range(5)}, (4,), micro_batches=1)
     assert name(of, (0,) * 5, (0,) * 5) == "DP 4"
@@ -78,12 +74,12 @@ def test_operators_split_otherwise_are_counted_in_brackets() -> None:
     assert name(of, (3,) * 5, (0,) * 5) == "4 alike"
 
 
-def test_two_axes_along_the_batch_are_one_word() -> None:
+def test_two_axes_along_the_batch_are_one_word():
     of = space({"g": group([["rows", "rows"]], [[[]]])}, (2, 4))
     assert name(of, (0,), (0,)) == "DP 2×4 · 4 micro-batches"
 
 
-def test_split_experts_are_named_beside_what_the_axes_do() -> None:
+def test_split_experts_are_named_beside_what_the_axes_do():
     """Weights that an axis splits for their use are not in shards of ZeRO."""
     sent = [["R/P", "S(0)", "R/P"]]
     layer = group(
@@ -99,16 +95,15 @@ def test_split_experts_are_named_beside_what_the_axes_do() -> None:
     assert name(of, (1, 1, 0), (0, 0, 0)) == "DP 2 (TP 33 %) · TP 4 (DP 33 %) · EP 4"
 
 
-def test_recomputed_blocks_are_counted_of_those_that_may_be() -> None:
+def test_recomputed_blocks_are_counted_of_those_that_may_be():
     plain = group([["rows"]], [[[]]])
-    of = space(
-        dict.fromkeys("abc", plain), (8,), regions={"a": "h.0", "b": "h.0", "c": "h.1"}, micro_batches=1
-    )
+    blocks = {"a": "h.0", "b": "h.0", "c": "h.1"}
+    of = space(dict.fromkeys("abc", plain), (8,), regions=blocks, micro_batches=1)
     assert name(of, (1, 1, 0), (0, 0, 0)) == "DP 8 · 1/2 blocks recomputed"
     assert name(of, (1, 1, 1), (0, 0, 0)) == "DP 8 · 2/2 blocks recomputed"
 
 
-def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
+def test_blocks_are_recomputed_by_recipes_or_in_part():
     plain = group([["rows"]], [[[]]])
     blocks = {name: f"h.{i}" for i, pair in enumerate(("ab", "cd", "ef")) for name in pair}
     recipes = {block: {"full": "00", "products": "10"} for block in ("h.0", "h.1", "h.2")}
@@ -123,16 +118,15 @@ def test_blocks_are_recomputed_by_recipes_or_in_part() -> None:
     assert says(1, 1, 0, 1, 0, 1) == "3/3 blocks recomputed in part"
 
 
-def test_tied_parameters_count_where_a_copy_serves_the_step() -> None:
+def test_tied_parameters_count_where_a_copy_serves_the_step():
     layouts = [["R/P", "R/P"], ["held", "S(0)"], ["R/P", "S(0)"]]
     of = space({"g": group([["rows"]], [[[]]])}, (8,), shared={"tied": layouts}, micro_batches=1)
-    assert name(of, (0, 0), (0, 0)) == "DP 8"
-    assert name(of, (0, 1), (0, 0)) == "DP 8 · ZeRO-2"
+    assert (name(of, (0, 0), (0, 0)), name(of, (0, 1), (0, 0))) == ("DP 8", "DP 8 · ZeRO-2")
     # Plain shards may be what a split lookup reads.
     assert name(of, (0, 2), (0, 0)) == "DP 8"
 
 
-def test_one_device_has_no_axes() -> None:
+def test_one_device_has_no_axes():
     of = space({"g": group([[]], [[[["R"]]]])}, (), micro_batches=2)
     assert name(of, (0,), (0,)) == "one device · 2 micro-batches"
 
@@ -147,7 +141,7 @@ def test_one_device_has_no_axes() -> None:
      ("partial", "d0", "d1", WHOLE), ("partial_grad", "partial_grad", "", ADDED),
      ("partial_grad", "none", "partial_grad", ADDED), ("none", "none", "d1", WHOLE)],
 )  # fmt: skip
-def test_what_a_label_does(label: str, batch: str, sequence: str, kind: int) -> None:
+def test_what_a_label_does(label, batch, sequence, kind):
     assert what_it_does(label, batch, sequence) == kind
 
 
@@ -164,20 +158,16 @@ def of_block(*labels: tuple[str, str], batch: str = "d0") -> str:
     return name(space(groups, (4, 2), micro_batches=1, sequence=ALONG), (0,) * 4, (0,) * 4)
 
 
-def test_split_sequences_are_named_after_their_attention() -> None:
-    queries = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "queries"), ("d0", "d1"))
-    assert queries == "DP 4 · CP 2"
-    heads = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "heads"), ("d0", "d1"))
-    assert heads == "DP 4 · CP 2 (Ulysses)"
-    whole = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "none"), ("d0", "d1"))
-    assert whole == "DP 4 · SP 2"
-    alone = of_block(("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1"), batch="none")
-    assert alone == "CP 4×2 (TP 25 %)"
-    around = of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1"))
-    assert around == "DP 4 · CP 2 (ring)"
+def test_split_sequences_are_named_after_their_attention():
+    assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "queries"), ("d0", "d1")) == "DP 4 · CP 2"
+    assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "heads"), ("d0", "d1")) == "DP 4 · CP 2 (Ulysses)"
+    assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "none"), ("d0", "d1")) == "DP 4 · SP 2"
+    split = ("d1", "d1"), ("d1", "out_features"), ("queries", "queries"), ("d1", "d1")
+    assert of_block(*split, batch="none") == "CP 4×2 (TP 25 %)"
+    assert of_block(("d0", "d1"), ("d0", "d1"), ("batch0", "ring"), ("d0", "d1")) == "DP 4 · CP 2 (ring)"
 
 
-def test_sequence_parallel_regions_are_named_beside_tensor_parallelism() -> None:
+def test_sequence_parallel_regions_are_named_beside_tensor_parallelism():
     products = ("d0", "out_features"), ("batch0", "heads"), ("d0", "in_features@S(1)")
     assert of_block(("d0", "d1"), *products) == "DP 4 · TP 2 + SP"
     assert of_block(("d0", "none"), *products) == "DP 4 · TP 2"
@@ -185,7 +175,7 @@ def test_sequence_parallel_regions_are_named_beside_tensor_parallelism() -> None
     assert of_block(("d1", "d1"), *context) == "CP 4 · TP 2 + SP"
 
 
-def test_pipelines_say_their_parts_and_their_schedule() -> None:
+def test_pipelines_say_their_parts_and_their_schedule():
     stage = StagePlan(groups={"up": ("rows", "rows"), "arrive.x": ("rows", "none")}, hubs={},
                       stored={"w": ("held/P", "S(0)")})  # fmt: skip
 
@@ -197,14 +187,10 @@ def test_pipelines_say_their_parts_and_their_schedule() -> None:
 
     of = Space(MeshInfo(shape=(4, 8), names=("stage", "gpu")), 8, {}, {}, {}, {})
     made = pipelined("1f1b", [stage] * 4, "h.0")
-    assert plan_names([made], [of]).names == (
-        "DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",
-    )
-    assert (
-        plan_names([pipelined("interleaved_1f1b", [stage] * 8)], [of])
-        .names[0]
-        .endswith("PP 4 interleaved 1F1B (8 stages)")
-    )
+    wanted = ("DP 8 · ZeRO-1 · 1 block recomputed · 8 micro-batches · PP 4 1F1B",)
+    assert plan_names([made], [of]).names == wanted
+    interleaved = pipelined("interleaved_1f1b", [stage] * 8)
+    assert plan_names([interleaved], [of]).names[0].endswith("PP 4 interleaved 1F1B (8 stages)")
     partly = stage.model_copy(update={"once": ("up",)})  # of an earlier version, without recipes
     assert "1 block recomputed in part" in plan_names([pipelined("1f1b", [partly] * 4, "h.0")], [of]).names[0]
     alone = Space(MeshInfo(shape=(2,), names=("stage",)), 2, {}, {}, {}, {})
@@ -212,15 +198,13 @@ def test_pipelines_say_their_parts_and_their_schedule() -> None:
     assert plan_names([pipelined("gpipe", [single] * 2)], [alone]).names == ("2 micro-batches · PP 2 GPipe",)
 
 
-def test_every_schedule_has_a_short_title() -> None:
+def test_every_schedule_has_a_short_title():
     assert set(SCHEDULES) == set(KNOWN)
 
 
-def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
+def test_it_is_the_same_everywhere(tmp_path):
     found = small_exploration()
-    write_frontier_csv(found, tmp_path / "frontier.csv")
-    with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_of(found, tmp_path)
     assert list(rows[0])[: len(FIXED)] == [figure.name for figure in FIXED]
     assert [row["name"] for row in rows] == list(found.names)
     assert [row["name"] for row in points_data(found)] == list(found.names)
@@ -229,24 +213,21 @@ def test_it_is_the_same_everywhere(tmp_path: Path) -> None:
     assert len(set(found.names)) == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "known", "recomputed"),
-    [
-        ("DP 8", "DP", False),
-        ("DP 8 · ZeRO-2 · 2 micro-batches", "ZeRO", False),
-        ("DP 2 · ZeRO-3 10/12 · TP 4 + SP · 12/12 blocks recomputed", "TP", True),
-        ("DP 2 · CP 4 (ring) · TP 2", "CP", False),
-        ("DP 4 · TP 2 · 8 micro-batches · PP 2 1F1B", "PP", False),
-        ("placed on 4 devices", "placed", False),
-        ("4 alike", "other", False),
-        ("one device", "other", False),
-    ],
-)
-def test_the_family_of_a_plan_is_in_its_name(name: str, known: str, recomputed: bool) -> None:
+@pytest.mark.parametrize(("name", "known", "recomputed"), [
+    ("DP 8", "DP", False),
+    ("DP 8 · ZeRO-2 · 2 micro-batches", "ZeRO", False),
+    ("DP 2 · ZeRO-3 10/12 · TP 4 + SP · 12/12 blocks recomputed", "TP", True),
+    ("DP 2 · CP 4 (ring) · TP 2", "CP", False),
+    ("DP 4 · TP 2 · 8 micro-batches · PP 2 1F1B", "PP", False),
+    ("placed on 4 devices", "placed", False),
+    ("4 alike", "other", False),
+    ("one device", "other", False),
+])  # fmt: skip
+def test_the_family_of_a_plan_is_in_its_name(name, known, recomputed):
     assert (family(name), is_recomputed(name)) == (known, recomputed)
 
 
-def test_a_brief_name_says_what_sets_plans_apart() -> None:
+def test_a_brief_name_says_what_sets_plans_apart():
     name = "DP 8 (TP 12 %, other dims 3 %) · ZeRO-1 24 %, ZeRO-3 72 % · 4 micro-batches"
     assert brief_name(name) == "DP 8 · ZeRO-3"
     assert brief_name("ZeRO-2 · 5/12 blocks recomputed in part") == "ZeRO-2 · 5/12 recomputed in part"
@@ -255,7 +236,7 @@ def test_a_brief_name_says_what_sets_plans_apart() -> None:
     assert brief_name("4 micro-batches") == "4 micro-batches"
 
 
-def test_a_part_of_norms_and_activations_is_called_so() -> None:
+def test_a_part_of_norms_and_activations_is_called_so():
     recipes = {"h.0": {"full": "0000", "products": "1010", "norms and activations": "1001"}}
     of = space(
         dict.fromkeys("abcd", group([["rows"]], [[[]]])), (8,), regions=dict.fromkeys("abcd", "h.0"),
@@ -270,7 +251,7 @@ def test_a_part_of_norms_and_activations_is_called_so() -> None:
         assert name(of, again, (0,) * 4) == f"DP 8 · {words}"
 
 
-def test_what_takes_little_time_or_few_bytes_is_not_in_the_name() -> None:
+def test_what_takes_little_time_or_few_bytes_is_not_in_the_name():
     """One operator of two, and one parameter of two, at each side of 2 %."""
     many = group([["rows"], ["out_features"]], [[[["R/P", "R"]], [["held", "S(0)"]]]] * 2)
     groups = {n: {**many, "members": [n], "parameters": [f"w{n}"]} for n in "ab"}
@@ -280,15 +261,14 @@ def test_what_takes_little_time_or_few_bytes_is_not_in_the_name() -> None:
         for choice, options in (((0, 1), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (0, 1))):
             made = [point(1.0, 1.0, 0, choice=choice, options=options)]
             names[share, choice, options] = plan_names(made, [of], weights=weights).names[0]
-            told = plan_names(made, [of], weights=weights).exceptions
-            assert told == pytest.approx([share])
+            assert plan_names(made, [of], weights=weights).exceptions == pytest.approx([share])
     assert list(names.values()) == [
         "DP 8", "DP 8 · ZeRO-2", "DP 8",
         "DP 8 (TP 2 %)", "DP 8 · ZeRO-2 98 %", "DP 8 · ZeRO-2 2 %",
     ]  # fmt: skip
 
 
-def test_the_share_of_exceptions_is_of_what_a_name_leaves_open() -> None:
+def test_the_share_of_exceptions_is_of_what_a_name_leaves_open():
     """None in what belongs to the kind of parallelism, some in blocks that are recomputed otherwise."""
     groups = {name: group([["d0", "d1"], ["d0", "out_features"]], [[[]]] * 2, "d0") for name in ALONG}
     of = space(groups, (4, 2), micro_batches=1, sequence=ALONG)
@@ -300,7 +280,7 @@ def test_the_share_of_exceptions_is_of_what_a_name_leaves_open() -> None:
     assert plan_names(again, [blocks]).exceptions == pytest.approx([0.0, 0.0, 1 / 3])
 
 
-def test_convolutions_split_along_the_batch_are_data_parallel() -> None:
+def test_convolutions_split_along_the_batch_are_data_parallel():
     """Batch norms refuse micro-batches, so that no operator says which loop is the batch."""
     labels = {"conv": "batch", "norm": "batch", "relu": "d0", "linear": "rows", "loss": "batch0"}
     of = space({n: group([[label]], [[[]]], "none") for n, label in labels.items()}, (8,), micro_batches=1)

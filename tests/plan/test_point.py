@@ -14,29 +14,18 @@ ROUNDING = 1e-15
 
 def point(memory: float, time_s: float, planner: str = "frontier") -> Point:
     return Point.of(
-        memory_bytes=memory,
-        time_s=time_s,
-        compute_s=time_s,
-        communication_s=0.0,
-        exposed_s=0.0,
-        hidden_s=0.0,
-        additive_memory_bytes=memory,
-        additive_time_s=time_s,
-        memory=(memory, 0.0, 0.0, 0.0, 0.0),
-        space=0,
-        collectives=(),
-        sources={},
-        exact=False,
-        gap=None,
+        memory_bytes=memory, time_s=time_s, compute_s=time_s, communication_s=0.0, exposed_s=0.0,
+        hidden_s=0.0, additive_memory_bytes=memory, additive_time_s=time_s,
+        memory=(memory, 0.0, 0.0, 0.0, 0.0), space=0, collectives=(), sources={}, exact=False, gap=None,
         planner=planner,
-    )
+    )  # fmt: skip
 
 
 def figures(points: tuple[Point, ...]) -> list[tuple[float, float, str]]:
     return [(p.memory_bytes, p.time_s, p.planner) for p in points]
 
 
-def test_a_leaner_plan_takes_the_place_of_a_point_that_is_faster_by_rounding() -> None:
+def test_a_leaner_plan_takes_the_place_of_a_point_that_is_faster_by_rounding():
     points = (point(1.0, 9.0), point(4.0, 2.0), point(5.0, 1.0))
     other = point(3.0, 2.0 * (1 + ROUNDING), "tofu")
     assert figures(with_others(points, [other])) == [
@@ -46,25 +35,24 @@ def test_a_leaner_plan_takes_the_place_of_a_point_that_is_faster_by_rounding() -
     ]
 
 
-def test_a_faster_plan_takes_the_place_of_a_point_that_is_leaner_by_rounding() -> None:
+def test_a_faster_plan_takes_the_place_of_a_point_that_is_leaner_by_rounding():
     points = (point(1.0, 9.0), point(4.0, 2.0))
     other = point(4.0 * (1 + ROUNDING), 1.5, "tofu")
     assert figures(with_others(points, [other])) == [(1, 9, "frontier"), figures((other,))[0]]
 
 
-def test_a_plan_that_differs_by_rounding_alone_does_not_come_in() -> None:
+def test_a_plan_that_differs_by_rounding_alone_does_not_come_in():
     points = (point(1.0, 9.0), point(4.0, 2.0))
     others = [point(4.0 * (1 - ROUNDING), 2.0, "tofu"), point(4.0, 2.0 * (1 - ROUNDING), "zero")]
     assert with_others(points, others) == points
 
 
-costs = st.tuples(
-    st.integers(1, 5), st.integers(1, 5), st.sampled_from((-ROUNDING, 0, ROUNDING)), st.booleans()
-)
+off = st.sampled_from((-ROUNDING, 0, ROUNDING))
+costs = st.tuples(st.integers(1, 5), st.integers(1, 5), off, st.booleans())
 
 
 @given(st.lists(costs, min_size=1, max_size=8), st.lists(costs, max_size=8))
-def test_no_other_beats_what_remains(own: list[tuple[int, int, float, bool]], given_others: list) -> None:
+def test_no_other_beats_what_remains(own, given_others):
     def made(cost: tuple[int, int, float, bool], planner: str) -> Point:
         memory, time_s, off, of_memory = cost
         return point(memory * (1 + off * of_memory), time_s * (1 + off * (not of_memory)), planner)

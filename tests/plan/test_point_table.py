@@ -28,32 +28,30 @@ BY_KIND = OLD.parent / "exploration-3"
 """Six points and a pipeline between three placed plans, saved when records were named after their kinds."""
 
 
-def test_a_column_has_the_figure_of_every_point() -> None:
+def test_a_column_has_the_figure_of_every_point():
     found = replace(small_exploration(), others=(point(9 * MIB, 0.5, 0, planner="zero", gap=None),))
     table = found.all_points
     for name in KEPT:
-        of_points = [getattr(p, name) for p in table]
-        told = [np.nan if figure is None else figure for figure in of_points]
+        told = [np.nan if figure is None else figure for figure in [getattr(p, name) for p in table]]
         assert np.array_equal(table.column(name), told, equal_nan=True), name
     assert table.column("planner").tolist() == ["frontier"] * 4 + ["zero"]
     assert np.isnan(table.column("gap")).tolist() == [False] * 4 + [True]
 
 
-def test_what_was_saved_is_read_as_it_was(tmp_path: Path) -> None:
+def test_what_was_saved_is_read_as_it_was(tmp_path):
     odd = point(1.5, 0.5, 0, planner="zero", gap=None, exact=False, host_s=0.1, collectives=(),
                 terms={"context": 3.0, "inputs": 0.0}, sources={})  # fmt: skip
     placed = point(2.5, 0.4, 0, choice=(), options=(), record=StagesRecord(StagesInfo()))
     found = replace(small_exploration(), others=(odd, placed))
     found.save(tmp_path)
     loaded = load_exploration(tmp_path)
-    assert loaded.points == found.points
-    assert loaded.others == found.others
+    assert (loaded.points, loaded.others) == (found.points, found.others)
     assert loaded.others[0].terms == {"context": 3.0, "inputs": 0.0}
     assert loaded.all_points == found.all_points
     assert pickle.loads(pickle.dumps(loaded.points)) == found.points
 
 
-def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
+def test_files_of_two_runs_are_refused(tmp_path):
     small_exploration().save(tmp_path / "a")
     found = small_exploration()
     replace(found, points=found.points[:2]).save(tmp_path / "b")
@@ -62,7 +60,7 @@ def test_files_of_two_runs_are_refused(tmp_path: Path) -> None:
         load_exploration(tmp_path / "b")
 
 
-def test_what_an_earlier_version_saved_is_read_and_saved_anew(tmp_path: Path) -> None:
+def test_what_an_earlier_version_saved_is_read_and_saved_anew(tmp_path):
     found = load_exploration(OLD)
     assert json.loads((OLD / "exploration.json").read_text())["schema"] == "tensoropt.exploration/2"
     assert tuple(found.points) == small_exploration().points
@@ -70,11 +68,10 @@ def test_what_an_earlier_version_saved_is_read_and_saved_anew(tmp_path: Path) ->
     assert load_exploration(tmp_path).points == found.points
     for one in (OLD, tmp_path):
         costs = read_costs(one)
-        assert costs.needs.tolist() == found.needs.tolist()
-        assert costs.devices.tolist() == [2] * 4
+        assert (costs.needs.tolist(), costs.devices.tolist()) == (found.needs.tolist(), [2] * 4)
 
 
-def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path: Path) -> None:
+def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path):
     found = load_exploration(BY_KIND)
     assert json.loads((BY_KIND / "exploration.json").read_text())["schema"] == "tensoropt.exploration/3"
     assert [point.kind for point in found.others] == [PLACED, PIPELINED, PLACED, PLACED]
@@ -92,18 +89,15 @@ def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path:
     assert load_exploration(tmp_path).others == found.others
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"time_s": np.zeros(3)},
-        {"time_s": np.array(["a"] * 4)},
-        {"space": np.array([0, 1, 0, 7])},
-        {"space": np.array([1, 0, 1, 0])},
-        {"rows_0": np.array([0])},
-        {"choice_1": np.zeros((2, 9), dtype=np.uint8)},
-    ],
-)
-def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path, damage: dict[str, np.ndarray]) -> None:
+@pytest.mark.parametrize("damage", [
+    {"time_s": np.zeros(3)},
+    {"time_s": np.array(["a"] * 4)},
+    {"space": np.array([0, 1, 0, 7])},
+    {"space": np.array([1, 0, 1, 0])},
+    {"rows_0": np.array([0])},
+    {"choice_1": np.zeros((2, 9), dtype=np.uint8)},
+])  # fmt: skip
+def test_arrays_that_do_not_fit_together_are_refused(tmp_path, damage):
     small_exploration().save(tmp_path)
     with np.load(tmp_path / "points.npz") as arrays:
         kept = dict(arrays)

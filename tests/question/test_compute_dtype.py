@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tensoropt import cli, explore, load_model, zoo
-from tensoropt.cluster import load_cluster
+from tensoropt import Settings, cli, explore, load_cluster, load_model, zoo
 from tensoropt.question.compute_dtype import dtype_of, with_dtype
 from tensoropt.question.question import Question
-from tensoropt.question.settings import Settings
 
 OTHERS = """alexnet amoebanet clip deeplab inception lenet mlp resnet two-tower unet vgg wide-resnet"""
 
 
-def test_language_models_are_those_that_read_tokens_alone() -> None:
+def test_language_models_are_those_that_read_tokens_alone():
     for entry in zoo.list_models():
         assert entry.language_model is not entry.name.startswith(tuple(OTHERS.split())), entry.name
 
 
-@pytest.mark.parametrize(
-    ("source", "clusters", "dtype", "why"),
-    [
-        ("zoo:gpt2", "dgx-h100", "bfloat16", "float32 can be chosen"),
-        ("zoo:llama3-8b?sequence=64", "dgx-a100,dgx-h100", "bfloat16", "language models"),
-        ("zoo:gpt2", "dgx-v100", "float32", "V100-32GB has no bfloat16"),
-        ("zoo:gpt2", "dgx-h100,dgx-v100", "float32", "V100-32GB has no bfloat16"),
-        ("zoo:gpt2", "cpu:2", "float32", ""),
-        ("zoo:resnet50", "dgx-h100", "float32", ""),
-        ("model.onnx", "dgx-h100", "float32", ""),
-        ("", "dgx-h100", "float32", ""),
-    ],
-)
-def test_auto_is_bfloat16_for_language_models_on_gpus_that_have_it(
-    source: str, clusters: str, dtype: str, why: str
-) -> None:
+@pytest.mark.parametrize(("source", "clusters", "dtype", "why"), [
+    ("zoo:gpt2", "dgx-h100", "bfloat16", "float32 can be chosen"),
+    ("zoo:llama3-8b?sequence=64", "dgx-a100,dgx-h100", "bfloat16", "language models"),
+    ("zoo:gpt2", "dgx-v100", "float32", "V100-32GB has no bfloat16"),
+    ("zoo:gpt2", "dgx-h100,dgx-v100", "float32", "V100-32GB has no bfloat16"),
+    ("zoo:gpt2", "cpu:2", "float32", ""),
+    ("zoo:resnet50", "dgx-h100", "float32", ""),
+    ("model.onnx", "dgx-h100", "float32", ""),
+    ("", "dgx-h100", "float32", ""),
+])  # fmt: skip
+def test_auto_is_bfloat16_for_language_models_on_gpus_that_have_it(source, clusters, dtype, why):
     on = [load_cluster(name) for name in clusters.split(",")]
     found, reason = dtype_of(source, on)
     assert found == dtype
@@ -47,7 +39,7 @@ def test_auto_is_bfloat16_for_language_models_on_gpus_that_have_it(
         assert with_dtype(Settings(dtype=given), source, on).dtype == given
 
 
-def test_a_question_keeps_auto_until_its_clusters_are_known() -> None:
+def test_a_question_keeps_auto_until_its_clusters_are_known():
     question = Question(model="zoo:gpt2", cluster="dgx-h100")
     assert "--dtype" not in question.words("out")
     computing = question.computing_on([load_cluster("dgx-h100")])
@@ -56,18 +48,12 @@ def test_a_question_keeps_auto_until_its_clusters_are_known() -> None:
 
 
 QUICK = {
-    "micro_batches": (1,),
-    "recompute": "never",
-    "epsilon": 0.1,
-    "placements": "never",
-    "measure": "never",
-}
+    "micro_batches": (1,), "recompute": "never", "epsilon": 0.1, "placements": "never", "measure": "never",
+}  # fmt: skip
 
 
 @pytest.mark.slow
-def test_python_and_the_command_line_compute_in_the_same(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_and_the_command_line_compute_in_the_same(tmp_path, capfd, monkeypatch):
     model = load_model("zoo:gpt-mini?layers=1&sequence=8", device="meta")
     found = explore(model, cluster="dgx-h100[2]", **QUICK)
     assert found.settings["dtype"] == "bfloat16" == found.plan(0).compute_dtype

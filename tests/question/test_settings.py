@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import FrozenInstanceError
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tensoropt.api import _settings_of
 from tensoropt.errors import TensorOptError
 from tensoropt.question.constraints import constraints_of
-from tensoropt.question.settings import Setting, Settings, settings_fields
+from tensoropt.question.settings import Settings, settings_fields
 
 PINS = {"pin": [{"operators": "a*", "axes": {"gpu": "batch"}}]}
 
 
-def test_one_by_one_and_whole_are_the_same() -> None:
+def test_one_by_one_and_whole_are_the_same():
     chosen = {"optimizer": "sgd", "micro_batches": [1, 2], "epsilon": 0.0}
     whole = Settings(optimizer="sgd", micro_batches=(1, 2), epsilon=0.0)
     assert _settings_of(None, chosen) == whole
@@ -25,7 +23,7 @@ def test_one_by_one_and_whole_are_the_same() -> None:
     assert _settings_of(None, {}) == Settings()
 
 
-def test_settings_are_written_in_the_order_that_saved_explorations_have() -> None:
+def test_settings_are_written_in_the_order_that_saved_explorations_have():
     written = json.dumps(Settings(epsilon=0, memory_bytes=2**33).to_dict())
     assert written == (
         '{"mode": "train", "optimizer": "adam", "micro_batches": "auto", "memory_bytes": 8589934592, '
@@ -36,35 +34,27 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have() -> Non
     )
 
 
-def test_settings_of_a_later_version_are_refused_with_a_sentence() -> None:
+def test_settings_of_a_later_version_are_refused_with_a_sentence():
     with pytest.raises(TensorOptError, match=r"'wisdom' is not a setting.*later version; explore again"):
         Settings.from_dict({**Settings().to_dict(), "wisdom": 3})
     kept = {**Settings().to_dict(), "space": "any", "soft_placement": False}
     assert Settings.from_dict(kept) == Settings()
-    with pytest.raises(
-        TensorOptError, match=r"made with space='megatron', which is no longer supported; explore again"
-    ):
+    with pytest.raises(TensorOptError, match=r"made with space='megatron', .* no longer .*; explore again"):
         Settings.from_dict({**kept, "space": "megatron"})
     # What was kept before process memory could be counted counts tensors.
     kept = Settings.from_dict({"mode": "inference"})
     assert kept == Settings(mode="inference", process_memory=False)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "said"),
-    [
-        ({"dtype": "int3"}, "unknown dtype 'int3'; use auto, float32 or bfloat16"),
-        ({"pipelines": "some"}, "unknown pipelines 'some'; use auto, always or never"),
-        ({"method": "dp"}, "unknown method 'dp'; use auto, ldp or elimination"),
-        ({"optimizer": "lion"}, "unknown optimizer 'lion'; use sgd, momentum, adam, adam_fused"),
-        ({"expert_imbalance": 0.5}, "expert_imbalance 0.5 is not at least 1; 1.2 says that the busiest rank"),
-        ({"max_points": 1}, "max_points 1 leaves no frontier; use at least 2"),
-        ({"max_points": "few"}, "max_points 'few' is not valid: Input should be a valid integer"),
-        ({"micro_batches": []}, "no micro-batch count to search; use at least one, or 'auto'"),
-        ({"micro_batches": [2, 0]}, "micro-batch counts [2, 0] must be at least 1"),
-    ],
-)
-def test_what_means_nothing_is_said_with_what_does(chosen: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("chosen", "said"), [
+    ({"dtype": "int3"}, "unknown dtype 'int3'; use auto, float32 or bfloat16"),
+    ({"pipelines": "some"}, "unknown pipelines 'some'; use auto, always or never"),
+    ({"method": "dp"}, "unknown method 'dp'; use auto, ldp or elimination"),
+    ({"expert_imbalance": 0.5}, "expert_imbalance 0.5 is not at least 1; 1.2 says that the busiest rank"),
+    ({"max_points": "few"}, "max_points 'few' is not valid: Input should be a valid integer"),
+    ({"micro_batches": [2, 0]}, "micro-batch counts [2, 0] must be at least 1"),
+])  # fmt: skip
+def test_what_means_nothing_is_said_with_what_does(chosen, said):
     with pytest.raises(TensorOptError) as error:
         Settings(**chosen)
     assert str(error.value).startswith(said)
@@ -78,7 +68,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("setting", list(settings_fields()), ids=lambda setting: setting.name)
-def test_what_is_written_is_read_again(setting: Setting) -> None:
+def test_what_is_written_is_read_again(setting):
     for value in setting.choices or (VALUES[setting.name],):
         if value is not None and not isinstance(value, bool):
             assert setting.read(setting.write(value)) == value
@@ -87,30 +77,22 @@ def test_what_is_written_is_read_again(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("name", ["epsilon", "memory_bytes"])
-def test_what_is_given_twice_is_named(name: str) -> None:
+def test_what_is_given_twice_is_named(name):
     with pytest.raises(TensorOptError, match=rf"{name} is given twice, as {name}= and in settings="):
         _settings_of(Settings(), {name: 0.5})
 
 
-def test_what_is_no_setting_is_refused_as_python_does() -> None:
+def test_what_is_no_setting_is_refused_as_python_does():
     with pytest.raises(TypeError, match="'epsilom' is not a setting; there are mode, optimizer"):
         _settings_of(None, {"epsilom": 0.5})
 
 
-def test_settings_are_frozen_and_checked() -> None:
+def test_settings_are_frozen():
     with pytest.raises(FrozenInstanceError):
         Settings().epsilon = 0.5  # type: ignore[misc]
-    with pytest.raises(TensorOptError, match="epsilon 2 is not between 0 and 1"):
-        Settings(epsilon=2)
 
 
-def test_settings_come_back_from_what_is_saved() -> None:
-    found = Settings(micro_batches=[1, 4], dtype="bfloat16")
-    assert found.micro_batches == (1, 4)
-    assert Settings.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-
-
-def test_constraints_of_any_kind_are_read(tmp_path: Path) -> None:
+def test_constraints_of_any_kind_are_read(tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(PINS))
     for given in (PINS, tmp_path / "c.json", constraints_of(PINS)):
         assert Settings(constraints=given).constraints == constraints_of(PINS)  # type: ignore[arg-type]

@@ -32,16 +32,9 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explored]:
     with ProfileStore(path / "profile.sqlite") as store:
         model, args, kwargs = gpt2(n_layer=1)
         found = tensoropt.explore(
-            model,
-            args,
-            kwargs,
-            cluster="rtx-4090",
-            micro_batches=(1, 2),
-            epsilon=0.05,
-            placements="never",
-            pipelines="never",
-            store=store,
-        )
+            model, args, kwargs, cluster="rtx-4090", micro_batches=(1, 2), epsilon=0.05, placements="never",
+            pipelines="never", store=store,
+        )  # fmt: skip
         found.save(path / "saved")
         yield Explored(load_exploration(path / "saved"), path / "saved", store)
 
@@ -57,9 +50,8 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Explo
     with ProfileStore(path / "profile.sqlite") as store:
         loaded = {}
         for name, (called, chosen) in models.items():
-            found = tensoropt.explore(
-                *called, cluster="dgx-a100[2]", measure="never", epsilon=0.05, store=store, **chosen
-            )
+            asked = {"cluster": "dgx-a100[2]", "measure": "never", "epsilon": 0.05, **chosen}
+            found = tensoropt.explore(*called, store=store, **asked)
             assert any(point.kind.name == name for point in found.points)
             found.save(path / name)
             loaded[name] = load_exploration(path / name)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter, defaultdict
-from dataclasses import replace
 
 import pytest
 
 import tensoropt
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.plan.kinds import PIPELINED, PLACED, PlanKind
+from tensoropt.exploration.exploration import load_exploration
+from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.plan.spent import is_of_group
 from tensoropt.report.detail import detail, recorded_of
 from tensoropt.report.explain import why_lines
 from tensoropt.report.faster import what_is_faster
 from tensoropt.report.owners import point_owners
 from tensoropt.report.rebuilt import rebuilt
-from tensoropt.report.step_parts import COMPUTING, Detail, write_trace
+from tensoropt.report.step_parts import COMPUTING, write_trace
 from tensoropt.simulate.recording import COMPUTE
 from tensoropt.units import format_seconds
 from tests.costs.models import gates
@@ -32,7 +31,7 @@ def loaded(gpus):
 
 
 @pytest.fixture(scope="module")
-def details(loaded) -> list[tuple[int, Detail]]:
+def details(loaded):
     last = len(loaded.points) - 1
     return [(i, detail(loaded, i)) for i in sorted({0, last // 3, last // 2, last})]
 
@@ -65,8 +64,7 @@ def test_lanes_are_never_double_booked(details):
         for spans in lanes.values():
             spans.sort()
             assert all(a[1] <= b[0] * (1 + 1e-12) for a, b in itertools.pairwise(spans))
-        busy = sum(end - start for start, end in lanes[COMPUTE])
-        assert busy == pytest.approx(told.step.compute_s)
+        assert sum(end - start for start, end in lanes[COMPUTE]) == pytest.approx(told.step.compute_s)
 
 
 def test_memory_begins_and_ends_with_what_stays(details):
@@ -123,11 +121,6 @@ def test_words_say_what_dominates(loaded, details):
         assert json.loads(json.dumps(told.to_dict()))["point"] == told.index + 1
 
 
-def test_a_point_that_is_not_there(loaded):
-    with pytest.raises(TensorOptError, match=r"no point 100000; there are points 1 to"):
-        detail(loaded, 99999)
-
-
 def test_without_saved_costs_it_says_so(tmp_path):
     small_exploration().save(tmp_path)
     with pytest.raises(TensorOptError, match="saved without its operator graph and costs"):
@@ -148,12 +141,6 @@ def test_saved_costs_are_checked(loaded, tmp_path):
         load_exploration(tmp_path)
 
 
-def test_costs_of_another_version_are_refused(loaded):
-    whole = replace(loaded.recorded.whole, compute=replace(loaded.recorded.compute, works={}))
-    with pytest.raises(TensorOptError, match=r"the costs of .* were not saved"):
-        detail(replace(loaded, costs=replace(loaded.recorded, whole=whole)), 0)
-
-
 @pytest.mark.slow
 def test_recosting_needs_no_model(gpus, loaded, tmp_path):
     same, again = tensoropt.api.recost(loaded, store=gpus.store)
@@ -172,16 +159,9 @@ def test_recosting_needs_no_model(gpus, loaded, tmp_path):
 def test_strategies_without_a_place_on_the_new_cluster_are_named(gpus):
     model, args, kwargs = gates()
     found = tensoropt.explore(
-        model,
-        args,
-        kwargs,
-        cluster="rtx-4090",
-        micro_batches=(1,),
-        epsilon=0.05,
-        placements="never",
-        pipelines="never",
-        store=gpus.store,
-    )
+        model, args, kwargs, cluster="rtx-4090", micro_batches=(1,), epsilon=0.05, placements="never",
+        pipelines="never", store=gpus.store,
+    )  # fmt: skip
     _, again = tensoropt.api.recost(found, cluster="dgx-a100[2]", store=gpus.store)
     assert all(r.time_s is None for r in again)
     assert {r.reason.split(" among")[0].split("no ")[1] for r in again} <= {"mesh 4", "mesh 2x2"}
@@ -201,9 +181,7 @@ def test_operators_and_what_is_beside_them_add_up_to_the_headline(loaded, detail
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [PIPELINED, PLACED], ids=lambda kind: kind.name)
-def test_plans_of_stages_are_shown_operator_by_operator(
-    staged: dict[str, Exploration], kind: PlanKind
-) -> None:
+def test_plans_of_stages_are_shown_operator_by_operator(staged, kind):
     """All parts add up to the step of the busiest place, and each place's work is that of its lane."""
     found = staged[kind.name]
     indices = [index for index, point in enumerate(found.points) if point.kind is kind]
@@ -226,9 +204,8 @@ def test_plans_of_stages_are_shown_operator_by_operator(
                 if is_of_group(event, rows):
                     own[event.group] += event.duration_s
         # What copies before the first forward, while parameters are gathered, is not in the lane.
-        assert [work[f"device {i}"] for i in range(len(told.places))] == pytest.approx(
-            [place.compute_s for place in told.places], rel=0.01
-        )
+        for i, place in enumerate(told.places):
+            assert work[f"device {i}"] == pytest.approx(place.compute_s, rel=0.01)
         for row in told.operators:
             assert row.source
             assert row.compute_s <= own[row.group] * (1 + 1e-9)
@@ -241,9 +218,7 @@ def test_plans_of_stages_are_shown_operator_by_operator(
         assert told.trace()["traceEvents"]
 
 
-def test_the_parts_of_a_placed_plan_are_what_its_busiest_device_computes(
-    staged: dict[str, Exploration],
-) -> None:
+def test_the_parts_of_a_placed_plan_are_what_its_busiest_device_computes(staged):
     """Summed by hand from the tasks that the simulation ran on that device."""
     found = staged[PLACED.name]
     index = next(index for index, point in enumerate(found.points) if point.kind is PLACED)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.exploration.exploration import load_exploration
 from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.report.detail import detail
 from tensoropt.report.owners import PointOwners, _until_words, point_owners
@@ -17,12 +17,12 @@ SHIPPED = Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100"
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Exploration:
+def shipped():
     return load_exploration(SHIPPED)
 
 
 @pytest.fixture(scope="module")
-def of_shipped(shipped: Exploration) -> PointOwners:
+def of_shipped(shipped):
     return point_owners(shipped, 0)
 
 
@@ -32,10 +32,8 @@ def check(told: PointOwners, step: int = 1) -> None:
         at = told.at(number)
         assert sum(row.bytes for row in at.rows) == at.at.total
         for kind in ("parameters", "gradients", "optimizer", "kept", "transient"):
-            assert sum(row.bytes for row in at.rows if row.kind == kind) == getattr(at.at, kind), (
-                number,
-                kind,
-            )
+            found = sum(row.bytes for row in at.rows if row.kind == kind)
+            assert found == getattr(at.at, kind), (number, kind)
 
 
 def test_of_a_sharded_plan_they_add_up_to_the_curve_of_its_detail(shipped, of_shipped):
@@ -46,8 +44,7 @@ def test_of_a_sharded_plan_they_add_up_to_the_curve_of_its_detail(shipped, of_sh
 
 def test_at_the_peak_by_default(shipped, of_shipped):
     at = of_shipped.at()
-    assert at.at == detail(shipped, 0).peak
-    assert at.at.total == shipped.points[0].tensor_bytes
+    assert (at.at, at.at.total) == (detail(shipped, 0).peak, shipped.points[0].tensor_bytes)
     assert at.rows[0].operator == "cross_entropy_loss"
 
 
@@ -75,8 +72,7 @@ def test_of_a_pipeline_by_stage_and_micro_batch(staged):
     assert told.note == PIPELINED.owners
     rows = [row for number in range(len(told.curve)) for row in told.at(number).rows]
     # The largest tensors of every micro-batch by name.
-    micro_batches = {row.tensor.rpartition(", ")[2] for row in rows}
-    assert {"micro-batch 0", "micro-batch 3"} <= micro_batches
+    assert {"micro-batch 0", "micro-batch 3"} <= {row.tensor.rpartition(", ")[2] for row in rows}
     assert {"saved inside for backward", "workspace"} <= {row.what for row in rows}
     assert all(row.operator.startswith("stage ") or row.tensor == "messages" for row in rows)
 

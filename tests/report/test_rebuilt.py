@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 
 import tensoropt
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import ClusterError, TensorOptError
-from tensoropt.exploration.exploration import Exploration
-from tensoropt.plan.kinds import PIPELINED, PLACED, PlanKind
+from tensoropt import ClusterError, Exploration, TensorOptError, load_cluster
+from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.rebuilt import rebuilt, strategy_on
-from tests.report.conftest import Explored, gpt2
+from tests.report.conftest import gpt2
 
 STAGED = pytest.mark.parametrize("kind", [PIPELINED, PLACED], ids=lambda kind: kind.name)
 
@@ -27,16 +25,16 @@ def check_figures(found: Exploration) -> None:
 
 
 @STAGED
-def test_saved_costs_give_the_figures_of_the_points(staged: dict[str, Exploration], kind: PlanKind) -> None:
+def test_saved_costs_give_the_figures_of_the_points(staged, kind):
     check_figures(staged[kind.name])
 
 
-def test_saved_costs_give_the_figures_of_sharded_points(gpus: Explored) -> None:
+def test_saved_costs_give_the_figures_of_sharded_points(gpus):
     check_figures(replace(gpus.found, points=gpus.found.points[::40]))
 
 
 @pytest.mark.slow
-def test_blocks_that_might_be_recomputed_take_no_memory_of_a_split_backward() -> None:
+def test_blocks_that_might_be_recomputed_take_no_memory_of_a_split_backward():
     """The search knows how to recompute either of two equal blocks; the saved plan recomputes none."""
     pin = {"pipeline": {"stages": 2, "schedule": "zero_bubble"}}
     how = {"measure": "never", "placements": "never", "micro_batches": [2], "constraints": pin}
@@ -46,7 +44,7 @@ def test_blocks_that_might_be_recomputed_take_no_memory_of_a_split_backward() ->
 
 @pytest.mark.sweep(quick=1)
 @STAGED
-def test_unchanged_costs_give_the_same_figures(staged: dict[str, Exploration], kind: PlanKind) -> None:
+def test_unchanged_costs_give_the_same_figures(staged, kind):
     found = staged[kind.name]
     again, recosted = tensoropt.recost(found)
     assert [p.time_s for p in again.points] == [p.time_s for p in found.points]
@@ -58,7 +56,7 @@ def test_unchanged_costs_give_the_same_figures(staged: dict[str, Exploration], k
 
 
 @STAGED
-def test_a_cluster_without_such_a_mesh_is_named(staged: dict[str, Exploration], kind: PlanKind) -> None:
+def test_a_cluster_without_such_a_mesh_is_named(staged, kind):
     found = staged[kind.name]
     (index, *_) = (i for i, point in enumerate(found.points) if point.kind is kind)
     graph = recorded_of(found).grouped
@@ -69,9 +67,7 @@ def test_a_cluster_without_such_a_mesh_is_named(staged: dict[str, Exploration], 
 
 @pytest.mark.slow
 @STAGED
-def test_costs_of_several_kinds_of_devices_are_saved_apart(
-    staged: dict[str, Exploration], kind: PlanKind
-) -> None:
+def test_costs_of_several_kinds_of_devices_are_saved_apart(staged, kind):
     mixed = load_cluster("dgx-a100[2]")
     slow = replace(mixed.device, name="half", flops={k: v / 2 for k, v in mixed.device.flops.items()})
     mixed = replace(mixed, name="mixed", devices=(mixed.device, slow))

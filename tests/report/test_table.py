@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from tensoropt.cluster import load_cluster
-from tensoropt.exploration.exploration import Exploration
+from tensoropt import Exploration, load_cluster
 from tensoropt.exploration.facts import facts, range_data, range_of
-from tensoropt.exploration.figure_rows import FigureRow, points_data
+from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import frontier_text
 from tensoropt.ops.registry import is_dense_transformer
 from tensoropt.plan.graph_facts import GraphFacts
@@ -19,7 +18,7 @@ from tensoropt.report.table import point_lines, summary_lines, timing_words
 from tests.plan.explorations import MIB, point, small_exploration
 
 
-def test_the_table_marks_ends_and_knee() -> None:
+def test_the_table_marks_ends_and_knee():
     lines = frontier_text(small_exploration()).splitlines()
     assert "needs/MiB" in lines[0]
     assert "time/ms" in lines[0]
@@ -31,14 +30,14 @@ def test_the_table_marks_ends_and_knee() -> None:
     assert len({line.index("measured") for line in lines[1:]}) == 1
 
 
-def test_many_points_are_thinned() -> None:
+def test_many_points_are_thinned():
     found = small_exploration()
     many = tuple(point((10 + i) * MIB, 1.0 / (1 + i) ** 2, 0) for i in range(300))
     found = replace(found, points=many)
     assert "30 of 300 points; all: tensoropt export DIR --csv FILE" in frontier_text(found)
 
 
-def test_the_summary_names_what_has_no_rule() -> None:
+def test_the_summary_names_what_has_no_rule():
     text = "\n".join(summary_lines(small_exploration()))
     assert "aten.odd" in text
     assert "note: a note" not in text
@@ -46,26 +45,17 @@ def test_the_summary_names_what_has_no_rule() -> None:
     assert "nothing was timed" in text
 
 
-@pytest.mark.parametrize(
-    ("report", "measure", "said"),
-    [
-        ({}, "all", "nothing was timed: T4 is not here; figures are of data sheets"),
-        ({}, "never", "nothing was timed: timing was refused (--measure never); figures are of data sheets"),
-        (
-            {"workloads_measured": 3, "timed_now": False, "fit": [{"cls": "norm"}]},
-            "never",
-            "nothing was timed: timing was refused (--measure never); figures are of the profile store, "
-            "which knows 3 distinct pieces of work and a fit to what it knows",
-        ),
-        ({"fit": [{"cls": "norm"}]}, "all", "nothing was timed: T4 is not here; figures are of a fit"),
-        (
-            {"workloads_measured": 3, "median_spread": 0.041, "failed_measurements": 1},
-            "all",
-            "timed: 3 distinct pieces of work, median spread 4 %, 1 failed, see the notes",
-        ),
-    ],
-)
-def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said) -> None:
+@pytest.mark.parametrize(("report", "measure", "said"), [
+    ({}, "all", "nothing was timed: T4 is not here; figures are of data sheets"),
+    ({}, "never", "nothing was timed: timing was refused (--measure never); figures are of data sheets"),
+    ({"workloads_measured": 3, "timed_now": False, "fit": [{"cls": "norm"}]}, "never",
+     "nothing was timed: timing was refused (--measure never); figures are of the profile store, "
+     "which knows 3 distinct pieces of work and a fit to what it knows"),
+    ({"fit": [{"cls": "norm"}]}, "all", "nothing was timed: T4 is not here; figures are of a fit"),
+    ({"workloads_measured": 3, "median_spread": 0.041, "failed_measurements": 1}, "all",
+     "timed: 3 distinct pieces of work, median spread 4 %, 1 failed, see the notes"),
+])  # fmt: skip
+def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said):
     found = small_exploration()
     found = replace(
         found,
@@ -75,14 +65,7 @@ def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said) 
     assert timing_words(found).startswith(said)
 
 
-def test_points_as_data_use_the_words_of_the_csv() -> None:
-    rows = points_data(small_exploration())
-    assert [r["point"] for r in rows] == [1, 2, 3, 4]
-    assert rows[0]["memory_bytes"] == 10 * MIB
-    assert rows[1]["devices"] == 2
-
-
-def test_a_point_in_words() -> None:
+def test_a_point_in_words():
     text = "\n".join(point_lines(FigureRow.of(small_exploration(), 1)))
     assert "12 MiB per device, 200 ms per step" in text
     assert "parameters 6 MiB" in text
@@ -92,24 +75,20 @@ def like_published_jobs(**changes: Any) -> Exploration:
     """An exploration of a dense transformer in 16 bits on GPUs, or of something else."""
     targets = changes.pop("targets", ("aten.linear.default", "aten.scaled_dot_product_attention.default"))
     small = small_exploration()
-    found = replace(
-        small,
-        cluster=load_cluster("dgx-a100[2]").to_dict(),
-        settings={**small.settings, "dtype": "bfloat16"},
-    )
+    settings = {**small.settings, "dtype": "bfloat16"}
+    found = replace(small, cluster=load_cluster("dgx-a100[2]").to_dict(), settings=settings)
     found = replace(found, **changes)
     dense = targets is not None and is_dense_transformer(targets)
     found.__dict__["graph_facts"] = GraphFacts(dense_transformer=dense)
     return found
 
 
-def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None:
+def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it():
     found = like_published_jobs()
     (line, *_) = point_lines(FigureRow.of(found, 1))
     assert "200 ms per step (" in line
     assert line.endswith(" for 80 % of published jobs)")
     data = range_data(found, 1)
-    assert data is not None
     # A quarter of its seconds are from data sheets.
     assert 0.15 < data["low_s"] < data["middle_s"] == 0.2 < data["high_s"] < 0.25
     assert facts(FigureRow.of(found, 1))["range"].words.startswith(line.partition("(")[2][:-1])
@@ -130,7 +109,7 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it() -> None
     ],
     ids=["convolutions", "experts", "no attention", "unknown", "float32", "inference", "host-bound"],
 )
-def test_a_time_that_no_published_job_is_like_says_so_everywhere(changes: dict[str, Any]) -> None:
+def test_a_time_that_no_published_job_is_like_says_so_everywhere(changes):
     found = like_published_jobs(**changes)
     words = "from a data sheet; no published job resembles it"
     assert point_lines(FigureRow.of(found, 1))[0].endswith(f"({words})")

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tensoropt.api import explore
+from tensoropt import Exploration, explore
 from tensoropt.engine.models import ModelSpec
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.profiling.store import ProfileStore
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tensoropt import load_model
-from tensoropt.api import explore
+from tensoropt import explore, load_model
 from tensoropt.cli.parser import main
 from tensoropt.exploration.exploration import InterruptedExplorationError, load_exploration
 from tensoropt.processes import finished_when_interrupted
@@ -35,14 +34,11 @@ def interrupted_after(count: int, function: Callable[..., Any]) -> Callable[...,
     return interrupted
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "missing", "asked"),
-    [
-        (_Asking, "ask", "zero", ()),
-        (SpaceSearch, "_search", "meshes and micro-batch counts", ()),
-        (_Finder, "_of_mesh", "pipelines beyond", ("--pipelines", "always", "--micro-batches", "2,4")),
-    ],
-)
+@pytest.mark.parametrize(("owner", "name", "missing", "asked"), [
+    (_Asking, "ask", "zero", ()),
+    (SpaceSearch, "_search", "meshes and micro-batch counts", ()),
+    (_Finder, "_of_mesh", "pipelines beyond", ("--pipelines", "always", "--micro-batches", "2,4")),
+])  # fmt: skip
 def test_what_was_found_is_saved(owner, name, missing, asked, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(owner, name, interrupted_after(1, getattr(owner, name)))
     assert main([*QUICK, *asked, "--out", str(tmp_path / "found")]) == 130
@@ -72,7 +68,7 @@ def test_a_script_is_ended_and_may_ask_for_what_was_found(monkeypatch):
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
+def heard():
     """Ctrl-C is heard, which shells switch off for what runs in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

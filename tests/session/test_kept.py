@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensoropt import InfeasibleError, Settings, load_cluster
 from tensoropt.api import explore, explore_captured
-from tensoropt.cluster import load_cluster
-from tensoropt.errors import InfeasibleError
 from tensoropt.profiling.store import _CACHED
-from tensoropt.question.settings import Settings
 from tensoropt.session import kept
 from tests.profiling.test_store import cached
 
@@ -47,16 +45,10 @@ def test_nothing_is_kept_unasked(model, empty_store):
 
 
 def test_another_question_is_searched(model, kept_store, searches):
-    others = (
-        {"epsilon": 0.0001},
-        {"optimizer": "sgd"},
-        {"cluster": "dgx-h100[4]"},
-        {"seed": 1},
-        {"method": "ldp"},
-    )
-    for asked, other in enumerate(others, 1):
-        explore(*model, store=kept_store, **{**ASKED, **other})
-        assert len(searches) == asked, other
+    others = {"epsilon": 0.0001, "optimizer": "sgd", "cluster": "dgx-h100[4]", "seed": 1, "method": "ldp"}
+    for asked, (name, other) in enumerate(others.items(), 1):
+        explore(*model, store=kept_store, **{**ASKED, name: other})
+        assert len(searches) == asked, name
 
 
 def test_what_the_store_learns_is_seen(model, kept_store, searches):
@@ -91,14 +83,11 @@ def change(store, change):
     store.put(key, data, "explorations")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data["files"].update({"exploration.json": np.frombuffer(b"{", np.uint8)}),
-        lambda data: data["files"].pop("points.npz"),
-        lambda data: data.clear(),
-    ],
-)
+@pytest.mark.parametrize("damage", [
+    lambda data: data["files"].update({"exploration.json": np.frombuffer(b"{", np.uint8)}),
+    lambda data: data["files"].pop("points.npz"),
+    lambda data: data.clear(),
+])  # fmt: skip
 def test_a_damaged_one_is_explored_anew(model, found, kept_store, searches, damage):
     change(kept_store, damage)
     for _ in range(2):
@@ -147,8 +136,7 @@ def test_the_graph_of_a_source_is_kept_for_other_questions(model, found, kept_st
     assert again.graph.fingerprint == found.model.fingerprint
     assert kept.question_of(again.model) == kept.question_of(found.model)
     other = {**ASKED, "epsilon": 0.01, "cluster": "dgx-h100[4]", "keep": False}
-    assert points(explore_captured(again, store=kept_store, **other)) == points(
-        explore(*model, store=kept_store, **other)
-    )
+    anew = explore(*model, store=kept_store, **other)
+    assert points(explore_captured(again, store=kept_store, **other)) == points(anew)
     kept_store._connection.execute("UPDATE cache SET value = substr(value, 1, 100) WHERE kind = 'captures'")
     assert explorations.capture_of("zoo:mlp") is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +27,8 @@ class Normed(nn.Module):
     def __init__(self, *, normed: bool):
         super().__init__()
         norm = nn.BatchNorm2d if normed else nn.Identity
-        self.convolutions = nn.Sequential(
-            *(nn.Sequential(nn.Conv2d(c, WIDTH, 3, padding=1), norm(WIDTH)) for c in (3, WIDTH, WIDTH))
-        )
+        parts = ((nn.Conv2d(c, WIDTH, 3, padding=1), norm(WIDTH)) for c in (3, WIDTH, WIDTH))
+        self.convolutions = nn.Sequential(*(nn.Sequential(*part) for part in parts))
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -46,7 +44,7 @@ def explored(store: ProfileStore, cluster: str = "dgx-a100[2]", *, normed: bool 
 
 
 @pytest.fixture(scope="module")
-def found(store: ProfileStore) -> Exploration:
+def found(store):
     return explored(store)
 
 
@@ -59,7 +57,7 @@ def fastest(exploration: Exploration) -> Point:
     return min((p for p in points if p.planner == "data_parallel"), key=lambda p: p.time_s)
 
 
-def test_it_saves_the_collectives_of_statistics(found: Exploration) -> None:
+def test_it_saves_the_collectives_of_statistics(found):
     cost = CommunicationModel(load_cluster("dgx-a100[2]"), Mesh(shape=(2,), names=("data",)))
     forward, backward = (cost.time_s("all_reduce", (0,), n * 4 * WIDTH) for n in (1, 2))
     synced, local = fastest(found), rows(found)[LOCAL].point
@@ -68,7 +66,7 @@ def test_it_saves_the_collectives_of_statistics(found: Exploration) -> None:
     assert rows(found)[LOCAL].needs_bytes == found.needs[rows(found)["DDP"].row]
 
 
-def test_it_is_a_row_behind_ddp_but_no_plan(found: Exploration) -> None:
+def test_it_is_a_row_behind_ddp_but_no_plan(found):
     titles = [base.title for base in answer(found).baselines]
     assert titles[: titles.index(LOCAL)] == ["DDP"]
     told = {row["title"]: row for row in answer(found).to_data()["baselines"]}
@@ -77,7 +75,7 @@ def test_it_is_a_row_behind_ddp_but_no_plan(found: Exploration) -> None:
     assert rows(found)[LOCAL].point.time_s not in found.all_points.time
 
 
-def test_it_is_not_recommended_where_it_is_the_fastest(found: Exploration) -> None:
+def test_it_is_not_recommended_where_it_is_the_fastest(found):
     # An answer that it would beat by far.
     tried = {"data_parallel": {**found.report["tried"]["data_parallel"], "local_statistics_s": 1e-9}}
     quick = replace(found, report={**found.report, "tried": tried})
@@ -85,13 +83,12 @@ def test_it_is_not_recommended_where_it_is_the_fastest(found: Exploration) -> No
     assert rows(quick)[LOCAL].longer == pytest.approx(-1, abs=1e-3)
 
 
-def test_it_is_saved(found: Exploration, tmp_path: Path) -> None:
+def test_it_is_saved(found, tmp_path):
     found.save(tmp_path)
-    again = load_exploration(tmp_path)
-    assert answer(again).to_data() == answer(found).to_data()
+    assert answer(load_exploration(tmp_path)).to_data() == answer(found).to_data()
 
 
-def test_it_is_said_where_it_differs(found: Exploration) -> None:
+def test_it_is_said_where_it_differs(found):
     assert f"{LOCAL} {rows(found)[LOCAL].verdict()} (batch-norm statistics" in answer(found).sentence()
     tried = {"data_parallel": {"local_statistics_s": fastest(found).time_s}}
     alike = replace(found, report={**found.report, "tried": tried})
@@ -100,7 +97,7 @@ def test_it_is_said_where_it_differs(found: Exploration) -> None:
 
 
 @pytest.mark.parametrize(("cluster", "normed"), [("dgx-a100[1]", True), ("dgx-a100[2]", False)])
-def test_nothing_else_has_it(store: ProfileStore, cluster: str, normed: bool) -> None:
+def test_nothing_else_has_it(store, cluster, normed):
     alone = explored(store, cluster, normed=normed)
     assert "local_statistics_s" not in alone.report["tried"]["data_parallel"]
     assert LOCAL not in rows(alone)

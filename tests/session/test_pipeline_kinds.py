@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from tensoropt import Exploration, Plan
 from tensoropt.cluster.files import cluster_from
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.kinds import PIPELINED
-from tensoropt.plan.plan import Plan
 from tensoropt.profiling.store import ProfileStore
 from tests.costs.models import Recipe
 from tests.session.captured_once import CapturedOnce
@@ -57,16 +56,15 @@ def fastest(found: Exploration) -> Plan:
 
 def layers_of(plan: Plan) -> list[int]:
     """How many layers each stage has."""
-    assert plan.stages is not None
     return [sum(name.startswith("linear") for name in stage.groups) for stage in plan.stages.stages]
 
 
 @pytest.fixture(scope="module")
-def mixed(store: ProfileStore) -> Exploration:
+def mixed(store):
     return explored(store, {"kind": FAST, "count": 2}, {"kind": SLOW, "count": 2})
 
 
-def test_the_fast_place_gets_more_layers(mixed: Exploration, store: ProfileStore) -> None:
+def test_the_fast_place_gets_more_layers(mixed, store):
     plan, slow = fastest(mixed), fastest(explored(store, {"kind": SLOW, "count": 4}))
     assert layers_of(slow) == [LAYERS // 2, LAYERS // 2]
     first, second = layers_of(plan)
@@ -76,50 +74,37 @@ def test_the_fast_place_gets_more_layers(mixed: Exploration, store: ProfileStore
     assert plan.predicted.time_s < 0.8 * slow.predicted.time_s
 
 
-def test_plans_say_which_kind_each_place_has(mixed: Exploration, store: ProfileStore) -> None:
+def test_plans_say_which_kind_each_place_has(mixed, store):
     info = fastest(mixed).stages
-    assert info is not None
     assert info.kinds == (FAST, SLOW)
-    assert len(info.peak_bytes) == 2
-    assert info.model_dump(mode="json")["kinds"] == [FAST, SLOW]
+    assert (len(info.peak_bytes), info.model_dump(mode="json")["kinds"]) == (2, [FAST, SLOW])
     assert any("in order of rank" in note for note in mixed.report["notes"])
-    alike = fastest(explored(store, {"kind": SLOW, "count": 4})).stages
-    assert alike is not None
-    assert alike.kinds == ()
+    assert fastest(explored(store, {"kind": SLOW, "count": 4})).stages.kinds == ()
 
 
-def test_in_the_other_order_the_second_place_gets_more(store: ProfileStore) -> None:
-    first, second = layers_of(
-        fastest(explored(store, {"kind": SLOW, "count": 2}, {"kind": FAST, "count": 2}))
-    )
+def test_in_the_other_order_the_second_place_gets_more(store):
+    found = explored(store, {"kind": SLOW, "count": 2}, {"kind": FAST, "count": 2})
+    first, second = layers_of(fastest(found))
     assert first < second
 
 
-def test_places_keep_within_the_memory_of_their_kind(mixed: Exploration, store: ProfileStore) -> None:
-    info = fastest(mixed).stages
-    assert info is not None
-    room = int(0.8 * info.peak_bytes[0])
-    small = {"kind": FAST, "count": 2, "memory": room}
-    found = explored(store, small, {"kind": SLOW, "count": 2})
+def test_places_keep_within_the_memory_of_their_kind(mixed, store):
+    room = int(0.8 * fastest(mixed).stages.peak_bytes[0])
+    found = explored(store, {"kind": FAST, "count": 2, "memory": room}, {"kind": SLOW, "count": 2})
     for index in range(len(found.points)):
-        less = found.plan(index).stages
-        assert less is not None
-        assert less.peak_bytes[0] <= room
+        assert found.plan(index).stages.peak_bytes[0] <= room
 
 
 @pytest.mark.slow
-def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store: ProfileStore) -> None:
+def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store):
     both = {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}
     found = explored(store, *both, nodes=2)
     assert any("several kinds of devices go at the pace of the slowest" in n for n in found.report["notes"])
-    info = fastest(found).stages
-    assert info is not None
-    assert info.kinds == ()
+    assert fastest(found).stages.kinds == ()
     single = fastest(explored(store, *both, nodes=2, constraints=PINNED_4)).stages
-    assert single is not None
     assert single.kinds == (FAST, SLOW, FAST, SLOW)
 
 
-def test_several_kinds_are_reason_to_look_for_pipelines(store: ProfileStore) -> None:
+def test_several_kinds_are_reason_to_look_for_pipelines(store):
     found = explored(store, {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}, constraints=None)
     assert any(point.kind is PIPELINED for point in found.points)

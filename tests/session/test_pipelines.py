@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from math import inf
-from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from tensoropt.api import explore
-from tensoropt.cluster import Mesh, load_cluster
+from tensoropt import ConstraintError, Exploration, Point, Settings, explore
+from tensoropt.cluster import Cluster, Mesh, load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import InfeasibleError, PlanError, TensorOptError
 from tensoropt.evaluation import evaluate
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.pipeline.composer import Composer
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import _evaluate_pipeline, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.stage_frontiers import CROSSINGS
-from tensoropt.plan.point import Point
 from tensoropt.planners.quick import _PIPELINED
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
 from tensoropt.report.detail import detail
 from tensoropt.session import pipelines
-from tensoropt.session import pipelines as pipeline_cuts
 from tensoropt.session.quick_plans import with_quick_plans
-from tensoropt.sharding.constraints import ConstraintError
 from tests.costs.models import four, problem
 from tests.pipeline.models import Blocks, adapted
+from tests.plan.explorations import costs
 from tests.session.captured_once import CapturedOnce
 from tests.situations.readers import made_of_parameters
 
@@ -41,7 +36,7 @@ FOUR = CapturedOnce(four)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def searched_alone() -> Iterator[None]:
+def searched_alone():
     """What the search alone finds: published planners take as long again for these small models."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensoropt.api.with_quick_plans", lambda session, searched, found, **_: found)
@@ -55,31 +50,35 @@ def explored(store: ProfileStore, **settings: Any) -> Exploration:
 
 
 @pytest.fixture(scope="module")
-def plain(store: ProfileStore) -> Exploration:
+def plain(store):
     return explored(store, pipelines="never")
 
 
 @pytest.fixture(scope="module")
-def both(store: ProfileStore) -> Exploration:
+def both(store):
     return explored(store, pipelines="always")
+
+
+def in_nodes(count: int) -> Cluster:
+    """Nodes of two cards."""
+    links = {"intra_node": "NVLink4", "inter_node": {"link": "IB-400G", "count": 2}}
+    devices = [{"kind": "H100-80GB", "count": 2}]
+    return load_cluster({"name": "nodes", "devices": devices, "nodes": count, "links": links})
 
 
 def pipelined(found: Exploration) -> list[tuple[int, Point]]:
     return [(i, point) for i, point in enumerate(found.points) if point.stages.schedule]
 
 
-def beaten(point: Point, others: tuple[Point, ...]) -> bool:
-    costs = point.memory_bytes, point.time_s
-    theirs = [(p.memory_bytes, p.time_s) for p in others]
-    return any(p != costs and p[0] <= costs[0] and p[1] <= costs[1] for p in theirs)
+def beaten(point: Point, found: Exploration) -> bool:
+    own = point.memory_bytes, point.time_s
+    return any(p != own and p[0] <= own[0] and p[1] <= own[1] for p in costs(found))
 
 
 # -- what is found --------------------------------------------------------------------------------
 
 
-def test_without_being_asked_none_is_looked_for(
-    plain: Exploration, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_being_asked_none_is_looked_for(plain, store, monkeypatch):
     assert not pipelined(plain)
     assert not any("pipeline" in note for note in plain.report["notes"])
     monkeypatch.setattr("tensoropt.api.with_quick_plans", with_quick_plans)
@@ -89,31 +88,29 @@ def test_without_being_asked_none_is_looked_for(
     assert not any(note.startswith("pipelines:") for note in found.report["notes"])
 
 
-def test_pipelines_stand_in_one_frontier_with_the_others(both: Exploration) -> None:
+def test_pipelines_stand_in_one_frontier_with_the_others(both):
     assert 0 < len(pipelined(both)) < len(both.points)
     memory, times = [p.memory_bytes for p in both.points], [p.time_s for p in both.points]
     assert memory == sorted(memory)
     assert times == sorted(times, reverse=True)
-    assert not [p for p in both.points if beaten(p, both.points)]
+    assert not [p for p in both.points if beaten(p, both)]
 
 
-def test_pipelines_take_nothing_away(plain: Exploration, both: Exploration) -> None:
-    kept = {(p.memory_bytes, p.time_s) for p in both.points}
+def test_pipelines_take_nothing_away(plain, both):
     for point in plain.points:
-        assert (point.memory_bytes, point.time_s) in kept or beaten(point, both.points)
+        assert (point.memory_bytes, point.time_s) in costs(both) or beaten(point, both)
     # Whatever is no pipeline was there before.
-    before = {(p.memory_bytes, p.time_s) for p in plain.points}
-    assert {(p.memory_bytes, p.time_s) for p in both.points if not p.stages.schedule} <= before
+    assert {(p.memory_bytes, p.time_s) for p in both.points if not p.stages.schedule} <= {*costs(plain)}
 
 
-def test_they_are_said_to_be_a_heuristic(both: Exploration) -> None:
+def test_they_are_said_to_be_a_heuristic(both):
     assert any("heuristic" in note for note in both.report["notes"])
     for _, point in pipelined(both):
         assert (point.exact, point.gap) == (False, None)
         assert any("heuristic" in note for note in both.spaces[point.space].notes)
 
 
-def test_every_space_has_a_point_or_was_searched(both: Exploration) -> None:
+def test_every_space_has_a_point_or_was_searched(both):
     used = {point.space for point in both.points}
     for number, space in enumerate(both.spaces):
         assert number in used or space.groups
@@ -123,34 +120,29 @@ def test_every_space_has_a_point_or_was_searched(both: Exploration) -> None:
         assert mesh.label.startswith("pp")
 
 
-def test_their_figures_are_the_simulators(both: Exploration, store: ProfileStore) -> None:
+def test_their_figures_are_the_simulators(both, store):
     graph = problem(four).graph
-    settings = Settings(measure="never")
-    costs = CostSource(load_cluster(CLUSTER), store, settings)
+    source = CostSource(load_cluster(CLUSTER), store, Settings(measure="never"))
     for index, point in pipelined(both):
         plan = both.plan(index)
         strategy = pipelined_strategy(plan, graph)
         assert strategy.devices == 4
         works = stage_works(strategy)
-        costs.facts.find(work for of_stage in works for work in of_stage.values())
-        facts = [{name: costs.facts.of(work) for name, work in of.items()} for of in works]
+        source.facts.find(work for of_stage in works for work in of_stage.values())
+        facts = [{name: source.facts.of(work) for name, work in of.items()} for of in works]
         mesh = Mesh(shape=plan.mesh.shape, names=plan.mesh.names)
-        found = _evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
+        found = _evaluate_pipeline(strategy, works, facts, PipelinePrices.of(source, mesh))
         assert point.memory_bytes == pytest.approx(found.memory_bytes, rel=1e-9)
         assert point.time_s == pytest.approx(found.time_s, rel=1e-9)
 
 
-def test_strategies_of_stages_may_be_simulated_in_parts(
-    both: Exploration, store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strategies_of_stages_may_be_simulated_in_parts(both, store, monkeypatch):
     monkeypatch.setattr(evaluate, "CHUNK", 7)
     in_parts = explored(store, pipelines="always")
-    assert [(p.memory_bytes, p.time_s) for p in in_parts.points] == [
-        (p.memory_bytes, p.time_s) for p in both.points
-    ]
+    assert costs(in_parts) == costs(both)
 
 
-def test_what_they_compute_is_told_by_their_own_groups(both: Exploration) -> None:
+def test_what_they_compute_is_told_by_their_own_groups(both):
     """Whose stages are simulated once for all that look alike, under the first one's names."""
     for index, point in pipelined(both):
         assert point.stages.schedule
@@ -160,21 +152,21 @@ def test_what_they_compute_is_told_by_their_own_groups(both: Exploration) -> Non
         assert len(set(told)) == len(told)
 
 
-def test_each_place_has_the_micro_batches_that_are_given(both: Exploration) -> None:
+def test_each_place_has_the_micro_batches_that_are_given(both):
     """So that a device works on pieces as large as without stages."""
     for space in both.spaces:
         places = space.mesh.shape[0] if not space.groups else 1
         assert space.micro_batches == 4 * places
 
 
-def test_of_a_pinned_pipeline_micro_batches_are_as_given(store: ProfileStore) -> None:
+def test_of_a_pinned_pipeline_micro_batches_are_as_given(store):
     found = explored(store, constraints={"pipeline": {"stages": 2}})
     assert {found.plan(index).mesh.shape[0] for index in range(len(found.points))} == {2}
     assert {space.micro_batches for space in found.spaces if not space.groups} == {4}
 
 
 @pytest.mark.slow
-def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: ProfileStore) -> None:
+def test_micro_batches_keep_all_places_busy_where_they_are_searched(store):
     found = explored(store, pipelines="always", micro_batches="auto")
     assert pipelined(found)
     for _, point in pipelined(found):
@@ -184,9 +176,7 @@ def test_micro_batches_keep_all_places_busy_where_they_are_searched(store: Profi
 
 
 @pytest.mark.slow
-def test_large_models_are_looked_at_with_one_row_in_flight(
-    store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_are_looked_at_with_one_row_in_flight(store, monkeypatch):
     """On the mesh that is leanest without, all axes of a place splitting what comes behind the batch."""
     looked: list[tuple[str, int, tuple[str, ...], float]] = []
     of_mesh = pipelines._Finder._of_mesh
@@ -200,13 +190,8 @@ def test_large_models_are_looked_at_with_one_row_in_flight(
     monkeypatch.setattr(pipelines._Finder, "_of_mesh", seen)
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MOST_PLACES", 2)
-    (tmp_path / "nodes.yaml").write_text(
-        "devices: [{kind: H100-80GB, count: 2}]\nnodes: 4\n"
-        "links: {intra_node: NVLink4, inter_node: {link: IB-400G, count: 2}}\n"
-    )
-    found = explored(
-        store, cluster=tmp_path / "nodes.yaml", micro_batches=[2], dtype="bfloat16", pipelines="auto"
-    )
+    asked = {"micro_batches": [2], "dtype": "bfloat16", "pipelines": "auto"}
+    found = explored(store, cluster=in_nodes(4), **asked)
     *first, (mesh, count, outer, _) = looked
     assert count == 16
     assert outer == ("second",)
@@ -216,12 +201,10 @@ def test_large_models_are_looked_at_with_one_row_in_flight(
 
 
 @pytest.mark.slow
-def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
-    store: ProfileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(store, tmp_path, monkeypatch):
     """Six blocks on two places, in as many micro-batches: three stages to each halve the bubble and more."""
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
-    monkeypatch.setattr(pipeline_cuts, "_MOST_STAGES", 3)
+    monkeypatch.setattr(pipelines, "_MOST_STAGES", 3)
     evaluate, simulated = Composer._evaluated, set()
 
     def seen(composer: Composer, *of: Any) -> Any:
@@ -249,24 +232,12 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> Any:
-        raise PlanError("no stage can begin with add_3")
-
+def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(store, monkeypatch):
+    refuse = Mock(side_effect=PlanError("no stage can begin with add_3"))
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
-    monkeypatch.setattr(pipeline_cuts, "dealt_cuts", refuse)
-    inputs = torch.randn(16, 8), torch.randn(16, 8)
-    found = explore(
-        Blocks(4),
-        inputs,
-        cluster=CLUSTER,
-        measure="never",
-        micro_batches=[1],
-        store=store,
-        pipelines="always",
-    )
+    monkeypatch.setattr(pipelines, "dealt_cuts", refuse)
+    asked = {"measure": "never", "micro_batches": [1], "store": store, "pipelines": "always"}
+    found = explore(Blocks(4), (torch.randn(16, 8),) * 2, cluster=CLUSTER, **asked)
     assert any("no stage can begin with add_3" in note for note in found.report["notes"])
     assert pipelined(found)
 
@@ -274,17 +245,12 @@ def test_a_model_that_cannot_be_cut_before_its_blocks_has_other_pipelines(
 @pytest.mark.slow
 @pytest.mark.parametrize(("counts", "looks"), [("auto", True), ([4], False)])
 def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
-    store: ProfileStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, counts: Any, looks: bool
-) -> None:
+    store, monkeypatch, counts, looks
+):
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MULTIPLES", (2,))
-    (tmp_path / "nodes.yaml").write_text(
-        "devices: [{kind: H100-80GB, count: 2}]\nnodes: 2\n"
-        "links: {intra_node: NVLink4, inter_node: {link: IB-400G, count: 2}}\n"
-    )
-    found = pinned(
-        store, {"stages": 2}, cluster=tmp_path / "nodes.yaml", micro_batches=counts, dtype="bfloat16"
-    )
+    asked = {"cluster": in_nodes(2), "micro_batches": counts, "dtype": "bfloat16"}
+    found = pinned(store, {"stages": 2}, **asked)
     assert any("one row in each micro-batch" in note for note in found.report["notes"]) is looks
 
 
@@ -292,7 +258,7 @@ def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
 
 
 @pytest.mark.slow
-def test_first_stages_may_have_nothing_to_train(store: ProfileStore) -> None:
+def test_first_stages_may_have_nothing_to_train(store):
     """Of two stages on as many ranks the first is larger, as it has no backward: adapters of the last blocks
     alone are trained."""
     model, inputs, _ = adapted()
@@ -313,51 +279,45 @@ def pinned(store: ProfileStore, pin: dict[str, Any], **settings: Any) -> Explora
     return explored(store, constraints={"pipeline": pin}, **settings)
 
 
-def test_too_few_micro_batches_for_pinned_stages_are_refused_by_their_rule(store: ProfileStore) -> None:
-    with pytest.raises(
-        ConstraintError, match="at least as many micro-batches as there are stages, 4"
-    ) as told:
+def test_too_few_micro_batches_for_pinned_stages_are_refused_by_their_rule(store):
+    with pytest.raises(ConstraintError, match="as many micro-batches as there are stages, 4") as told:
         explored(store, constraints={"pipeline": {"stages": 4}}, micro_batches=[1, 2])
     assert re.search(r"--micro-batches is 1,2; give --micro-batches 4( or \d+)*$", str(told.value))
 
 
-def test_without_a_pin_it_is_noted(store: ProfileStore) -> None:
+def test_without_a_pin_it_is_noted(store):
     notes = explored(store, pipelines="always", micro_batches=[16]).report["notes"]
     assert any("no pipelines: no number of micro-batches that is asked for (16)" in note for note in notes)
 
 
-def test_a_pin_holds_at_every_point(store: ProfileStore) -> None:
+def test_a_pin_holds_at_every_point(store):
     found = pinned(store, {"stages": 2, "schedule": "gpipe", "cuts": ["linear_1"]})
     assert found.points
     assert len(pipelined(found)) == len(found.points)
     for index in range(len(found.points)):
         plan = found.plan(index)
-        assert plan.stages is not None
         assert plan.stages.schedule == "gpipe"
         assert [stage.begins for stage in plan.stages.stages] == ["", "linear_1"]
         assert plan.mesh.shape[0] == 2
 
 
-def test_cuts_may_name_modules(store: ProfileStore) -> None:
+def test_cuts_may_name_modules(store):
     found = pinned(store, {"stages": 4, "cuts": ["layers.1", "layers.2", "layers.3"]})
     for index in range(len(found.points)):
         info = found.plan(index).stages
-        assert info is not None
         assert [stage.begins for stage in info.stages] == ["", "linear_1", "linear_2", "linear_3"]
 
 
-def test_one_stage_forbids_pipelines(store: ProfileStore, plain: Exploration) -> None:
+def test_one_stage_forbids_pipelines(store, plain):
     found = pinned(store, {"stages": 1}, pipelines="always")
     assert not pipelined(found)
-    assert [(p.memory_bytes, p.time_s) for p in found.points] == [
-        (p.memory_bytes, p.time_s) for p in plain.points
-    ]
+    assert costs(found) == costs(plain)
 
 
 # -- budgets and refusals -------------------------------------------------------------------------
 
 
-def test_a_budget_holds_for_pipelines(store: ProfileStore, both: Exploration) -> None:
+def test_a_budget_holds_for_pipelines(store, both):
     limit = both.points[len(both.points) // 2].memory_bytes
     found = explored(store, pipelines="always", memory_bytes=limit)
     assert found.points
@@ -365,52 +325,44 @@ def test_a_budget_holds_for_pipelines(store: ProfileStore, both: Exploration) ->
     assert any(p.memory_bytes <= limit for p in found.points)
 
 
-def test_a_budget_below_all_that_is_pinned_is_infeasible(store: ProfileStore) -> None:
+def test_a_budget_below_all_that_is_pinned_is_infeasible(store):
     with pytest.raises(InfeasibleError):
         pinned(store, {"stages": 2}, memory_bytes=1000.0)
 
 
-@pytest.mark.parametrize(
-    ("pin", "says"),
-    [
-        ({"stages": 3}, r"cpu:4 has 4 devices, which make 2, 4 such parts.* ask for this many stages: 2, 4$"),
-        (
-            {"stages": 8},
-            r"8 stages.* the model, of \d+ groups of operators, has 3 places to cut, for at most 4 stages",
-        ),
-        ({"stages": 2, "schedule": "dualpipe"}, "dualpipe"),
-        ({"stages": 2, "cuts": ["linear_9"]}, "linear_9"),
-        ({"stages": 2, "cuts": ["linear_1", "linear_2"]}, "cuts"),
-        ({"stages": 4, "cuts": ["linear_1"]}, "cuts"),
-        ({"stages": 4, "cuts": ["linear_1", "linear_3", "linear_2"]}, "in order"),
-        ({"stages": 2, "cuts": ["mse_loss"]}, "mse_loss"),
-        ({"stages": 2, "schedule": 3}, "'schedule' is the name of one"),
-        ({"stages": 0}, "'stages' is a number of at least 1, not 0"),
-        ({"stages": True}, "'stages' is a number of at least 1, not True"),
-        ({"schedule": "1f1b"}, "'stages' is a number of at least 1, not None"),
-        ({"stages": 1, "schedule": "1f1b"}, "one stage is not a pipeline"),
-        ({"stages": 1, "cuts": ["linear_1"]}, "one stage is not a pipeline"),
-        ({"stages": 2, "cuts": 3}, "cuts"),
-        ({"stages": 2, "places": 2}, "places"),
-    ],
-)
-def test_pins_that_cannot_be_kept_are_refused(store: ProfileStore, pin: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("pin", "says"), [
+    ({"stages": 3}, r"cpu:4 has 4 devices, which make 2, 4 such parts.* ask for this many stages: 2, 4$"),
+    ({"stages": 8},
+     r"8 stages.* the model, of \d+ groups of operators, has 3 places to cut, for at most 4 stages"),
+    ({"stages": 2, "schedule": "dualpipe"}, "dualpipe"),
+    ({"stages": 2, "cuts": ["linear_9"]}, "linear_9"),
+    ({"stages": 2, "cuts": ["linear_1", "linear_2"]}, "cuts"),
+    ({"stages": 4, "cuts": ["linear_1"]}, "cuts"),
+    ({"stages": 4, "cuts": ["linear_1", "linear_3", "linear_2"]}, "in order"),
+    ({"stages": 2, "cuts": ["mse_loss"]}, "mse_loss"),
+    ({"stages": 2, "schedule": 3}, "'schedule' is the name of one"),
+    ({"stages": 0}, "'stages' is a number of at least 1, not 0"),
+    ({"stages": True}, "'stages' is a number of at least 1, not True"),
+    ({"schedule": "1f1b"}, "'stages' is a number of at least 1, not None"),
+    ({"stages": 1, "schedule": "1f1b"}, "one stage is not a pipeline"),
+    ({"stages": 1, "cuts": ["linear_1"]}, "one stage is not a pipeline"),
+    ({"stages": 2, "cuts": 3}, "cuts"),
+    ({"stages": 2, "places": 2}, "places"),
+])  # fmt: skip
+def test_pins_that_cannot_be_kept_are_refused(store, pin, says):
     with pytest.raises(TensorOptError, match=says):
         pinned(store, pin)
 
 
-def test_a_pinned_schedule_that_the_model_cannot_have_is_refused_with_the_reason(store: ProfileStore) -> None:
+def test_a_pinned_schedule_that_the_model_cannot_have_is_refused_with_the_reason(store):
     model, inputs = made_of_parameters("early")
     pin = {"pipeline": {"stages": 2, "schedule": "zero_bubble"}}
-    with pytest.raises(
-        TensorOptError, match=r"takes backward apart, .* made from it and from no arriving tensor"
-    ):
-        explore(
-            model, inputs, cluster="cpu:2", measure="never", micro_batches=[4], store=store, constraints=pin
-        )
+    asked = {"measure": "never", "micro_batches": [4], "store": store, "constraints": pin}
+    with pytest.raises(TensorOptError, match=r"takes backward apart, .* it and from no arriving tensor"):
+        explore(model, inputs, cluster="cpu:2", **asked)
 
 
-def test_inference_has_no_pipelines(store: ProfileStore) -> None:
+def test_inference_has_no_pipelines(store):
     found = explored(store, pipelines="always", mode="inference", micro_batches=[1])
     assert not pipelined(found)
     assert any("no pipelines" in note for note in found.report["notes"])
@@ -418,7 +370,7 @@ def test_inference_has_no_pipelines(store: ProfileStore) -> None:
         pinned(store, {"stages": 2}, mode="inference", micro_batches=[1])
 
 
-def test_one_device_has_no_pipelines(store: ProfileStore) -> None:
+def test_one_device_has_no_pipelines(store):
     found = explored(store, cluster="cpu:1", pipelines="always")
     assert found.points
     assert not pipelined(found)

@@ -8,14 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tensoropt.api import explore
+from tensoropt import InfeasibleError, Settings, explore
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.restrictions import FREE, Restriction, Restrictions
 from tensoropt.costs.tables import make_templates
 from tensoropt.engine.models import ModelSpec
-from tensoropt.errors import InfeasibleError
 from tensoropt.evaluation.problem import prepare
-from tensoropt.question.settings import Settings
 from tensoropt.session import refining
 from tensoropt.session.refining import _COMBINED, _is_wide, apart, best_counts, combining, refine
 from tensoropt.session.session import Session
@@ -36,12 +34,6 @@ def test_a_mesh_is_wide_where_a_group_has_many_ways_to_split_on_three_axes():
     assert not _is_wide(WIDE, graph_of())
 
 
-def test_wide_spaces_come_apart_from_the_others():
-    narrow, wide = apart(graph_of(8), [FLAT, WIDE], [1, 2], Restrictions())
-    assert list(narrow) == [(FLAT, 1), (FLAT, 2)]
-    assert list(wide) == [(WIDE, 1), (WIDE, 2)]
-
-
 def test_what_constraints_leave_of_spaces_stays_with_them():
     pinned = Restriction(kept={"g0": (0,)})
     left = Restrictions({("8", 1): FREE, ("2x2x2", 1): pinned})
@@ -51,8 +43,7 @@ def test_what_constraints_leave_of_spaces_stays_with_them():
 
 
 def test_wide_spaces_alone_are_searched_as_a_whole():
-    left = Restrictions({("2x2x2", 1): FREE})
-    narrow, wide = apart(graph_of(8), [FLAT, WIDE], [1], left)
+    narrow, wide = apart(graph_of(8), [FLAT, WIDE], [1], Restrictions({("2x2x2", 1): FREE}))
     assert list(narrow) == [(WIDE, 1)]
     assert not wide
 
@@ -113,24 +104,18 @@ def refined(better: list[bool]) -> tuple[list[int], tuple[str, ...]]:
 
     spaces = [Space(count, {1: 1}, range(8)) for count in (1, 2, 4)]
     known = simulations(*spaces, best=[[1, 0], [1, 1], [2, 0]])
-    search = SimpleNamespace(
-        simulations=known,
-        add=lambda _: better[len(seen) - 1],
-        simulate=lambda: None,
-    )
+    search = SimpleNamespace(simulations=known, add=lambda _: better[len(seen) - 1], simulate=lambda: None)
     offered = {(WIDE, count): FREE for count in (1, 2, 4)}
     session = Session(load_cluster("dgx-h100"), Settings())
-    notes = refine(session, SimpleNamespace(build=build), search, offered)
-    return seen, notes
+    return seen, refine(session, SimpleNamespace(build=build), search, offered)
 
 
 def test_other_counts_are_left_out_where_the_best_brings_nothing():
     seen, notes = refined([False])
     assert seen == [2]
     assert notes[0].startswith("mesh 2x2x2, micro-batches 2: groups combine")
-    assert notes[1] == (
-        "not searched: mesh 2x2x2, micro-batches 1, 4: at 2 it brings nothing that other meshes lack"
-    )
+    why = "at 2 it brings nothing that other meshes lack"
+    assert notes[1] == f"not searched: mesh 2x2x2, micro-batches 1, 4: {why}"
 
 
 def test_counts_without_winners_are_left_out():
@@ -165,14 +150,11 @@ def gpt_problem():
     return prepare(capture(model, args, kwargs))
 
 
-@pytest.mark.parametrize(
-    ("name", "epsilon"),
-    [
-        ("mlp", 0.001),
-        pytest.param("gpt2-tiny", 0.0, marks=pytest.mark.slow),
-        pytest.param("gpt2-tiny", 0.001, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "epsilon"), [
+    ("mlp", 0.001),
+    pytest.param("gpt2-tiny", 0.0, marks=pytest.mark.slow),
+    pytest.param("gpt2-tiny", 0.001, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_mesh_of_three_axes_inside_one_level_comes_in(store, monkeypatch, name, epsilon):
     if name == "mlp":  # of which no group has many ways to split
         monkeypatch.setattr(refining, "_MOST_COMBINATIONS", 1)

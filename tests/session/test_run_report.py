@@ -34,12 +34,8 @@ def test_the_operator_in_hand_is_named_with_its_line():
     def run(op):
         return torch.ones(2, 3) @ torch.ones(2, 3)
 
-    with (
-        pytest.raises(
-            UnsupportedError, match=r"^Net is not supported: .* aten\.linear\.default of `body` \(.*"
-        ),
-        failures_named("Net", graph),
-    ):
+    words = r"^Net is not supported: .* aten\.linear\.default of `body` \(.*"
+    with pytest.raises(UnsupportedError, match=words), failures_named("Net", graph):
         run(graph.operators[0])
 
 
@@ -54,7 +50,7 @@ def points(memory_bytes: float, time_s: float):
     return [SimpleNamespace(memory_bytes=memory_bytes, time_s=time_s)]
 
 
-def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted() -> None:
+def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted():
     def found(needs: float, time_s: float) -> Any:
         made = points(needs, time_s)
         return SimpleNamespace(points=made, needs=np.array([needs]), device_bytes=80 * 2.0**30)
@@ -66,17 +62,14 @@ def test_plans_that_fit_nowhere_and_steps_of_hours_are_noted() -> None:
     assert note.startswith("the fastest step takes 1,729.0 hours")
 
 
-@pytest.mark.parametrize(
-    ("imbalance", "share"),
-    [
-        (1.0, "as many rows as the mean (--expert-imbalance 1)"),
-        (1.5, "1.5 times as many rows as the mean (--expert-imbalance 1.5)"),
-        (3.0, "3 times as many rows as the mean, or all of them on fewer than 3 ranks"),
-        (4.0, "all rows (--expert-imbalance 4)"),
-        (100.0, "all rows (--expert-imbalance 100)"),
-    ],
-)
-def test_no_rank_computes_more_than_all_rows_of_experts(imbalance: float, share: str) -> None:
+@pytest.mark.parametrize(("imbalance", "share"), [
+    (1.0, "as many rows as the mean (--expert-imbalance 1)"),
+    (1.5, "1.5 times as many rows as the mean (--expert-imbalance 1.5)"),
+    (3.0, "3 times as many rows as the mean, or all of them on fewer than 3 ranks"),
+    (4.0, "all rows (--expert-imbalance 4)"),
+    (100.0, "all rows (--expert-imbalance 100)"),
+])  # fmt: skip
+def test_no_rank_computes_more_than_all_rows_of_experts(imbalance, share):
     layer = SimpleNamespace(target=EXPERTS)
     (note,) = _expected_rows(SimpleNamespace(operators=[layer], expert_imbalance=imbalance), 4)
     assert f"the busiest rank is expected to compute {share}" in note

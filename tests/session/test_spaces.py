@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import pickle
 import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from tensoropt.api import explore
+from tensoropt import InfeasibleError, Settings, explore
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.engine.models import ModelSpec
-from tensoropt.errors import InfeasibleError
-from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.exploration.frontier_table import table_rows
 from tensoropt.plan.kinds import PLACED, SHARDED
 from tensoropt.plan.point import unbeaten
-from tensoropt.question.settings import Settings
 from tensoropt.search import CostGraph, NoStrategyError, outline_frontier, track_frontier
 from tensoropt.session import one_space
 from tensoropt.session.simulations import Simulations
@@ -32,9 +29,7 @@ from tests.plan import explorations
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.001])
 def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch, epsilon):
-    def refuse(*_, **__):
-        raise NoStrategyError("no strategy is possible: operator 'fatal'")
-
+    refuse = Mock(side_effect=NoStrategyError("no strategy is possible: operator 'fatal'"))
     for name in ("track_frontier", "outline_frontier"):
         monkeypatch.setattr(f"tensoropt.session.one_space.{name}", refuse)
     tables = SimpleNamespace(mesh=(1, 2), variables=(), edges=())
@@ -55,8 +50,7 @@ def beaten(point, others) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [("mlp", (("batch", 4096),)), pytest.param("gpt2-tiny", (), marks=pytest.mark.slow)],
+    ("name", "settings"), [("mlp", (("batch", 4096),)), pytest.param("gpt2-tiny", (), marks=pytest.mark.slow)]
 )
 def test_what_is_exact_is_beaten_by_no_point_of_any_space(store, name, settings):
     """The judge prefers points that another mesh or micro-batch count beats in the additive model."""
@@ -83,9 +77,7 @@ def test_of_placed_plans_nothing_is_proven(store, tmp_path):
     assert all(p.gap is None and not p.exact for p in placed)
     assert not [p for p in found.points if p.exact and beaten(p, found.points)]
     shown = replace(found, points=tuple(placed))
-    write_frontier_csv(shown, tmp_path / "frontier.csv")
-    with open(tmp_path / "frontier.csv", encoding="utf-8", newline="") as file:
-        assert {(row["exact"], row["gap"]) for row in csv.DictReader(file)} == {("false", "")}
+    assert {(row["exact"], row["gap"]) for row in explorations.csv_of(shown, tmp_path)} == {("false", "")}
     assert {row[-2] for row in table_rows(shown, range(len(placed)))[1:]} == {"-"}
 
 
@@ -151,18 +143,15 @@ def test_what_another_process_sends_of_a_frontier_is_the_same():
 
 def test_every_method_tracks_the_same_frontier(model, store, monkeypatch):
     """Of a graph in which no operator has to be fixed, with no gap allowed."""
-    real, used = one_space.track_frontier, []
-    monkeypatch.setattr(
-        one_space, "track_frontier", lambda *of, **how: used.append(how["method"]) or real(*of, **how)
-    )
+    tracked = Mock(wraps=one_space.track_frontier)
+    monkeypatch.setattr(one_space, "track_frontier", tracked)
     asked = {"cluster": "dgx-h100[2]", "measure": "never", "micro_batches": [1, 2], "epsilon": 0}
     ours, *published = (
         explore(*model, store=store, placements="never", method=method, **asked)
         for method in ("auto", "ldp", "elimination")
     )
+    used = [call.kwargs["method"] for call in tracked.call_args_list]
     assert list(dict.fromkeys(used)) == ["auto", "ldp", "elimination"]
     for other in published:
         assert not any("heuristic" in note for note in other.report["notes"])
-        assert [(p.memory_bytes, p.time_s) for p in other.points] == [
-            (p.memory_bytes, p.time_s) for p in ours.points
-        ]
+        assert explorations.costs(other) == explorations.costs(ours)

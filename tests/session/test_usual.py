@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from tensoropt import api, explore, load_model
+from tensoropt import ConstraintError, api, explore, load_model
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
-from tensoropt.profiling.store import ProfileStore
 from tensoropt.session.quick_plans import _Asking
 from tensoropt.session.usual import USUAL_NOTE
-from tensoropt.sharding.constraints import ConstraintError
+from tests.session.test_interrupted import interrupted_after
 
 CLUSTER = "dgx-h100[2]"
 SEARCHED = {"epsilon": 0.2, "max_points": 8, "placements": "never", "pipelines": "never"}
@@ -27,7 +25,7 @@ def found(model: str, **chosen: Any) -> Exploration:
 
 
 @pytest.mark.parametrize("model", ["mlp", pytest.param("gpt2-tiny", marks=pytest.mark.slow)])
-def test_usual_strategies_cost_what_they_cost_beside_a_search(model: str) -> None:
+def test_usual_strategies_cost_what_they_cost_beside_a_search(model):
     first, whole = found(model, first=True), found(model, **SEARCHED)
     alone, beside = (answer(exploration, None).baselines for exploration in (first, whole))
     usual = ("data_parallel", "zero", "megatron")
@@ -42,7 +40,7 @@ def test_usual_strategies_cost_what_they_cost_beside_a_search(model: str) -> Non
     assert {p.planner for p in first.all_points} <= {"data_parallel", "zero", "megatron"}
 
 
-def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch):
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     monkeypatch.setattr(_Asking, "ask", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     watching = Mock(spec=["first"])
@@ -51,15 +49,13 @@ def test_who_interrupts_the_first_answer_ends_the_search(monkeypatch: pytest.Mon
     watching.first.assert_not_called()
 
 
-def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch):
     """Priced once: the planners are not asked again, and none of their plans beats the frontier."""
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
-    asked: list[str] = []
-    ask = _Asking.ask
-    monkeypatch.setattr(
-        _Asking, "ask", lambda self, entry, *limit: asked.append(entry.name) or ask(self, entry, *limit)
-    )
+    ask = Mock(wraps=_Asking.ask)
+    monkeypatch.setattr(_Asking, "ask", lambda *given: ask(*given))  # a method
     whole = explore(load_model("zoo:mlp"), cluster=CLUSTER, micro_batches=(1, 2), **SEARCHED)
+    asked = [call.args[1].name for call in ask.call_args_list]
     assert len(asked) == len(set(asked))
     first = found("mlp", first=True)
     own = {(p.planner, p.memory_bytes): p for p in whole.others}
@@ -72,28 +68,18 @@ def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch: pytest.Monkey
         assert min(p.time_s for p in whole.points if p.memory_bytes <= point.memory_bytes) <= point.time_s
 
 
-def test_a_pinned_pipeline_is_no_usual_strategy() -> None:
+def test_a_pinned_pipeline_is_no_usual_strategy():
     with pytest.raises(ConstraintError, match="leave out first or the pin"):
         explore(load_model("zoo:mlp"), cluster=CLUSTER, first=True, constraints={"pipeline": {"stages": 2}})
 
 
-def test_who_watches_is_answered_before_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_who_watches_is_answered_before_the_search(monkeypatch, empty_store):
     monkeypatch.setattr(api, "_FEW_GROUPS", 1)
     watching = Mock(spec=["first"])
-    interrupted = iter((False, True))
-
-    def search(*args: Any) -> Any:
-        if next(interrupted):
-            raise KeyboardInterrupt
-        return whole(*args)
-
-    whole = api.search
-    monkeypatch.setattr(api, "search", search)
-    with (
-        ProfileStore(tmp_path / "profiles.sqlite") as store,
-        pytest.raises(InterruptedExplorationError) as end,
-    ):
-        explore(load_model("zoo:mlp"), cluster=CLUSTER, progress=watching, store=store, **SEARCHED)
+    monkeypatch.setattr(api, "search", interrupted_after(1, api.search))
+    asked = {"progress": watching, "store": empty_store, **SEARCHED}
+    with pytest.raises(InterruptedExplorationError) as end:
+        explore(load_model("zoo:mlp"), cluster=CLUSTER, **asked)
     assert "a step" in watching.first.call_args.args[0]
     assert "not searched: all but usual strategies" in str(end.value)
     assert answer(end.value.exploration, None).row is not None

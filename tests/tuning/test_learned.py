@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from tensoropt import zoo
+from tensoropt import Settings, zoo
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.residuals import NETWORK, NO_RESIDUALS, REST, Residuals
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.settings import Settings
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.tuning.learned import Learned, priced
 from tensoropt.tuning.steps import seconds_of
 from tests.costs.models import problem
 
 
-def test_a_collective_counts_from_the_rank_that_comes_last() -> None:
+def test_a_collective_counts_from_the_rank_that_comes_last():
     one = {"steps": [(0.0, 9.0)], "collectives": [[("reduce", 1.0, 4.0), ("gather", 5.0, 6.0)]]}
     other = {"steps": [(0.5, 8.0)], "collectives": [[("reduce", 3.0, 4.5), ("gather", 5.0, 7.0)]]}
     assert seconds_of([one, other]) == ([8.5], [3.5])
 
 
 @pytest.fixture
-def strategy() -> Strategy:
+def strategy():
     built = zoo.build("mlp", 4096)
     return unsplit_strategy(problem(lambda: (built.model, built.args, built.kwargs)).graph)
 
@@ -33,7 +31,7 @@ def costs(store: ProfileStore) -> CostSource:
     return CostSource(load_cluster("cpu:1"), store, Settings(measure="never"), None, residuals=NO_RESIDUALS)
 
 
-def test_computing_and_collectives_have_factors_of_their_own(strategy: Strategy, monkeypatch) -> None:
+def test_computing_and_collectives_have_factors_of_their_own(strategy, monkeypatch):
     with ProfileStore(":memory:") as store:
         learned = Learned(costs(store))
         monkeypatch.setattr("tensoropt.tuning.learned.priced", lambda *_: (5.0, 1.0))
@@ -45,7 +43,7 @@ def test_computing_and_collectives_have_factors_of_their_own(strategy: Strategy,
         assert found.of(NETWORK) == pytest.approx(0.5)
 
 
-def test_of_plans_without_stamps_whole_steps_are_known(strategy: Strategy) -> None:
+def test_of_plans_without_stamps_whole_steps_are_known(strategy):
     with ProfileStore(":memory:") as store:
         learned = Learned(costs(store), Residuals({NETWORK: 3.0}))
         step_s = 2.0 * priced(strategy, Mesh(shape=(1,)), learned.costs)[0]
@@ -56,7 +54,7 @@ def test_of_plans_without_stamps_whole_steps_are_known(strategy: Strategy) -> No
 
 
 @pytest.mark.parametrize(("seconds", "factor"), [(1e3, 4.0), (1e-9, 1.0)])
-def test_what_cannot_be_is_not_believed(strategy: Strategy, seconds: float, factor: float) -> None:
+def test_what_cannot_be_is_not_believed(strategy, seconds, factor):
     with ProfileStore(":memory:") as store:
         learned = Learned(costs(store))
         learned.learn(strategy, Mesh(shape=(1,)), [{"steps": [(0.0, seconds)], "collectives": [[]]}])

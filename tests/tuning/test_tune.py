@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from tensoropt.api import explore
-from tensoropt.errors import TensorOptError
-from tensoropt.exploration.exploration import Exploration
+from tensoropt import TensorOptError, explore, load_model, load_plan
 from tensoropt.plan.keys import plan_key
-from tensoropt.plan.plan import load_plan
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.question.model_source import load_model
 from tensoropt.tuning import tune as tuning
 from tensoropt.tuning.tune import FILE, PLAN, Tuning, _end_of, tune
 
 
 @pytest.fixture(scope="module")
-def explored(tmp_path_factory) -> Exploration:
+def explored(tmp_path_factory):
     """An exploration of two CPU ranks, priced without timing anything."""
     loaded = load_model("zoo:mlp", batch=32)
     with ProfileStore(tmp_path_factory.mktemp("store") / "p.sqlite") as store:
@@ -27,7 +22,7 @@ def explored(tmp_path_factory) -> Exploration:
 
 
 @pytest.fixture
-def folder(explored, tmp_path) -> Path:
+def folder(explored, tmp_path):
     explored.save(tmp_path / "mlp")
     return tmp_path / "mlp"
 
@@ -83,14 +78,11 @@ def test_the_faster_is_kept_and_the_slower_rolled_back(explored, folder, store, 
     assert "(300 ms), 66.7% slower" in found.decisions[1]["why"]
 
 
-@pytest.mark.parametrize(
-    ("gain", "drift", "why", "other"),
-    [
-        (0.02, 0.01, "predictions are within 3% (off by 1.0%)", "2.0% faster"),
-        (-0.1, 0.01, "predictions are within 3% (off by 1.0%)", "10.0% slower"),
-        (-0.3, 0.22, "no candidate is left: predictions are off by 22.0%", "30.0% slower"),
-    ],
-)
+@pytest.mark.parametrize(("gain", "drift", "why", "other"), [
+    (0.02, 0.01, "predictions are within 3% (off by 1.0%)", "2.0% faster"),
+    (-0.1, 0.01, "predictions are within 3% (off by 1.0%)", "10.0% slower"),
+    (-0.3, 0.22, "no candidate is left: predictions are off by 22.0%", "30.0% slower"),
+])  # fmt: skip
 def test_it_ends_with_right_predictions_or_without_a_candidate(gain, drift, why, other):
     assert _end_of(gain, drift) == f"{why}, and the best other plan is predicted to be {other}"
 

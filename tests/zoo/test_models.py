@@ -29,42 +29,27 @@ TABLE_1 |= {"wide-resnet-152": (7.3, 0.08)}
 
 # Millions of parameters as the models' own papers or reference implementations count them.
 COUNTS = {
-    "alexnet": 61.1,
-    "vgg16": 138.36,
-    "vgg19": 143.67,
-    "gpt2": 124.44,
-    "gpt2-medium": 354.82,
-    "gpt2-xl": 1557.61,
-    "bert-base": 109.51,
-    "llama3-8b": 8030.26,
-    "llama3-70b": 70553.71,
-    "llama3-405b": 405853.39,
-    "mixtral-8x7b": 46702.79,
-    "resnet50": 25.557,
-    "resnet101": 44.549,
-    "resnet152": 60.193,
-    "resnet200": 64.674,
-    "inception-v3": 23.835,
-    "deeplab-v3": 58.625,
-    "clip": 151.277,
-    "unet": 31.04,
-    "transformer-base": 63.08,
-}
+    "alexnet": 61.1, "vgg16": 138.36, "vgg19": 143.67, "gpt2": 124.44, "gpt2-medium": 354.82,
+    "gpt2-xl": 1557.61, "bert-base": 109.51, "llama3-8b": 8030.26, "llama3-70b": 70553.71,
+    "llama3-405b": 405853.39, "mixtral-8x7b": 46702.79, "resnet50": 25.557, "resnet101": 44.549,
+    "resnet152": 60.193, "resnet200": 64.674, "inception-v3": 23.835, "deeplab-v3": 58.625, "clip": 151.277,
+    "unet": 31.04, "transformer-base": 63.08,
+}  # fmt: skip
 
 
 @pytest.fixture
-def _installed(name: str) -> None:
+def _installed(name):
     if package := zoo.entry(name).requires:
         pytest.importorskip(package)
 
 
-def test_every_model_has_a_row() -> None:
+def test_every_model_has_a_row():
     assert set(ROWS) == {*LAPTOP, *PAPER} >= {*TABLE_1, *COUNTS}
 
 
 @pytest.mark.parametrize("name", LAPTOP + PAPER)
 @pytest.mark.usefixtures("_installed")
-def test_builds_on_the_meta_device_with_the_size_that_is_said_of_it(name: str) -> None:
+def test_builds_on_the_meta_device_with_the_size_that_is_said_of_it(name):
     built = zoo.build(name, device="meta")
     tensors = [*built.model.parameters(), *built.model.buffers(), *built.args, *built.kwargs.values()]
     assert all(t.device.type == "meta" for t in tensors if isinstance(t, torch.Tensor))
@@ -83,7 +68,7 @@ def test_builds_on_the_meta_device_with_the_size_that_is_said_of_it(name: str) -
 
 @pytest.mark.parametrize("name", LAPTOP)
 @pytest.mark.usefixtures("_installed")
-def test_a_laptop_model_trains(name: str) -> None:
+def test_a_laptop_model_trains(name):
     built = zoo.build(name)
     loss = built.model(*built.args, **built.kwargs)
     assert loss.shape == ()
@@ -97,7 +82,7 @@ def test_a_laptop_model_trains(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAPER)
 @pytest.mark.usefixtures("_installed")
-def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
+def test_a_paper_model_exports_on_the_meta_device(name):
     built = zoo.build(name, device="meta")
     program = torch.export.export(built.model, built.args, dict(built.kwargs))
     (loss,) = (node for node in program.graph.find_nodes(op="output")[0].args[0])
@@ -112,17 +97,17 @@ def test_a_paper_model_exports_on_the_meta_device(name: str) -> None:
     [(50, 4, 4.2), (101, 4, 7.8), (152, 4, 10.5), (101, 6, 17.1), (152, 6, 23.4), (50, 10, 26.7),
      (152, 8, 41.7), (152, 10, 65.1)],
 )  # fmt: skip
-def test_wide_resnets_match_tofu(depth: int, width: int, figure: float) -> None:
+def test_wide_resnets_match_tofu(depth, width, figure):
     built = zoo.build("wide-resnet-152", device="meta", depth=depth, width=width)
     assert 3 * built.parameter_bytes / GIB == pytest.approx(figure, rel=0.03)
 
 
-def test_amoebanet_matches_gpipe() -> None:
+def test_amoebanet_matches_gpipe():
     built = zoo.build("amoebanet-d", device="meta", filters=208)
     assert built.parameter_count / 1e6 == pytest.approx(82, rel=0.01)
 
 
-def test_deeplabs_encoder_can_be_a_wide_resnet() -> None:
+def test_deeplabs_encoder_can_be_a_wide_resnet():
     """Trunk for trunk: all but the classifier of one, and all but pyramid and head of the other."""
     wide = zoo.build("wide-resnet-152", device="meta", width=2).model.features
     trunk = zoo.build("deeplab-v3", device="meta", depth=152, width=2, image=224).model.trunk

@@ -1,4 +1,4 @@
-"""The zoo beside the papers' figures: how far apart, and why."""
+"""The zoo's figures: what it gives now, and beside the papers' how far apart, and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tensoropt import zoo
 from tensoropt.zoo.figures import figures
 from tests.zoo.statistics import count
 from tests.zoo.test_models import README
@@ -18,20 +19,15 @@ GIB = 2**30
 # sentences chosen here. WideResNet-152 of width 6 is 250 at 256 images of 224x224 (450 with all outputs),
 # three times the 83. What backward keeps grows with the images' area, and at 128x128 it is 87; the paper's
 # images are not known here.
-NODES = {"amoebanet-d": 784, "wide-resnet-152": 388, "unet": 134, "deeplab-v3": 417}
-"""NetSplit's nodes are of other implementations' traces, which count other things."""
 
 
-@pytest.mark.parametrize(
-    ("name", "paper"),
-    [
-        ("rnn-lm", "RNN 126"),
-        ("transformer-2.6b", "Transformer 74"),
-        ("vgg16", "VGG16 30"),
-        ("wide-resnet-152", "WideResNet 83"),
-    ],
-)
-def test_memory_beside_the_paper_is_as_counted(name: str, paper: str) -> None:
+@pytest.mark.parametrize(("name", "paper"), [
+    ("rnn-lm", "RNN 126"),
+    ("transformer-2.6b", "Transformer 74"),
+    ("vgg16", "VGG16 30"),
+    ("wide-resnet-152", "WideResNet 83"),
+])  # fmt: skip
+def test_memory_beside_the_paper_is_as_counted(name, paper):
     said = re.search(rf"{paper}, here\s+(\d+) / (\d+)", README)
     assert said
     of = figures()[name]
@@ -40,19 +36,19 @@ def test_memory_beside_the_paper_is_as_counted(name: str, paper: str) -> None:
     assert list(map(int, said.groups())) == expected
 
 
-def test_memory() -> None:
-    rnn, vgg, transformer = (figures()[n] for n in ("rnn-lm", "vgg16", "transformer-2.6b"))
-    assert (rnn.parameter_bytes + rnn.kept_bytes) / GIB == pytest.approx(126, rel=0.05)
-    assert (vgg.parameter_bytes + vgg.output_bytes) / GIB == pytest.approx(30, rel=0.1)
-    assert (transformer.parameter_bytes + transformer.output_bytes) / GIB == pytest.approx(74, rel=0.1)
-
-
 @pytest.mark.slow
-def test_memory_of_the_wide_resnet_at_smaller_images() -> None:
+def test_memory_of_the_wide_resnet_at_smaller_images():
     wide = count("wide-resnet-152", image=128)
     assert (wide.parameter_bytes + wide.kept_bytes) / GIB == pytest.approx(83, rel=0.06)
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_operators_are_of_the_order_of_netsplits_nodes(name: str) -> None:
-    assert 0.5 <= figures()[name].operators / NODES[name] <= 2
+@pytest.mark.parametrize("name", ["lenet", "vgg11-tiny", "gpt-mini"])
+def test_figures_of_small_models_are_true(name):
+    assert count(name) == figures()[name]
+
+
+def test_figures_are_of_models_there_are():
+    entries = {e.name: e for e in zoo.list_models()}
+    assert set(figures()) <= set(entries)
+    for name, found in figures().items():
+        assert found.batch == entries[name].batch, name

@@ -46,10 +46,6 @@ def missing(why: str) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    yield from launched()
-
-
-def launched() -> Iterator[Any]:
     """A browser with one profile, which keeps compiled scripts; without one each page compiles them anew."""
     path = chromium()
     if path is None:
@@ -59,9 +55,8 @@ def launched() -> Iterator[Any]:
     except ModuleNotFoundError:
         missing("playwright is not installed: pip install playwright")
     with sync_playwright() as started:
-        profile = started.chromium.launch_persistent_context(
-            "", executable_path=path, args=FLAGS, viewport=WIDE
-        )
+        how = {"executable_path": path, "args": FLAGS, "viewport": WIDE}
+        profile = started.chromium.launch_persistent_context("", **how)
         yield profile
         profile.close()
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from site_app import Site
 from tensoropt_app.state import PAGES
 
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
@@ -18,9 +16,7 @@ READY = {"result": "#what-if td", "new": "#upload input[aria-label]", "details":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_every_page_keeps_the_rules(
-    site: Site, opened: Callable[..., Any], axe: str, scheme: str, width: int
-) -> None:
+def test_every_page_keeps_the_rules(site, opened, axe, scheme, width):
     viewport = {"width": width, "height": 900}
     page = opened(site.url(query="x=opened-small&point=3"), color_scheme=scheme, viewport=viewport)
     page.wait_for_selector(READY["result"])
@@ -77,7 +73,7 @@ def reach(page: Any, selector: str, key: str = "Tab") -> int:
 
 
 @pytest.mark.slow
-def test_the_whole_journey_without_a_mouse(quick: Site, opened: Callable[..., Any]) -> None:
+def test_the_whole_journey_without_a_mouse(quick, opened):
     page = opened(quick.url("new"))
     page.wait_for_selector("#devices-said:not(:empty)")
     reach(page, ".skip")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from site_app import Site
 from tensoropt_app.jobs.request import Request
 
 from tensoropt.question.question import Question
 
-REQUESTS = [
-    Request(Question(model=f"zoo:mlp?depth={n}", cluster="dgx-h100"), "mlp", "dgx-h100") for n in range(1, 4)
-]
+ASKED = [Question(model=f"zoo:mlp?depth={n}", cluster="dgx-h100") for n in range(1, 4)]
+REQUESTS = [Request(question, "mlp", "dgx-h100") for question in ASKED]
 
 
 @pytest.mark.slow
-def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Callable[..., Any]) -> None:
+def test_an_open_log_stays_open_while_its_job_goes_on(ticking, opened):
     for request in REQUESTS[:2]:
         ticking.jobs.submit(request)
     page = opened(ticking.url("new"))
@@ -27,9 +22,8 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Cal
     page.evaluate("for (const e of document.querySelectorAll('.job, .job details, .log')) e.mine = true")
     for _ in range(2):
         log = page.inner_text(".job details .log >> nth=0")
-        page.wait_for_function(
-            "t => document.querySelector('.job details .log').innerText !== t", arg=log, timeout=20_000
-        )
+        other = "t => document.querySelector('.job details .log').innerText !== t"
+        page.wait_for_function(other, arg=log, timeout=20_000)
     assert page.evaluate("document.querySelector('.job details').open")
     assert page.evaluate("[...document.querySelectorAll('.job, .job details, .log')].every(e => e.mine)")
     assert page.evaluate("document.activeElement.className") == "log"
@@ -43,9 +37,7 @@ def test_an_open_log_stays_open_while_its_job_goes_on(ticking: Site, opened: Cal
 
 
 @pytest.mark.slow
-def test_other_devices_are_planned_from_the_result_and_the_end_is_told(
-    held: Site, opened: Callable[..., Any]
-) -> None:
+def test_other_devices_are_planned_from_the_result_and_the_end_is_told(held, opened):
     page = opened(held.url(query="x=opened-small&point=1"), haste=4)
     page.wait_for_selector("#answer .verdict-big")
     page.wait_for_function("document.querySelector('#bar-devices').value === '8 × H100-80GB'")

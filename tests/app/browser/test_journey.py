@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from tensoropt_app.jobs.worker import run
 
 from tensoropt.plan.plan import load_plan
 from tensoropt.units import format_bytes
+from tests.plan.explorations import rows_of
 
 
 def form(page: Any, **fields: str) -> None:
@@ -39,7 +38,7 @@ def downloaded(page: Any, name: str, folder: Path) -> Path:
     return folder / name
 
 
-def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_whole_journey(real, opened, tmp_path):
     page = opened(real.url("new"))
     form(page, more="--max-points 40 --micro-batches 1")
     page.wait_for_selector("#devices-said:has-text('2 x H100-80GB')")
@@ -59,8 +58,7 @@ def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path
     page.wait_for_selector("#command-1:has-text('--point 1 ')")
     plan = load_plan(downloaded(page, "plan.json", tmp_path))
     assert plan.devices == 2
-    with open(downloaded(page, "frontier.csv", tmp_path), newline="") as file:
-        first = next(csv.DictReader(file))
+    first, *_ = rows_of(downloaded(page, "frontier.csv", tmp_path))
     assert round(plan.predicted.memory_bytes) == int(first["memory_bytes"])
     needs = format_bytes(float(first["needs_bytes"])).split()[0]
     page.wait_for_selector(f"#answer .figures span:has-text('needs {needs} ')")
@@ -72,7 +70,7 @@ def test_the_whole_journey(real: Any, opened: Callable[..., Any], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_an_uploaded_file_is_explored(real: Any, opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_uploaded_file_is_explored(real, opened, tmp_path):
     (tmp_path / "garbage.onnx").write_bytes(bytes(range(256)) * 40)
     model_file(tmp_path / "small.onnx")
     page = opened(real.url("new"))
@@ -106,9 +104,7 @@ def build(batch=8, width=16):
 
 
 @pytest.mark.slow
-def test_a_function_of_an_own_file_is_explored(
-    explorations: Path, opened: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_function_of_an_own_file_is_explored(explorations, opened, tmp_path):
     own = tmp_path / "project"
     own.mkdir()
     (own / "train.py").write_text(NET)
@@ -125,9 +121,7 @@ def test_a_function_of_an_own_file_is_explored(
 
 
 @pytest.mark.slow
-def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(
-    endless: Any, opened: Callable[..., Any]
-) -> None:
+def test_cancel_ends_all_that_a_job_started_and_forget_can_be_undone(endless, opened):
     page = opened(endless.url("new"))
     form(page, more="--optimizer best")
     page.wait_for_selector("text=--optimizer is one of sgd")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from site_app import Site
 from tensoropt_app.library import READY_MADE
+
+from tests.plan.explorations import rows_of
 
 QUESTIONS = {
     "does it fit": "#answer .verdict-big",
@@ -23,7 +21,7 @@ QUESTIONS = {
 
 
 @pytest.mark.slow
-def test_five_questions_are_answered_without_scrolling(site: Site, opened: Callable[..., Any]) -> None:
+def test_five_questions_are_answered_without_scrolling(site, opened):
     page = opened(site.url())
     for name in sorted(folder.name for folder in READY_MADE.iterdir()):
         page.goto(site.url(query=f"x={name}"))
@@ -42,8 +40,7 @@ def test_five_questions_are_answered_without_scrolling(site: Site, opened: Calla
     page.wait_for_function("document.querySelector('#graph .js-plotly-plot')?.data?.length === 2")
     with page.expect_download() as download:
         page.click("#answer a:has-text('CSV')")
-    with open(download.value.path(), newline="") as file:
-        assert len({row["exploration"] for row in csv.DictReader(file)}) == 2
+    assert len({row["exploration"] for row in rows_of(download.value.path())}) == 2
 
 
 def searched(page: Any, part: str) -> None:
@@ -51,7 +48,7 @@ def searched(page: Any, part: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_is_chosen_in_every_way(site: Site, opened: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_plan_is_chosen_in_every_way(site, opened, tmp_path):
     page = opened(site.url(query="x=opened-small"))
     page.wait_for_selector("#choices td:has-text('recommended')")
     page.fill("#budget", "35GiB")

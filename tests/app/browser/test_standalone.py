@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def rgb(colour: str) -> str:
 
 
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Any:
+def opened(browser, tmp_path):
     def show(html: str, scheme: str = "light", width: int = 1280) -> Any:
         path = tmp_path / "page.html"
         path.write_text(html, encoding="utf-8")
@@ -43,7 +42,7 @@ def opened(browser: Any, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_the_page_is_drawn_on_a_phone_and_follows_the_scheme(opened: Any) -> None:
+def test_the_page_is_drawn_on_a_phone_and_follows_the_scheme(opened):
     html = standalone.frontier_page(FrontierData.of(exploration(), "gpt2"), View(point=2))
     page = opened(html, "dark", 390)
     page.wait_for_selector(".main-svg .point")

@@ -25,9 +25,8 @@ def figure(view: View, data: FrontierData = DATA, *, narrow: bool = False) -> An
     return drawing.frontier_figure(data, view, data.answer(view), "light", narrow=narrow)
 
 
-def test_points_are_what_they_need_against_their_time() -> None:
-    view = View(point=3, whole=True)
-    traces = figure(view)["data"]
+def test_points_are_what_they_need_against_their_time():
+    traces = figure(View(point=3, whole=True))["data"]
     dots = traces[drawing.DOTS]
     assert dots["x"] == pytest.approx([10 * (i + 1) for i in range(8)])
     assert dots["y"] == pytest.approx([800 - 100 * i for i in range(8)])
@@ -36,14 +35,13 @@ def test_points_are_what_they_need_against_their_time() -> None:
     assert (traces[drawing.SELECTED]["x"], traces[drawing.SELECTED]["y"]) == ([40], [pytest.approx(500)])
 
 
-def test_what_does_not_fit_is_grey_and_never_dropped() -> None:
+def test_what_does_not_fit_is_grey_and_never_dropped():
     colours = figure(View(budget_bytes=45 * GIB, whole=True))["data"][drawing.DOTS]["marker"]["color"]
-    assert len(set(colours[:4])) == 1
-    assert len(set(colours[4:])) == 1
+    assert (len(set(colours[:4])), len(set(colours[4:]))) == (1, 1)
     assert colours[0] != colours[-1]
 
 
-def test_a_plan_made_by_hand_that_lies_far_above_is_named_at_the_edge() -> None:
+def test_a_plan_made_by_hand_that_lies_far_above_is_named_at_the_edge():
     found = figure(View(whole=True))
     assert found["data"][drawing.BASELINES]["x"] == [45]
     edge = [a["text"] for a in found["layout"]["annotations"] if a["text"].startswith("▲")]
@@ -51,7 +49,7 @@ def test_a_plan_made_by_hand_that_lies_far_above_is_named_at_the_edge() -> None:
     assert edge[0].endswith(": 9.0 s")
 
 
-def test_a_time_with_a_range_has_a_bar_through_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_with_a_range_has_a_bar_through_its_point(monkeypatch):
     assert figure(View(point=4))["data"][drawing.SELECTED]["error_y"] == {"visible": False}
     time_s = DATA.time[4]
     ranged = TimeRange(0.9 * time_s, time_s, 1.2 * time_s, 0.8, "w")
@@ -61,7 +59,7 @@ def test_a_time_with_a_range_has_a_bar_through_its_point(monkeypatch: pytest.Mon
     assert bar["arrayminus"] == pytest.approx([0.1 * time_s * 1e3])
 
 
-def test_the_budget_is_a_line_with_its_words_over_it() -> None:
+def test_the_budget_is_a_line_with_its_words_over_it():
     frame = figure(View(budget_bytes=24 * GIB))["layout"]
     label = frame["annotations"][drawing.BUDGET]
     assert (label["x"], label["xref"], label["text"]) == (24, "x", "24 GiB")
@@ -70,15 +68,14 @@ def test_the_budget_is_a_line_with_its_words_over_it() -> None:
     assert frame["meta"] == {"unit": "GiB", "most": 80}
 
 
-def test_a_budget_that_is_beyond_the_plot_is_at_its_edge() -> None:
+def test_a_budget_that_is_beyond_the_plot_is_at_its_edge():
     lean = FrontierData.of(exploration([point(2 * GIB, 1.0), point(3 * GIB, 0.5)]))
     label = figure(View(), lean)["layout"]["annotations"][drawing.BUDGET]
     assert (label["xref"], label["x"], label["text"]) == ("paper", 1, "76 GiB of 80 GiB ▸")
 
 
-def test_few_of_many_points_have_a_dot_and_the_line_has_its_shape() -> None:
-    long = FrontierData.of(long_exploration(20_000))
-    traces = figure(View(budget_bytes=40 * GIB), long)["data"]
+def test_few_of_many_points_have_a_dot_and_the_line_has_its_shape():
+    traces = figure(View(budget_bytes=40 * GIB), FrontierData.of(long_exploration(20_000)))["data"]
     assert len(traces[drawing.DOTS]["x"]) <= 30
     assert 100 < len(traces[drawing.LINE]["x"]) <= 403
 
@@ -100,7 +97,7 @@ def boxes(found: Any, wide: float, high: float) -> list[tuple[float, float, floa
 @pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("name", sorted(folder.name for folder in READY_MADE.iterdir()))
-def test_names_of_plans_do_not_cover_each_other(name: str, narrow: bool) -> None:
+def test_names_of_plans_do_not_cover_each_other(name, narrow):
     data = FrontierData.of(Library().load(name))
     for row in (None, *data.line[:: max(len(data.line) // 12, 1)].tolist()):
         found = boxes(figure(View(name, point=row), data, narrow=narrow), 250 if narrow else 560, 270)
@@ -110,16 +107,15 @@ def test_names_of_plans_do_not_cover_each_other(name: str, narrow: bool) -> None
                 assert b <= left or right <= a or d <= top or bottom <= c
 
 
-def test_several_frontiers_are_told_apart() -> None:
+def test_several_frontiers_are_told_apart():
     other = FrontierData.of(exploration([point(10 * GIB, 1.0)]))
     traces = drawing.compared_figure([("a", DATA), ("b", other)], "dark", per_sample=False)["data"]
     assert [trace["name"] for trace in traces] == ["a", "b"]
-    looks = {(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}
-    assert len(looks) == 2
+    assert len({(trace["line"]["color"], trace["line"]["dash"]) for trace in traces}) == 2
     assert traces[0]["x"] == pytest.approx([10 * (i + 1) for i in range(8)])
     assert traces[0]["y"] == pytest.approx([0.8 - 0.1 * i for i in range(8)])
 
 
-def test_no_plot_offers_to_upload_itself() -> None:
+def test_no_plot_offers_to_upload_itself():
     assert "sendChartToCloud" in GRAPH_CONFIG["modeBarButtonsToRemove"]
     assert GRAPH_CONFIG["displaylogo"] is False

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensoropt_app
 from contrast_app import contrast, lab, linear
-from tensoropt_app.figures.palette import DARK, LIGHT, Palette
+from tensoropt_app.figures.palette import DARK, LIGHT
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency"
 # (2009), full severity, on linear RGB.
@@ -28,21 +28,20 @@ BLINDNESS = {
 }
 
 
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_text_has_the_contrast_of_wcag_aa(colours: Palette) -> None:
+SCHEMES = pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+
+
+@SCHEMES
+def test_text_and_marks_have_the_contrast_of_wcag_aa(colours):
     for text in (colours.ink, colours.muted, colours.accent, colours.select):
         assert contrast(text, colours.surface) >= 4.5, text
-
-
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
-def test_marks_have_the_contrast_of_graphical_objects(colours: Palette) -> None:
     for mark in colours.series:
         assert contrast(mark, colours.surface) >= 3.0, mark
 
 
-@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+@SCHEMES
 @pytest.mark.parametrize("seen", BLINDNESS)
-def test_the_common_configurations_are_told_apart(colours: Palette, seen: str) -> None:
+def test_the_common_configurations_are_told_apart(colours, seen):
     series = [lab(BLINDNESS[seen] @ linear(c)) for c in colours.series[:5]]
     for a, b in itertools.combinations(series, 2):
         assert np.linalg.norm(a - b) > 10
@@ -53,7 +52,7 @@ KINDS = ("parameters", "gradients", "optimizer", "kept", "transient", "constants
 
 @pytest.mark.parametrize("seen", BLINDNESS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_kinds_of_memory_are_told_apart_in_the_bar(scheme: str, seen: str) -> None:
+def test_kinds_of_memory_are_told_apart_in_the_bar(scheme, seen):
     """Those of tensors, each from its neighbour, and without a blindness all; free memory and headroom are
     pale, and hatched. CIE76 distances; about 2 is just noticeable, 10 is told apart at a glance."""
     text = (Path(tensoropt_app.__file__).parent / "assets" / "style.css").read_text(encoding="utf-8")

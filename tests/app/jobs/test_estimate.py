@@ -7,22 +7,20 @@ from typing import Any
 from tensoropt_app.jobs.estimate import REPEATED, CompletedJob, estimate, key_of_words, request_key
 from tensoropt_app.views.jobs import estimate_words
 
-from tensoropt.cluster import load_cluster
+from tensoropt import Settings, load_cluster
 from tensoropt.question.question import Question
-from tensoropt.question.settings import Settings
 
 
 def of(**more: Any) -> dict[str, Any]:
     return Question(**{"model": "zoo:mlp", "cluster": "dgx-h100", **more}).data()
 
 
-def test_the_same_in_another_folder_is_the_same() -> None:
-    assert key_of_words(("recost", "x", "--out", "a"), "a") == key_of_words(
-        ("recost", "x", "--out", "b"), "b"
-    )
+def test_the_same_in_another_folder_is_the_same():
+    a, b = (key_of_words(("recost", "x", "--out", folder), folder) for folder in "ab")
+    assert a == b
 
 
-def test_clusters_and_constraints_count_by_their_content() -> None:
+def test_clusters_and_constraints_count_by_their_content():
     pins = {"together": [["*attn*"]]}
     described = load_cluster("dgx-h100[2]").to_dict()
     first, same = (
@@ -34,7 +32,7 @@ def test_clusters_and_constraints_count_by_their_content() -> None:
     assert first.whole != request_key(of(cluster=described)).whole
 
 
-def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
+def test_settings_of_the_search_make_it_alike_and_the_model_does_not():
     wanted = request_key(of())
     finer = CompletedJob(request_key(of(settings=Settings(epsilon=0))), 40.0)
     batch = CompletedJob(request_key(of(batch=8)), 3.0)
@@ -46,12 +44,10 @@ def test_settings_of_the_search_make_it_alike_and_the_model_does_not() -> None:
     assert "with other settings, took that last time" in estimate_words(found)
 
 
-def test_the_newest_is_the_estimate_and_the_range_is_said() -> None:
+def test_the_newest_is_the_estimate_and_the_range_is_said():
     wanted = request_key(of())
-    found = estimate(
-        wanted, [CompletedJob(wanted, seconds) for seconds in (12.0, 30.0, *[20.0] * REPEATED, 900.0)]
-    )
-    assert found is not None
+    took = 12.0, 30.0, *[20.0] * REPEATED, 900.0
+    found = estimate(wanted, [CompletedJob(wanted, seconds) for seconds in took])
     assert (found.last_s, found.low_s, found.high_s) == (12.0, 12.0, 30.0)
     assert estimate_words(found) == ("The same took 12 s to 30 s in 15 runs; saved results are reused.")
     assert estimate_words(None).startswith("No estimate yet")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ REQUEST = asking("zoo:mlp")
 
 
 @pytest.fixture
-def managed(tmp_path: Path) -> Iterator[Callable[[Any], JobManager]]:
+def managed(tmp_path):
     made = []
 
     def make(target: Any) -> JobManager:
@@ -58,7 +58,7 @@ def ended(job: Job) -> bool:
     return not job.active
 
 
-def test_a_job_leaves_its_result_and_its_history(managed: Callable[[Any], JobManager]) -> None:
+def test_a_job_leaves_its_result_and_its_history(managed):
     manager = managed(workers_app.quick)
     job = until(manager, manager.submit(REQUEST).id, ended)
     assert (job.state, job.error) == ("done", "")
@@ -72,9 +72,7 @@ def test_a_job_leaves_its_result_and_its_history(managed: Callable[[Any], JobMan
     assert not folder.exists()
 
 
-def test_a_forgotten_job_can_be_brought_back(
-    managed: Callable[[Any], JobManager], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forgotten_job_can_be_brought_back(managed, monkeypatch):
     manager = managed(workers_app.quick)
     first, second = (until(manager, manager.submit(REQUEST).id, ended) for _ in range(2))
     (_, folder), *_ = manager.results()
@@ -93,9 +91,7 @@ def test_a_forgotten_job_can_be_brought_back(
     assert not any(manager.forgotten_folder.iterdir())
 
 
-def test_a_sign_says_whether_pages_have_something_to_ask(
-    managed: Callable[[Any], JobManager], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sign_says_whether_pages_have_something_to_ask(managed, monkeypatch):
     manager = managed(workers_app.quick)
     nothing = manager.sign()
     assert nothing == manager.sign()
@@ -110,21 +106,17 @@ def test_a_sign_says_whether_pages_have_something_to_ask(
     assert manager.sign() not in (done, nothing)
 
 
-def test_a_job_that_fails_says_why(managed: Callable[[Any], JobManager]) -> None:
-    manager = managed(workers_app.failing)
+@pytest.mark.parametrize(
+    ("work", "said"), [(workers_app.failing, "zoo:mlp is not a model"), (workers_app.dying, "exit code 9")]
+)
+def test_a_job_that_fails_or_dies_says_why(managed, work, said):
+    manager = managed(work)
     job = until(manager, manager.submit(REQUEST).id, ended)
-    assert (job.state, job.error) == ("failed", "zoo:mlp is not a model")
-    assert manager.results() == []
+    assert (job.state, manager.results()) == ("failed", [])
+    assert said in job.error
 
 
-def test_a_process_that_dies_is_a_failure(managed: Callable[[Any], JobManager]) -> None:
-    manager = managed(workers_app.dying)
-    job = until(manager, manager.submit(REQUEST).id, ended)
-    assert job.state == "failed"
-    assert "exit code 9" in job.error
-
-
-def test_cancel_ends_everything_the_job_started(managed: Callable[[Any], JobManager]) -> None:
+def test_cancel_ends_everything_the_job_started(managed):
     manager = managed(workers_app.endless)
     id = manager.submit(REQUEST).id
     until(manager, id, lambda j: bool(j.stages))
@@ -137,7 +129,7 @@ def test_cancel_ends_everything_the_job_started(managed: Callable[[Any], JobMana
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_job_that_measures_runs_alone(managed: Callable[[Any], JobManager]) -> None:
+def test_a_job_that_measures_runs_alone(managed):
     manager = managed(workers_app.endless)
     first = manager.submit(REQUEST)
     local = manager.submit(replace(asking("zoo:mlp?depth=2"), measures=True))
@@ -150,7 +142,7 @@ def test_a_job_that_measures_runs_alone(managed: Callable[[Any], JobManager]) ->
     assert until(manager, later.id, ended).state == "cancelled"
 
 
-def test_a_button_pressed_twice_starts_one_job(managed: Callable[[Any], JobManager]) -> None:
+def test_a_button_pressed_twice_starts_one_job(managed):
     manager = managed(workers_app.endless)
     first = manager.submit(REQUEST)
     assert manager.submit(REQUEST).id == first.id
@@ -159,7 +151,7 @@ def test_a_button_pressed_twice_starts_one_job(managed: Callable[[Any], JobManag
     assert manager.submit(REQUEST).id != first.id
 
 
-def test_a_job_whose_dashboard_died_is_interrupted(managed: Callable[[Any], JobManager]) -> None:
+def test_a_job_whose_dashboard_died_is_interrupted(managed):
     manager = managed(workers_app.quick)
     done = until(manager, manager.submit(REQUEST).id, ended)
     dead = replace(done, id="a" * 12, state="running", server=(done.server[0], 1.0))
@@ -170,7 +162,7 @@ def test_a_job_whose_dashboard_died_is_interrupted(managed: Callable[[Any], JobM
     assert read_job(manager.folder / dead.id) == seen
 
 
-def test_the_server_takes_its_jobs_along(managed: Callable[[Any], JobManager]) -> None:
+def test_the_server_takes_its_jobs_along(managed):
     manager = managed(workers_app.endless)
     id = manager.submit(REQUEST).id
     until(manager, id, lambda j: bool(j.stages))
@@ -179,29 +171,26 @@ def test_the_server_takes_its_jobs_along(managed: Callable[[Any], JobManager]) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "b", "state": "odd"}', '{"id": 3}'])
-def test_a_damaged_record_is_left_out(
-    managed: Callable[[Any], JobManager], tmp_path: Path, text: str
-) -> None:
+def test_a_damaged_record_is_left_out(managed, tmp_path, text):
     folder = tmp_path / "home" / "jobs" / "b"
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(text)
     assert managed(workers_app.quick).jobs() == []
 
 
-def test_the_folder_is_private(managed: Callable[[Any], JobManager]) -> None:
+def test_the_folder_is_private(managed):
     manager = managed(workers_app.quick)
     assert manager.root.stat().st_mode & 0o077 == 0
     assert manager.uploads.folder.stat().st_mode & 0o077 == 0
 
 
-def test_a_job_runs_again_in_a_folder_of_its_own(managed: Callable[[Any], JobManager]) -> None:
+def test_a_job_runs_again_in_a_folder_of_its_own(managed):
     manager = managed(workers_app.quick)
     described = load_cluster("dgx-h100[4]").to_dict() | {"name": "mine"}
     edited = replace(REQUEST, question=Question(model="zoo:mlp", cluster=described))
     first = until(manager, manager.submit(edited).id, ended)
     assert manager.took(first) is None
-    found = manager.again(first.id)
-    second = until(manager, found.id, ended)
+    second = until(manager, manager.again(first.id).id, ended)
     assert (second.title, second.state, second.question) == (first.title, "done", first.question)
     assert not any(first.id in word for word in second.arguments)
     assert Path(second.arguments[second.arguments.index("--cluster") + 1]).is_file()
@@ -210,7 +199,7 @@ def test_a_job_runs_again_in_a_folder_of_its_own(managed: Callable[[Any], JobMan
     assert manager.again("../jobs") is None
 
 
-def test_jobs_of_an_earlier_version_are_listed_and_asked_again(managed: Callable[[Any], JobManager]) -> None:
+def test_jobs_of_an_earlier_version_are_listed_and_asked_again(managed):
     manager = managed(workers_app.quick)
     old = until(manager, manager.submit(REQUEST).id, ended)
     file = manager.folder / old.id / "job.json"
@@ -221,7 +210,6 @@ def test_jobs_of_an_earlier_version_are_listed_and_asked_again(managed: Callable
     (job,) = later.jobs()
     assert job.question is None
     assert not job_card(job, 0.0).can_refill
-    again = later.again(job.id)
-    found = until(later, again.id, ended)
+    found = until(later, later.again(job.id).id, ended)
     assert (found.state, found.question) == ("done", None)
     assert later.took(found) == old.ended - old.started

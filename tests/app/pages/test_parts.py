@@ -10,7 +10,7 @@ from tensoropt.plan.facts_table import Fact
 from tensoropt.terms import TERMS
 
 
-def test_a_term_says_what_it_means_beside_its_word() -> None:
+def test_a_term_says_what_it_means_beside_its_word():
     word, tip = term("mesh").children
     assert word == "mesh"
     said = tip.to_plotly_json()["props"]
@@ -21,7 +21,7 @@ def test_a_term_says_what_it_means_beside_its_word() -> None:
         term("no such word")
 
 
-def test_facts_with_a_known_name_are_explained() -> None:
+def test_facts_with_a_known_name_are_explained():
     assert isinstance(explained("mesh"), html.Span)
     assert explained("1,000 steps") == "1,000 steps"
     known, unknown = (cell.children for cell in facts([Fact("mesh", "2×4"), Fact("x", "y")]).children[::2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from tensoropt_app.pages.wiring import Callbacks
 
 
 @pytest.mark.parametrize("with_jobs", [False, True])
-def test_what_is_declared_is_registered(tmp_path: Path, with_jobs: bool) -> None:
+def test_what_is_declared_is_registered(tmp_path, with_jobs):
     inner, seen = Callbacks(), []
 
     @inner.answer(sets="a.data +b.value", when=[({"job": ALL}, "n_clicks")], given="c.data", at_start=True)

@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tensoropt.cluster import load_cluster
+from tensoropt import Exploration, Point, Space, load_cluster
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import MeshInfo, ModelInfo, OperatorPlan, StagesInfo
-from tensoropt.plan.point import Point
 from tensoropt.plan.point_records import StagesRecord
-from tensoropt.plan.space import Space
 
 GIB = 2.0**30
 GROUPS = ("embedding", "attention", "mlp", "head")
@@ -36,13 +33,9 @@ def space(shape: Sequence[int] = (2, 4), micro_batches: int = 1) -> Space:
         for name in GROUPS
     }
     return Space(
-        mesh=MeshInfo(shape=tuple(shape), names=names),
-        micro_batches=micro_batches,
-        groups=groups,
-        hubs={},
-        shared={},
-        keys={f"p_{name}": f"model.{name}.weight" for name in GROUPS},
-    )
+        mesh=MeshInfo(shape=tuple(shape), names=names), micro_batches=micro_batches, groups=groups, hubs={},
+        shared={}, keys={f"p_{name}": f"model.{name}.weight" for name in GROUPS},
+    )  # fmt: skip
 
 
 def point(needs_bytes: float, time_s: float, **more: Any) -> Point:
@@ -53,24 +46,13 @@ def point(needs_bytes: float, time_s: float, **more: Any) -> Point:
     tensors = tensors if tensors > 0 else needs_bytes / 2
     memory_bytes = tensors + context
     fields: dict[str, Any] = {
-        "memory_bytes": memory_bytes,
-        "time_s": time_s,
-        "compute_s": time_s * 2 / 3,
-        "communication_s": time_s / 3,
-        "exposed_s": time_s / 3,
-        "hidden_s": 0.0,
-        "additive_memory_bytes": memory_bytes,
-        "additive_time_s": time_s,
-        "memory": (tensors / 5,) * 5,
-        "terms": {"context": context},
-        "space": 0,
-        "choice": (1, 2, 0, 1),
-        "options": (0, 0, 0, 0),
-        "collectives": (("all_reduce", (0,), 1024, 3),),
-        "sources": {"data sheet": 1.0},
-        "exact": True,
+        "memory_bytes": memory_bytes, "time_s": time_s, "compute_s": time_s * 2 / 3,
+        "communication_s": time_s / 3, "exposed_s": time_s / 3, "hidden_s": 0.0,
+        "additive_memory_bytes": memory_bytes, "additive_time_s": time_s, "memory": (tensors / 5,) * 5,
+        "terms": {"context": context}, "space": 0, "choice": (1, 2, 0, 1), "options": (0, 0, 0, 0),
+        "collectives": (("all_reduce", (0,), 1024, 3),), "sources": {"data sheet": 1.0}, "exact": True,
         "gap": 0.0,
-    }
+    }  # fmt: skip
     return Point.of(**{**fields, **more})
 
 

@@ -44,10 +44,10 @@ class Site:
 
 
 @contextmanager
-def running(home: Path, folder: Path, target: Any, own: Path | None = None) -> Iterator[Site]:
+def running(home: Path, folder: Path, target: Any, own: Path | None = None, port: int = 0) -> Iterator[Site]:
     jobs = JobManager(home, target, own)
     library = library_with(jobs, folder)
-    server = listen(create_app(library, jobs), "127.0.0.1", 0)
+    server = listen(create_app(library, jobs), "127.0.0.1", port)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples_app import exploration, of_model, point
+from samples_app import exploration, of_model
 from tensoropt_app.library import Entry
 from tensoropt_app.views.export import commands, explore_line, files
 from tensoropt_app.views.frontier import FrontierData
 
+from tensoropt import Exploration, load_cluster
 from tensoropt.cli.parser import parser
-from tensoropt.cluster import load_cluster
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan import OnnxInfo
 
 
@@ -33,21 +32,7 @@ def with_settings(**settings: Any) -> Exploration:
     return replace(found, settings={**found.settings, **settings})
 
 
-def test_every_setting_is_in_the_line() -> None:
-    found = with_settings(
-        mode="inference", optimizer="sgd", dtype="bfloat16", recompute="never", measure="never",
-        micro_batches=[1, 2], epsilon=0.0, max_points=9, memory_bytes=2.0**33,
-        constraints={"together": [["a"]]},
-    )  # fmt: skip
-    found = of_model(found, batch=8, seed=3)
-    options = parsed(explore_line(found, "out/x"))
-    assert (options.mode, options.optimizer, options.dtype) == ("inference", "sgd", "bfloat16")
-    assert (options.recompute, options.measure, options.micro_batches) == ("never", "never", "1,2")
-    assert (options.epsilon, options.max_points, options.batch, options.seed) == (0.0, 9, "8", 3)
-    assert (options.memory, options.constraints) == ("8GiB", "DIR/exploration.json")
-
-
-def test_the_line_of_constraints_needs_no_pytorch() -> None:
+def test_the_line_of_constraints_needs_no_pytorch():
     code = (
         "import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1])\n"
         "from dataclasses import replace\n"
@@ -62,24 +47,23 @@ def test_the_line_of_constraints_needs_no_pytorch() -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_defaults_are_left_out_and_the_dtype_is_said() -> None:
-    line = "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --dtype float32 --out out/x"
-    assert explore_line(with_settings(process_memory=True), "out/x") == line
+def test_defaults_are_left_out_and_the_dtype_is_said():
+    line = "tensoropt explore zoo:gpt2-tiny --cluster dgx-h100 --batch 8 --dtype float32 --out out/x"
+    assert explore_line(of_model(with_settings(process_memory=True), batch=8), "out/x") == line
     # Of a flag that is on by default, what is said is that it was off.
-    off = explore_line(with_settings(process_memory=False), "out/x")
+    off = explore_line(of_model(with_settings(process_memory=False), batch=8), "out/x")
     assert off == line.replace(" --out", " --no-process-memory --out")
     assert parsed(off).process_memory is False
 
 
-def test_how_a_file_was_opened_is_in_the_line() -> None:
+def test_how_a_file_was_opened_is_in_the_line():
     onnx = OnnxInfo(dims={"batch": 8, "x[0]": 4}, outputs=("y",), loss="mean")
-    found = of_model(exploration(), source="my model.onnx", onnx=onnx)
-    options = parsed(explore_line(found, "out/x"))
+    options = parsed(explore_line(of_model(exploration(), source="my model.onnx", onnx=onnx), "out/x"))
     assert options.model == "my model.onnx"
     assert (options.dim, options.output, options.loss) == (["batch=8", "x[0]=4"], ["y"], "mean")
 
 
-def test_a_cluster_without_a_name_is_a_file_that_is_offered() -> None:
+def test_a_cluster_without_a_name_is_a_file_that_is_offered():
     edited = load_cluster("dgx-h100").to_dict() | {"name": "mine"}
     data = FrontierData.of(replace(exploration(), cluster=edited))
     assert parsed(explore_line(data.exploration, "out/x", "/a b")).cluster == "/a b/exploration.json"
@@ -93,7 +77,7 @@ def test_a_cluster_without_a_name_is_a_file_that_is_offered() -> None:
     ("origin", "again", "from_"),
     [("opened", "/data/a", "/data/a"), ("job", "out/a", "/data/a"), ("ready-made", "out/a", "out/a")],
 )
-def test_the_lines_follow_each_other(origin: str, again: str, from_: str) -> None:
+def test_the_lines_follow_each_other(origin, again, from_):
     data = FrontierData.of(exploration())
     lines = [c.line for c in commands(data, Entry("a", Path("/data/a"), origin), 3)]
     assert parsed(lines[0]).out == again
@@ -103,10 +87,3 @@ def test_the_lines_follow_each_other(origin: str, again: str, from_: str) -> Non
     assert lines[5].startswith("torchrun --nproc-per-node 8")
     assert lines[5].endswith(" --cpu")  # the plan is for GPUs
     assert parsed(lines[6]).save == from_
-
-
-def test_a_mark_is_chosen_by_its_number() -> None:
-    """It is no point of the frontier: no budget selects it."""
-    found = replace(exploration(), others=(point(2.0**34, 0.9, planner="zero"),))
-    lines = [c.line for c in commands(FrontierData.of(found), Entry("a", Path("/data/a"), "opened"), 8)]
-    assert "tensoropt choose /data/a --point 9 --out plan.json" in lines

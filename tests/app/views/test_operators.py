@@ -9,56 +9,46 @@ from types import SimpleNamespace
 
 import pytest
 from samples_app import GIB, exploration, placed
+from tensoropt_app.views import operators
 from tensoropt_app.views.frontier import FrontierData
-from tensoropt_app.views.operators import (
-    OperatorRow,
-    axes_words,
-    beside_rows,
-    bottom_rows,
-    columns_of,
-    operator_rows,
-    option_words,
-    table_rows,
-)
 
 from tensoropt import explore, zoo
-from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.kinds import PIPELINED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import detail
 from tensoropt.report.step_parts import Share
 
 UNITS = FrontierData.of(exploration()).units  # GiB and ms
-KNOWN = OperatorRow("a", "m.a", "batch ×2", "", "fitted", 2.0**30, 0.002, 0.0, 0.0)
-UNKNOWN = OperatorRow("b", "", "stage 0", "", "plan")
+KNOWN = operators.OperatorRow("a", "m.a", "batch ×2", "", "fitted", 2.0**30, 0.002, 0.0, 0.0)
+UNKNOWN = operators.OperatorRow("b", "", "stage 0", "", "plan")
 
 
-def test_figures_are_in_the_units_of_the_heads_and_blank_where_unknown() -> None:
-    known, unknown = table_rows((KNOWN, UNKNOWN), UNITS)
+def test_figures_are_in_the_units_of_the_heads_and_blank_where_unknown():
+    known, unknown = operators.table_rows((KNOWN, UNKNOWN), UNITS)
     assert (known["memory"], known["compute"], known["communication"]) == (1.0, 2.0, 0.0)
     assert {unknown[name] for name in ("memory", "compute", "communication", "kept")} == {None}
 
 
-def test_heads_have_units_and_modules_are_hidden_where_none_is_known() -> None:
+def test_heads_have_units_and_modules_are_hidden_where_none_is_known():
     columns = [
         {"field": "module"},
         {"field": "kept", "headerName": "keeps"},
         {"field": "axes", "headerName": "split"},
     ]
-    heads = columns_of(columns, (KNOWN, UNKNOWN), UNITS)
+    heads = operators.columns_of(columns, (KNOWN, UNKNOWN), UNITS)
     assert [head["headerName"] for head in heads[1:]] == ["keeps, GiB", "split"]
     assert heads[0]["hide"] is False
-    assert columns_of(columns, (UNKNOWN,), UNITS)[0]["hide"] is True
+    assert operators.columns_of(columns, (UNKNOWN,), UNITS)[0]["hide"] is True
 
 
-def test_below_the_operators_nothing_stands_for_zero() -> None:
-    (row,) = bottom_rows((Share("optimizer", 0.0, 0.003, 0.0),), UNITS)
+def test_below_the_operators_nothing_stands_for_zero():
+    (row,) = operators.bottom_rows((Share("optimizer", 0.0, 0.003, 0.0),), UNITS)
     assert row == {"group": "optimizer", "axes": "", "memory": None, "compute": 3.0, "communication": None}
 
 
-def test_figures_are_rounded_as_elsewhere_on_the_page() -> None:
+def test_figures_are_rounded_as_elsewhere_on_the_page():
     """The browser rounds a half up, Python to the even digit: 0.3125 GiB would be told as two sizes."""
-    (row,) = bottom_rows((Share("device 2", 0.3125 * 2.0**30, 0.0, 0.0),), UNITS)
+    (row,) = operators.bottom_rows((Share("device 2", 0.3125 * 2.0**30, 0.0, 0.0),), UNITS)
     assert row["memory"] == 0.312
     assert UNITS.memory.text(0.3125 * 2.0**30) == "0.312 GiB"
 
@@ -67,7 +57,7 @@ DATA = FrontierData.of(exploration())
 
 
 @pytest.fixture(scope="module")
-def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Exploration:
+def pipelines(tmp_path_factory):
     """A small GPT-2 on two CPU ranks, among whose plans are pipelines of two stages."""
     built = zoo.build("gpt2-tiny", batch=4, device="meta", seed=0)
     with ProfileStore(tmp_path_factory.mktemp("store") / "profiles.sqlite") as store:
@@ -78,12 +68,12 @@ def pipelines(tmp_path_factory: pytest.TempPathFactory) -> Exploration:
 
 
 @pytest.mark.slow
-def test_operators_of_a_pipeline_say_their_stage(pipelines: Exploration) -> None:
+def test_operators_of_a_pipeline_say_their_stage(pipelines):
     rows = [i for i, found in enumerate(pipelines.points) if found.kind is PIPELINED]
     assert rows
     for row in rows:
         plan, told = pipelines.plan(row), detail(pipelines, row)
-        found = {o.group: o for o in operator_rows(pipelines, row, told)}
+        found = {o.group: o for o in operators.operator_rows(pipelines, row, told)}
         # What stands for a tensor that arrives has a row if it takes time.
         assert [name for name in found if " stage " not in name] == list(plan.operators)
         for number, stage in enumerate(plan.stages.stages):
@@ -93,50 +83,49 @@ def test_operators_of_a_pipeline_say_their_stage(pipelines: Exploration) -> None
         assert all(o.compute_s for o in found.values())
 
 
-def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines: Exploration) -> None:
+def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines):
     for row, one in enumerate(pipelines.points):
         if one.kind is not PIPELINED:
             continue
-        *places, headline = beside_rows(pipelines, row, detail(pipelines, row))
+        *places, headline = operators.beside_rows(pipelines, row, detail(pipelines, row))
         assert [place.title for place in places] == ["device 0, stage 0", "device 1, stage 1"]
-        assert all(row["axes"].startswith("idle ") for row in bottom_rows(places, UNITS))
+        assert all(row["axes"].startswith("idle ") for row in operators.bottom_rows(places, UNITS))
         assert headline.memory_bytes == max(place.memory_bytes for place in places)
         seconds = [(place.compute_s, place.communication_s) for place in places]
         assert (headline.compute_s, headline.communication_s) in seconds
 
 
-def test_operators_name_the_axis_and_the_dim_it_splits() -> None:
-    rows = {o.group: o for o in operator_rows(DATA.exploration, 0)}
-    assert rows["embedding"].axes == "batch ×8"
-    assert rows["mlp"].axes == "whole"
+def test_operators_name_the_axis_and_the_dim_it_splits():
+    rows = {o.group: o for o in operators.operator_rows(DATA.exploration, 0)}
+    assert (rows["embedding"].axes, rows["mlp"].axes) == ("batch ×8", "whole")
     assert rows["mlp"].module == "model.mlp"
 
 
-def test_a_placed_plan_names_devices_instead_of_axes() -> None:
+def test_a_placed_plan_names_devices_instead_of_axes():
     found = placed()
     row = len(found.points)
-    assert [o.axes for o in operator_rows(found, row)] == ["device 0", "device 1"] * 2
+    assert [o.axes for o in operators.operator_rows(found, row)] == ["device 0", "device 1"] * 2
 
 
-def test_below_devices_of_different_loads_stands_what_the_headline_says() -> None:
+def test_below_devices_of_different_loads_stands_what_the_headline_says():
     found = placed()
     row = len(found.points)
     devices = Share("device 0", 20 * GIB, 0.4, 0.02), Share("device 1", 10 * GIB, 0.65, 0.0)
     told = SimpleNamespace(places=devices)
-    assert beside_rows(found, row, None) == ()
-    *shown, headline = beside_rows(found, row, told)
+    assert operators.beside_rows(found, row, None) == ()
+    *shown, headline = operators.beside_rows(found, row, told)
     assert tuple(shown) == devices
     mark = found.all_points[row]
     assert headline == Share(mark.kind.headline, mark.memory_bytes, mark.compute_s, mark.communication_s)
 
 
-def test_what_is_split_and_stored_is_said_in_words() -> None:
+def test_what_is_split_and_stored_is_said_in_words():
     sizes = {"a": 2, "b": 4}
-    assert axes_words({"a": "rows.0", "b": "out_features.2@S(0)"}, "rows.0", sizes) == (
-        "batch ×2, output features 2 ×4"
-    )
-    assert axes_words({"a": "none", "b": "d2"}, "d0", sizes) == "dim 2 ×4"
+    wanted = "batch ×2, output features 2 ×4"
+    assert operators.axes_words({"a": "rows.0", "b": "out_features.2@S(0)"}, "rows.0", sizes) == wanted
+    assert operators.axes_words({"a": "none", "b": "d2"}, "d0", sizes) == "dim 2 ×4"
     configuration = {"a": "rows", "b": "out_features"}
     keys = {"p_w": "model.fc.weight", "p_b": "model.fc.bias"}
-    told = option_words(("p_w: S(0), S(1), held", "p_b: R, S(0)"), configuration, "rows", sizes, keys)
+    stored = "p_w: S(0), S(1), held", "p_b: R, S(0)"
+    told = operators.option_words(stored, configuration, "rows", sizes, keys)
     assert told == "weight: ZeRO-2 ×2"

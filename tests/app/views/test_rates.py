@@ -25,20 +25,19 @@ DATA = told()
 VIEW = View(exploration="x", point=7, price=3.0, amount="1e9 tokens")
 
 
-def test_the_answer_has_the_engine_s_figures() -> None:
+def test_the_answer_has_the_engine_s_figures():
     steps = amount_in(VIEW).steps(StepWork.of(DATA.exploration))
     for row in range(len(DATA)):
         one = RatesOf(DATA.exploration, tariff_of(VIEW)).of(row)
         assert rates_of(DATA, VIEW).of(row) == one
         line = answer_line(DATA, VIEW, DATA.answer(VIEW), row)
         assert line.pace == pace(one)
-        cost = float(line.cost.split()[0].replace(",", ""))
-        assert cost == pytest.approx(one.cost(steps), rel=6e-3)
+        assert float(line.cost.split()[0].replace(",", "")) == pytest.approx(one.cost(steps), rel=6e-3)
         assert line.cost.endswith("for 1B tokens")
     assert answer_line(DATA, VIEW, DATA.answer(VIEW), 7).pace == "10,200 tokens/s"
 
 
-def test_what_is_unknown_is_left_out_or_says_why() -> None:
+def test_what_is_unknown_is_left_out_or_says_why():
     bare = told(flops=False, call=None)
     view = View(price=3.0, amount="1e9 tokens")
     line = answer_line(bare, view, bare.answer(view), 7)
@@ -47,7 +46,7 @@ def test_what_is_unknown_is_left_out_or_says_why() -> None:
     assert answer_line(bare, View(), bare.answer(View()), 7).cost == ""
 
 
-def test_the_card_says_them_and_why_not() -> None:
+def test_the_card_says_them_and_why_not():
     facts = {f.name: f.words for f in point_card(DATA, VIEW, 7).facts}
     assert facts["throughput"].startswith("10,200 tokens/s (1,280 per device), 160 samples/s")
     assert facts["MFU"].startswith("50 %")

@@ -28,7 +28,7 @@ from torch.utils import checkpoint
 
 from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
 from tensoropt.capture.custom_functions import own_backwards
-from tensoropt.capture.fidelity import DRAWN, EagerStep, any_names, eager_step, seeded
+from tensoropt.capture.fidelity import DRAWN, EagerStep, any_names, eager_step, seeded, unchanged
 from tensoropt.capture.forward_calls import followed_calls, known_values
 from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
@@ -185,7 +185,14 @@ def _export(
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of the total time. Only code that is run has to exist.
     with contextlib.ExitStack() as stack:
-        for context in (_quiet(), any_names(), own_lines_kept(), _use_lazy_graph_module(True)):
+        # Whatever the model's code sets in its modules while it is traced is fake.
+        for context in (
+            unchanged(subject),
+            _quiet(),
+            any_names(),
+            own_lines_kept(),
+            _use_lazy_graph_module(True),
+        ):
             stack.enter_context(context)
         asked = stack.enter_context(no_other_processes())
         checkpoints, notes = stack.enter_context(_as_it_trains(subject, args, kwargs))

@@ -275,7 +275,7 @@ DRAWN = (
 
 
 @contextlib.contextmanager
-def _unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
+def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
     """While open, record what the code of a model's modules changes in them; restore it at the end.
 
     Args:
@@ -406,7 +406,7 @@ class EagerStep:
 
 def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerStep:
     """Run one step of ``subject``, which returns its loss, without a graph, and return the outcome."""
-    with _unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (call, named):
+    with unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (call, named):
         parameters = {name: p for name, p in subject.named_parameters() if p.requires_grad}
         with seeded(model=subject) as drew:
             try:
@@ -523,7 +523,7 @@ def check_numbers(
     """
     call = (args, dict(kwargs))
     # The model already issued its warnings when it was captured.
-    with warnings.catch_warnings(action="ignore"), _unchanged(model, values=True):
+    with warnings.catch_warnings(action="ignore"), unchanged(model, values=True):
         parameters = _differentiated(graph, model)
         module = rebuild(graph, model)
 
@@ -596,7 +596,7 @@ def _differentiated(graph: OperatorGraph, model: nn.Module) -> dict[str, nn.Para
 
 
 def _step(run: Callable[[], torch.Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module) -> _Step:
-    with torch.random.fork_rng(devices=[]), _unchanged(model, values=True), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
         torch.manual_seed(0)
         loss = run()
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
@@ -647,7 +647,7 @@ def _rounding(
     unit = _UNIT[next((d for d in ("bfloat16", "float16", "float32") if d in used), "float64")]
     generator = torch.Generator().manual_seed(0)
     worst = _Difference(0.0, 0.0, "")
-    with _unchanged(model, values=True):
+    with unchanged(model, values=True):
         for _ in range(2):
             with torch.no_grad():
                 for p in parameters.values():

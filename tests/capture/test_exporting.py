@@ -126,3 +126,20 @@ def test_composite_operators_of_an_earlier_capture_are_as_prepared_anew(monkeypa
     assert both() == graphs
     assert kernels() == before
     assert not any(op in fake_impls.op_implementations_dict for op in prepared)
+
+
+def test_what_the_model_sets_in_itself_is_undone():
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = nn.Linear(4, 4), [1]
+
+        def forward(self, x):
+            self.last = self.layer(x)
+            return self.last.sum()
+
+    model = Keeping()
+    before = dict(vars(model))
+    capture(model, (torch.randn(3, 4),))
+    assert vars(model).keys() == before.keys()
+    assert all(vars(model)[name] is value for name, value in before.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,12 +12,10 @@ from hypothesis import strategies as st
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import simulate_placement
-from tensoropt.planners.placed.post import Post
 from tensoropt.planners.registry import ENTRIES
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import all_bytes, random_problem, with_capacity
 
-LITTLE = Post(placements=300, per_ascent=20, per_fit=100)
 PLACED = [
     name
     for name, entry in ENTRIES.items()
@@ -29,8 +26,7 @@ LIST_SCHEDULERS = [name for name in ("placer", "m_topo", "m_etf", "m_sct", "dpos
 
 
 def method(name: str):
-    place = importlib.import_module(f"tensoropt.planners.placed.{name}").place
-    return partial(place, settings=LITTLE) if name == "post" else place
+    return importlib.import_module(f"tensoropt.planners.placed.{name}").place
 
 
 def constrained(seed: int, training: bool, capacity: float):
@@ -47,7 +43,7 @@ def constrained(seed: int, training: bool, capacity: float):
     return replace(capped, together=together, pinned=pinned)
 
 
-@pytest.mark.parametrize("name", [*LIST_SCHEDULERS, pytest.param("post", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LIST_SCHEDULERS)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0.3, 0.6, 1.5, float("inf")]))
 def test_constraints_and_capacity_are_kept_under_the_simulator_or_refused(name, seed, training, capacity):
     problem = constrained(seed, training, capacity)

@@ -22,6 +22,8 @@ from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource
 _FEW_SUMS = 300_000
 """A graph whose unpruned pass makes at most this many sums is searched without bounds, which would take
 longer."""
+_MORE_SUMS = 100 * _FEW_SUMS
+"""The most sums of such a pass, as their number is estimated; then bounds are computed after all."""
 FEW_LINES, LINES = 16, 32
 """The number of hull lines: for a first narrowing of large graphs, and for passes."""
 CORNERS = 2048
@@ -121,8 +123,12 @@ def few_sums(program: Program) -> bool:
 
 
 def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
-    """Return the frontier of a small graph, which is cheaper to compute than bounds to prune it by."""
-    latest = PassSource(program, ProgramRunner(program, settings.threads).run_pass(None, 0))
+    """Return the frontier of a small graph, which is cheaper to compute than bounds to prune it by.
+
+    Raises :class:`~tensoropt.search.engine.TooManySumsError` if the graph was not small after all: costs
+    without any pattern leave far more points than are estimated.
+    """
+    latest = PassSource(program, ProgramRunner(program, settings.threads).run_pass(None, 0, _MORE_SUMS))
     if not len(latest.memory):
         return None
     return SearchResult((latest,), merge([latest]), None, True)

@@ -257,5 +257,6 @@ def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) ->
     program = build_program(reduced, order)
     # Bounds take a scalar pass per line, which does not pay off for small graphs.
     if few_sums(program):
-        return unpruned(program, settings)
+        with contextlib.suppress(TooManySumsError):
+            return unpruned(program, settings)
     return _Within(settings).search(program, order)

@@ -104,7 +104,7 @@ TARGETS = (
 
 EQUAL_RESULTS = {
     "tensoropt/search/shared.py": (
-        "_FEW_SUMS", "FEW_LINES", "LINES", "CORNERS", "MORE_LINES", "_MESSAGE_BYTES",
+        "_FEW_SUMS", "_MORE_SUMS", "FEW_LINES", "LINES", "CORNERS", "MORE_LINES", "_MESSAGE_BYTES",
     ),
     "tensoropt/search/within.py": (
         "_MOST_LINES", "_WORTH_NARROWING", "_FEW_PAIRS", "_TARGETED_PAIRS", "_MOST_POINTS", "_FAR",

@@ -128,6 +128,13 @@ def test_wild_costs_lose_no_point_to_pruning(monkeypatch):
         check(seed)
 
 
+def test_a_graph_that_was_taken_for_small_is_searched_with_bounds(monkeypatch, few_sums):
+    monkeypatch.setattr(shared, "_FEW_SUMS", few_sums)
+    monkeypatch.setattr(shared, "_MORE_SUMS", 50)
+    for seed in seeds_of(1000, 1020):
+        check(seed)
+
+
 def test_thinned_wild_costs_are_bounded(monkeypatch):
     """Also options that the grid of costs makes equal in memory, which a large graph may have."""
     monkeypatch.setattr(shared, "_FEW_SUMS", 0)

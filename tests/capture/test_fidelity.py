@@ -25,13 +25,13 @@ from tensoropt.capture import WithLoss, capture, find_loss, rebuild
 from tensoropt.capture.fidelity import (
     DRAWN,
     EagerStep,
-    _unchanged,
     can_compare,
     check_numbers,
     check_structure,
     eager_step,
     seeded,
     shadowed,
+    unchanged,
 )
 from tensoropt.engine.engine import unsplit_strategy
 from tensoropt.engine.models import model_values
@@ -168,7 +168,7 @@ class Busy(nn.Module):
 def test_attributes_are_the_same_objects_again():
     model, x = Busy(), torch.randn(8, 4)
     seen = model.seen
-    with _unchanged(model, values=True):
+    with unchanged(model, values=True):
         model(x)
         model.more = torch.ones(1)
         assert model.calls == 1

@@ -126,8 +126,8 @@ def _fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tupl
     scale = np.linalg.norm(design, axis=0)
     scale[scale == 0] = 1.0
     alpha, slope = np.linalg.lstsq(design / scale, np.ones_like(t), rcond=None)[0] / scale
-    if alpha < 0:  # the best line through the origin
-        alpha, slope = 0.0, float((x / t).sum() / (x**2 / t**2).sum())
+    if alpha < 0:  # e.g. a link that lets bursts pass; what is asked for beyond the sizes is as the largest
+        alpha, slope = 0.0, float(t[-1] / x[-1])
     if slope < 0:  # the best flat line
         alpha, slope = float((1 / t).sum() / (1 / t**2).sum()), 0.0
     if slope * x.max() < 1e-9 * alpha:  # rounding of a flat line

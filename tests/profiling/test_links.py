@@ -71,6 +71,11 @@ def test_two_regimes_get_two_lines():
     assert fit.time_s(1.5 * 1024**2) == pytest.approx(sum(ends) / 2)
 
 
+def test_beyond_a_burst_a_link_is_as_fast_as_at_the_largest_size():
+    segments, _ = fit_segments([64 * 1024, 512 * 1024], [1e-4, 2e-2])
+    assert LinkFit(kind="", group=(), segments=segments, residual=0.0).time_s(2**20) == pytest.approx(4e-2)
+
+
 def test_a_lifted_point_does_not_bend_the_line():
     seconds = [1e-4 + size / 1e9 for size in _QUICK_SIZES]
     seconds[1] *= 30  # another process ran
@@ -299,7 +304,7 @@ def test_the_chosen_plan_follows_a_shaped_link(namespaces, tmp_path):
             if prefixes:
                 with RankPool(2, timeout_s=600, interface="wire", prefixes=prefixes) as pool:
                     sizes = (64 * 2**10, 512 * 2**10)
-                    measure_links(cluster, mesh, pool, profile, sizes=sizes, pairs=False)
+                    measure_links(cluster, mesh, pool, profile, sizes=sizes)
             found = tensoropt.explore(
                 model,
                 (torch.randn(512, 512),),

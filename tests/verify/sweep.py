@@ -3,7 +3,7 @@
     python -m tests.verify.sweep --seeds 0:200 [--models causal,llama] [--ranks 2,3,4,5] [--fake]
 
 Each seed is a model, the sizes of its inputs, a number of ranks, a mesh, micro-batches, and a strategy or a
-pipeline. On fake ranks the memory of a step has to be within 1 % of its prediction, and what ranks send as
+pipeline. On fake ranks the memory of a step has to be within 3 % of its prediction, and what ranks send as
 predicted, in order; on real ranks loss, gradients and parameters those of the unsplit model, too.
 """
 
@@ -42,7 +42,8 @@ from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.verify.sweep_models import DECODERS
 
-WITHIN = 0.01
+WITHIN = 0.03
+"""What moves a decision (CONTRIBUTING.md)."""
 PIPELINED, FOLLOWING, RECOMPUTED = 0.2, 0.6, 0.4
 """How often a strategy is a pipeline, has a theme, and recomputes a block."""
 
@@ -134,11 +135,12 @@ def compared(case: Case, predicted: Prediction, found: RunFindings) -> Case:
             f"replicas agree: {found.replicas_agree}"
         )
     if peaks := found.memory_tracked_of_ranks:
-        # Each stage of a pipeline beside the fullest of its ranks.
+        # Each stage of a pipeline beside the fullest of its ranks, as a share of the fullest stage: that one
+        # decides whether a plan fits. An activation of some kB is much of a stage that is nearly empty.
         wanted = predicted.of_places or (predicted.memory_bytes,)
         alike = len(peaks) // len(wanted)
         tracked = [max(peaks[i : i + alike]) for i in range(0, len(peaks), alike)]
-        error = max((size / peak - 1 for size, peak in zip(wanted, tracked, strict=True)), key=abs)
+        error = max((a - b for a, b in zip(wanted, tracked, strict=True)), key=abs) / max(tracked)
         if abs(error) > WITHIN:
             faults.append(f"memory: {[round(size) for size in wanted]} predicted, {tracked} tracked")
     faults += entry["collectives_unlike"] + entry["order_unlike"]

@@ -2,13 +2,14 @@
 
 import pytest
 
-from tests.verify.sweep import ALIKE, NAMES, Case, cases, sweeping
+from tests.verify.sweep import ALIKE, NAMES, WITHIN, Case, cases, sweeping
 from tests.verify.sweep_models import DECODERS
 
 
-def faults(drawn: list[Case], *, real: bool) -> list[str]:
+def faults(drawn: list[Case], *, real: bool, within: float = WITHIN) -> list[str]:
     with sweeping(real=real) as sweep:
-        return [case.line() for case in map(sweep.check, drawn) if case.faults]
+        checked = map(sweep.check, drawn)
+        return [case.line() for case in checked if case.faults or abs(case.memory) > within]
 
 
 @pytest.mark.slow
@@ -31,7 +32,7 @@ FOUND = {
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", FOUND, ids=FOUND.get)
 def test_memory_that_was_predicted_wrongly_once(seed):
-    assert not faults(cases([seed], NAMES, (2, 3, 4, 5)), real=False)
+    assert not faults(cases([seed], NAMES, (2, 3, 4, 5)), real=False, within=0.01)
 
 
 @pytest.mark.slow

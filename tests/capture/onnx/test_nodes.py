@@ -29,6 +29,7 @@ REFUSALS = (
     "is a sequence, map or optional",
     "is a sequence; only tensors can be returned",
     "depends on an input's values",
+    "depends on the values of an input",
     "PyTorch does not support this resizing",
     "are understood; export it again",
     "dims must be at least 1",

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -219,13 +220,12 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         ConstraintError: there is no pipeline that fits the pin.
     """
     pinned = pinned_pipeline(session.settings) is not None
-    finder = _Finder(session, searched)
+    finder = _Finder(session, searched, () if pinned else exploration.points)
     if reason := finder.refusal():
         if pinned:
             raise ConstraintError(f"{finder.pin}: {reason}")
         return exploration.noted([f"no pipelines: {reason}"])
     spaces, points = list(exploration.spaces), [] if pinned else list(exploration.points)
-    count = 0
     with session.clock.stage("pipelines"):
         every = finder.all()
     for mesh, micro_batches, found in every:
@@ -234,7 +234,6 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         spaces.append(
             pipelined_space(mesh, micro_batches, problem.parameter_keys, finder.notes, problem.sequence)
         )
-        count += len(found)
         points = list(reduce_points([*points, *made]))
     if not points:
         why = " ".join(finder.refusals) or (
@@ -242,13 +241,13 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         )
         raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
     among = sum(p.space >= len(exploration.spaces) for p in points)
-    notes = [*finder.notes, f"pipelines: {count:,} simulated, {among:,} of them among the points"]
+    notes = [*finder.notes, f"pipelines: {finder.simulated:,} simulated, {among:,} of them among the points"]
     noted = exploration.noted(notes, seconds=session.seconds_with(exploration.report, "pipelines"))
     return only_used_spaces(replace(noted, spaces=tuple(spaces), points=tuple(points)))
 
 
 class _Finder:
-    def __init__(self, session: Session, searched: Searched):
+    def __init__(self, session: Session, searched: Searched, points: Sequence[Point]):
         self.session, self.problem, self.searched = session, searched.problem, searched
         self.graph: GroupGraph = searched.problem.graph
         self.cutter = Cutter(self.graph)
@@ -261,6 +260,11 @@ class _Finder:
         self.cutting = _Cutting(self.cutter, self.again, self.pin, self.costs, self._note, small=self.small)
         self._notes: dict[str, None] = {_HEURISTIC: None}
         self._refusals: dict[str, str] = {}
+        # Points name each operator of a plan, which takes longer than to simulate it: those that others beat
+        # never become points.
+        self._unbeaten: Sequence[Point] = points
+        self.simulated = 0
+        self._least = (float("inf"), Mesh(shape=(1,)))
 
     @property
     def refusals(self) -> list[str]:
@@ -361,7 +365,7 @@ class _Finder:
             try:
                 self._search(asked, found)
             except KeyboardInterrupt:
-                if not any(found):
+                if not self.simulated:
                     raise
                 self.session.left.append("pipelines beyond those that were found")
         return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
@@ -373,7 +377,7 @@ class _Finder:
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
             for own, at in zip(found, asked, strict=True):
                 own += self._of_several_stages(*at)
-        if leanest := self._leanest(asked, found):
+        if leanest := self._leanest(asked):
             own = self._of_rows(*leanest)
             asked.append(leanest)
             found.append(own)
@@ -398,17 +402,14 @@ class _Finder:
             self.session.progress("pipelines", number, len(asked), label)
             found[number] += self._of_mesh(mesh, micro_batches)
 
-    def _leanest(
-        self, asked: Sequence[tuple[Mesh, int]], found: Sequence[Sequence[Point]]
-    ) -> tuple[Mesh, int] | None:
+    def _leanest(self, asked: Sequence[tuple[Mesh, int]]) -> tuple[Mesh, int] | None:
         """Return, for a large model, the mesh whose pipelines need least memory, with one row of the batch in
         each micro-batch; None if that was already tried, or is not for the search to choose."""
         rows = self.problem.batch
         given = self.pin is not None and self.settings.micro_batches != "auto"
-        if self.small or given or not any(found):
+        if self.small or given or not self.simulated:
             return None
-        _, number = min((one.memory_bytes, n) for n, of in enumerate(found) for one in of)
-        mesh, _ = asked[number]
+        _, mesh = self._least
         return (mesh, rows) if mesh.shape[0] <= rows and (mesh, rows) not in asked else None
 
     def _of_rows(self, mesh: Mesh, rows: int) -> list[Point]:
@@ -449,7 +450,7 @@ class _Finder:
         outer: Sequence[str] = CROSSINGS[:1],
         per_place: int | None = None,
     ) -> list[Point]:
-        """Return the pipelines on a mesh that none of them beats, in a schedule; by default in the requested
+        """Return the pipelines on a mesh that no plan so far beats, in a schedule, by default the requested
         one. They are points, since evaluations would hold the simulated steps of all their stages: gigabytes
         for a model of a hundred blocks.
 
@@ -497,7 +498,12 @@ class _Finder:
         found = list(composer.pipelines(positions))
         if not self._pinned_schedule and schedule == self.schedule:
             found += self._apart(reduce_points(found), frontiers.prices)
-        return [pipelined_point(one, mesh, space=0) for one in reduce_points(found)]
+        self.simulated += len(found)
+        self._least = min([self._least, *((one.memory_bytes, mesh) for one in found)], key=itemgetter(0))
+        unbeaten = reduce_points([*self._unbeaten, *found])
+        points = [pipelined_point(o, mesh, space=0) for o in unbeaten if isinstance(o, PipelineEvaluation)]
+        self._unbeaten = reduce_points([*self._unbeaten, *points])
+        return points
 
     @property
     def _pinned_schedule(self) -> bool:

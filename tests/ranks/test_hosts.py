@@ -33,24 +33,30 @@ TWO, PAIR = (together([load_cluster(f"cpu:{each}")] * 2, network("1Gbit/s")) for
 
 
 def two_hosts(
-    module: Sequence[str], folder: Path, prefixes: Sequence[Sequence[str]] = ((), ()), address: str = THIS
+    module: Sequence[str],
+    folder: Path,
+    prefixes: Sequence[Sequence[str]] = ((), ()),
+    address: str = THIS,
+    each: int = 1,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a module in a job of two hosts of a rank each; return what each of them ended with."""
+    """Run a module in a job of two hosts of ``each`` ranks; return what each of them ended with."""
     with socket.socket() as free:
         free.bind((THIS, 0))
         port = free.getsockname()[1]
     environment = os.environ | {"TENSOROPT_CACHE": str(folder)}
     environment |= {"GLOO_SOCKET_IFNAME": "lo"} if address == THIS else {}
-    launcher = [sys.executable, *["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(each)]
     at = ["--master-addr", address, "--master-port", str(port)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
         subprocess.Popen(
             [*prefix, *launcher, "--node-rank", str(number), *at, "-m", *module],
-            cwd=ROOT, env=environment, **pipes,
+            cwd=ROOT,
+            env=environment,
+            **pipes,
         )
         for number, prefix in enumerate(prefixes)
-    ]  # fmt: skip
+    ]
     try:
         return [
             subprocess.CompletedProcess(one.args, one.wait(), *one.communicate(timeout=300))

@@ -19,7 +19,6 @@ from tensoropt.pipeline.composer import Composer
 from tensoropt.pipeline.costs import PipelinePrices
 from tensoropt.pipeline.evaluate import _evaluate_pipeline, stage_works
 from tensoropt.pipeline.points import pipelined_strategy
-from tensoropt.pipeline.stage_frontiers import CROSSINGS
 from tensoropt.planners.quick import _PIPELINED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.detail import detail
@@ -178,25 +177,25 @@ def test_micro_batches_keep_all_places_busy_where_they_are_searched(store):
 @pytest.mark.slow
 def test_large_models_are_looked_at_with_one_row_in_flight(store, monkeypatch):
     """On the mesh that is leanest without, all axes of a place splitting what comes behind the batch."""
-    looked: list[tuple[str, int, tuple[str, ...], float]] = []
-    of_mesh = pipelines._Finder._of_mesh
+    looked: dict[tuple[str, int, tuple[str, ...]], float] = {}
+    evaluate = Composer._evaluated
 
-    def seen(self: Any, mesh: Mesh, count: int, *args: Any, outer: Any = CROSSINGS[:1], **more: Any) -> Any:
-        found = of_mesh(self, mesh, count, *args, outer=outer, **more)
-        leanest = min((one.memory_bytes for one in found), default=inf)
-        looked.append((mesh.label, count, tuple(outer), leanest))
-        return found
+    def seen(composer: Composer, *of: Any) -> Any:
+        if (pipeline := evaluate(composer, *of)) is not None:
+            at = composer.mesh.label, composer.micro_batches, tuple(composer.crossings.outer)
+            looked[at] = min(looked.get(at, inf), pipeline.memory_bytes)
+        return pipeline
 
-    monkeypatch.setattr(pipelines._Finder, "_of_mesh", seen)
+    monkeypatch.setattr(Composer, "_evaluated", seen)
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MOST_PLACES", 2)
     asked = {"micro_batches": [2], "dtype": "bfloat16", "pipelines": "auto"}
     found = explored(store, cluster=in_nodes(4), **asked)
-    *first, (mesh, count, outer, _) = looked
+    *first, (mesh, count, outer) = looked
     assert count == 16
     assert outer == ("second",)
-    assert {(one, crossing) for _, one, crossing, _ in first} == {(4, ("batch",))}
-    assert mesh == min(first, key=lambda one: one[-1])[0]
+    assert {at[1:] for at in first} == {(4, ("batch",))}
+    assert mesh == min(first, key=looked.__getitem__)[0]
     assert any(f"one row in each micro-batch: on pp{mesh} alone" in note for note in found.report["notes"])
 
 

@@ -336,8 +336,8 @@ class StageFrontiers:
         except NoStrategyError:
             return []
         points = Staircase(frontier.memory, frontier.time)
-        rows = np.asarray(representatives(points, self.search.thoroughness.candidates, _LOSS)).tolist()
-        return [(frontier.strategy(row), frontier.options(row)) for row in rows]
+        chosen = frontier.strategies(representatives(points, self.search.thoroughness.candidates, _LOSS))
+        return [(chosen.strategy(i), chosen.options_of(i)) for i in range(len(chosen))]
 
     def _crossing_configurations(
         self, part: Stage, micro: Mapping[str, AxisStrategy], tables: CostTables, ends: Ends

@@ -228,9 +228,7 @@ def capture(
     graph = with_compute_dtype(graph, dtype)
     # Last, because anything that computes in another precision has its own constants.
     graph = replace(
-        graph,
-        notes=(*graph.notes, *dict.fromkeys(notes)),
-        kept_constants=kept_constants(graph.constants),
+        graph, notes=(*graph.notes, *dict.fromkeys(notes)), kept_constants=kept_constants(graph.constants)
     )
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     returned = subject.returned if isinstance(subject, WithLoss) else None

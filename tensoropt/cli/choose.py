@@ -6,14 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tensoropt.cli.arguments import (
-    Answer,
-    Verb,
-    add_amount,
-    add_headroom,
-    amount_option,
-    tariff_option,
-)
+from tensoropt.cli.arguments import Answer, Verb, add_amount, add_headroom, amount_option, tariff_option
 from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.units import parse_bytes, parse_seconds
 

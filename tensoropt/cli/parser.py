@@ -15,16 +15,7 @@ import traceback
 from collections.abc import Sequence
 
 from tensoropt import __version__
-from tensoropt.cli import (
-    choose,
-    dashboard,
-    explore,
-    export,
-    list_names,
-    measure,
-    tune,
-    verify,
-)
+from tensoropt.cli import choose, dashboard, explore, export, list_names, measure, tune, verify
 from tensoropt.cli.arguments import Verb
 from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError

@@ -328,12 +328,7 @@ def _packed(message: _Message, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
 
 
 def _cut(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    pair: _Pair,
-    scale: float,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, pair: _Pair, scale: float
 ) -> Queries:
     rows, columns = slice(*pair.rows), slice(*pair.columns)
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:

@@ -19,15 +19,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
-from tensoropt.plan.spent import (
-    AGAIN,
-    COPIES,
-    OPTIMIZER,
-    OPTIMIZER_TITLE,
-    RECOMPUTATION,
-    Spent,
-    is_of_group,
-)
+from tensoropt.plan.spent import AGAIN, COPIES, OPTIMIZER, OPTIMIZER_TITLE, RECOMPUTATION, Spent, is_of_group
 from tensoropt.sharding.groups import Group
 from tensoropt.simulate.candidates import link_levels
 from tensoropt.simulate.recording import (
@@ -297,10 +289,7 @@ def _waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
     edges: list[tuple[float, int, str]] = []
     for event in timeline:
         if event.duration_s > 0:
-            edges += [
-                (event.start_s, 1, event.lane),
-                (event.start_s + event.duration_s, -1, event.lane),
-            ]
+            edges += [(event.start_s, 1, event.lane), (event.start_s + event.duration_s, -1, event.lane)]
     # At the same moment, ends come before beginnings.
     edges.sort(key=lambda edge: edge[:2])
     busy: dict[str, int] = {}

@@ -22,13 +22,7 @@ from tensoropt.sharding.groups import (
     GroupGraph,
     Label,
 )
-from tensoropt.sharding.recipes import (
-    GATHERED_INPUTS,
-    NOTHING,
-    RECIPES,
-    groups_run_once,
-    recipes_of,
-)
+from tensoropt.sharding.recipes import GATHERED_INPUTS, NOTHING, RECIPES, groups_run_once, recipes_of
 from tensoropt.sharding.regions import Region, find_regions
 
 BATCH = "the batch"

@@ -29,14 +29,7 @@ from tensoropt.sharding.groups import (
     products_beside,
     takes_over_hub,
 )
-from tensoropt.sharding.regions import (
-    Blocks,
-    Region,
-    find_blocks,
-    find_regions,
-    fitting_once,
-    region_of,
-)
+from tensoropt.sharding.regions import Blocks, Region, find_blocks, find_regions, fitting_once, region_of
 from tensoropt.sharding.reshard.steps import ReshardingStep, edge_steps
 from tensoropt.sharding.storage import Gather, Storage, Way, way
 

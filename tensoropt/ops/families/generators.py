@@ -138,12 +138,7 @@ def _key(seed: int, name: str) -> int:
 
 
 def keep_mask(
-    context: ShardContext,
-    name: str,
-    p: float,
-    shape: tuple[int, ...],
-    pieces: Any,
-    device: torch.device,
+    context: ShardContext, name: str, p: float, shape: tuple[int, ...], pieces: Any, device: torch.device
 ) -> torch.Tensor:
     """Return a counter-based dropout mask, True where kept: a hash of (seed, operator, step, global index).
 
@@ -280,14 +275,7 @@ SPECS = (
     ),
     OpSpec(targets=_DRAWN_LIKE, rule=_random_like, localiser=_local_random, random=True),
     OpSpec(
-        without_rule=(
-            "multinomial",
-            "poisson",
-            "binomial",
-            "normal",
-            "_standard_gamma",
-            "_sample_dirichlet",
-        ),
+        without_rule=("multinomial", "poisson", "binomial", "normal", "_standard_gamma", "_sample_dirichlet"),
         samples=Samples(domains={0: Domain.UNIT, 1: Domain.UNIT}),
     ),
     OpSpec(

@@ -116,11 +116,7 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
     names = {a.name for a in arguments[: position + 1]}
     kwargs = {k: v for k, v in call.kwargs.items() if k not in names}
     return replace(
-        call,
-        function="kernels.mean_as_sum",
-        static=(call.function, count),
-        args=tuple(args),
-        kwargs=kwargs,
+        call, function="kernels.mean_as_sum", static=(call.function, count), args=tuple(args), kwargs=kwargs
     )
 
 

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tensoropt.graph import Operator, Ref, TorchLiteral
 from tensoropt.ops.calls import Domain, LocalCall, OperatorShard, OpSpec, Samples
@@ -139,7 +140,7 @@ def _key(seed: int, name: str) -> int:
 
 def keep_mask(
     context: ShardContext, name: str, p: float, shape: tuple[int, ...], pieces: Any, device: torch.device
-) -> torch.Tensor:
+) -> Tensor:
     """Return a counter-based dropout mask, True where kept: a hash of (seed, operator, step, global index).
 
     Args:
@@ -152,7 +153,7 @@ def keep_mask(
     return (state.bitwise_and_(0xFFFFFF) >= int(p * (1 << 24))).reshape(shape)
 
 
-def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> torch.Tensor:
+def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> Tensor:
     # One dim per atom: the global index is a sum of one-dimensional ranges, which broadcast to it.
     index = torch.zeros((), dtype=torch.int64, device=device)
     for position, (size, stride, step, axes, *parts) in enumerate(pieces):
@@ -183,7 +184,7 @@ def _random_kernel(
     offset: float = 0.0,
     scale: float = 1.0,
     *_: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Return ``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from hashes of global
     indices.
 
@@ -191,7 +192,7 @@ def _random_kernel(
     """
     device = context.device
 
-    def uniform(stream: str) -> torch.Tensor:
+    def uniform(stream: str) -> Tensor:
         # The half keeps it away from 0 and 1, where the logarithms below are infinite or zero.
         return (_hashed(context, stream, pieces, device).bitwise_and_(0xFFFFFF).double() + 0.5) / (1 << 24)
 
@@ -220,8 +221,8 @@ def _seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs:
 
 
 def _bernoulli_kernel(
-    context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float | None = None, *_: Any
-) -> torch.Tensor:
+    context: ShardContext, name: str, pieces: Any, x: Tensor, p: float | None = None, *_: Any
+) -> Tensor:
     """Return 1 with probability ``p`` (or ``x``), by :func:`keep_mask`; no gradient."""
     if p is not None:
         return keep_mask(context, name, 1.0 - p, tuple(x.shape), pieces, x.device).to(x.dtype)
@@ -231,20 +232,18 @@ def _bernoulli_kernel(
 
 class _MaskedScale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(mask)
         ctx.scale = scale
         return x * mask * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         (mask,) = ctx.saved_tensors
         return grad * mask * ctx.scale, None, None
 
 
-def dropout_kernel(
-    context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float, *_: Any
-) -> torch.Tensor:
+def dropout_kernel(context: ShardContext, name: str, pieces: Any, x: Tensor, p: float, *_: Any) -> Tensor:
     """Apply dropout with the mask of :func:`keep_mask`."""
     if p == 0.0:
         return x

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tensoropt.graph import DTYPE_BYTES, Operator
 from tensoropt.ops.calls import (
@@ -129,25 +130,20 @@ def _evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
 # -- kernels --------------------------------------------------------------------------------------
 
 
-def statistics_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance per channel of the local rows, in at least float32, in one pass."""
     # Without running statistics the CPU's kernel computes in the input's type.
     running = x.new_zeros((2, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32))
-    found: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.batch_norm_update_stats(x, *running, 0.0)
+    found: tuple[Tensor, Tensor] = torch.ops.aten.batch_norm_update_stats(x, *running, 0.0)
     return found
 
 
 def normalised(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    eps: float,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
     """Return ``x`` normalised with these statistics; weight and bias are cast to their dtype."""
     weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
-    result: torch.Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
+    result: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         x, weight, bias, mean, var, 0.0, eps
     )[0]
     return result
@@ -163,9 +159,9 @@ class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
         context: ShardContext,
         axes: tuple[int, ...],
         count: int,
@@ -184,7 +180,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         return normalised(x, weight, bias, mean, var, eps), mean, inverse, var
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:  # type: ignore[override]
         x, weight, mean, inverse = ctx.saved_tensors
         wide = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         # The gradients of weight and bias from this rank's rows; every row's gradient needs their totals.
@@ -205,18 +201,12 @@ class _SyncBatchNorm(torch.autograd.Function):
 
 
 def _gradient(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    mean: torch.Tensor,
-    inverse: torch.Tensor,
-    total: torch.Tensor,
-    count: int,
-) -> torch.Tensor:
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, total: Tensor, count: int
+) -> Tensor:
     """Return the input's gradient from ``total``, the batch's gradients of bias and weight."""
     if grad.is_cuda:
         counts = torch.full((1,), count, dtype=torch.int32, device=grad.device)
-        result: torch.Tensor = torch.ops.aten.batch_norm_backward_elemt(
+        result: Tensor = torch.ops.aten.batch_norm_backward_elemt(
             grad, x, mean, inverse, weight, total[0], total[1] / inverse, counts
         )
         return result
@@ -227,13 +217,13 @@ def _gradient(
 
 
 def _statistics_of(
-    x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, momentum: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty(x.shape[1], dtype=wide), x.new_empty(x.shape[1], dtype=wide)
 
 
-def _gradient_of(grad: torch.Tensor, *_: Any) -> torch.Tensor:
+def _gradient_of(grad: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(grad)
 
 
@@ -252,28 +242,23 @@ def sync_batch_norm(
     name: str,
     axes: tuple[int, ...],
     count: int,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Return output, mean, inverse deviation, new running mean and variance over a split batch."""
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
     return y, mean, inverse, *moved_statistics(running_mean, running_var, mean, var, momentum, count)
 
 
 def moved_statistics(
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    momentum: float,
-    count: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, momentum: float, count: int
+) -> tuple[Tensor, Tensor]:
     # As in PyTorch: running variances are unbiased, the batch's own is not.
     unbiased = var * (count / max(count - 1, 1))
     new_mean = running_mean * (1 - momentum) + mean * momentum

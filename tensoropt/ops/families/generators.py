@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensoropt.graph import Operator, Ref, TorchLiteral
-from tensoropt.ops.calls import Domain, LocalCall, OperatorShard, OpSpec, Samples
+from tensoropt.ops.calls import Domain, LocalCall, OperatorShard, OpSpec, Samples, aten
 from tensoropt.ops.families.pointwise import broadcast
 from tensoropt.ops.index_space import Builder, Operand, alike
 from tensoropt.ops.kernels import ShardContext
@@ -28,16 +28,8 @@ def random(b: Builder) -> None:
 
 
 @alike("*")
-def _random_like(b: Builder) -> None:
-    """Split every dim; the operand gives only the shape."""
-    loops = b.loops(b.output().shape)
-    b.read(b.arg(0), loops)
-    b.write(loops)
-
-
-@alike("p")
-def bernoulli(b: Builder) -> None:
-    """Split every dim of result and probabilities together."""
+def random_like(b: Builder) -> None:
+    """Split every dim of the result and of the operand, which gives its shape or its probabilities."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)
@@ -255,39 +247,35 @@ def _evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
     return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
 
 
-_DRAWN = ("aten.rand.default", "aten.randn.default", "aten.randint.low", "aten.randint.default")
-_DRAWN_LIKE = (
-    "aten.rand_like.default",
-    "aten.randn_like.default",
-    "aten.uniform.default",
-    "aten.normal_functional.default",
-    "aten.exponential.default",
-)
-
 SPECS = (
-    OpSpec(
-        targets=_DRAWN,
-        rule=random,
+    aten(
+        "rand.default randn.default randint.low randint.default",
+        random,
         localiser=_local_random,
         kernels={"kernels.random": _random_kernel, "kernels.seeded": _seeded},
         random=True,
     ),
-    OpSpec(targets=_DRAWN_LIKE, rule=_random_like, localiser=_local_random, random=True),
+    aten(
+        "rand_like.default randn_like.default uniform.default normal_functional.default exponential.default",
+        random_like,
+        localiser=_local_random,
+        random=True,
+    ),
     OpSpec(
         without_rule=("multinomial", "poisson", "binomial", "normal", "_standard_gamma", "_sample_dirichlet"),
         samples=Samples(domains={0: Domain.UNIT, 1: Domain.UNIT}),
     ),
-    OpSpec(
-        targets=("aten.bernoulli.p", "aten.bernoulli.default"),
-        rule=bernoulli,
+    aten(
+        "bernoulli.p bernoulli.default",
+        random_like,
         localiser=_local_bernoulli,
         kernels={"kernels.bernoulli": _bernoulli_kernel},
         samples=Samples(domains={0: Domain.UNIT}),
         random=True,
     ),
-    OpSpec(
-        targets=("aten.dropout.default",),
-        rule=dropout,
+    aten(
+        "dropout.default",
+        dropout,
         localiser=_local_dropout,
         kernels={"kernels.dropout": dropout_kernel},
         random=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ from tensoropt.ops.calls import (
     Precision,
     Samples,
     Shape,
+    aten,
 )
 from tensoropt.ops.index_space import Builder, Opaque, alike
 from tensoropt.ops.kernels import ShardContext, start_of
@@ -337,48 +339,39 @@ def _ignore_some(
 _TARGETS = Samples(limits=_classes, adjust=_ignore_some)
 
 
-def _elementwise(*names: str, **more: Any) -> OpSpec:
-    targets = tuple(f"aten.{name}.default" for name in names)
-    return OpSpec(targets=targets, rule=_elementwise_loss, localiser=_local_elementwise_loss, **more)
-
+_WITHOUT_RULE = (
+    "nll_loss2d", "ctc_loss", "cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
+    "multi_margin_loss",
+)  # fmt: skip
+_over_targets = partial(
+    aten, samples=_TARGETS, cost_class=CostClass.LOSS, precision=Precision.WIDE, counted_targets=True
+)
+_elementwise = partial(aten, rule=_elementwise_loss, localiser=_local_elementwise_loss)
 
 SPECS = (
-    OpSpec(
-        targets=("aten.cross_entropy_loss.default",),
-        rule=_cross_entropy,
+    _over_targets(
+        "cross_entropy_loss.default",
+        _cross_entropy,
         localiser=_local_cross_entropy,
         kernels={"loss_kernels.cross_entropy": cross_entropy_kernel},
-        samples=_TARGETS,
-        cost_class=CostClass.LOSS,
-        precision=Precision.WIDE,
-        counted_targets=True,
     ),
-    OpSpec(
-        targets=("aten.nll_loss_nd.default", "aten.nll_loss.default"),
-        rule=_nll_loss,
+    _over_targets(
+        "nll_loss_nd.default nll_loss.default",
+        _nll_loss,
         localiser=_local_nll_loss,
         kernels={"loss_kernels.nll_loss": _nll_loss_kernel},
-        samples=_TARGETS,
-        cost_class=CostClass.LOSS,
-        precision=Precision.WIDE,
-        counted_targets=True,
     ),
-    _elementwise("mse_loss", cost_class=CostClass.LOSS, precision=Precision.WIDE),
+    _elementwise("mse_loss.default", cost_class=CostClass.LOSS, precision=Precision.WIDE),
     _elementwise(
-        "binary_cross_entropy",
+        "binary_cross_entropy.default",
         samples=Samples(domains={0: Domain.UNIT, 1: Domain.UNIT}),
         precision=Precision.WIDE,
     ),
     _elementwise(
-        "binary_cross_entropy_with_logits", "poisson_nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
-        "soft_margin_loss", "kl_div", precision=Precision.WIDE,
-    ),
-    _elementwise("hinge_embedding_loss"),
-    OpSpec(
-        without_rule=(
-            "nll_loss2d", "ctc_loss", "cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
-            "multi_margin_loss",
-        ),
+        "binary_cross_entropy_with_logits.default poisson_nll_loss.default l1_loss.default "
+        "smooth_l1_loss.default huber_loss.default soft_margin_loss.default kl_div.default",
         precision=Precision.WIDE,
     ),
-)  # fmt: skip
+    _elementwise("hinge_embedding_loss.default"),
+    OpSpec(without_rule=_WITHOUT_RULE, precision=Precision.WIDE),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from tensoropt.ops.calls import (
     OpSpec,
     Precision,
     Samples,
+    aten,
 )
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
@@ -56,46 +58,47 @@ def _group_norm(b: Builder) -> None:
     b.write(x)
 
 
-@alike("use_input_stats")
-def instance_norm(b: Builder) -> None:
-    """Split batch and channels, unless running statistics are kept."""
-    shape = b.tensor(b.arg(0)).shape
-    if b.arg(3) is not None or b.arg(4) is not None:
-        raise Opaque(b.op.name)
+def by_channel(b: Builder, *parameters: int) -> tuple[int, int]:
+    """Split batch and channels of the first argument and of the result.
+
+    Args:
+        parameters: the positions of arguments with one number per channel.
+
+    Returns:
+        The loops over the batch and over channels.
+    """
+    shape = b.shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
     b.read(b.arg(0), x)
-    for index in (1, 2):
+    for index in parameters:
         b.read(b.arg(index), [c])
     b.write(x)
+    return n, c
+
+
+@alike("use_input_stats")
+def instance_norm(b: Builder) -> None:
+    """Split batch and channels, unless running statistics are kept."""
+    if b.arg(3) is not None or b.arg(4) is not None:
+        raise Opaque(b.op.name)
+    by_channel(b, 1, 2)
 
 
 def _batch_norm_training(b: Builder) -> None:
     """Split channels, and the batch, whose statistics the kernel synchronises."""
     if not b.arg(5):
         raise Opaque(b.op.name)
-    shape = b.tensor(b.arg(0)).shape
-    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
-    x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
-    b.read(b.arg(0), x)
-    for index in (1, 2, 3, 4):
-        b.read(b.arg(index), [c])
-    b.write(x)
+    n, c = by_channel(b, 1, 2, 3, 4)
     for index in range(1, len(b.op.outputs)):
-        per_channel = b.output(index).shape == (shape[1],)
+        per_channel = b.output(index).shape == (b.shape[1],)
         b.write([c] if per_channel else [None] * len(b.output(index).shape), index, synced=[n])
 
 
 @alike("training")
 def _batch_norm_inference(b: Builder) -> None:
     """Split batch and channels; the statistics are operands."""
-    shape = b.tensor(b.arg(0)).shape
-    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
-    x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
-    b.read(b.arg(0), x)
-    for index in (1, 2, 3, 4):
-        b.read(b.arg(index), [c])
-    b.write(x)
+    by_channel(b, 1, 2, 3, 4)
 
 
 # -- calls of one shard ---------------------------------------------------------------------------
@@ -193,10 +196,7 @@ class _SyncBatchNorm(torch.autograd.Function):
             None if weight is None else of_weight,
             # This rank's part: the layout sums the parameters' gradients, as everywhere.
             of_bias if ctx.has_bias else None,
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 4,
         )
 
 
@@ -229,10 +229,8 @@ def _gradient_of(grad: Tensor, *_: Any) -> Tensor:
 
 _SHAPES = torch.library.Library("aten", "IMPL", "Meta")
 """Shapes of results of PyTorch's own kernels, for fake tensors."""
-for _name, _shapes in (
-    ("batch_norm_update_stats", _statistics_of),
-    ("batch_norm_backward_elemt", _gradient_of),
-):
+_OF_KERNELS = {"batch_norm_update_stats": _statistics_of, "batch_norm_backward_elemt": _gradient_of}
+for _name, _shapes in _OF_KERNELS.items():
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
         _SHAPES.impl(_name, _shapes)
 
@@ -268,28 +266,18 @@ def moved_statistics(
 
 _VARIANCES = Samples(positive=True)
 
+_norm = partial(aten, cost_class=CostClass.NORM, precision=Precision.NARROW)
+
 SPECS = (
-    OpSpec(
-        targets=("aten.layer_norm.default", "aten.rms_norm.default"),
-        rule=layer_norm,
-        cost_class=CostClass.NORM,
-        precision=Precision.NARROW,
-    ),
-    OpSpec(
-        targets=("aten.native_layer_norm.default",),
+    _norm("layer_norm.default rms_norm.default", layer_norm),
+    aten(
+        "native_layer_norm.default",
+        layer_norm,
         without_rule=("native_group_norm",),
-        rule=layer_norm,
         precision=Precision.NARROW,
     ),
-    OpSpec(
-        targets=("aten.group_norm.default",),
-        rule=_group_norm,
-        localiser=_local_group_norm,
-        cost_class=CostClass.NORM,
-        reads=2,
-        precision=Precision.NARROW,
-    ),
-    OpSpec(targets=("aten.instance_norm.default",), rule=instance_norm),
+    _norm("group_norm.default", _group_norm, localiser=_local_group_norm, reads=2),
+    aten("instance_norm.default", instance_norm),
     OpSpec(
         targets=(BATCH_NORM,),
         rule=_batch_norm_training,
@@ -302,14 +290,7 @@ SPECS = (
         batch_statistics=True,
         evaluated=_evaluated_batch_norm,
     ),
-    OpSpec(
-        targets=("aten.batch_norm.default",),
-        rule=_batch_norm_inference,
-        samples=_VARIANCES,
-        cost_class=CostClass.NORM,
-        precision=Precision.NARROW,
-        batch_statistics=True,
-    ),
+    _norm("batch_norm.default", _batch_norm_inference, samples=_VARIANCES, batch_statistics=True),
     OpSpec(
         # Running statistics are the same in every micro-batch.
         targets=("aten._native_batch_norm_legit_no_training.default",),
@@ -317,5 +298,5 @@ SPECS = (
         samples=_VARIANCES,
         precision=Precision.NARROW_INPUT,
     ),
-    OpSpec(targets=("aten._weight_norm.default",), rule=_weight_norm),
+    aten("_weight_norm.default", _weight_norm),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensoropt.graph import Ref, iter_refs
-from tensoropt.ops.calls import OpSpec, Precision, Samples
+from tensoropt.ops.calls import OpSpec, Precision, Samples, aten
 from tensoropt.ops.index_space import Builder, alike
 
 _PLAIN = """
@@ -130,10 +130,10 @@ SPECS = (
         samples=Samples(positive=True),
         precision=Precision.WIDE,
     ),
-    OpSpec(targets=("aten.neg.default", "aten.clone.default", "aten.detach.default"), rule=_linear_pointwise),
-    OpSpec(targets=("aten.add.Tensor", "aten.sub.Tensor"), rule=_addition),
-    OpSpec(targets=("aten._to_copy.default", "aten.to.dtype"), rule=_cast),
-    OpSpec(targets=("aten.prelu.default",), rule=prelu, precision=Precision.NARROW),
+    aten("neg.default clone.default detach.default", _linear_pointwise),
+    aten("add.Tensor sub.Tensor", _addition),
+    aten("_to_copy.default to.dtype", _cast),
+    aten("prelu.default", prelu, precision=Precision.NARROW),
 )
 
 ELEMENT_WISE = frozenset(

@@ -12,29 +12,10 @@ from typing import Any, Literal
 
 import torch
 
+from tensoropt.capture import folding, unsupported
 from tensoropt.capture.attention_masks import MaskReader, attention_by_hand, with_flag
-from tensoropt.capture.folding import (
-    COPYING_VIEW,
-    VIEW,
-    Folder,
-    arguments_of,
-    checks_of,
-    filled,
-    renamed,
-    viewed_shape,
-    with_elements,
-    write_complex_as_real,
-)
 from tensoropt.capture.lines import node_line as _source
 from tensoropt.capture.numbering import numbered
-from tensoropt.capture.unsupported import (
-    SPARSE_GRADIENT,
-    VALUE,
-    Unsupported,
-    higher_order,
-    kind_of_tensor,
-    of_error,
-)
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
@@ -58,8 +39,8 @@ _LYING = frozenset(
 them."""
 _MAYBE_RENAMES = frozenset(
     {
-        VIEW,
-        COPYING_VIEW,
+        folding.VIEW,
+        folding.COPYING_VIEW,
         "aten.reshape.default",
         "aten.expand.default",
         "aten.slice.Tensor",
@@ -125,10 +106,10 @@ class Converter:
         self.operators: list[Operator] = []
         self.name_of: dict[torch.fx.Node, str] = {}
         self.parts_of: dict[torch.fx.Node, tuple[str, ...]] = {}
-        self.folder = Folder()
-        write_complex_as_real(exported.graph)
+        self.folder = folding.Folder()
+        folding.write_complex_as_real(exported.graph)
         self.masks = MaskReader(self.folder, read_stored)
-        self.checks = checks_of(exported.graph)
+        self.checks = folding.checks_of(exported.graph)
         self.notes: list[str] = []
 
     # -- placeholders -----------------------------------------------------------------------------
@@ -208,11 +189,11 @@ class Converter:
         name: str | None = None,
     ) -> str:
         name = name or node.name
-        if unlike := kind_of_tensor(value):
-            raise Unsupported(f"makes {unlike[0]}", unlike[1]).refused("the model", _source(node))
+        if unlike := unsupported.kind_of_tensor(value):
+            raise unsupported.Unsupported(f"makes {unlike[0]}", unlike[1]).refused("the model", _source(node))
         # A symbolic size: a computed value determines the tensor's size.
         if not all(isinstance(size, int) for size in value.shape):
-            raise VALUE.refused("the model", _source(node))
+            raise unsupported.VALUE.refused("the model", _source(node))
         shape = tuple(value.shape)
         self.tensors[name] = Tensor(name, shape, _dtype_name(value.dtype), kind, requires_grad, key)
         self.name_of.setdefault(node, name)
@@ -233,7 +214,7 @@ class Converter:
             elif node.op == "get_attr":
                 reader = next(iter(node.users), node)
                 name = getattr(reader.target, "__name__", "")
-                raise higher_order(name).refused("the model", _source(reader))
+                raise unsupported.higher_order(name).refused("the model", _source(reader))
         assert output_node is not None
         outputs, mutations = self._outputs(output_node)
         if self.mode == "train" and self.tensors[outputs[0]].dtype.startswith("complex"):
@@ -263,7 +244,7 @@ class Converter:
             self._call(node)
         except RuntimeError as error:
             # Constants are computed here, on tensors other than those with which PyTorch traced the model.
-            kind = of_error(error)
+            kind = unsupported.of_error(error)
             if kind is not None:
                 raise kind.refused("the model", _source(node)) from error
             reason = str(error).strip().partition("\n")[0].partition(". ")[0]
@@ -287,11 +268,11 @@ class Converter:
                 self.name_of[node] = self.parts_of[source][index]
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise higher_order(target).refused("the model", _source(node))
-        if arguments_of(node).get("sparse") is True:
-            raise SPARSE_GRADIENT.refused("the model", _source(node))
+            raise unsupported.higher_order(target).refused("the model", _source(node))
+        if folding.arguments_of(node).get("sparse") is True:
+            raise unsupported.SPARSE_GRADIENT.refused("the model", _source(node))
         value = node.meta.get("val")
-        constant = filled(node, self.folder)
+        constant = folding.filled(node, self.folder)
         if constant is not None:
             self.folder.give(node, constant, stored=self.folder.reads_stored(node))
             return
@@ -299,7 +280,7 @@ class Converter:
         if self.folder.can_fold(node):
             self.folder.fold(node)
             return
-        source = node.args[0] if self._renames(node, target, value) else renamed(node)
+        source = node.args[0] if self._renames(node, target, value) else folding.renamed(node)
         if isinstance(source, torch.fx.Node):
             self.name_of[node] = self._reference(source)
             return
@@ -350,13 +331,13 @@ class Converter:
         elif target == "aten.cat.default":
             # An empty piece adds nothing, and need not even have as many dims as the others, although rules
             # expect it.
-            args = (self._argument(with_elements(node.args[0])), *args[1:])
+            args = (self._argument(folding.with_elements(node.args[0])), *args[1:])
         elif target == "aten.index.Tensor":
-            shape = viewed_shape(node, self.folder)
+            shape = folding.viewed_shape(node, self.folder)
             if shape is not None:
-                target, args = VIEW, (args[0], list(shape))
-        elif target in (VIEW, COPYING_VIEW):  # some devices write out "-1" only
-            target, args = VIEW, (args[0], list(value.shape))
+                target, args = folding.VIEW, (args[0], list(shape))
+        elif target in (folding.VIEW, folding.COPYING_VIEW):  # some devices write out "-1" only
+            target, args = folding.VIEW, (args[0], list(value.shape))
         if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
             return
         reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]
@@ -371,7 +352,7 @@ class Converter:
         differentiable = differentiable and any(t.requires_grad for t in reads)
         single = isinstance(value, torch.Tensor)
         if not single and not isinstance(value, (tuple, list)):
-            raise VALUE.refused("the model", _source(node))
+            raise unsupported.VALUE.refused("the model", _source(node))
         names = []
         for index, part in enumerate([value] if single else value):
             if not isinstance(part, torch.Tensor):

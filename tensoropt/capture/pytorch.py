@@ -14,18 +14,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tensoropt.capture import fidelity
 from tensoropt.capture.bitsandbytes import replace_layers
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.experts import with_experts
 from tensoropt.capture.exporting import export, run_as_it_trains
-from tensoropt.capture.fidelity import (
-    can_compare,
-    check_numbers,
-    check_structure,
-    off_the_cpu,
-    on_meta,
-    shadowed,
-)
 from tensoropt.capture.folding import kept_constants
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import in_mode
@@ -203,9 +196,9 @@ def capture(
         if training and wanted:
             notes.append(_INPUT_GRADIENTS)
         call = args, kwargs
-        if off_the_cpu(model, call):
-            args, kwargs = on_meta(call)
-            stored = stack.enter_context(shadowed(subject))
+        if fidelity.off_the_cpu(model, call):
+            args, kwargs = fidelity.on_meta(call)
+            stored = stack.enter_context(fidelity.shadowed(subject))
         try:
             exported, step, export_notes = export(subject, args, kwargs, training)
         except CaptureError:
@@ -220,9 +213,9 @@ def capture(
         graph = with_linear_products(with_experts(_without_idle_gradients(graph)))
         graph = with_quantised_linear(graph)
         if step is not None and isinstance(subject, WithLoss):
-            compared = check_structure(graph, step, prefix)
-            if compare and can_compare(graph, model):
-                compared = check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
+            compared = fidelity.check_structure(graph, step, prefix)
+            if compare and fidelity.can_compare(graph, model):
+                compared = fidelity.check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
             notes += [*subject.notes, *compared]
     # Precision comes last: its casts inherit whether their operand has a gradient.
     graph = with_compute_dtype(graph, dtype)

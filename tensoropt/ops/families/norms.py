@@ -10,17 +10,7 @@ import torch
 from torch import Tensor
 
 from tensoropt.graph import DTYPE_BYTES, Operator
-from tensoropt.ops.calls import (
-    MICRO_AXIS,
-    CostClass,
-    InnerCollective,
-    LocalCall,
-    OperatorShard,
-    OpSpec,
-    Precision,
-    Samples,
-    aten,
-)
+from tensoropt.ops import calls
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 
@@ -104,14 +94,14 @@ def _batch_norm_inference(b: Builder) -> None:
 # -- calls of one shard ---------------------------------------------------------------------------
 
 
-def _local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_group_norm(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
     channels = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[1]
     groups = call.args[1] * shard.read_shape(0)[1] // channels
     return replace(call, args=(call.args[0], groups, *call.args[2:]))
 
 
-def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
+def _local_batch_norm(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
+    axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != calls.MICRO_AXIS)
     if not axes:
         return call
     x = shard.atoms.graph.tensors[shard.op.inputs()[0]]
@@ -119,15 +109,17 @@ def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
     # Statistics are sent in at least float32, in which the kernel computes them.
     channels = shard.read_shape(0)[1] * max(x.element_bytes, DTYPE_BYTES["float32"])
     collectives = (
-        InnerCollective("all_reduce", axes, channels),
-        InnerCollective("all_reduce", axes, channels),
-        InnerCollective("all_reduce", axes, 2 * channels, backward=True),
+        calls.InnerCollective("all_reduce", axes, channels),
+        calls.InnerCollective("all_reduce", axes, channels),
+        calls.InnerCollective("all_reduce", axes, 2 * channels, backward=True),
     )
-    return LocalCall("kernels.sync_batch_norm", call.args, call.kwargs, call.name, (axes, count), collectives)
+    return calls.LocalCall(
+        "kernels.sync_batch_norm", call.args, call.kwargs, call.name, (axes, count), collectives
+    )
 
 
-def _evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
-    return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
+def _evaluated_batch_norm(op: Operator, call: calls.LocalCall) -> calls.LocalCall:
+    return calls.LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
 
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -264,39 +256,39 @@ def moved_statistics(
     return new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
 
 
-_VARIANCES = Samples(positive=True)
+_VARIANCES = calls.Samples(positive=True)
 
-_norm = partial(aten, cost_class=CostClass.NORM, precision=Precision.NARROW)
+_norm = partial(calls.aten, cost_class=calls.CostClass.NORM, precision=calls.Precision.NARROW)
 
 SPECS = (
     _norm("layer_norm.default rms_norm.default", layer_norm),
-    aten(
+    calls.aten(
         "native_layer_norm.default",
         layer_norm,
         without_rule=("native_group_norm",),
-        precision=Precision.NARROW,
+        precision=calls.Precision.NARROW,
     ),
     _norm("group_norm.default", _group_norm, localiser=_local_group_norm, reads=2),
-    aten("instance_norm.default", instance_norm),
-    OpSpec(
+    calls.aten("instance_norm.default", instance_norm),
+    calls.OpSpec(
         targets=(BATCH_NORM,),
         rule=_batch_norm_training,
         localiser=_local_batch_norm,
         kernels={"kernels.sync_batch_norm": sync_batch_norm},
         samples=_VARIANCES,
-        cost_class=CostClass.NORM,
+        cost_class=calls.CostClass.NORM,
         reads=2,
-        precision=Precision.NARROW_INPUT,
+        precision=calls.Precision.NARROW_INPUT,
         batch_statistics=True,
         evaluated=_evaluated_batch_norm,
     ),
     _norm("batch_norm.default", _batch_norm_inference, samples=_VARIANCES, batch_statistics=True),
-    OpSpec(
+    calls.OpSpec(
         # Running statistics are the same in every micro-batch.
         targets=("aten._native_batch_norm_legit_no_training.default",),
         rule=_batch_norm_inference,
         samples=_VARIANCES,
-        precision=Precision.NARROW_INPUT,
+        precision=calls.Precision.NARROW_INPUT,
     ),
-    aten("_weight_norm.default", _weight_norm),
+    calls.aten("_weight_norm.default", _weight_norm),
 )

@@ -22,13 +22,7 @@ from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 Mode = Literal["train", "inference"]
 
 _RENAMES = frozenset(
-    {
-        "aten.alias.default",
-        "aten.clone.default",
-        "aten.contiguous.default",
-        "aten.lift_fresh_copy.default",
-        "aten.detach_copy.default",
-    }
+    f"aten.{name}.default" for name in ("alias", "clone", "contiguous", "lift_fresh_copy", "detach_copy")
 )
 """Calls whose result equals their first argument in a functional graph."""
 _LYING = frozenset(
@@ -37,17 +31,10 @@ _LYING = frozenset(
 )
 """Calls that read memory as it lies (a conjugate is a flag on it): a copy is more than another name for
 them."""
-_MAYBE_RENAMES = frozenset(
-    {
-        folding.VIEW,
-        folding.COPYING_VIEW,
-        "aten.reshape.default",
-        "aten.expand.default",
-        "aten.slice.Tensor",
-        "aten._to_copy.default",
-        "aten.to.dtype",
-    }
-)
+_MAYBE_RENAMES = frozenset({
+    folding.VIEW, folding.COPYING_VIEW, "aten.reshape.default", "aten.expand.default", "aten.slice.Tensor",
+    "aten._to_copy.default", "aten.to.dtype",
+})  # fmt: skip
 """Calls that only rename if shape and dtype do not change."""
 _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
@@ -55,20 +42,9 @@ _WITHOUT_GRADIENT = frozenset(
 _RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
 """Results without a gradient next to one that has one: statistics, which a norm that is applied twice
 reads."""
-_OF_ONE_TYPE = frozenset(
-    f"aten.{name}"
-    for name in (
-        *(
-            "linear.default",
-            "addmm.default",
-            "mm.default",
-            "bmm.default",
-            "baddbmm.default",
-            "matmul.default",
-        ),
-        *("conv1d.default", "conv2d.default", "conv3d.default", "convolution.default"),
-    )
-)
+_OF_ONE_TYPE = frozenset(f"aten.{name}.default" for name in (
+    "linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "conv1d", "conv2d", "conv3d", "convolution",
+))  # fmt: skip
 """Calls whose operands must be of one type, which shapes alone do not show."""
 
 
@@ -134,12 +110,10 @@ class Converter:
                 # Read from the module, because export does not report which parameters are frozen.
                 trains = self.mode == "train" and parameters[spec.target].requires_grad
                 self._add(node, value, "parameter", key=self._key(spec.target), requires_grad=trains)
-            elif kind == "BUFFER" and spec.target in mutated:
-                self._add(node, value, "buffer", key=self._key(spec.target))
             elif kind == "BUFFER":
                 self._add(node, value, "buffer", key=self._key(spec.target))
                 # Weights in bytes would be folded into what they stand for, on every rank.
-                if value.dtype != torch.int8 or value.dim() != 2:
+                if spec.target not in mutated and (value.dtype != torch.int8 or value.dim() != 2):
                     self.folder.give(node, self._stored(spec), stored=True)
             elif kind == "CONSTANT_TENSOR":
                 # A tensor held by the model's code: no state dict contains it, so the graph keeps its value.
@@ -320,11 +294,8 @@ class Converter:
             # needs no other.
             target, args, value = "aten.dropout.default", (args[0], args[1], True), value[:1]
         elif target == "aten.type_as.default":
-            target, args, kwargs = (
-                "aten._to_copy.default",
-                args[:1],
-                {"dtype": TorchLiteral(_dtype_name(value.dtype))},
-            )
+            target, args = "aten._to_copy.default", args[:1]
+            kwargs = {"dtype": TorchLiteral(_dtype_name(value.dtype))}
         elif target == "aten._native_batch_norm_legit_no_training.default":
             # It returns statistics on some devices only; nothing can read them.
             value = (value[0], *(torch.empty(0, dtype=v.dtype, device="meta") for v in value[1:]))

@@ -30,7 +30,7 @@ from tensoropt.capture.lines import shown_error
 from tensoropt.capture.refusals import refusing_hooks
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
-from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.calls import LocalCall, literal
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.overloads import returns_one_tensor
@@ -172,8 +172,8 @@ class _Rebuilding:
         return self.graph.call_function(torch.ops.aten.expand.default, (node, list(tensor.shape)))
 
     def _operator(self, op: Operator) -> None:
-        args = tuple(_literal(map_refs(a, self.nodes.__getitem__)) for a in op.args)
-        kwargs = {k: _literal(map_refs(v, self.nodes.__getitem__)) for k, v in op.kwargs.items()}
+        args = tuple(literal(map_refs(a, self.nodes.__getitem__)) for a in op.args)
+        kwargs = {k: literal(map_refs(v, self.nodes.__getitem__)) for k, v in op.kwargs.items()}
         node = self.graph.create_node("call_function", _target(op), args, kwargs, name=op.name)
         if op.outputs == (op.name,):
             self.nodes[op.name] = node
@@ -188,14 +188,6 @@ class _Rebuilding:
     def _tie(self, module: fx.GraphModule) -> None:
         for further, key in self.source.aliases.items():
             register(module, further, module.get_parameter(key))
-
-
-def _literal(value: Any) -> Any:
-    if isinstance(value, TorchLiteral):
-        return getattr(torch, value.name)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_literal(item) for item in value)
-    return value
 
 
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})

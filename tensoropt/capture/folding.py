@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from tensoropt.capture.lines import node_line
 
@@ -90,12 +91,9 @@ class Folder:
 
     def fold(self, node: torch.fx.Node) -> None:
         """Compute a node; layers that compute the same from the same constants share the result."""
-
-        def value_of(value: Any) -> Any:
-            return self._known[value] if isinstance(value, torch.fx.Node) else value
-
-        args, kwargs = torch.utils._pytree.tree_map(value_of, (node.args, dict(node.kwargs)))
-        leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+        call = (node.args, dict(node.kwargs))
+        args, kwargs = pytree.tree_map_only(torch.fx.Node, self._known.__getitem__, call)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
         # Compared by identity, which is cheap; `keep` detects equal values in different memory. The type is
         # part of the key, because 1, 1.0 and True are equal.
         same = tuple(id(v) if isinstance(v, Tensor) else (type(v), repr(v)) for v in leaves)
@@ -135,7 +133,7 @@ class Folder:
 
 
 def _computed_bytes(node: torch.fx.Node, values: list[Any]) -> int:
-    results = [v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
+    results = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
     operands = [v for v in values if isinstance(v, Tensor)]
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
     # Without data there is nothing to compute, and views share their operand's memory.
@@ -152,16 +150,14 @@ def _unexpanded(value: Tensor) -> tuple[int, ...]:
 
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+    tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
     # One operand has no data, so the result has none either, and only its shape is known.
     without_data = any(t.is_meta for t in tensors)
     if "device" in kwargs:
         # Constants are computed and stored on the CPU, on whichever device the model was exported.
         kwargs["device"] = torch.device("meta" if without_data else "cpu")
     if without_data:
-        args, kwargs = torch.utils._pytree.tree_map(
-            lambda v: v.to("meta") if isinstance(v, Tensor) else v, (args, kwargs)
-        )
+        args, kwargs = pytree.tree_map_only(Tensor, lambda v: v.to("meta"), (args, kwargs))
     with torch.no_grad():
         if target.__name__.split(".")[0] in _UNWRITTEN:
             return target(*args, **kwargs).zero_()
@@ -175,14 +171,12 @@ def _pointwise(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     A mask of 2,048 equal samples of 8,192 tokens is 64 MiB, not 128 GiB.
     """
-    tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+    tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
     if len(tensors) == 0 or any(t.is_meta for t in tensors):
         return target(*args, **kwargs)
     narrowed = {id(t): broadcast_narrowed(t) for t in tensors}
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-    args, kwargs = torch.utils._pytree.tree_map(
-        lambda v: narrowed[id(v)] if isinstance(v, Tensor) else v, (args, kwargs)
-    )
+    args, kwargs = pytree.tree_map_only(Tensor, lambda v: narrowed[id(v)], (args, kwargs))
     result = target(*args, **kwargs)
     return result.expand(shape) if isinstance(result, Tensor) else result
 
@@ -191,9 +185,7 @@ def _strided(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         return target(*args, **kwargs)
     except RuntimeError:
-        args, kwargs = torch.utils._pytree.tree_map(
-            lambda v: v.contiguous() if isinstance(v, Tensor) else v, (args, kwargs)
-        )
+        args, kwargs = pytree.tree_map_only(Tensor, lambda v: v.contiguous(), (args, kwargs))
         return target(*args, **kwargs)
 
 
@@ -229,26 +221,17 @@ def broadcast_narrowed(value: Tensor) -> Tensor:
 VIEW, COPYING_VIEW = "aten.view.default", "aten._unsafe_view.default"
 """A reshape whose operand has an incompatible memory layout is exported as a copy and the second of these."""
 
-_FILLED = {
-    "aten.zeros.default": 0,
-    "aten.ones.default": 1,
-    "aten.zeros_like.default": 0,
-    "aten.ones_like.default": 1,
-    "aten.empty_like.default": 0,
-    "aten.new_zeros.default": 0,
-    "aten.new_ones.default": 1,
-    "aten.new_empty.default": 0,
-    "aten.new_empty_strided.default": 0,
+_FILLED = {f"aten.{name}.default": 1 for name in ("ones", "ones_like", "new_ones")} | {
+    f"aten.{name}.default": 0
+    for name in ("zeros", "zeros_like", "empty_like", "new_zeros", "new_empty", "new_empty_strided")
 }
 _FILL_ARGUMENT = {
-    "aten.full.default": 1,
-    "aten.full_like.default": 1,
-    "aten.new_full.default": 2,
-    "aten.fill.Scalar": 1,
+    "aten.full.default": 1, "aten.full_like.default": 1, "aten.new_full.default": 2, "aten.fill.Scalar": 1,
     "aten.fill.Tensor": 1,
-}
+}  # fmt: skip
 
 
+SYMBOLS = (torch.SymBool, torch.SymInt, torch.SymFloat)
 _CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
 
 
@@ -261,9 +244,7 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     for node in reversed(graph.nodes):
         if node.op != "call_function":
             continue
-        number = isinstance(
-            node.meta.get("val"), (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
-        )
+        number = isinstance(node.meta.get("val"), (bool, int, float, *SYMBOLS))
         if str(node.target).startswith(_CHECKS) or (number and checks.issuperset(node.users)):
             checks.add(node)
     return checks

@@ -22,13 +22,14 @@ from tensoropt.capture.exporting import export, run_as_it_trains
 from tensoropt.capture.folding import kept_constants
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import in_mode
+from tensoropt.capture.numbering import reading
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.products import with_linear_products
 from tensoropt.capture.quantised import with_quantised_linear
 from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
 from tensoropt.capture.results import Returned
 from tensoropt.errors import CaptureError
-from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
 _INPUT_GRADIENTS = "inputs that require a gradient get none: a plan computes gradients of parameters only"
 
@@ -64,7 +65,7 @@ def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
         smooth = [n for n in dict.fromkeys(op.inputs()) if _differentiated(tensors[n])]
         # One detach for all readers that take no gradient.
         operators += [_detached(name, op, tensors) for name in smooth if f"{name}_detached" not in tensors]
-        operators.append(_reading(op, {name: f"{name}_detached" for name in smooth}))
+        operators.append(reading(op, {name: f"{name}_detached" for name in smooth}))
     idle = [str(t.key) for t in graph.parameters if t.requires_grad and not tensors[t.name].requires_grad]
     notes = graph.notes
     if idle:
@@ -84,17 +85,6 @@ def _detached(name: str, reader: Operator, tensors: dict[str, Tensor]) -> Operat
     result = f"{name}_detached"
     tensors[result] = replace(tensors[name], name=result, requires_grad=False)
     return Operator(result, _DETACH, (Ref(name),), {}, (result,), reader.module, reader.source)
-
-
-def _reading(op: Operator, names: Mapping[str, str]) -> Operator:
-    if not names:
-        return op
-
-    def renamed(name: str) -> Ref:
-        return Ref(names.get(name, name))
-
-    kwargs = {key: map_refs(value, renamed) for key, value in op.kwargs.items()}
-    return replace(op, args=tuple(map_refs(a, renamed) for a in op.args), kwargs=kwargs)
 
 
 COUNT, _CAST, _COUNTED = "aten.histc.default", "aten._to_copy.default", "float32"

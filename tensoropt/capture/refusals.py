@@ -171,17 +171,10 @@ def check_model(model: torch.nn.Module) -> None:
         )
 
 
-_WRAPPERS = frozenset(
-    {
-        "DataParallel",
-        "DistributedDataParallel",
-        "FullyShardedDataParallel",
-        "FSDPModule",
-        "DeepSpeedEngine",
-        "PipelineModule",
-        "ShardedDataParallel",
-    }
-)
+_WRAPPERS = frozenset({
+    "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine",
+    "PipelineModule", "ShardedDataParallel",
+})  # fmt: skip
 """The names of classes that distribute a model."""
 _INSIDE = (
     "pass what is inside (its attribute .module; with fully_shard, parallelize_module or deepspeed.zero.Init "

@@ -6,13 +6,14 @@ obstacle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx
 import torch
 
+from tensoropt.capture.lines import shown_error
 from tensoropt.capture.onnx.reader import MAX_NODES, label, ordered, reads, subgraphs
 from tensoropt.capture.onnx.values import FxBuilder, OnnxError, OnnxValue, Traced
 from tensoropt.capture.onnx.weights import INSPECTED_ELEMENTS, TensorReader, attribute_value, find_weights
@@ -41,6 +42,9 @@ class Call:
 
     def __len__(self) -> int:
         return len(self.operands)
+
+    def __iter__(self) -> Iterator[Traced]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Traced:
         """Return the required operand at a position."""
@@ -118,6 +122,11 @@ def converter(*names: str) -> Callable[[_Converter], _Converter]:
         return function
 
     return register
+
+
+def converters(**functions: _Converter) -> None:
+    """Register the converters of operators that are one call each."""
+    _CONVERTERS.update(functions)
 
 
 def _find_converter(node: onnx.NodeProto) -> _Converter | None:
@@ -279,7 +288,7 @@ class Importer:
         except OnnxError as error:
             self.problems.append(f"{label(node)}: {error}")
         except Exception as error:  # a converter met attributes or shapes that its operator does not allow
-            self.problems.append(f"{label(node)} is malformed: {first_line(error)}")
+            self.problems.append(f"{label(node)} is malformed: {shown_error(error)[:300]}")
         else:
             if (len(self.problems), len(self.unsupported)) != problems:
                 return [_Failed() for _ in node.output]
@@ -352,11 +361,8 @@ class Importer:
         if len(self.problems) > _LISTED:
             parts.append(f"and {len(self.problems) - _LISTED} more")
         raise OnnxError(
-            "; ".join(parts)
-            + (
-                ". To import only a part, --output NAME (a tensor of the file) leaves out everything that "
-                "NAME does not depend on"
-            )
+            f"{'; '.join(parts)}. To import only a part, --output NAME (a tensor of the file) leaves out "
+            "everything that NAME does not depend on"
         )
 
 
@@ -379,9 +385,3 @@ def _captured(graph: onnx.GraphProto) -> list[str]:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_LISTED])
     return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its type's name if it is empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

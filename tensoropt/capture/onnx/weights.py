@@ -137,22 +137,10 @@ _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
 }
 _COMBINED = frozenset({"Add", "Concat", "Mul", "Sum"})
 """Calls whose operands may be a weight, a mask or a grid of positions: their values decide."""
-_PASSED_ON = frozenset(
-    {
-        "Cast",
-        "CastLike",
-        "Expand",
-        "Flatten",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+_PASSED_ON = frozenset({
+    "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile",
+    "Transpose", "Unsqueeze",
+})  # fmt: skip
 """Calls through which a weight stays a weight, since files transpose and reshape weights before use."""
 _GENERATED = "ConstantOfShape"
 INSPECTED_ELEMENTS = 2**22

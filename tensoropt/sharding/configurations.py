@@ -151,12 +151,9 @@ def enumerate_configurations(
             index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
             # Rows often combine batch and sequence, as do other loops whose outermost atom is the batch (a
             # loss has one), and cutting either may suit the result's readers.
-            size, along = (
-                atoms.spaces[group.name].dims[index].size,
-                atoms.spaces[group.name].dims[index].along,
-            )
-            combined = loop.startswith("rows") or outer == micro.label.dim or along
-            if size % total == 0 and not combined:
+            dim = atoms.spaces[group.name].dims[index]
+            combined = loop.startswith("rows") or outer == micro.label.dim or dim.along
+            if dim.size % total == 0 and not combined:
                 continue
         kept.append(strategy)
     configurations = []
@@ -326,13 +323,9 @@ class _BatchFollowing:
         return True
 
     def _choose(self, group: groups.Group, strategy: groups.AxisStrategy) -> None:
+        in_training = self.in_time and self.graph.atoms.graph.training
         for op in group.operators:
-            if (
-                self.in_time
-                and spec_of(op.target).batch_statistics
-                and self.graph.atoms.graph.training
-                and strategy.choices[op.name] >= 0
-            ):
+            if in_training and spec_of(op.target).batch_statistics and strategy.choices[op.name] >= 0:
                 raise MicroBatchRefused(f"{op.name} normalises over the whole batch")
             for name in op.outputs:
                 self.known[name] = strategy.placements[name]

@@ -42,9 +42,11 @@ _WITHOUT_GRADIENT = frozenset(
 _RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
 """Results without a gradient next to one that has one: statistics, which a norm that is applied twice
 reads."""
-_OF_ONE_TYPE = frozenset(f"aten.{name}.default" for name in (
-    "linear", "addmm", "mm", "bmm", "baddbmm", "matmul", "conv1d", "conv2d", "conv3d", "convolution",
-))  # fmt: skip
+_OF_ONE_TYPE = frozenset({
+    "aten.linear.default", "aten.addmm.default", "aten.mm.default", "aten.bmm.default",
+    "aten.baddbmm.default", "aten.matmul.default", "aten.convolution.default",
+    "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default",
+})  # fmt: skip
 """Calls whose operands must be of one type, which shapes alone do not show."""
 
 

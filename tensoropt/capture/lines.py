@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, walk_tb
 from types import FrameType, TracebackType
@@ -93,6 +93,12 @@ def shown_error(error: BaseException) -> str:
     """Return the first line of an error's message, or its type name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def shown_names(names: Sequence[str], most: int) -> str:
+    """Return the first ``most`` names, and how many follow them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -12,42 +12,17 @@ from typing import Any, Literal
 
 import torch
 
+from tensoropt.capture import folding, unsupported
 from tensoropt.capture.attention_masks import MaskReader, attention_by_hand, with_flag
-from tensoropt.capture.folding import (
-    COPYING_VIEW,
-    VIEW,
-    Folder,
-    arguments_of,
-    checks_of,
-    filled,
-    renamed,
-    viewed_shape,
-    with_elements,
-    write_complex_as_real,
-)
 from tensoropt.capture.lines import node_line as _source
 from tensoropt.capture.numbering import numbered
-from tensoropt.capture.unsupported import (
-    SPARSE_GRADIENT,
-    VALUE,
-    Unsupported,
-    higher_order,
-    kind_of_tensor,
-    of_error,
-)
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
 Mode = Literal["train", "inference"]
 
 _RENAMES = frozenset(
-    {
-        "aten.alias.default",
-        "aten.clone.default",
-        "aten.contiguous.default",
-        "aten.lift_fresh_copy.default",
-        "aten.detach_copy.default",
-    }
+    f"aten.{name}.default" for name in ("alias", "clone", "contiguous", "lift_fresh_copy", "detach_copy")
 )
 """Calls whose result equals their first argument in a functional graph."""
 _LYING = frozenset(
@@ -56,17 +31,10 @@ _LYING = frozenset(
 )
 """Calls that read memory as it lies (a conjugate is a flag on it): a copy is more than another name for
 them."""
-_MAYBE_RENAMES = frozenset(
-    {
-        VIEW,
-        COPYING_VIEW,
-        "aten.reshape.default",
-        "aten.expand.default",
-        "aten.slice.Tensor",
-        "aten._to_copy.default",
-        "aten.to.dtype",
-    }
-)
+_MAYBE_RENAMES = frozenset({
+    folding.VIEW, folding.COPYING_VIEW, "aten.reshape.default", "aten.expand.default", "aten.slice.Tensor",
+    "aten._to_copy.default", "aten.to.dtype",
+})  # fmt: skip
 """Calls that only rename if shape and dtype do not change."""
 _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
@@ -74,20 +42,11 @@ _WITHOUT_GRADIENT = frozenset(
 _RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
 """Results without a gradient next to one that has one: statistics, which a norm that is applied twice
 reads."""
-_OF_ONE_TYPE = frozenset(
-    f"aten.{name}"
-    for name in (
-        *(
-            "linear.default",
-            "addmm.default",
-            "mm.default",
-            "bmm.default",
-            "baddbmm.default",
-            "matmul.default",
-        ),
-        *("conv1d.default", "conv2d.default", "conv3d.default", "convolution.default"),
-    )
-)
+_OF_ONE_TYPE = frozenset({
+    "aten.linear.default", "aten.addmm.default", "aten.mm.default", "aten.bmm.default",
+    "aten.baddbmm.default", "aten.matmul.default", "aten.convolution.default",
+    "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default",
+})  # fmt: skip
 """Calls whose operands must be of one type, which shapes alone do not show."""
 
 
@@ -125,10 +84,10 @@ class Converter:
         self.operators: list[Operator] = []
         self.name_of: dict[torch.fx.Node, str] = {}
         self.parts_of: dict[torch.fx.Node, tuple[str, ...]] = {}
-        self.folder = Folder()
-        write_complex_as_real(exported.graph)
+        self.folder = folding.Folder()
+        folding.write_complex_as_real(exported.graph)
         self.masks = MaskReader(self.folder, read_stored)
-        self.checks = checks_of(exported.graph)
+        self.checks = folding.checks_of(exported.graph)
         self.notes: list[str] = []
 
     # -- placeholders -----------------------------------------------------------------------------
@@ -153,12 +112,10 @@ class Converter:
                 # Read from the module, because export does not report which parameters are frozen.
                 trains = self.mode == "train" and parameters[spec.target].requires_grad
                 self._add(node, value, "parameter", key=self._key(spec.target), requires_grad=trains)
-            elif kind == "BUFFER" and spec.target in mutated:
-                self._add(node, value, "buffer", key=self._key(spec.target))
             elif kind == "BUFFER":
                 self._add(node, value, "buffer", key=self._key(spec.target))
                 # Weights in bytes would be folded into what they stand for, on every rank.
-                if value.dtype != torch.int8 or value.dim() != 2:
+                if spec.target not in mutated and (value.dtype != torch.int8 or value.dim() != 2):
                     self.folder.give(node, self._stored(spec), stored=True)
             elif kind == "CONSTANT_TENSOR":
                 # A tensor held by the model's code: no state dict contains it, so the graph keeps its value.
@@ -208,11 +165,11 @@ class Converter:
         name: str | None = None,
     ) -> str:
         name = name or node.name
-        if unlike := kind_of_tensor(value):
-            raise Unsupported(f"makes {unlike[0]}", unlike[1]).refused("the model", _source(node))
+        if unlike := unsupported.kind_of_tensor(value):
+            raise unsupported.Unsupported(f"makes {unlike[0]}", unlike[1]).refused("the model", _source(node))
         # A symbolic size: a computed value determines the tensor's size.
         if not all(isinstance(size, int) for size in value.shape):
-            raise VALUE.refused("the model", _source(node))
+            raise unsupported.VALUE.refused("the model", _source(node))
         shape = tuple(value.shape)
         self.tensors[name] = Tensor(name, shape, _dtype_name(value.dtype), kind, requires_grad, key)
         self.name_of.setdefault(node, name)
@@ -233,7 +190,7 @@ class Converter:
             elif node.op == "get_attr":
                 reader = next(iter(node.users), node)
                 name = getattr(reader.target, "__name__", "")
-                raise higher_order(name).refused("the model", _source(reader))
+                raise unsupported.higher_order(name).refused("the model", _source(reader))
         assert output_node is not None
         outputs, mutations = self._outputs(output_node)
         if self.mode == "train" and self.tensors[outputs[0]].dtype.startswith("complex"):
@@ -263,7 +220,7 @@ class Converter:
             self._call(node)
         except RuntimeError as error:
             # Constants are computed here, on tensors other than those with which PyTorch traced the model.
-            kind = of_error(error)
+            kind = unsupported.of_error(error)
             if kind is not None:
                 raise kind.refused("the model", _source(node)) from error
             reason = str(error).strip().partition("\n")[0].partition(". ")[0]
@@ -287,11 +244,11 @@ class Converter:
                 self.name_of[node] = self.parts_of[source][index]
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise higher_order(target).refused("the model", _source(node))
-        if arguments_of(node).get("sparse") is True:
-            raise SPARSE_GRADIENT.refused("the model", _source(node))
+            raise unsupported.higher_order(target).refused("the model", _source(node))
+        if folding.arguments_of(node).get("sparse") is True:
+            raise unsupported.SPARSE_GRADIENT.refused("the model", _source(node))
         value = node.meta.get("val")
-        constant = filled(node, self.folder)
+        constant = folding.filled(node, self.folder)
         if constant is not None:
             self.folder.give(node, constant, stored=self.folder.reads_stored(node))
             return
@@ -299,7 +256,7 @@ class Converter:
         if self.folder.can_fold(node):
             self.folder.fold(node)
             return
-        source = node.args[0] if self._renames(node, target, value) else renamed(node)
+        source = node.args[0] if self._renames(node, target, value) else folding.renamed(node)
         if isinstance(source, torch.fx.Node):
             self.name_of[node] = self._reference(source)
             return
@@ -339,24 +296,21 @@ class Converter:
             # needs no other.
             target, args, value = "aten.dropout.default", (args[0], args[1], True), value[:1]
         elif target == "aten.type_as.default":
-            target, args, kwargs = (
-                "aten._to_copy.default",
-                args[:1],
-                {"dtype": TorchLiteral(_dtype_name(value.dtype))},
-            )
+            target, args = "aten._to_copy.default", args[:1]
+            kwargs = {"dtype": TorchLiteral(_dtype_name(value.dtype))}
         elif target == "aten._native_batch_norm_legit_no_training.default":
             # It returns statistics on some devices only; nothing can read them.
             value = (value[0], *(torch.empty(0, dtype=v.dtype, device="meta") for v in value[1:]))
         elif target == "aten.cat.default":
             # An empty piece adds nothing, and need not even have as many dims as the others, although rules
             # expect it.
-            args = (self._argument(with_elements(node.args[0])), *args[1:])
+            args = (self._argument(folding.with_elements(node.args[0])), *args[1:])
         elif target == "aten.index.Tensor":
-            shape = viewed_shape(node, self.folder)
+            shape = folding.viewed_shape(node, self.folder)
             if shape is not None:
-                target, args = VIEW, (args[0], list(shape))
-        elif target in (VIEW, COPYING_VIEW):  # some devices write out "-1" only
-            target, args = VIEW, (args[0], list(value.shape))
+                target, args = folding.VIEW, (args[0], list(shape))
+        elif target in (folding.VIEW, folding.COPYING_VIEW):  # some devices write out "-1" only
+            target, args = folding.VIEW, (args[0], list(value.shape))
         if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
             return
         reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]
@@ -371,7 +325,7 @@ class Converter:
         differentiable = differentiable and any(t.requires_grad for t in reads)
         single = isinstance(value, torch.Tensor)
         if not single and not isinstance(value, (tuple, list)):
-            raise VALUE.refused("the model", _source(node))
+            raise unsupported.VALUE.refused("the model", _source(node))
         names = []
         for index, part in enumerate([value] if single else value):
             if not isinstance(part, torch.Tensor):

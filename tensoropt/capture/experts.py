@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from tensoropt.capture.numbering import reading
 from tensoropt.graph import Operator, OperatorGraph, Ref, map_refs
 from tensoropt.ops.families.experts import COUNTS, GROUPED_PRODUCTS
 from tensoropt.ops.families.routed_experts import (
@@ -77,19 +78,20 @@ class _Layer:
         self.module = self.source = ""
         if not isinstance(sort.args[0], Ref) or len(graph.tensors[sort.args[0].name].shape) != 1:
             raise _Unlike
-        self.choice = self._flattened(sort.args[0].name)
-        self.tokens, self.chosen = graph.tensors[self.choice].shape
+        self.choice = self._flattened(sort.args[0].name, sort)
+        shape = graph.tensors[self.choice].shape
+        if len(shape) != 2 or shape[0] < 2:
+            raise _Unlike
+        self.tokens, self.chosen = shape
 
-    def _flattened(self, name: str) -> str:
+    def _flattened(self, name: str, reader: Operator) -> str:
+        """Return the tensor of which ``name`` is the view with one row per choice."""
         view = self.graph.producer.get(name)
         if view is None or view.target not in _VIEWS:
             raise _Unlike
-        source: str = view.args[0].name
-        shape = self.graph.tensors[source].shape
-        if len(shape) != 2 or shape[0] < 2 or (self.scale and self.graph.tensors[self.choice].shape != shape):
-            raise _Unlike
-        if {op.name for op in self.graph.consumers[name]} == {self.sort.name}:
+        if {op.name for op in self.graph.consumers[name]} == {reader.name}:
             self.gone.add(view.name)
+        source: str = view.args[0].name
         return source
 
     # -- reading ----------------------------------------------------------------------------------
@@ -148,11 +150,8 @@ class _Layer:
 
     def _scaled(self, op: Operator) -> None:
         rows = [name for name in op.inputs() if self.role.get(name) == "rows"]
-        if (
-            not self.body
-            or len(op.inputs()) != 2
-            or [self.named[n] for n in rows] != [self.body[-1].results[0]]
-        ):
+        last = [call.results[0] for call in self.body[-1:]]
+        if not last or len(op.inputs()) != 2 or [self.named[n] for n in rows] != last:
             raise _Unlike
         self.role[op.outputs[0]] = "scaled"
 
@@ -166,8 +165,9 @@ class _Layer:
             if self.graph.tensors[self.x].shape[0] != self.tokens:
                 raise _Unlike
         elif by == "order" and kind is None and not self.scale:
-            flat = source.name
-            self.scale = self._factors(flat, op)
+            self.scale = self._flattened(source.name, op)
+            if self.graph.tensors[self.scale].shape != (self.tokens, self.chosen):
+                raise _Unlike
             self.role[out] = "factors"
         elif by == "ids" and kind is None:
             self._call(op, self._weight(source.name))
@@ -176,17 +176,6 @@ class _Layer:
             self.role[out] = "back"
         else:
             raise _Unlike
-
-    def _factors(self, flat: str, reader: Operator) -> str:
-        view = self.graph.producer.get(flat)
-        if view is None or view.target not in _VIEWS:
-            raise _Unlike
-        source: str = view.args[0].name
-        if self.graph.tensors[source].shape != (self.tokens, self.chosen):
-            raise _Unlike
-        if {op.name for op in self.graph.consumers[flat]} == {reader.name}:
-            self.gone.add(view.name)
-        return source
 
     def _counted(self, op: Operator) -> None:
         (count,) = self.graph.tensors[op.outputs[0]].shape
@@ -273,37 +262,27 @@ class _Layer:
         while name in graph.tensors or name in graph.by_name:
             name += "_"
         made = replace(graph.tensors[self.result], name=name, dtype=graph.tensors[self.x].dtype)
-        args = (
-            Ref(self.x),
-            Ref(self.choice),
-            Ref(self.scale),
-            [Ref(weight) for weight in self.weights],
-            plain(tuple(self.body)),
-            self.experts,
-        )
+        read, weights = map(Ref, (self.x, self.choice, self.scale)), [Ref(weight) for weight in self.weights]
+        args = (*read, weights, plain(tuple(self.body)), self.experts)
         layer = Operator(name, EXPERTS, args, {}, (name,), self.module, self.source)
 
-        def renamed(read: str) -> Ref:
-            return Ref(name if read == self.result else read)
-
+        names = {self.result: name}
         operators: list[Operator] = []
         for op in graph.operators:
             if self.result in op.outputs:
                 operators.append(layer)
             elif op.name not in self.gone:
-                kwargs = {key: map_refs(value, renamed) for key, value in op.kwargs.items()}
-                args_ = tuple(map_refs(arg, renamed) for arg in op.args)
-                operators.append(replace(op, args=args_, kwargs=kwargs))
+                operators.append(reading(op, names))
         gone = {out for op in graph.operators if op.name in self.gone for out in op.outputs}
-        read = {n for op in operators for n in op.inputs()}
+        inputs = {n for op in operators for n in op.inputs()}
         tensors = {}
         for key, tensor in graph.tensors.items():
             if key == self.result:
                 tensors[name] = made
-            elif key not in gone and (tensor.kind != "constant" or key in read):
+            elif key not in gone and (tensor.kind != "constant" or key in inputs):
                 tensors[key] = tensor
         constants = {key: value for key, value in graph.constants.items() if key in tensors}
-        outputs = tuple(renamed(output).name for output in graph.outputs)
+        outputs = tuple(names.get(output, output) for output in graph.outputs)
         return replace(
             graph, tensors=tensors, operators=tuple(operators), constants=constants, outputs=outputs
         )

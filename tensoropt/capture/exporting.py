@@ -184,26 +184,20 @@ def _export(
 ) -> _Exported:
     # Dozens of passes each change the graph and have its Python code written and compiled anew, which grows
     # with the model and is a quarter of the total time. Only code that is run has to exist.
-    with contextlib.ExitStack() as stack:
-        # Whatever the model's code sets in its modules while it is traced is fake.
-        for context in (
-            unchanged(subject),
-            _quiet(),
-            any_names(),
-            own_lines_kept(),
-            _use_lazy_graph_module(True),
-        ):
-            stack.enter_context(context)
-        asked = stack.enter_context(no_other_processes())
-        checkpoints, notes = stack.enter_context(_as_it_trains(subject, args, kwargs))
-        with contextlib.ExitStack() as tracing:
-            for context in (refusing(), inference_as_no_grad()):
-                tracing.enter_context(context)
-            prefix = "model." if training else ""
-            changes = tracing.enter_context(watched(subject, prefix))
-            # In inference there is no backward to keep.
-            if training:
-                tracing.enter_context(own_backwards(checkpoints.reentrant))
+    prefix = "model." if training else ""
+    # Whatever the model's code sets in its modules while it is traced is fake.
+    with (
+        unchanged(subject),
+        _quiet(),
+        any_names(),
+        own_lines_kept(),
+        _use_lazy_graph_module(True),
+        no_other_processes() as asked,
+        _as_it_trains(subject, args, kwargs) as (checkpoints, notes),
+    ):
+        # In inference there is no backward to keep.
+        own = own_backwards(checkpoints.reentrant) if training else contextlib.nullcontext()
+        with refusing(), inference_as_no_grad(), watched(subject, prefix) as changes, own:
             exported = _with_blocks_once(subject, args, kwargs, notes)
             changes.check(exported, prefix)
         all_notes, step = [*notes, *changes.notes], None
@@ -236,22 +230,18 @@ def _as_it_trains(
     """
     on_meta = any(t.is_meta for t in (*subject.parameters(), *subject.buffers(), *_tensors((args, kwargs))))
     checkpoints = _Checkpoints()
-    with contextlib.ExitStack() as stack:
-        for context in (_no_cache(subject), _unmoved(), checkpoints.traced()):
-            stack.enter_context(context)
+    with (
+        _no_cache(subject),
+        _unmoved(),
+        checkpoints.traced(),
         # Compiled layers compute the same without compilation, and nothing can be compiled under a capture's
         # modes.
-        stack.enter_context(_uncompiled())
-        stack.enter_context(known_values())
-        notes = stack.enter_context(followed_calls(on_meta))
-        stack.enter_context(own_backwards(checkpoints.reentrant, keep=False))
+        torch.compiler.set_stance("force_eager"),
+        known_values(),
+        followed_calls(on_meta) as notes,
+        own_backwards(checkpoints.reentrant, keep=False),
+    ):
         yield checkpoints, notes
-
-
-@contextlib.contextmanager
-def _uncompiled() -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
@@ -342,14 +332,11 @@ def _no_cache(model: torch.nn.Module) -> Iterator[None]:
     """Switch off the key/value cache of ``transformers`` models: a single step has no use for it."""
     # Submodules share their model's config object or have their own copies: each object once.
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    cached = [c for c in configs.values() if getattr(c, "use_cache", None) is True]
-    for config in cached:
-        config.use_cache = False
-    try:
+    with contextlib.ExitStack() as stack:
+        for config in configs.values():
+            if getattr(config, "use_cache", None) is True:
+                stack.enter_context(mock.patch.object(config, "use_cache", False))
         yield
-    finally:
-        for config in cached:
-            config.use_cache = True
 
 
 @contextlib.contextmanager

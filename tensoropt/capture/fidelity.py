@@ -16,7 +16,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -26,11 +26,11 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.lines import shown_error
+from tensoropt.capture.lines import shown_error, shown_names
 from tensoropt.capture.refusals import refusing_hooks
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
-from tensoropt.ops.calls import LocalCall
+from tensoropt.ops.calls import LocalCall, literal
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.overloads import returns_one_tensor
@@ -172,8 +172,8 @@ class _Rebuilding:
         return self.graph.call_function(torch.ops.aten.expand.default, (node, list(tensor.shape)))
 
     def _operator(self, op: Operator) -> None:
-        args = tuple(_literal(map_refs(a, self.nodes.__getitem__)) for a in op.args)
-        kwargs = {k: _literal(map_refs(v, self.nodes.__getitem__)) for k, v in op.kwargs.items()}
+        args = tuple(literal(map_refs(a, self.nodes.__getitem__)) for a in op.args)
+        kwargs = {k: literal(map_refs(v, self.nodes.__getitem__)) for k, v in op.kwargs.items()}
         node = self.graph.create_node("call_function", _target(op), args, kwargs, name=op.name)
         if op.outputs == (op.name,):
             self.nodes[op.name] = node
@@ -188,14 +188,6 @@ class _Rebuilding:
     def _tie(self, module: fx.GraphModule) -> None:
         for further, key in self.source.aliases.items():
             register(module, further, module.get_parameter(key))
-
-
-def _literal(value: Any) -> Any:
-    if isinstance(value, TorchLiteral):
-        return getattr(torch, value.name)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_literal(item) for item in value)
-    return value
 
 
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
@@ -472,16 +464,15 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
         return (f"the model's own gradients were not compared with the graph's: {step.problem}",)
     own = {graph.aliases.get(key, key) for key in (name.removeprefix(prefix) for name in step.trained)}
     captured = _trained_parameters(graph)
-    lost = sorted(own - captured)
+    lost, more = (shown_names(sorted(names), 3) for names in (own - captured, captured - own))
     if lost:
         raise CaptureError(
-            f"the captured graph loses the gradient of {_listed(lost)}, which the model itself trains; look "
+            f"the captured graph loses the gradient of {lost}, which the model itself trains; look "
             "for what torch.export does not see between it and the loss (values that leave PyTorch, "
             "gradients taken inside forward), or freeze it with requires_grad_(False)"
         )
-    more = sorted(captured - own)
     if more:
-        return (f"the graph trains {_listed(more)}, which gets no gradient from the model's own backward",)
+        return (f"the graph trains {more}, which gets no gradient from the model's own backward",)
     return ()
 
 
@@ -655,8 +646,3 @@ def _rounding(
             change = _difference(_step(own, parameters, model), expected)
             worst = _Difference(max(worst.loss, change.loss), max(worst.rest, change.rest), change.name)
     return worst
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

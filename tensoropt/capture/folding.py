@@ -12,6 +12,8 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from tensoropt.capture.lines import node_line
 
@@ -42,17 +44,17 @@ class Folder:
     def __init__(self) -> None:
         self._known: dict[torch.fx.Node, Any] = {}
         self._stored: set[torch.fx.Node] = set()
-        self.values: dict[str, torch.Tensor] = {}
+        self.values: dict[str, Tensor] = {}
         self._names: dict[Any, str] = {}
         self._results: dict[Any, Any] = {}
-        self._reduced: dict[int, tuple[torch.Tensor, bytes | None]] = {}
-        self._equal: dict[Any, torch.Tensor] = {}
+        self._reduced: dict[int, tuple[Tensor, bytes | None]] = {}
+        self._equal: dict[Any, Tensor] = {}
         self.live: dict[str, str] = {}
 
     def __contains__(self, node: torch.fx.Node) -> bool:
         return node in self._known
 
-    def give(self, node: torch.fx.Node, value: torch.Tensor, *, stored: bool = False) -> None:
+    def give(self, node: torch.fx.Node, value: Tensor, *, stored: bool = False) -> None:
         """Set a node's value; ``stored`` says that the model holds the value, and lacks it on the meta
         device.
         """
@@ -89,15 +91,12 @@ class Folder:
 
     def fold(self, node: torch.fx.Node) -> None:
         """Compute a node; layers that compute the same from the same constants share the result."""
-
-        def value_of(value: Any) -> Any:
-            return self._known[value] if isinstance(value, torch.fx.Node) else value
-
-        args, kwargs = torch.utils._pytree.tree_map(value_of, (node.args, dict(node.kwargs)))
-        leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
+        call = (node.args, dict(node.kwargs))
+        args, kwargs = pytree.tree_map_only(torch.fx.Node, self._known.__getitem__, call)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
         # Compared by identity, which is cheap; `keep` detects equal values in different memory. The type is
         # part of the key, because 1, 1.0 and True are equal.
-        same = tuple(id(v) if isinstance(v, torch.Tensor) else (type(v), repr(v)) for v in leaves)
+        same = tuple(id(v) if isinstance(v, Tensor) else (type(v), repr(v)) for v in leaves)
         key = (node.target, same, str(spec))
         if key not in self._results:
             # Operands are kept with the result: an id is meaningless once its tensor is gone.
@@ -106,9 +105,9 @@ class Folder:
         if self.reads_stored(node):
             self._stored.add(node)
 
-    def once(self, key: Any, value: torch.Tensor) -> torch.Tensor:
+    def once(self, key: Any, value: Tensor) -> Tensor:
         """Return the first value of this key, so that what layers compute from equal ones is shared."""
-        made: torch.Tensor = self._results.setdefault(key, (value, ()))[0]
+        made: Tensor = self._results.setdefault(key, (value, ()))[0]
         return made
 
     def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
@@ -134,10 +133,8 @@ class Folder:
 
 
 def _computed_bytes(node: torch.fx.Node, values: list[Any]) -> int:
-    results = [
-        v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
-    ]
-    operands = [v for v in values if isinstance(v, torch.Tensor)]
+    results = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
+    operands = [v for v in values if isinstance(v, Tensor)]
     returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
     # Without data there is nothing to compute, and views share their operand's memory.
     if any(v.is_meta for v in operands) or any(r.alias_info is not None for r in returns):
@@ -148,21 +145,19 @@ def _computed_bytes(node: torch.fx.Node, values: list[Any]) -> int:
     return sum(v.numel() * v.element_size() for v in results)
 
 
-def _unexpanded(value: torch.Tensor) -> tuple[int, ...]:
+def _unexpanded(value: Tensor) -> tuple[int, ...]:
     return tuple(1 if stride == 0 else size for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
 def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
     # One operand has no data, so the result has none either, and only its shape is known.
     without_data = any(t.is_meta for t in tensors)
     if "device" in kwargs:
         # Constants are computed and stored on the CPU, on whichever device the model was exported.
         kwargs["device"] = torch.device("meta" if without_data else "cpu")
     if without_data:
-        args, kwargs = torch.utils._pytree.tree_map(
-            lambda v: v.to("meta") if isinstance(v, torch.Tensor) else v, (args, kwargs)
-        )
+        args, kwargs = pytree.tree_map_only(Tensor, lambda v: v.to("meta"), (args, kwargs))
     with torch.no_grad():
         if target.__name__.split(".")[0] in _UNWRITTEN:
             return target(*args, **kwargs).zero_()
@@ -176,44 +171,40 @@ def _pointwise(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     A mask of 2,048 equal samples of 8,192 tokens is 64 MiB, not 128 GiB.
     """
-    tensors = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
     if len(tensors) == 0 or any(t.is_meta for t in tensors):
         return target(*args, **kwargs)
     narrowed = {id(t): broadcast_narrowed(t) for t in tensors}
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-    args, kwargs = torch.utils._pytree.tree_map(
-        lambda v: narrowed[id(v)] if isinstance(v, torch.Tensor) else v, (args, kwargs)
-    )
+    args, kwargs = pytree.tree_map_only(Tensor, lambda v: narrowed[id(v)], (args, kwargs))
     result = target(*args, **kwargs)
-    return result.expand(shape) if isinstance(result, torch.Tensor) else result
+    return result.expand(shape) if isinstance(result, Tensor) else result
 
 
 def _strided(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         return target(*args, **kwargs)
     except RuntimeError:
-        args, kwargs = torch.utils._pytree.tree_map(
-            lambda v: v.contiguous() if isinstance(v, torch.Tensor) else v, (args, kwargs)
-        )
+        args, kwargs = pytree.tree_map_only(Tensor, lambda v: v.contiguous(), (args, kwargs))
         return target(*args, **kwargs)
 
 
-def _digest(value: torch.Tensor) -> bytes:
+def _digest(value: Tensor) -> bytes:
     return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
 
 
-def kept_constants(constants: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
+def kept_constants(constants: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
     """Return the bytes of each constant as stored, and the name of the first one that is the same tensor."""
     first: dict[int, str] = {}
     return {n: (first.setdefault(id(v), n), v.numel() * v.element_size()) for n, v in constants.items()}
 
 
-def _broadcast_reduced(value: torch.Tensor) -> torch.Tensor:
+def _broadcast_reduced(value: Tensor) -> Tensor:
     """Return ``value`` with every dim along which it is constant narrowed to size 1, in its own memory."""
     return broadcast_narrowed(value).clone(memory_format=torch.contiguous_format)
 
 
-def broadcast_narrowed(value: torch.Tensor) -> torch.Tensor:
+def broadcast_narrowed(value: Tensor) -> Tensor:
     """Like :func:`_broadcast_reduced`, but as a view."""
     for dim, size in enumerate(value.shape):
         if size <= 1:
@@ -230,26 +221,17 @@ def broadcast_narrowed(value: torch.Tensor) -> torch.Tensor:
 VIEW, COPYING_VIEW = "aten.view.default", "aten._unsafe_view.default"
 """A reshape whose operand has an incompatible memory layout is exported as a copy and the second of these."""
 
-_FILLED = {
-    "aten.zeros.default": 0,
-    "aten.ones.default": 1,
-    "aten.zeros_like.default": 0,
-    "aten.ones_like.default": 1,
-    "aten.empty_like.default": 0,
-    "aten.new_zeros.default": 0,
-    "aten.new_ones.default": 1,
-    "aten.new_empty.default": 0,
-    "aten.new_empty_strided.default": 0,
+_FILLED = {f"aten.{name}.default": 1 for name in ("ones", "ones_like", "new_ones")} | {
+    f"aten.{name}.default": 0
+    for name in ("zeros", "zeros_like", "empty_like", "new_zeros", "new_empty", "new_empty_strided")
 }
 _FILL_ARGUMENT = {
-    "aten.full.default": 1,
-    "aten.full_like.default": 1,
-    "aten.new_full.default": 2,
-    "aten.fill.Scalar": 1,
+    "aten.full.default": 1, "aten.full_like.default": 1, "aten.new_full.default": 2, "aten.fill.Scalar": 1,
     "aten.fill.Tensor": 1,
-}
+}  # fmt: skip
 
 
+SYMBOLS = (torch.SymBool, torch.SymInt, torch.SymFloat)
 _CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
 
 
@@ -262,18 +244,16 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     for node in reversed(graph.nodes):
         if node.op != "call_function":
             continue
-        number = isinstance(
-            node.meta.get("val"), (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
-        )
+        number = isinstance(node.meta.get("val"), (bool, int, float, *SYMBOLS))
         if str(node.target).startswith(_CHECKS) or (number and checks.issuperset(node.users)):
             checks.add(node)
     return checks
 
 
-def filled(node: torch.fx.Node, folder: Folder) -> torch.Tensor | None:
+def filled(node: torch.fx.Node, folder: Folder) -> Tensor | None:
     """Return the result of a call that reads only its operand's shape, as one expanded element."""
     target, value = str(node.target), node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return None
     fill: Any = _FILLED.get(target)
     if target in _FILL_ARGUMENT:
@@ -344,7 +324,7 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
     return tuple(shape) if tuple(shape) == tuple(after) else None
 
 
-def _arange_dim(value: torch.Tensor, size: int) -> int | None:
+def _arange_dim(value: Tensor, size: int) -> int | None:
     """Return the dim along which an index tensor counts ``0 .. size - 1`` (it is constant along the
     others).
     """
@@ -376,7 +356,7 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
     conjugated = any(str(node.target) == "aten._conj.default" for node in graph.nodes)
     for node in list(graph.nodes):
         value = node.meta.get("val")
-        if str(node.target) not in _WRITES or not isinstance(value, torch.Tensor) or not value.is_complex():
+        if str(node.target) not in _WRITES or not isinstance(value, Tensor) or not value.is_complex():
             continue
         arguments = arguments_of(node)
         # The new dim is last, so dims counted from the end would shift.

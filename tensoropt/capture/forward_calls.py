@@ -35,10 +35,8 @@ _ANSWER = "_tensoropt_answer"
 
 _CHANCE = "_tensoropt_chance"
 _FOLDER = str(Path(__file__).parent)
-_BELOW, _ABOVE = (
-    frozenset({"lt", "le", "less", "less_equal"}),
-    frozenset({"gt", "ge", "greater", "greater_equal"}),
-)
+_BELOW = frozenset({"lt", "le", "less", "less_equal"})
+_ABOVE = frozenset({"gt", "ge", "greater", "greater_equal"})
 
 
 class _Answers(TorchFunctionMode):
@@ -199,9 +197,8 @@ def _guarded_numbers(answers: _Answers) -> Iterator[None]:
         # Sizes are known; anything unknown is derived from values.
         if not number.node.is_constant() and not number.node.has_hint():
             frame = asking_frame(_FOLDER)
-            answer = (
-                answers.passing(frame) if frame is not None and is_own(frame.f_code.co_filename) else None
-            )
+            own = frame is not None and is_own(frame.f_code.co_filename)
+            answer = answers.passing(frame) if own else None
             if answer is not None:
                 return answer
         return original(number)
@@ -267,16 +264,8 @@ def valid_values(answers: _Answers | None = None) -> Iterator[list[str]]:
 _RECIPE = "_tensoropt_recipe"
 _FACTORIES = frozenset({"arange", "ones", "zeros", "full", "tensor", "scalar_tensor", "eye", "linspace"})
 _RANDOM = (
-    "rand",
-    "bernoulli",
-    "dropout",
-    "normal",
-    "multinomial",
-    "poisson",
-    "empty",
-    "exponential",
-    "rrelu",
-)
+    "rand", "bernoulli", "dropout", "normal", "multinomial", "poisson", "empty", "exponential", "rrelu",
+)  # fmt: skip
 """Parts of the names of functions whose results differ from call to call."""
 _READS = frozenset({"bool", "item", "int", "float", "index"})
 """The ways in which Python reads a number to branch on."""

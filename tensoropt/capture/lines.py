@@ -9,9 +9,9 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from traceback import FrameSummary, StackSummary
+from traceback import FrameSummary, StackSummary, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
 from unittest import mock
@@ -95,6 +95,12 @@ def shown_error(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def shown_names(names: Sequence[str], most: int) -> str:
+    """Return the first ``most`` names, and how many follow them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and the errors it was raised from: PyTorch raises its own errors from others."""
     seen: BaseException | None = error
@@ -106,12 +112,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def frames_of(error: BaseException) -> Iterator[FrameType]:
     """Yield all frames that an error and its causes passed through, innermost first."""
     for cause in causes(error):
-        passed = []
-        trace: TracebackType | None = cause.__traceback__
-        while trace is not None:
-            passed.append(trace)
-            trace = trace.tb_next
-        yield from (trace.tb_frame for trace in reversed(passed))
+        yield from (frame for frame, _ in reversed([*walk_tb(cause.__traceback__)]))
 
 
 def raised_by_model(error: BaseException) -> BaseException | None:
@@ -133,20 +134,15 @@ def failing_line(error: BaseException) -> str:
     nothing.
     """
     for cause in causes(error):
-        trace: TracebackType | None = cause.__traceback__
-        summary: FrameSummary | None = None
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            if is_own(code.co_filename):
-                summary = FrameSummary(code.co_filename, trace.tb_lineno, code.co_name)
-            trace = trace.tb_next
-        if summary is not None:
-            return _quoted(summary)
+        own = [(f.f_code, line) for f, line in walk_tb(cause.__traceback__) if is_own(f.f_code.co_filename)]
+        if own:
+            code, line = own[-1]
+            return _quoted(FrameSummary(code.co_filename, line, code.co_name))
     # An error of a replayed graph has the line in its text alone.
     found = [m for cause in causes(error) for m in _TRACE_LINE.finditer(str(cause)) if is_own(m["file"])]
-    return (
-        _quoted(FrameSummary(found[-1]["file"], int(found[-1]["line"]), found[-1]["name"])) if found else ""
-    )
+    if not found:
+        return ""
+    return _quoted(FrameSummary(found[-1]["file"], int(found[-1]["line"]), found[-1]["name"]))
 
 
 _TRACE_LINE = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)

@@ -13,7 +13,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 
 from tensoropt.capture.convert import Mode
-from tensoropt.capture.lines import is_own, node_line
+from tensoropt.capture.lines import is_own, node_line, shown_names
 from tensoropt.errors import CaptureError
 
 
@@ -112,13 +112,13 @@ def _train(model: nn.Module) -> tuple[str, ...]:
         module.training = False
     if evaluating:
         shown = [names[m] or type(m).__name__ for m in differ if not m.training]
-        return (f"held in eval mode, as the model has them: {_listed(shown)}",) if shown else ()
+        return (f"held in eval mode, as the model has them: {shown_names(shown, _SHOWN)}",) if shown else ()
     changed = [names[m] or type(m).__name__ for m in differ if m.training]
     if was_training or not changed:
         return ()
     return (
         "the model was in eval mode and is captured in train mode, which changes what these compute: "
-        f"{_listed(changed)}; call train() on the model and eval() on what is to be held",
+        f"{shown_names(changed, _SHOWN)}; call train() on the model and eval() on what is to be held",
     )
 
 
@@ -137,11 +137,6 @@ def _depends_on_mode(module: nn.Module) -> bool:
     names = names_read(cls)
     # Models that use it only to decide whether to checkpoint compute the same.
     return "training" in names and "gradient_checkpointing" not in names
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def keep_no_grad(exported: Any) -> None:

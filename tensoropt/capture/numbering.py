@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
-from tensoropt.graph import OperatorGraph, Ref
-from tensoropt.graph.ir import map_refs
+from tensoropt.graph import Operator, OperatorGraph, Ref, map_refs
 
 _CONSTANT = "constant"
 
@@ -45,18 +43,13 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
         if name not in tensors:
             tensors[name] = named(_CONSTANT)
 
-    def renamed(value: Any) -> Any:
-        return map_refs(value, lambda name: Ref(tensors[name]))
-
     return replace(
         graph,
         tensors={tensors[n]: replace(t, name=tensors[n]) for n, t in graph.tensors.items()},
         operators=tuple(
             replace(
-                op,
+                reading(op, tensors),
                 name=operators[op.name],
-                args=renamed(op.args),
-                kwargs={key: renamed(value) for key, value in op.kwargs.items()},
                 outputs=tuple(tensors[name] for name in op.outputs),
             )
             for op in graph.operators
@@ -65,6 +58,16 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
         mutations={tensors[buffer]: tensors[name] for buffer, name in graph.mutations.items()},
         constants={tensors[name]: value for name, value in graph.constants.items()},
     )
+
+
+def reading(op: Operator, names: Mapping[str, str]) -> Operator:
+    """Return the operator with the tensors that it reads replaced by others, by name."""
+
+    def renamed(name: str) -> Ref:
+        return Ref(names.get(name, name))
+
+    kwargs = {key: map_refs(value, renamed) for key, value in op.kwargs.items()}
+    return replace(op, args=map_refs(op.args, renamed), kwargs=kwargs)
 
 
 def _base(target: str) -> str:

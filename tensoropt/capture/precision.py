@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from tensoropt.capture.numbering import reading
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
-from tensoropt.ops.calls import LocalCall, Precision
+from tensoropt.ops.calls import LocalCall, Precision, literal
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.registry import bind, precision_of
 
@@ -164,17 +165,13 @@ class _Policy:
     def _write(self, op: Operator) -> None:
         dtypes = self.read_as.get(op.name, {})
         names = {n: self._cast(n, dtype, op) for n, dtype in dtypes.items()}
-
-        def read(value: Any) -> Any:
-            return map_refs(value, lambda n: Ref(names.get(n, n)))
-
-        narrow = any(self.now[n] == _NARROW for n in op.outputs)
-        args, kwargs = read(op.args), {k: read(v) for k, v in op.kwargs.items()}
-        if narrow:
-            args, kwargs = _representable(args), {k: _representable(v) for k, v in kwargs.items()}
+        op = reading(op, names)
+        if any(self.now[n] == _NARROW for n in op.outputs):
+            kwargs = {k: _representable(v) for k, v in op.kwargs.items()}
+            op = replace(op, args=_representable(op.args), kwargs=kwargs)
         for name in op.outputs:
             self.tensors[name] = replace(self.tensors[name], dtype=self.now[name])
-        self.operators.append(replace(op, args=args, kwargs=kwargs))
+        self.operators.append(op)
 
     def _cast(self, name: str, dtype: str, reader: Operator | None = None) -> str:
         """Return the tensor in ``dtype``: itself, a folded constant, or the result of one cast for all
@@ -227,8 +224,8 @@ def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -
 
     try:
         with torch.no_grad():
-            args = _torch(map_refs(_representable(op.args), tensor))
-            results = function(*args, **{k: _torch(map_refs(v, tensor)) for k, v in op.kwargs.items()})
+            args = literal(map_refs(_representable(op.args), tensor))
+            results = function(*args, **{k: literal(map_refs(v, tensor)) for k, v in op.kwargs.items()})
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
     values = [results] if isinstance(results, torch.Tensor) else results
@@ -236,14 +233,6 @@ def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -
     if len(values) < len(op.outputs):
         return None
     return tuple(str(v.dtype).removeprefix("torch.") for v in values)
-
-
-def _torch(value: Any) -> Any:
-    if isinstance(value, TorchLiteral):
-        return getattr(torch, value.name)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_torch(item) for item in value)
-    return value
 
 
 def _representable(value: Any) -> Any:

@@ -14,28 +14,22 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tensoropt.capture import fidelity
 from tensoropt.capture.bitsandbytes import replace_layers
 from tensoropt.capture.convert import Converter, Mode
 from tensoropt.capture.experts import with_experts
 from tensoropt.capture.exporting import export, run_as_it_trains
-from tensoropt.capture.fidelity import (
-    can_compare,
-    check_numbers,
-    check_structure,
-    off_the_cpu,
-    on_meta,
-    shadowed,
-)
 from tensoropt.capture.folding import kept_constants
 from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.no_grad import in_mode
+from tensoropt.capture.numbering import reading
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.products import with_linear_products
 from tensoropt.capture.quantised import with_quantised_linear
 from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
 from tensoropt.capture.results import Returned
 from tensoropt.errors import CaptureError
-from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
 _INPUT_GRADIENTS = "inputs that require a gradient get none: a plan computes gradients of parameters only"
 
@@ -71,7 +65,7 @@ def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
         smooth = [n for n in dict.fromkeys(op.inputs()) if _differentiated(tensors[n])]
         # One detach for all readers that take no gradient.
         operators += [_detached(name, op, tensors) for name in smooth if f"{name}_detached" not in tensors]
-        operators.append(_reading(op, {name: f"{name}_detached" for name in smooth}))
+        operators.append(reading(op, {name: f"{name}_detached" for name in smooth}))
     idle = [str(t.key) for t in graph.parameters if t.requires_grad and not tensors[t.name].requires_grad]
     notes = graph.notes
     if idle:
@@ -91,17 +85,6 @@ def _detached(name: str, reader: Operator, tensors: dict[str, Tensor]) -> Operat
     result = f"{name}_detached"
     tensors[result] = replace(tensors[name], name=result, requires_grad=False)
     return Operator(result, _DETACH, (Ref(name),), {}, (result,), reader.module, reader.source)
-
-
-def _reading(op: Operator, names: Mapping[str, str]) -> Operator:
-    if not names:
-        return op
-
-    def renamed(name: str) -> Ref:
-        return Ref(names.get(name, name))
-
-    kwargs = {key: map_refs(value, renamed) for key, value in op.kwargs.items()}
-    return replace(op, args=tuple(map_refs(a, renamed) for a in op.args), kwargs=kwargs)
 
 
 COUNT, _CAST, _COUNTED = "aten.histc.default", "aten._to_copy.default", "float32"
@@ -203,9 +186,9 @@ def capture(
         if training and wanted:
             notes.append(_INPUT_GRADIENTS)
         call = args, kwargs
-        if off_the_cpu(model, call):
-            args, kwargs = on_meta(call)
-            stored = stack.enter_context(shadowed(subject))
+        if fidelity.off_the_cpu(model, call):
+            args, kwargs = fidelity.on_meta(call)
+            stored = stack.enter_context(fidelity.shadowed(subject))
         try:
             exported, step, export_notes = export(subject, args, kwargs, training)
         except CaptureError:
@@ -220,17 +203,15 @@ def capture(
         graph = with_linear_products(with_experts(_without_idle_gradients(graph)))
         graph = with_quantised_linear(graph)
         if step is not None and isinstance(subject, WithLoss):
-            compared = check_structure(graph, step, prefix)
-            if compare and can_compare(graph, model):
-                compared = check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
+            compared = fidelity.check_structure(graph, step, prefix)
+            if compare and fidelity.can_compare(graph, model):
+                compared = fidelity.check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
             notes += [*subject.notes, *compared]
     # Precision comes last: its casts inherit whether their operand has a gradient.
     graph = with_compute_dtype(graph, dtype)
     # Last, because anything that computes in another precision has its own constants.
     graph = replace(
-        graph,
-        notes=(*graph.notes, *dict.fromkeys(notes)),
-        kept_constants=kept_constants(graph.constants),
+        graph, notes=(*graph.notes, *dict.fromkeys(notes)), kept_constants=kept_constants(graph.constants)
     )
     leaves, in_spec = pytree.tree_flatten((args, kwargs))
     returned = subject.returned if isinstance(subject, WithLoss) else None

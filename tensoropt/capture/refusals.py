@@ -22,14 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from tensoropt.capture.lines import (
-    causes,
-    failing_line,
-    first_line,
-    frames_of,
-    is_own,
-    raised_by_model,
-)
+from tensoropt.capture.lines import causes, failing_line, first_line, frames_of, is_own, raised_by_model
 from tensoropt.capture.state import plain_tensor_changed
 from tensoropt.capture.unsupported import OBJECT, kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
@@ -178,17 +171,10 @@ def check_model(model: torch.nn.Module) -> None:
         )
 
 
-_WRAPPERS = frozenset(
-    {
-        "DataParallel",
-        "DistributedDataParallel",
-        "FullyShardedDataParallel",
-        "FSDPModule",
-        "DeepSpeedEngine",
-        "PipelineModule",
-        "ShardedDataParallel",
-    }
-)
+_WRAPPERS = frozenset({
+    "DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine",
+    "PipelineModule", "ShardedDataParallel",
+})  # fmt: skip
 """The names of classes that distribute a model."""
 _INSIDE = (
     "pass what is inside (its attribute .module; with fully_shard, parallelize_module or deepspeed.zero.Init "

@@ -124,8 +124,7 @@ _OF_MESSAGES = (
     (
         r"process group|group cannot be None|torch\.distributed|c10d",
         Unsupported(
-            "communicates with other processes",
-            "leave that out: the search decides how to spread the model",
+            "communicates with other processes", "leave that out: the search decides how to spread the model"
         ),
     ),
     (

@@ -8,19 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cli.arguments import (
-    Answer,
-    Verb,
-    add_amount,
-    add_headroom,
-    add_question,
-    amount_option,
-    computing_on,
-    explored,
-    question_option,
-    tariff_option,
-    writable_folder,
-)
+from tensoropt.cli import arguments
 from tensoropt.cli.offers import offers_answer
 from tensoropt.console import ProgressDisplay
 from tensoropt.errors import TensorOptError
@@ -28,59 +16,49 @@ from tensoropt.errors import TensorOptError
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    add_question(verb)
+    arguments.add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
     verb.add_argument(
-        "--notes",
-        action="store_true",
+        "--notes", action="store_true",
         help="also print the sources of the figures, counts and seconds; by default only what was left out "
         "or not timed",
-    )
-    add_headroom(verb)
+    )  # fmt: skip
+    arguments.add_headroom(verb)
     verb.add_argument(
-        "--devices",
-        metavar="auto|1,2,4",
+        "--devices", metavar="auto|1,2,4",
         help="profiling mode: explore on these numbers of devices, a folder in DIR for each; auto: "
         "1, 2, 4, ... up to all of them",
-    )
+    )  # fmt: skip
     verb.add_argument(
-        "--beside",
-        action="append",
-        default=[],
-        metavar="LAUNCHER:JOB",
+        "--beside", action="append", default=[], metavar="LAUNCHER:JOB",
         help="a job that you run today, as a point beside the frontier: torchtitan:job.toml, "
         "megatron:'--tensor-model-parallel-size 8 ...', deepspeed:ds.json or accelerate:config.yaml; sets "
         "the batch and the sequence unless --batch and --sequence do; may be given several times",
-    )
+    )  # fmt: skip
     verb.add_argument(
-        "--planners",
-        metavar="all|a,b",
+        "--planners", metavar="all|a,b",
         help="published planners to run too, all evaluated by one simulator: a row each (see: tensoropt list "
         "planners); --memory then takes several limits, 8GiB,24GiB",
-    )
+    )  # fmt: skip
     verb.add_argument(
-        "--planner-option",
-        action="append",
-        default=[],
-        metavar="PLANNER.OPTION=VALUE",
+        "--planner-option", action="append", default=[], metavar="PLANNER.OPTION=VALUE",
         help="a setting of a planner, such as netsplit.seconds=600; may be given several times",
-    )
+    )  # fmt: skip
     verb.add_argument(
-        "--also-on",
-        metavar="CLUSTER,...",
+        "--also-on", metavar="CLUSTER,...",
         help="explore on these clusters too, a folder in DIR for each, and compare",
-    )
-    add_amount(verb)
+    )  # fmt: skip
+    arguments.add_amount(verb)
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def answer(options: argparse.Namespace, progress: ProgressDisplay) -> arguments.Answer:
     """Return the frontier of a model on a cluster, or on several."""
     from tensoropt.exploration.rates import CLUSTERS_OWN
 
-    amount, tariff = amount_option(options), tariff_option(options)
+    amount, tariff = arguments.amount_option(options), arguments.tariff_option(options)
     asked = {} if amount is None else {"amount": amount}
     asked |= {} if tariff == CLUSTERS_OWN else {"tariff": tariff}
-    return explore(question_option(options), progress, options.out, asked, notes=options.notes)
+    return explore(arguments.question_option(options), progress, options.out, asked, notes=options.notes)
 
 
 def explore(
@@ -90,7 +68,7 @@ def explore(
     asked: Mapping[str, Any] | None = None,
     *,
     notes: bool = False,
-) -> Answer:
+) -> arguments.Answer:
     """Return the answer to a question about a model; the exploration is saved in ``out``.
 
     Args:
@@ -109,7 +87,7 @@ def explore(
         return _over_clusters(question, progress, out, asked)
     if any(Path(out).glob("batch-*/exploration.json")):
         raise TensorOptError(f"{out} holds explorations of several batches; choose another --out")
-    exploration, folder = explored(question, progress, out), Path(out)
+    exploration, folder = arguments.explored(question, progress, out), Path(out)
     from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
     from tensoropt.exploration.frontier_table import frontier_text
@@ -139,23 +117,23 @@ def explore(
             f"saved: {folder}/frontier.csv and the files for `tensoropt choose {folder} --memory ...`",
         ]
     )
-    return Answer(data, text)
+    return arguments.Answer(data, text)
 
 
-def compare(question: Any, progress: ProgressDisplay, out: str) -> Answer:
+def compare(question: Any, progress: ProgressDisplay, out: str) -> arguments.Answer:
     """Return a row per planner and limit, next to the frontier's; save the exploration in ``out``."""
     from tensoropt.planners.compare import requested_planners
 
     # An unknown name is refused before anything is computed.
     requested_planners(question.planners, question.planner_options)
-    exploration = explored(question, progress, out)
+    exploration = arguments.explored(question, progress, out)
     from tensoropt.exploration.export import compared, limits_asked
     from tensoropt.report.table import comparison_text
 
     saved = f"saved: {out} (exploration, frontier.csv)"
     rows = [asdict(row) for limit in limits_asked(exploration) for row in compared(exploration, limit)]
     data = {"comparison": rows, "points": len(exploration.points)}
-    return Answer(data, f"{comparison_text(exploration)}\n{saved}")
+    return arguments.Answer(data, f"{comparison_text(exploration)}\n{saved}")
 
 
 def _rates(exploration: Any, row: int | None, asked: Mapping[str, Any]) -> list[str]:
@@ -184,27 +162,31 @@ def _clusters(question: Any) -> dict[str, Any]:
     return {first: whole, **{name: load_cluster(name) for name in question.also_on}}
 
 
-def _over_clusters(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
+def _over_clusters(
+    question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]
+) -> arguments.Answer:
     from tensoropt.sweeps import over_clusters
 
     clusters = _clusters(question)
-    question = computing_on(question, tuple(clusters.values()), progress)
+    question = arguments.computing_on(question, tuple(clusters.values()), progress)
     _check_for_several(out)
     # A budget only selects points: without it, points that do not fit are saved too, with their needs.
     limits = {"memory_bytes": question.settings.memory_bytes, **asked}
     question = question.model_copy(update={"settings": replace(question.settings, memory_bytes=None)})
-    with writable_folder(out) as folder:
+    with arguments.writable_folder(out) as folder:
 
         def on(cluster: Any, sibling: Any) -> Any:
-            return explored(question, progress, None, cluster, sibling, within=out)
+            return arguments.explored(question, progress, None, cluster, sibling, within=out)
 
         sweep = over_clusters(clusters, on, out=folder, progress=progress)
     answer = offers_answer(sweep, limits)
     saved = f"saved: {folder}, one exploration for each"
-    return Answer({"out": str(folder), **answer.data}, f"{answer.text}\n{saved}")
+    return arguments.Answer({"out": str(folder), **answer.data}, f"{answer.text}\n{saved}")
 
 
-def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]) -> Answer:
+def _over_batches(
+    question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]
+) -> arguments.Answer:
     """Return the answer at several batches, each captured separately: operators have the batch in their
     shapes."""
     from tensoropt.cluster import load_cluster
@@ -214,13 +196,13 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
     # A model that brings its own inputs is refused before anything is made.
     default_batch(question.model)
     cluster = load_cluster(question.cluster)
-    question = computing_on(question, [cluster], progress)
+    question = arguments.computing_on(question, [cluster], progress)
     memory = question.settings_on(cluster).memory_bytes
     _check_for_several(out)
-    with writable_folder(out) as folder:
+    with arguments.writable_folder(out) as folder:
 
         def at(batch: int) -> Any:
-            return explored(question.at(batch), progress, None, within=out)
+            return arguments.explored(question.at(batch), progress, None, within=out)
 
         sweep = over_batches(
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress
@@ -231,7 +213,7 @@ def _over_batches(question: Any, progress: ProgressDisplay, out: str, asked: Map
         f"saved: {folder}, one exploration for each batch; `tensoropt choose {folder} --batch auto "
         "--memory ...` picks a plan",
     ]
-    return Answer({"out": str(folder), **answer.data}, "\n".join(lines))
+    return arguments.Answer({"out": str(folder), **answer.data}, "\n".join(lines))
 
 
 def _check_for_several(out: str) -> None:
@@ -241,6 +223,6 @@ def _check_for_several(out: str) -> None:
         )
 
 
-VERB = Verb(
+VERB = arguments.Verb(
     "explore", "find the cost frontier of a model on a cluster", _add_arguments, answer, measures=True
 )

@@ -53,17 +53,8 @@ def _table(offers: Any) -> str:
     tokens = any(row.rates is not None and row.rates.tokens_per_s is not None for row in offers.rows)
     weak = ["batch", "tokens/s" if tokens else "samples/s"] if offers.weak else []
     head = [
-        "cluster",
-        "devices",
-        *weak,
-        "time/step",
-        "memory",
-        f"{currency}/h",
-        "hours",
-        currency,
-        "plan",
-        "",
-    ]
+        "cluster", "devices", *weak, "time/step", "memory", f"{currency}/h", "hours", currency, "plan", "",
+    ]  # fmt: skip
     rows = [head]
     for row in offers.rows:
         rates = row.rates

@@ -15,16 +15,7 @@ import traceback
 from collections.abc import Sequence
 
 from tensoropt import __version__
-from tensoropt.cli import (
-    choose,
-    dashboard,
-    explore,
-    export,
-    list_names,
-    measure,
-    tune,
-    verify,
-)
+from tensoropt.cli import choose, dashboard, explore, export, list_names, measure, tune, verify
 from tensoropt.cli.arguments import Verb
 from tensoropt.console import OptionParser, ProgressDisplay, json_text, reserved_stdout
 from tensoropt.errors import TensorOptError
@@ -113,13 +104,11 @@ def _run(options: argparse.Namespace, progress: ProgressDisplay) -> int:
         return _failed(options, progress, sentence(error), _EXIT_INPUT)
     except OSError as error:
         name = f" {error.filename}" if error.filename else ""
-        return _failed(
-            options, progress, f"{error.strerror or error}:{name}; nothing saved was changed", _EXIT_INPUT
-        )
+        text = f"{error.strerror or error}:{name}; nothing saved was changed"
+        return _failed(options, progress, text, _EXIT_INPUT)
     except MemoryError:
-        return _failed(
-            options, progress, "this machine has no memory left; use a smaller --batch", _EXIT_INPUT
-        )
+        text = "this machine has no memory left; use a smaller --batch"
+        return _failed(options, progress, text, _EXIT_INPUT)
     except Exception as error:
         text = (
             f"TensorOpt itself failed with {type(error).__name__}: {sentence(error)}; please report it with "

@@ -20,26 +20,16 @@ from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY
 from tensoropt.errors import ClusterError, suggest
 
 _DEVICE_FIELDS = (
-    "name",
-    "base",
-    "type",
-    "memory",
-    "memory_bandwidth",
-    "flops",
-    "capability",
-    "price_per_hour",
-    "source",
+    "name", "base", "type", "memory", "memory_bandwidth", "flops", "capability", "price_per_hour", "source",
     "nvml",
-)
+)  # fmt: skip
 LINK_FIELDS = ("name", "latency", "alpha", "bandwidth", "beta", "dedicated", "source")
 
 
 @cache
 def _preset(name: str) -> dict[str, Any]:
-    text = (
-        resources.files("tensoropt.cluster").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
-    )
-    return yaml.safe_load(text)
+    file = resources.files("tensoropt.cluster").joinpath("presets", f"{name}.yaml")
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 def process_memory_figures() -> Mapping[str, Any]:
@@ -47,11 +37,6 @@ def process_memory_figures() -> Mapping[str, Any]:
     ``presets/memory.yaml``; each figure has its ``source``.
     """
     return _preset("memory")
-
-
-def _efficiency_figures() -> Mapping[str, Any]:
-    """Return the shares of data-sheet peaks that kernels reach, from ``presets/efficiencies.yaml``."""
-    return _preset("efficiencies")
 
 
 def _host_figures() -> Mapping[str, Any]:
@@ -270,7 +255,7 @@ class Reached:
 
 @cache
 def _reached(capability: str, dated: str, compiled: bool) -> Reached:
-    figures = _efficiency_figures()
+    figures = _preset("efficiencies")
     # Oldest first; the newest have no end date.
     kernels = next(
         of
@@ -314,15 +299,13 @@ class JobSpread:
 @cache
 def job_spread() -> JobSpread:
     """Return the spread of published jobs, from ``presets/efficiencies.yaml``."""
-    return JobSpread(**_efficiency_figures()["spread"])
+    return JobSpread(**_preset("efficiencies")["spread"])
 
 
 def slower_beside(cluster: Cluster) -> float:
     """Return the share by which computing slows down while collectives run, on the device kind where it is
     largest; 0 if nothing slows down.
     """
-    return (
-        max(reached_by(kind).slower_beside for kind in cluster.devices)
-        if cluster.device_type == "cuda"
-        else 0.0
-    )
+    if cluster.device_type != "cuda":
+        return 0.0
+    return max(reached_by(kind).slower_beside for kind in cluster.devices)

@@ -69,11 +69,9 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
                 f"'{text}': '{where}:' must be followed by the number of ranks, at least 1, e.g. {where}:2"
             )
         ranks = None if number is None else int(number)
-        return (
-            local_cluster(ranks)
-            if where == "local"
-            else cpu_cluster(ranks or len(available_cores()), name=text)
-        )
+        if where == "local":
+            return local_cluster(ranks)
+        return cpu_cluster(ranks or len(available_cores()), name=text)
     if preset := cluster_preset(text):
         entry, nodes = preset
         return cluster_from(entry, name=text, nodes=nodes)
@@ -101,12 +99,8 @@ def save_cluster(cluster: Cluster, file: str | os.PathLike[str]) -> None:
             f"'{path}' is not the name of a cluster file; end it in {' or '.join(_FILE_ENDINGS)}"
         )
     data = cluster.to_dict()
-    text = (
-        json.dumps(data, indent=1) + "\n"
-        if path.suffix.lower() == ".json"
-        else yaml.safe_dump(data, sort_keys=False)
-    )
-    write_text(path, text)
+    is_json = path.suffix.lower() == ".json"
+    write_text(path, json.dumps(data, indent=1) + "\n" if is_json else yaml.safe_dump(data, sort_keys=False))
 
 
 def _load_file(path: Path) -> Cluster:
@@ -199,9 +193,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
                 f"{where} has {len(devices)} devices and the nodes before it {len(node_devices[0])}; nodes "
                 "of one cluster need equally many; list fewer devices of the larger ones"
             )
-        _check_namesakes(
-            [device for devices_of_node in node_devices for device in devices_of_node], devices, where
-        )
+        _check_namesakes([device for earlier in node_devices for device in earlier], devices, where)
         node_devices += [devices] * count(node.get("count", 1), f"count of {where}")
     return node_devices
 

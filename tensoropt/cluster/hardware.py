@@ -73,11 +73,8 @@ class DeviceKind:
         # Frozen like the rest: all callers share the mapping of a catalogue kind.
         object.__setattr__(self, "flops", MappingProxyType(checked))
         if self.price_per_hour is not None:
-            object.__setattr__(
-                self,
-                "price_per_hour",
-                positive(self.price_per_hour, f"price per hour of device kind '{self.name}'"),
-            )
+            price = positive(self.price_per_hour, f"price per hour of device kind '{self.name}'")
+            object.__setattr__(self, "price_per_hour", price)
 
     def flops_of(self, dtype: str) -> float:
         """Peak FLOP/s for a dtype (with or without the ``torch.`` prefix); float32's if the table lacks
@@ -193,11 +190,8 @@ class Mesh:
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
         """Return every non-empty set of axes, smallest first; each is one kind of communication group."""
         numbers = range(self.axis_count)
-        return tuple(
-            subset
-            for length in range(1, self.axis_count + 1)
-            for subset in itertools.combinations(numbers, length)
-        )
+        lengths = range(1, self.axis_count + 1)
+        return tuple(subset for length in lengths for subset in itertools.combinations(numbers, length))
 
     def __str__(self) -> str:
         return self.label
@@ -314,9 +308,7 @@ class Cluster:
         object.__setattr__(self, "devices", tuple(self.devices))
         # A level with one child connects nothing and would give meshes an axis of size 1.
         object.__setattr__(self, "levels", tuple(level for level in self.levels if level.size > 1))
-        product = 1
-        for level in self.levels:
-            product *= level.size
+        product = math.prod(level.size for level in self.levels)
         if product != len(self.devices):
             sizes = " x ".join(f"{level.size} ({level.name})" for level in self.levels) or "1"
             raise ClusterError(

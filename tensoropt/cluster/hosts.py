@@ -85,10 +85,7 @@ def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Clus
     return Cluster(
         name=name or f"{len(hosts)} hosts",
         devices=tuple(device for host in hosts for device in host.devices),
-        levels=(
-            Level(name=_HOST, size=len(hosts), link=between.link, link_count=between.cards),
-            *inside,
-        ),
+        levels=(Level(name=_HOST, size=len(hosts), link=between.link, link_count=between.cards), *inside),
         pairs={
             (low + number * counts[0], high + number * counts[0]): value
             for number, host in enumerate(hosts)

@@ -38,12 +38,11 @@ def levels_from_pairs(
         # Blocks nest and fill the cluster, because ranks are numbered row-major over the levels.
         if device_count % block or block % blocks[-1]:
             continue
-        inside = [pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block == pair[1] // block]
-        outside = [
-            pairs[pair].bandwidth_bytes_per_s for pair in pairs if pair[0] // block != pair[1] // block
-        ]
+        speeds: dict[bool, list[float]] = {True: [], False: []}
+        for (low, high), link in pairs.items():
+            speeds[low // block == high // block].append(link.bandwidth_bytes_per_s)
         # Strictly faster inside: equal links show no level.
-        if min(inside) > max(outside):
+        if min(speeds[True]) > max(speeds[False]):
             blocks.append(block)
     blocks.append(device_count)
     levels = []
@@ -53,13 +52,8 @@ def levels_from_pairs(
             for (low, high), link in pairs.items()
             if low // outer == high // outer and low // inner != high // inner
         ]
-        levels.append(
-            Level(
-                name=name if depth == 0 else f"{name}_group{depth}",
-                size=outer // inner,
-                link=slowest(crossing),
-            )
-        )
+        of_depth = name if depth == 0 else f"{name}_group{depth}"
+        levels.append(Level(name=of_depth, size=outer // inner, link=slowest(crossing)))
     return tuple(reversed(levels))
 
 

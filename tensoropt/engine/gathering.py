@@ -20,6 +20,7 @@ from tensoropt.engine.runtime import Runtime
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.program import EdgeSteps
 from tensoropt.sharding.reshard.redistribute import (
+    Ahead,
     EdgeSpec,
     Packed,
     as_received,
@@ -173,7 +174,7 @@ def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> No
         made.grad_fn.register_prehook(lambda _: ahead.begin_backward(block))
 
 
-class CallAhead:
+class CallAhead(Ahead):
     """Prefetching and delayed scattering in one call of the model, forward and backward.
 
     Args:

@@ -104,12 +104,7 @@ _CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "produc
 
 
 def block_kernel(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    device_type: str | None = None,
-    *,
-    masked: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device_type: str | None = None, *, masked: bool = False
 ) -> str:
     """Return the kernel of one block: the device's flash kernel, or products where that does not apply.
 

@@ -283,3 +283,12 @@ class OpSpec:
     counted_targets: bool = False
     equal_shards: bool = False
     linear: LinearOperands | None = None
+
+
+def aten(names: str, rule: Rule | None = None, **fields: Any) -> OpSpec:
+    """Return the description of the ATen overloads in ``names``: ``mm.default bmm.default``.
+
+    Args:
+        fields: others of :class:`OpSpec`.
+    """
+    return OpSpec(targets=tuple(f"aten.{name}" for name in names.split()), rule=rule, **fields)

@@ -114,12 +114,10 @@ def operator_of(call: FunctionCall) -> Any:
     """Return the operator of this call; NotConstant if an argument or the code has no distinctive text."""
     words = re.sub(r"\W", "_", call.cls.__qualname__.replace("<locals>", "")).strip("_")
     name = f"{re.sub('_+', '_', words)}_{_digest(call)}"
-    is_defined = name in _calls
-    _calls[name] = call
-    packet = getattr(torch.ops, FUNCTIONS)
-    if not is_defined:
+    if name not in _calls:
         _define(name, call)
-    return getattr(packet, name).default
+    _calls[name] = call
+    return getattr(getattr(torch.ops, FUNCTIONS), name).default
 
 
 def _define(name: str, call: FunctionCall) -> None:
@@ -143,11 +141,9 @@ def _define(name: str, call: FunctionCall) -> None:
         return own[0] if count == 1 else tuple(own)
 
     def differentiated(*tensors: torch.Tensor) -> Any:
-        return (
-            apply(_TracedOperator, getattr(getattr(torch.ops, FUNCTIONS), name).default, *tensors)
-            if _tracing
-            else run(*tensors)
-        )
+        if not _tracing:
+            return run(*tensors)
+        return apply(_TracedOperator, getattr(getattr(torch.ops, FUNCTIONS), name).default, *tensors)
 
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     _LIBRARY.impl(name, differentiated, "Autograd")
@@ -196,6 +192,13 @@ def _constant_text(value: Any) -> str:
     raise NotConstant(f"a {type(value).__qualname__}")
 
 
+_OF_EVERY_CLASS = frozenset({
+    "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__",
+    "__static_attributes__", "_backward_cls", "_autograd_function_id", "_compiled_autograd_key",
+})  # fmt: skip
+"""Created by Python and PyTorch for every class, and not part of what it computes."""
+
+
 def _code_of(cls: type) -> Iterator[str]:
     """Yield the parts of the code of a class and its bases, up to PyTorch's."""
     for base in cls.__mro__:
@@ -203,22 +206,7 @@ def _code_of(cls: type) -> Iterator[str]:
             return
         yield base.__qualname__
         for name, value in vars(base).items():
-            # Created by Python and PyTorch for every class, and not part of what it computes.
-            if name in (
-                "__module__",
-                "__doc__",
-                "__dict__",
-                "__weakref__",
-                "__annotations__",
-                "_backward_cls",
-            ):
-                continue
-            if name in (
-                "__firstlineno__",
-                "__static_attributes__",
-                "_autograd_function_id",
-                "_compiled_autograd_key",
-            ):
+            if name in _OF_EVERY_CLASS:
                 continue
             try:
                 yield f"{name}={_constant_text(value)}"

@@ -4,44 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from tensoropt.graph import Operator, OperatorGraph, iter_refs
+from tensoropt.ops import families
 from tensoropt.ops.calls import CostClass, FlopCount, Kernel, LocalCall, OpSpec, Precision, Samples
-from tensoropt.ops.families import (
-    attention,
-    batch_norm_steps,
-    convolution,
-    embedding,
-    experts,
-    generators,
-    indexing,
-    losses,
-    matrix,
-    norms,
-    pointwise,
-    pooling,
-    quantised,
-    rearranging,
-    recurrent,
-    reductions,
-    routed_experts,
-    scans,
-    stages,
-    views,
-    writes,
-)
+from tensoropt.ops.families import experts, routed_experts
 from tensoropt.ops.index_space import Builder, IndexSpace, Opaque, need_not_ask
 from tensoropt.ops.kernels import SHARED_KERNELS, ShardContext
 from tensoropt.ops.overloads import packet_of, resolve_overload
 
 Value = TypeVar("Value")
 
-_FAMILIES = (
-    matrix, convolution, attention, embedding, losses, norms, batch_norm_steps, scans, reductions, pooling,
-    pointwise, views, rearranging, indexing, writes, recurrent, experts, routed_experts, quantised,
-    generators, stages,
-)  # fmt: skip
+_FAMILIES = [import_module(f"{families.__name__}.{m.name}") for m in iter_modules(families.__path__)]
 _SPECS: tuple[OpSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
 
 

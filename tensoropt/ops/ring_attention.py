@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tensoropt.ops.attention_in_blocks import (
@@ -95,13 +96,13 @@ def ring_attention(
     name: str,
     ring: Sequence[Any],
     pieces: Sequence[QueryPiece],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
     causal: bool,
     scale: float | None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return attention of a rank's queries over the keys of all ranks of a ring.
 
     Args:
@@ -116,7 +117,7 @@ def ring_attention(
     of_ranks = Ring(*ring)
     queries = stretches(context, pieces) if causal else None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    result: torch.Tensor = _RingAttention.apply(q, k, v, mask, _Turns(context, of_ranks, queries), scale)
+    result: Tensor = _RingAttention.apply(q, k, v, mask, _Turns(context, of_ranks, queries), scale)
     return result
 
 
@@ -124,11 +125,11 @@ def causal_attention_in_blocks(
     context: ShardContext,
     name: str,
     pieces: Sequence[QueryPiece],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     scale: float | None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return causal attention of a rank's queries over all keys: a ring of this rank alone.
 
     Args:
@@ -162,7 +163,7 @@ class _Turns:
     def __iter__(self) -> Iterator[int]:
         return ((self.place - step) % self.ring.parts for step in range(self.ring.parts))
 
-    def send(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def send(self, value: Tensor) -> Callable[[], Tensor]:
         """Begin to send to the next rank, and to receive from the previous one."""
         return self.context.send_around(value, self.ring.axes)
 
@@ -178,7 +179,7 @@ class _Turns:
                 yield from _seen(stretch, Stretch(column, position, length))
             column += length
 
-    def seen(self, mask: torch.Tensor | None, place: int, q: torch.Tensor) -> torch.Tensor | None:
+    def seen(self, mask: Tensor | None, place: int, q: Tensor) -> Tensor | None:
         if mask is None:
             return None
         if mask.shape[-1] > 1:
@@ -215,14 +216,14 @@ class _Message(NamedTuple):
     rows: int
 
     @classmethod
-    def of(cls, k: torch.Tensor, v: torch.Tensor, rows: int) -> _Message:
+    def of(cls, k: Tensor, v: Tensor, rows: int) -> _Message:
         return cls(k.shape, v.shape, (_memory_order(k), _memory_order(v)), rows)
 
-    def zeros(self, like: torch.Tensor) -> torch.Tensor:
+    def zeros(self, like: Tensor) -> Tensor:
         sizes = (prod(shape) // shape[-2] * self.rows for shape in (self.keys, self.values))
         return like.new_zeros(sum(sizes))
 
-    def parts(self, message: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def parts(self, message: Tensor, length: int) -> tuple[Tensor, Tensor]:
         begin, views = 0, []
         for shape, order in zip((self.keys, self.values), self.orders, strict=True):
             local = [*shape[:-2], length, shape[-1]]
@@ -232,7 +233,7 @@ class _Message(NamedTuple):
         return views[0], views[1]
 
 
-def _memory_order(value: torch.Tensor) -> tuple[int, ...]:
+def _memory_order(value: Tensor) -> tuple[int, ...]:
     strides = value.stride()
     if 0 in strides:
         return tuple(range(value.dim()))
@@ -242,16 +243,10 @@ def _memory_order(value: torch.Tensor) -> tuple[int, ...]:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None,
-        turns: _Turns,
-        scale: float,
-    ) -> torch.Tensor:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, turns: _Turns, scale: float
+    ) -> Tensor:
         kernel, message = block_kernel(q, k, v, masked=mask is not None), _Message.of(k, v, turns.ring.rows)
-        states: list[torch.Tensor] = []
+        states: list[Tensor] = []
         out, lse = _nothing_seen(q, v)
         # Alone, a rank reads its keys where they are.
         current = _packed(message, k, v) if turns.ring.parts > 1 else None
@@ -275,7 +270,7 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         q, k, v, mask, out, lse, *states = ctx.saved_tensors
         turns, message, state = ctx.turns, ctx.message, iter(states)
         of_q = torch.zeros_like(q, dtype=lse.dtype)
@@ -320,28 +315,21 @@ def _length(turns: _Turns, place: int) -> int:
     return sum(length for _, length in turns.ring.keys[place])
 
 
-def _packed(message: _Message, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _packed(message: _Message, k: Tensor, v: Tensor) -> Tensor:
     packed = message.zeros(k)
     for part, own in zip(message.parts(packed, k.shape[-2]), (k, v), strict=True):
         part.copy_(own)
     return packed
 
 
-def _cut(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    pair: _Pair,
-    scale: float,
-) -> Queries:
+def _cut(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pair: _Pair, scale: float) -> Queries:
     rows, columns = slice(*pair.rows), slice(*pair.columns)
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask[..., rows, :]
     return Queries(q[..., rows, :], k[..., columns, :], v[..., columns, :], mask, pair.causal, scale)
 
 
-def _nothing_seen(q: torch.Tensor, v: torch.Tensor) -> Block:
+def _nothing_seen(q: Tensor, v: Tensor) -> Block:
     """Return attention over no keys, in at least float32 and in the memory order of fused kernels."""
     wide = torch.promote_types(q.dtype, torch.float32)
     *lead, heads, queries = q.shape[:-1]
@@ -349,7 +337,7 @@ def _nothing_seen(q: torch.Tensor, v: torch.Tensor) -> Block:
     return out, q.new_full(q.shape[:-1], float("-inf"), dtype=wide)
 
 
-def _merge(out: torch.Tensor, lse: torch.Tensor, block: Block) -> None:
+def _merge(out: Tensor, lse: Tensor, block: Block) -> None:
     """Add a block of keys to what queries have seen, in place."""
     total = torch.logaddexp(lse, block[1])
     least = finite(total)

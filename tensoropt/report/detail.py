@@ -26,18 +26,10 @@ from tensoropt.plan.spent import COPIES, NOTHING, Spent, beside_groups, spent_by
 from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.stage_rows import StageRows
 from tensoropt.report.step_parts import Computed, Detail, Share, step_parts
+from tensoropt.simulate import recording
 from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recording import (
-    COMPUTE,
-    MEMORY_KINDS,
-    MemoryAt,
-    OperatorRow,
-    Owned,
-    OwnerRow,
-    TimelineEvent,
-)
 
-_Owners = tuple[Sequence[MemoryAt], Callable[[int], Sequence[OwnerRow]]]
+_Owners = tuple[Sequence[recording.MemoryAt], Callable[[int], Sequence[recording.OwnerRow]]]
 """The memory curve, and the owners of the bytes at a point of it, by its number."""
 
 
@@ -118,7 +110,7 @@ class _SimulatedStep:
     def _busiest(self) -> Sequence[StageRows]:
         return self._rows
 
-    def operators(self) -> tuple[OperatorRow, ...]:
+    def operators(self) -> tuple[recording.OperatorRow, ...]:
         # Groups that only represent a received or sent tensor are left out if they take no time.
         return tuple(
             row
@@ -128,10 +120,10 @@ class _SimulatedStep:
         )
 
     @cached_property
-    def timeline(self) -> tuple[TimelineEvent, ...]:
+    def timeline(self) -> tuple[recording.TimelineEvent, ...]:
         return self._rows[0].timeline
 
-    def waited(self) -> Sequence[TimelineEvent]:
+    def waited(self) -> Sequence[recording.TimelineEvent]:
         return self.timeline
 
     def computed(self) -> tuple[list[Computed], dict[str, float]]:
@@ -143,9 +135,11 @@ class _SimulatedStep:
     def places(self) -> tuple[Share, ...]:
         return ()
 
-    def memory_curve(self) -> tuple[MemoryAt, ...]:
-        lasting = dict(zip(MEMORY_KINDS, map(float, self.evaluated.metrics.memory[0, :3]), strict=False))
-        return tuple(MemoryAt(time_s, **kinds) for time_s, kinds in self._timed.memory_at(lasting))
+    def memory_curve(self) -> tuple[recording.MemoryAt, ...]:
+        lasting = dict(
+            zip(recording.MEMORY_KINDS, map(float, self.evaluated.metrics.memory[0, :3]), strict=False)
+        )
+        return tuple(recording.MemoryAt(time_s, **kinds) for time_s, kinds in self._timed.memory_at(lasting))
 
     def owners(self) -> _Owners:
         return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
@@ -162,15 +156,15 @@ class _SimulatedStep:
         return Share(title, peaks[number] + beside_bytes, *seconds)
 
 
-def _owners(curve: Sequence[MemoryAt], owned: Sequence[Owned]) -> _Owners:
+def _owners(curve: Sequence[recording.MemoryAt], owned: Sequence[recording.Owned]) -> _Owners:
     times = [*(at.time_s for at in curve), curve[-1].time_s]
 
-    def rows_at(number: int) -> list[OwnerRow]:
+    def rows_at(number: int) -> list[recording.OwnerRow]:
         rows = []
         for operator, tensor, what, kind, size, first, end, since, until in owned:
             if first <= number < end:
                 alive = times[first], times[end] if until else None
-                rows.append(OwnerRow(operator, tensor, what, kind, size, *alive, since, until))
+                rows.append(recording.OwnerRow(operator, tensor, what, kind, size, *alive, since, until))
         return rows
 
     return curve, rows_at
@@ -215,10 +209,10 @@ class _PipelinedStep(_SimulatedStep):
         return tuple(rows)
 
     @cached_property
-    def timeline(self) -> tuple[TimelineEvent, ...]:
+    def timeline(self) -> tuple[recording.TimelineEvent, ...]:
         return tuple(self._timeline())
 
-    def _timeline(self) -> Iterator[TimelineEvent]:
+    def _timeline(self) -> Iterator[recording.TimelineEvent]:
         times, parts, devices = self.evaluated.times, len(self.evaluated.loads), self._devices
         for event in times.happenings:
             if event.kind in "BIW" and event.stage < self.strategy.forward_only:
@@ -229,7 +223,9 @@ class _PipelinedStep(_SimulatedStep):
             lane = stage if event.kind in WORKING else link
             lane += f" {phase}" if event.kind in _STORED else ""
             lasts_s = event.end_s - event.start_s
-            yield TimelineEvent(f"{phase} of {number}{stage}", lane, event.start_s, lasts_s, phase, stage)
+            yield recording.TimelineEvent(
+                f"{phase} of {number}{stage}", lane, event.start_s, lasts_s, phase, stage
+            )
             if event.kind in WORKING:
                 rows, share = self._rows[event.stage], times.stages[event.stage].share(event.kind)
                 for each in self._timed[event.stage].within(event, share):
@@ -237,12 +233,12 @@ class _PipelinedStep(_SimulatedStep):
         after_s = self.evaluated.time_s - times.total_s
         if after_s > 0:
             name, lane = "results to all ranks, gradients of tied parameters", f"link {self.axes[0]}"
-            yield TimelineEvent(name, lane, times.total_s, after_s, "communication", "")
+            yield recording.TimelineEvent(name, lane, times.total_s, after_s, "communication", "")
 
-    def waited(self) -> Sequence[TimelineEvent]:
+    def waited(self) -> Sequence[recording.TimelineEvent]:
         place, along = self.evaluated.busiest_place, f"link {self.axes[0]}"
         where = place, len(self.evaluated.loads), self._devices
-        lanes, own = {devices_words(*where): COMPUTE, along: along}, f"link {numbered(*where)}"
+        lanes, own = {devices_words(*where): recording.COMPUTE, along: along}, f"link {numbered(*where)}"
         lanes |= {e.lane: e.lane.replace(own, "link") for e in self.timeline if e.lane.startswith(f"{own} ")}
         lanes |= {f"{own} {_PHASES[kind]}": "link " + "+".join(self.axes[1:]) for kind in _STORED}
         if self.evaluated.times.sending_s[place]:  # the place waits for its own messages
@@ -276,9 +272,9 @@ class _PipelinedStep(_SimulatedStep):
         own = list(map(str, self.strategy.stages_at(place)))
         return f", stage{'s' if len(own) > 1 else ''} {', '.join(own)}"
 
-    def memory_curve(self) -> tuple[MemoryAt, ...]:
+    def memory_curve(self) -> tuple[recording.MemoryAt, ...]:
         curve = self.evaluated.memory_curve()
-        return tuple(MemoryAt(start_s, *kinds.tolist()) for start_s, kinds in curve)
+        return tuple(recording.MemoryAt(start_s, *kinds.tolist()) for start_s, kinds in curve)
 
     def owners(self) -> _Owners:
         return _owners(self.memory_curve(), self.evaluated.owners())
@@ -290,7 +286,7 @@ class _PlacedStep(_SimulatedStep):
     evaluated: SimulatedPlacement
 
     @cached_property
-    def timeline(self) -> tuple[TimelineEvent, ...]:
+    def timeline(self) -> tuple[recording.TimelineEvent, ...]:
         return tuple(events_of(self.evaluated))
 
     @cached_property
@@ -304,7 +300,7 @@ class _PlacedStep(_SimulatedStep):
         spent = spent_by_group(self.timeline, set(operators))
         return {name: spent.get(name, NOTHING) for name in operators}
 
-    def operators(self) -> tuple[OperatorRow, ...]:
+    def operators(self) -> tuple[recording.OperatorRow, ...]:
         computes = [self.costs.compute_on(kind) for kind in self.costs.cluster.devices]
         return operator_rows(self.strategy.placed_graph, self.evaluated, self._spent, computes)
 
@@ -328,9 +324,9 @@ class _PlacedStep(_SimulatedStep):
             for device, seconds in enumerate(self._loads)
         )
 
-    def memory_curve(self) -> tuple[MemoryAt, ...]:
+    def memory_curve(self) -> tuple[recording.MemoryAt, ...]:
         curve = self.evaluated.memory(fullest(self.evaluated))
-        return tuple(MemoryAt(time_s, *sizes) for time_s, sizes in curve)
+        return tuple(recording.MemoryAt(time_s, *sizes) for time_s, sizes in curve)
 
     def owners(self) -> _Owners:
         return _owners(self.memory_curve(), owned_on(self.evaluated, fullest(self.evaluated)))

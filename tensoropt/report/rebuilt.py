@@ -22,12 +22,7 @@ from tensoropt.placement.simulate import SimulatedPlacement, simulate_placement
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED
 from tensoropt.plan.plan import Plan
-from tensoropt.plan.recorded import (
-    CostRecorder,
-    Recorded,
-    RecordedCosts,
-    mesh_of,
-)
+from tensoropt.plan.recorded import CostRecorder, Recorded, RecordedCosts, mesh_of
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.groups import Group, GroupGraph

@@ -19,25 +19,10 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.files import write_text
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
-from tensoropt.plan.spent import (
-    AGAIN,
-    COPIES,
-    OPTIMIZER,
-    OPTIMIZER_TITLE,
-    RECOMPUTATION,
-    Spent,
-    is_of_group,
-)
+from tensoropt.plan.spent import AGAIN, COPIES, OPTIMIZER, OPTIMIZER_TITLE, RECOMPUTATION, Spent, is_of_group
 from tensoropt.sharding.groups import Group
+from tensoropt.simulate import recording
 from tensoropt.simulate.candidates import link_levels
-from tensoropt.simulate.recording import (
-    COMPUTE,
-    MEMORY_KINDS,
-    MemoryAt,
-    OperatorRow,
-    TimelineEvent,
-    is_host_bound,
-)
 from tensoropt.units import format_bytes, format_seconds
 
 COMPUTING, WAITING, IDLE, HOST = "computation", "communication", "idle", "host"
@@ -200,7 +185,7 @@ def step_parts(
     index: int,
     computed: Sequence[Computed],
     beside: Mapping[str, float],
-    timeline: Sequence[TimelineEvent],
+    timeline: Sequence[recording.TimelineEvent],
 ) -> tuple[Part, ...]:
     """Return the parts of the step of point ``index`` of ``all_points``, the longest first; they add up to
     it.
@@ -253,7 +238,7 @@ def part_rows(parts: Sequence[Part]) -> list[tuple[str, float, float]]:
 
 
 def _waiting_by_links(
-    exploration: Exploration, index: int, timeline: Sequence[TimelineEvent]
+    exploration: Exploration, index: int, timeline: Sequence[recording.TimelineEvent]
 ) -> tuple[tuple[str, float], ...]:
     """Return (links and axes in words, seconds waited for) of the lanes that are axes of the mesh, the
     longest first; they add up to all that is waited for. Lanes of single devices are left out, as devices
@@ -291,24 +276,21 @@ def _axes_words(lane: str) -> str:
     return f"axis {names[0]}" if len(names) == 1 else f"axes {'+'.join(names)}"
 
 
-def _waited_lanes(timeline: Sequence[TimelineEvent]) -> dict[str, float]:
+def _waited_lanes(timeline: Sequence[recording.TimelineEvent]) -> dict[str, float]:
     """Return, for each lane of links, the seconds in which it sends while nothing is computed; lanes that
     send at the same time divide these seconds."""
     edges: list[tuple[float, int, str]] = []
     for event in timeline:
         if event.duration_s > 0:
-            edges += [
-                (event.start_s, 1, event.lane),
-                (event.start_s + event.duration_s, -1, event.lane),
-            ]
+            edges += [(event.start_s, 1, event.lane), (event.start_s + event.duration_s, -1, event.lane)]
     # At the same moment, ends come before beginnings.
     edges.sort(key=lambda edge: edge[:2])
     busy: dict[str, int] = {}
     waited: dict[str, float] = {}
     before = 0.0
     for at, change, lane in edges:
-        sending = [name for name, count in busy.items() if count and name != COMPUTE]
-        if sending and not busy.get(COMPUTE):
+        sending = [name for name, count in busy.items() if count and name != recording.COMPUTE]
+        if sending and not busy.get(recording.COMPUTE):
             for name in sending:
                 waited[name] = waited.get(name, 0.0) + (at - before) / len(sending)
         busy[lane] = busy.get(lane, 0) + change
@@ -321,7 +303,10 @@ _DEVICE = 1
 
 
 def _chrome_trace(
-    events: Sequence[TimelineEvent], memory: Sequence[MemoryAt], title: str, assumption: str
+    events: Sequence[recording.TimelineEvent],
+    memory: Sequence[recording.MemoryAt],
+    title: str,
+    assumption: str,
 ) -> dict[str, Any]:
     lanes = {
         lane: i
@@ -398,9 +383,9 @@ class Detail:
     """
 
     index: int
-    operators: tuple[OperatorRow, ...]
-    timeline: tuple[TimelineEvent, ...]
-    memory_curve: tuple[MemoryAt, ...]
+    operators: tuple[recording.OperatorRow, ...]
+    timeline: tuple[recording.TimelineEvent, ...]
+    memory_curve: tuple[recording.MemoryAt, ...]
     step: Point
     overlap: str
     sources: Mapping[str, float]
@@ -412,7 +397,7 @@ class Detail:
         return f"Detail of point {self.index + 1} ({counts})\n{self.headline()}"
 
     @property
-    def peak(self) -> MemoryAt:
+    def peak(self) -> recording.MemoryAt:
         """The moment of the largest memory."""
         return max(self.memory_curve, key=lambda at: at.total)
 
@@ -475,7 +460,7 @@ class Detail:
         if step.exposed_s:
             shares.append(f"{share * step.exposed_s:.0f} % waiting for communication{self._most_of(WAITING)}")
         if step.idle_s > 1e-3 * step.time_s:
-            waits = step.kind.host_wait if is_host_bound(step) else "idle"
+            waits = step.kind.host_wait if recording.is_host_bound(step) else "idle"
             shares.append(f"{share * step.idle_s:.0f} % {waits}")
         of_whom = " ".join(filter(None, (f"A step of {format_seconds(step.time_s)} is", step.kind.time_of)))
         text = f"{of_whom} {', '.join(shares)}"
@@ -490,7 +475,7 @@ class Detail:
 
     def _memory_words(self) -> str:
         peak = self.peak
-        sizes = {kind: getattr(peak, kind) for kind in MEMORY_KINDS}
+        sizes = {kind: getattr(peak, kind) for kind in recording.MEMORY_KINDS}
         ordered = sorted(sizes, key=sizes.__getitem__, reverse=True)
         parts = [f"{kind} {100 * sizes[kind] / (peak.total or 1.0):.0f} %" for kind in ordered if sizes[kind]]
         return f"Its tensors peak at {format_bytes(peak.total)}: {', '.join(parts)}."

@@ -137,11 +137,10 @@ class _Refinement:
             # Sorted, because sets of names have a different order in every process.
             for other in sorted(self._visit(name)):
                 queue_of[other].setdefault(other)
-        atoms: dict[str, Atoms] = {}
-        for tensor in self.graph.tensors.values():
-            atoms[tensor.name] = tuple(
-                _factors(size, self.boundaries[tensor.name, dim]) for dim, size in enumerate(tensor.shape)
-            )
+        atoms: dict[str, Atoms] = {
+            name: tuple(_factors(size, self.boundaries[name, dim]) for dim, size in enumerate(tensor.shape))
+            for name, tensor in self.graph.tensors.items()
+        }
         spaces = {name: self._refined(name, atoms) for name in self.spaces}
         uneven = _uneven_dims(self.graph, spaces)
         spaces = {name: _mark_uneven(space, uneven) for name, space in spaces.items()}

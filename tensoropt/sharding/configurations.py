@@ -19,17 +19,8 @@ from tensoropt.ops.index_space import NONE, LoopDim
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout, chunk
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.registry import spec_of
+from tensoropt.sharding import groups
 from tensoropt.sharding.atoms import AtomGraph
-from tensoropt.sharding.groups import (
-    PARTIAL_GRADIENT,
-    WHOLE,
-    AxisStrategy,
-    Group,
-    GroupGraph,
-    Label,
-    batch_inputs,
-    canonical,
-)
 
 AxisSizes = tuple[int, ...]
 """Micro-batches, then the sizes of mesh axes."""
@@ -41,8 +32,8 @@ UNEVEN_LEAST = 8
 class Configuration:
     """One strategy per mesh axis for a group, the micro-batch axis first."""
 
-    group: Group = field(repr=False)
-    strategies: tuple[AxisStrategy, ...]
+    group: groups.Group = field(repr=False)
+    strategies: tuple[groups.AxisStrategy, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -86,8 +77,8 @@ class Configuration:
 
 def fits(
     atoms: AtomGraph,
-    group: Group,
-    strategies: tuple[AxisStrategy, ...],
+    group: groups.Group,
+    strategies: tuple[groups.AxisStrategy, ...],
     mesh: AxisSizes,
     *,
     small_parts: bool = True,
@@ -140,7 +131,7 @@ def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
 
 
 def enumerate_configurations(
-    atoms: AtomGraph, group: Group, mesh: AxisSizes, micro: AxisStrategy
+    atoms: AtomGraph, group: groups.Group, mesh: AxisSizes, micro: groups.AxisStrategy
 ) -> tuple[Configuration, ...]:
     """Return all configurations of a group on a mesh, the unsplit one among them.
 
@@ -156,16 +147,13 @@ def enumerate_configurations(
         # order).
         outermost = by_loop.setdefault(loop, atom)
         if atom != outermost:
-            outer = Label(loop, outermost).dim
+            outer = groups.Label(loop, outermost).dim
             index = next(s.choices[group.name] for s in group.strategies if s.label.dim == outer)
             # Rows often combine batch and sequence, as do other loops whose outermost atom is the batch (a
             # loss has one), and cutting either may suit the result's readers.
-            size, along = (
-                atoms.spaces[group.name].dims[index].size,
-                atoms.spaces[group.name].dims[index].along,
-            )
-            combined = loop.startswith("rows") or outer == micro.label.dim or along
-            if size % total == 0 and not combined:
+            dim = atoms.spaces[group.name].dims[index]
+            combined = loop.startswith("rows") or outer == micro.label.dim or dim.along
+            if dim.size % total == 0 and not combined:
                 continue
         kept.append(strategy)
     configurations = []
@@ -182,13 +170,13 @@ class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
     """A model cannot run in micro-batches; the message says why."""
 
 
-def batch_placements(graph: GroupGraph) -> dict[str, int]:
+def batch_placements(graph: groups.GroupGraph) -> dict[str, int]:
     """Return each input's placement on the micro-batch axis: its first dim if the batch, else whole."""
-    batch = batch_inputs(graph.atoms.graph)
+    batch = groups.batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
 
-def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
+def micro_batch_strategies(graph: groups.GroupGraph) -> Mapping[str, groups.AxisStrategy]:
     """Return the strategy by which each group follows the batch dim in time.
 
     Raises:
@@ -201,7 +189,7 @@ def micro_batch_strategies(graph: GroupGraph) -> Mapping[str, AxisStrategy]:
     return strategies
 
 
-def _check_buffers(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> None:
+def _check_buffers(graph: groups.GroupGraph, micro: Mapping[str, groups.AxisStrategy]) -> None:
     """Raise MicroBatchRefused if a buffer's new value depends on the batch."""
     source = graph.atoms.graph
     placed = {name: code for strategy in micro.values() for name, code in strategy.placements.items()}
@@ -242,7 +230,9 @@ def _check_targets(source: OperatorGraph) -> None:
             waiting += new
 
 
-def batch_strategies(graph: GroupGraph, *, everywhere: bool = True) -> Mapping[str, AxisStrategy]:
+def batch_strategies(
+    graph: groups.GroupGraph, *, everywhere: bool = True
+) -> Mapping[str, groups.AxisStrategy]:
     """Return the strategy by which each group follows the batch dim over devices: data parallelism.
 
     Batch norms are allowed: their statistics are reduced over the devices.
@@ -259,16 +249,16 @@ def batch_strategies(graph: GroupGraph, *, everywhere: bool = True) -> Mapping[s
 class _BatchFollowing:
     """A choice of strategies that follow the batch: in order; groups of parameters alone by their readers."""
 
-    def __init__(self, graph: GroupGraph, *, in_time: bool = True, everywhere: bool = True):
+    def __init__(self, graph: groups.GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph
         self.in_time = in_time
         self.everywhere = everywhere
         self.tensors = graph.atoms.graph.tensors
         self.known: dict[str, int] = dict(batch_placements(graph))
-        self.chosen: dict[str, AxisStrategy] = {}
-        self.waiting: dict[str, Group] = {}
+        self.chosen: dict[str, groups.AxisStrategy] = {}
+        self.waiting: dict[str, groups.Group] = {}
 
-    def choose(self) -> Mapping[str, AxisStrategy]:
+    def choose(self) -> Mapping[str, groups.AxisStrategy]:
         for group in self.graph.groups:
             whole = (REPLICATE, PARTIAL_GRAD)
             # A source that is not known yet is made by a group that waits, and counts as whole.
@@ -287,35 +277,35 @@ class _BatchFollowing:
                 raise MicroBatchRefused(f"the first dim of output {name} is not the batch")
         return self.chosen
 
-    def _leave_whole(self, group: Group) -> None:
+    def _leave_whole(self, group: groups.Group) -> None:
         if self.everywhere:
             raise MicroBatchRefused(
                 f"{group.name} ({group.anchor.target}) cannot compute one part of the batch at a time"
             )
         self._choose(group, group.unsplit)
 
-    def _sources(self, group: Group) -> list[str]:
+    def _sources(self, group: groups.Group) -> list[str]:
         return [*group.reads, *(n for n in group.free if self.tensors[n].kind == "input")]
 
-    def _decide(self, group: Group, wanted: Mapping[str, int]) -> bool:
+    def _decide(self, group: groups.Group, wanted: Mapping[str, int]) -> bool:
         if group.name in self.chosen:
             return all(self.chosen[group.name].placements[n] == code for n, code in wanted.items())
         # If no reader asks for a split, prefer whole tensors, with gradients that add up over micro-batches.
         # `sorted` is stable: the other strategies keep their order, outermost atoms first.
-        order = {PARTIAL_GRADIENT: 0, WHOLE: 1}
+        order = {groups.PARTIAL_GRADIENT: 0, groups.WHOLE: 1}
         for strategy in sorted(group.strategies, key=lambda s: order.get(s.label, 2)):
             if strategy.resolve is None and self._agrees(group, strategy, wanted):
                 self._choose(group, strategy)
                 return True
         return False
 
-    def _agrees(self, group: Group, strategy: AxisStrategy, wanted: Mapping[str, int]) -> bool:
+    def _agrees(self, group: groups.Group, strategy: groups.AxisStrategy, wanted: Mapping[str, int]) -> bool:
         places = strategy.placements
         if any(places[n] != code for n, code in wanted.items()):
             return False
         for n in group.parameters:
             # A bias inside a contraction is added once, not in every micro-batch.
-            if places[n] not in (REPLICATE, canonical(self.tensors[n], PARTIAL_GRAD)):
+            if places[n] not in (REPLICATE, groups.canonical(self.tensors[n], PARTIAL_GRAD)):
                 return False
             # A step's parameters outlive its micro-batches: their gradients always add up.
             if places[n] == REPLICATE and self.tensors[n].requires_grad:
@@ -332,14 +322,10 @@ class _BatchFollowing:
                 return False
         return True
 
-    def _choose(self, group: Group, strategy: AxisStrategy) -> None:
+    def _choose(self, group: groups.Group, strategy: groups.AxisStrategy) -> None:
+        in_training = self.in_time and self.graph.atoms.graph.training
         for op in group.operators:
-            if (
-                self.in_time
-                and spec_of(op.target).batch_statistics
-                and self.graph.atoms.graph.training
-                and strategy.choices[op.name] >= 0
-            ):
+            if in_training and spec_of(op.target).batch_statistics and strategy.choices[op.name] >= 0:
                 raise MicroBatchRefused(f"{op.name} normalises over the whole batch")
             for name in op.outputs:
                 self.known[name] = strategy.placements[name]

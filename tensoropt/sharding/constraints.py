@@ -22,13 +22,7 @@ from tensoropt.sharding.groups import (
     GroupGraph,
     Label,
 )
-from tensoropt.sharding.recipes import (
-    GATHERED_INPUTS,
-    NOTHING,
-    RECIPES,
-    groups_run_once,
-    recipes_of,
-)
+from tensoropt.sharding.recipes import GATHERED_INPUTS, NOTHING, RECIPES, groups_run_once, recipes_of
 from tensoropt.sharding.regions import Region, find_regions
 
 BATCH = "the batch"
@@ -176,22 +170,18 @@ _SECTIONS = ("pin", "together", "devices", "pipeline", "recompute")
 def constraints_from_dict(data: object) -> Constraints:
     """Parse a constraint file; ConstraintError names an entry with an unknown or malformed field."""
     if not isinstance(data, Mapping):
-        raise ConstraintError(f"constraints are a mapping with {_listed(_SECTIONS)}, not {_kind(data)}")
+        raise ConstraintError(f"constraints are a mapping with {', '.join(_SECTIONS)}, not {_kind(data)}")
     _fields(data, "constraints", _SECTIONS)
-    pins: list[Pin] = []
-    stored: list[StoredPin] = []
-    for name, entry in _entries(data, "pin"):
-        entry_pin = _pin(name, entry)
-        (pins if isinstance(entry_pin, Pin) else stored).append(entry_pin)  # type: ignore[arg-type]
+    both = [_pin(name, entry) for name, entry in _entries(data, "pin")]
+    pins = tuple(pin for pin in both if isinstance(pin, Pin))
+    stored = tuple(pin for pin in both if isinstance(pin, StoredPin))
     tied = [_together(name, entry) for name, entry in _entries(data, "together")]
     devices = [_device_pin(name, entry) for name, entry in _entries(data, "devices")]
     pipeline = _pipeline(data["pipeline"]) if "pipeline" in data else None
     recompute = [_recompute_pin(name, entry) for name, entry in _entries(data, "recompute")]
     if not (pins or stored or tied or devices or pipeline or recompute):
-        raise ConstraintError(f"there are no constraints; give at least one under {_listed(_SECTIONS)}")
-    return Constraints(
-        tuple(pins), tuple(stored), tuple(tied), tuple(devices), pipeline, tuple(recompute), dict(data)
-    )
+        raise ConstraintError(f"there are no constraints; give at least one under {', '.join(_SECTIONS)}")
+    return Constraints(pins, stored, tuple(tied), tuple(devices), pipeline, tuple(recompute), dict(data))
 
 
 def _entries(data: Mapping[str, Any], section: str) -> Iterable[tuple[str, Any]]:
@@ -333,10 +323,6 @@ def _kind(value: object) -> str:
     return "nothing" if value is None else f"{type(value).__name__} {value!r}"[:60]
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
-
-
 # -- matching -----------------------------------------------------------------------------------------
 
 
@@ -437,7 +423,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
             if once is None:
                 raise ConstraintError(
                     f"{pin}: the recipe recomputes nothing in {region.name}; take another one: "
-                    f"{_listed(tuple(recipes_of(graph, region)))}"
+                    f"{', '.join(recipes_of(graph, region))}"
                 )
             pinned[region] = once
     return pinned

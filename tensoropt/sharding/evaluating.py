@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 
 from tensoropt.errors import PlanError
@@ -73,6 +74,7 @@ def evaluating_strategy(
         for op in group.operators
         for name in op.outputs
     }
+    parts = prod(mesh[axis] for axis in along)
     whole = (REPLICATE,) * len(mesh)
     parameters = [tensor.name for tensor in graph.atoms.graph.parameters]
     return Strategy(
@@ -87,7 +89,7 @@ def evaluating_strategy(
         leaving={
             name: (made[name][0], *(0 if axis in along else REPLICATE for axis in range(1, len(mesh))))
             for name in results_by_rows(graph)
-            if name in made and _divides(graph, name, mesh, along)
+            if name in made and along and graph.atoms.atom_sizes(name)[0] % parts == 0
         },
     )
 
@@ -136,10 +138,3 @@ def _stored(plan: Strategy, graph: GroupGraph, name: str, planned: str) -> Layou
             "`with tensoropt.whole(model) as plain:` gives"
         )
     return layout
-
-
-def _divides(graph: GroupGraph, name: str, mesh: AxisSizes, along: tuple[int, ...]) -> bool:
-    parts = 1
-    for axis in along:
-        parts *= mesh[axis]
-    return bool(along) and graph.atoms.atom_sizes(name)[0] % parts == 0

@@ -214,9 +214,8 @@ class _Grouping:
         return [n for n in dict.fromkeys(op.inputs()) if self.graph.tensors[n].kind == "activation"]
 
     def _external(self, op: Operator, draft: _Draft | None) -> set[str]:
-        return {
-            n for n in self._activations(op) if self.draft_of.get(self.graph.producer[n].name) is not draft
-        }
+        producer = self.graph.producer
+        return {n for n in self._activations(op) if self.draft_of.get(producer[n].name) is not draft}
 
     def _join(self, op: Operator) -> bool:
         space = self.atoms.spaces[op.name]
@@ -257,9 +256,8 @@ class _Grouping:
     def _adds_loops(self, op: Operator, space: IndexSpace, draft: _Draft) -> bool:
         """Return whether a follower has a dim, or copies of its operand, that its group could never split."""
         made = {n for o in draft.operators for n in o.outputs}
-        fed = {
-            loop for operand in space.reads if operand.tensor in made | draft.reads for loop in operand.loops
-        }
+        known = made | draft.reads
+        fed = {loop for operand in space.reads if operand.tensor in known for loop in operand.loops}
         added = {loop for operand in space.writes for loop in operand.loops} - fed
         if not any(space.dims[loop].splittable for loop in added):
             return False

@@ -450,14 +450,12 @@ class Lowering:
         if whole and not expanded:
             return argument
         if (name, layout) not in self._slices:
-            self._slices[name, layout] = self.add(
-                Slice(
-                    layout=layout,
-                    mesh=self.strategy.mesh,
-                    zigzag=self.strategy.zigzag_atoms(name) if self.zigzag else frozenset(),
-                    reads={name: argument},
-                )
+            mesh, zigzag = (
+                self.strategy.mesh,
+                self.strategy.zigzag_atoms(name) if self.zigzag else frozenset(),
             )
+            node = Slice(layout=layout, mesh=mesh, zigzag=zigzag, reads={name: argument})
+            self._slices[name, layout] = self.add(node)
         return self._slices[name, layout]
 
     def _source(self, name: str) -> Node:

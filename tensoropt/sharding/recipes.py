@@ -49,14 +49,6 @@ _Recipe = Callable[[Sequence[_Member]], Sequence[str]]
 """Maps the groups of a block to those that run once."""
 
 
-def _full(_: Sequence[_Member]) -> list[str]:
-    return []
-
-
-def _attention_core(block: Sequence[_Member]) -> list[str]:
-    return _named(block, lambda member: member.does is not _Does.CORE)
-
-
 def _products(block: Sequence[_Member]) -> list[str]:
     return _named(block, lambda member: member.does in (_Does.PRODUCT, _Does.CORE))
 
@@ -79,10 +71,6 @@ def _products_before_attention(block: Sequence[_Member]) -> list[str]:
     return _products(block[:first])
 
 
-def _norms_and_activations(block: Sequence[_Member]) -> list[str]:
-    return _named(block, lambda member: member.does is not _Does.FUNCTION)
-
-
 def _named(block: Sequence[_Member], wanted: Callable[[_Member], bool]) -> list[str]:
     return [member.name for member in block if wanted(member)]
 
@@ -91,13 +79,13 @@ _LIGHT = "norms and activations"
 """The recipe that recomputes no product; also the name of any part of it."""
 FULL, NOTHING, GATHERED_INPUTS = "full", "none", "gathered inputs"
 RECIPES: Mapping[str, _Recipe] = {
-    FULL: _full,
-    "attention core": _attention_core,
+    FULL: lambda block: [],
+    "attention core": lambda block: _named(block, lambda member: member.does is not _Does.CORE),
     "products": _products,
     "products/2": _every_second_product,
     "attention products": _attention_products,
     "query, key, value products": _products_before_attention,
-    _LIGHT: _norms_and_activations,
+    _LIGHT: lambda block: _named(block, lambda member: member.does is not _Does.FUNCTION),
 }
 
 
@@ -155,6 +143,5 @@ def _does(graph: GroupGraph, group: Group) -> _Does:
 
 def _attends(group: Group) -> bool:
     classes = {cost_class_of(op.target) for op in group.operators}
-    return CostClass.ATTENTION in classes or any(
-        op.target.split(".")[1:2] and op.target.split(".")[1] in _SOFTMAX for op in group.operators
-    )
+    named = {name for op in group.operators for name in op.target.split(".")[1:2]}
+    return CostClass.ATTENTION in classes or not named.isdisjoint(_SOFTMAX)

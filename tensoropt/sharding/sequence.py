@@ -12,14 +12,7 @@ from collections.abc import Mapping, Sequence
 from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.ops.ring_attention import RING
-from tensoropt.sharding.groups import (
-    PARTIAL_GRADIENT,
-    WHOLE,
-    AxisStrategy,
-    Group,
-    GroupGraph,
-    batch_inputs,
-)
+from tensoropt.sharding.groups import PARTIAL_GRADIENT, WHOLE, AxisStrategy, Group, GroupGraph, batch_inputs
 
 QUERIES = "queries"
 """The loop of attention that context parallelism splits, or ``RING`` if keys and values split too."""

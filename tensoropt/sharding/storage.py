@@ -14,17 +14,8 @@ from math import prod
 from typing import NamedTuple
 
 from tensoropt.graph import Tensor
+from tensoropt.ops import layouts
 from tensoropt.ops.index_space import canonical
-from tensoropt.ops.layouts import (
-    GATHERED_AHEAD,
-    GATHERED_ONCE,
-    PARTIAL,
-    PARTIAL_GRAD,
-    REDUCED_LAST,
-    REPLICATE,
-    Layout,
-    placement_name,
-)
 from tensoropt.sharding.reshard.steps import ReshardingStep, StepKind, edge_steps, forward_placements
 
 
@@ -41,7 +32,7 @@ class UsePlace(NamedTuple):
     """
 
     block: int
-    layout: Layout
+    layout: layouts.Layout
     again: bool
     wanted: bool
     ahead: bool
@@ -132,7 +123,7 @@ class Storage:
         reduce: how often its gradient is reduced.
     """
 
-    layout: Layout
+    layout: layouts.Layout
     gather: Gather = Gather.EACH_USE
     reduce: Reduce = Reduce.EACH_MICRO_BATCH
 
@@ -141,18 +132,18 @@ class Storage:
             raise ValueError("a gradient that is reduced last needs a parameter that is gathered once")
 
     @classmethod
-    def of(cls, stored: Layout) -> Storage:
+    def of(cls, stored: layouts.Layout) -> Storage:
         return _storage(stored)
 
     @property
-    def stored(self) -> Layout:
+    def stored(self) -> layouts.Layout:
         """The layout under which strategies, plans and cost tables store it."""
         if self.gather is Gather.EACH_USE:
             return self.layout
         if self.gather is Gather.AHEAD:
-            return (GATHERED_AHEAD, *self.layout[1:])
+            return (layouts.GATHERED_AHEAD, *self.layout[1:])
         last = self.reduce is Reduce.LAST_MICRO_BATCH
-        return (REDUCED_LAST if last else GATHERED_ONCE, *self.layout[1:])
+        return (layouts.REDUCED_LAST if last else layouts.GATHERED_ONCE, *self.layout[1:])
 
     @property
     def is_plain(self) -> bool:
@@ -174,17 +165,17 @@ class Storage:
         return self.reduce is Reduce.LAST_MICRO_BATCH
 
 
-_ONCE = {GATHERED_ONCE: Reduce.EACH_MICRO_BATCH, REDUCED_LAST: Reduce.LAST_MICRO_BATCH}
+_ONCE = {layouts.GATHERED_ONCE: Reduce.EACH_MICRO_BATCH, layouts.REDUCED_LAST: Reduce.LAST_MICRO_BATCH}
 
 
 # Pricing queries the same few layouts a million times.
 @lru_cache(maxsize=1 << 16)
-def _storage(stored: Layout) -> Storage:
-    if stored[0] == GATHERED_AHEAD:
-        return Storage((REPLICATE, *stored[1:]), Gather.AHEAD)
+def _storage(stored: layouts.Layout) -> Storage:
+    if stored[0] == layouts.GATHERED_AHEAD:
+        return Storage((layouts.REPLICATE, *stored[1:]), Gather.AHEAD)
     if stored[0] not in _ONCE:
         return Storage(stored)
-    return Storage((REPLICATE, *stored[1:]), Gather.ONCE, _ONCE[stored[0]])
+    return Storage((layouts.REPLICATE, *stored[1:]), Gather.ONCE, _ONCE[stored[0]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +190,10 @@ class Way:
         ahead: prefetching is wanted (:meth:`goes_ahead`, :meth:`copy_goes_ahead`, :meth:`goes_behind`).
     """
 
-    shard: Layout
-    source: Layout
-    use: Layout
-    back: Layout
+    shard: layouts.Layout
+    source: layouts.Layout
+    use: layouts.Layout
+    back: layouts.Layout
     ahead: bool = False
 
     @property
@@ -271,24 +262,28 @@ def _is_one(
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
     """Return a stored layout in words: mesh axes, then ``held``, ``held/P`` (unsharded copy) or ``ahead``."""
-    shown = tuple(map(placement_name, (*_ONCE, GATHERED_AHEAD)))
+    shown = tuple(map(layouts.placement_name, (*_ONCE, layouts.GATHERED_AHEAD)))
     return (*names[1:], *(name for name in names[:1] if name in shown))
 
 
-def stored_layout(tensor: Tensor, use: Layout) -> Layout:
+def stored_layout(tensor: Tensor, use: layouts.Layout) -> layouts.Layout:
     """Return the stored layout of a parameter that is not gathered: the layout of its use.
 
     A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
     """
-    return tuple(canonical(tensor, REPLICATE if code == PARTIAL else code) for code in use)
+    return tuple(canonical(tensor, layouts.REPLICATE if code == layouts.PARTIAL else code) for code in use)
 
 
-def whole_layout(tensor: Tensor, mesh: tuple[int, ...]) -> Layout:
+def whole_layout(tensor: Tensor, mesh: tuple[int, ...]) -> layouts.Layout:
     """Return the layout of a parameter whole on every device, with its gradient a sum over all."""
-    return stored_layout(tensor, tuple(PARTIAL_GRAD if size > 1 else REPLICATE for size in mesh))
+    return stored_layout(
+        tensor, tuple(layouts.PARTIAL_GRAD if size > 1 else layouts.REPLICATE for size in mesh)
+    )
 
 
-def way(tensor: Tensor, stored: Layout, use: Layout, mesh: tuple[int, ...], *, shared: bool) -> Way:
+def way(
+    tensor: Tensor, stored: layouts.Layout, use: layouts.Layout, mesh: tuple[int, ...], *, shared: bool
+) -> Way:
     """Return the way of a parameter with this storage to a use.
 
     An unsharded copy has its only reader's layout, or is whole if it has several; a parameter with that

@@ -29,14 +29,7 @@ from tensoropt.sharding.groups import (
     products_beside,
     takes_over_hub,
 )
-from tensoropt.sharding.regions import (
-    Blocks,
-    Region,
-    find_blocks,
-    find_regions,
-    fitting_once,
-    region_of,
-)
+from tensoropt.sharding.regions import Blocks, Region, find_blocks, find_regions, fitting_once, region_of
 from tensoropt.sharding.reshard.steps import ReshardingStep, edge_steps
 from tensoropt.sharding.storage import Gather, Storage, Way, way
 
@@ -266,15 +259,13 @@ class Strategy:
                 name, before, after = configuration.resolved
                 yield Edge(name, before, after, group.name, "resolve")
             for name in group.reads:
-                yield Edge(
-                    name, self.source_layout(name), configuration.layout(name), group.name, "activation"
-                )
+                source = self.source_layout(name)
+                yield Edge(name, source, configuration.layout(name), group.name, "activation")
             for name in (*group.parameters, *group.shared):
                 yield self.use(name, group)
         yield from self.unsharded.values()
-        for name in dict.fromkeys(
-            (*self.graph.atoms.graph.outputs, *self.graph.atoms.graph.mutations.values())
-        ):
+        source_graph = self.graph.atoms.graph
+        for name in dict.fromkeys((*source_graph.outputs, *source_graph.mutations.values())):
             if name in self.made:
                 yield self.output_edge(name)
 
@@ -316,9 +307,8 @@ class Strategy:
         route = self.way(name, group)
         back = route.back if route.back != route.source else None
         behind = self._behind.get((name, route.use)) if self._goes_behind(name, group, route) else None
-        block = (
-            self.blocks.of[group.name] if behind is not None or self._goes_ahead(name, group, route) else None
-        )
+        overlaps = behind is not None or self._goes_ahead(name, group, route)
+        block = self.blocks.of[group.name] if overlaps else None
         return Edge(name, route.source, route.use, group.name, "parameter", back, block, behind)
 
     @cached_property
@@ -366,9 +356,6 @@ class Strategy:
     def _asked(self, name: str) -> tuple[tuple[int, ...], AxisSizes]:
         return self.atom_sizes(name), self.mesh
 
-    def _learns(self, name: str) -> bool:
-        return self.tensor(name).requires_grad
-
     def reduced_last(self, name: str) -> bool:
         """Return whether a parameter's gradient stays with its unsharded copy until the last micro-batch."""
         last = Storage.of(self.stored[name]).reduced_last
@@ -388,9 +375,8 @@ class Strategy:
                 ways.setdefault(name, (group, self.way(name, group)))
         for name, (group, route) in ways.items():
             if route.unsharded:
-                ahead = self._has_neighbours(group, route) and route.copy_goes_ahead(
-                    *self._asked(name), learns=self._learns(name)
-                )
+                asked, learns = self._asked(name), self.tensor(name).requires_grad
+                ahead = self._has_neighbours(group, route) and route.copy_goes_ahead(*asked, learns=learns)
                 block = self.blocks.of[group.name] if ahead else None
                 yield Edge(name, route.shard, route.source, "", "unsharded", block=block)
 

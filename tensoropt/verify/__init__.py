@@ -13,16 +13,10 @@ if TYPE_CHECKING:
     from tensoropt.verify.random_plans import verify_random
     from tensoropt.verify.run import verify_plan
 
-_MODULE_OF = {
-    "verify_plan": "run",
-    "verify_random": "random_plans",
-}
+_MODULE_OF = {"verify_plan": "run", "verify_random": "random_plans"}
 """Lazily imported names, as ranks need no predictions."""
 
-__all__ = [
-    "verify_plan",
-    "verify_random",
-]
+__all__ = ["verify_plan", "verify_random"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,12 +9,7 @@ from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.findings import Differences, RunFindings, within_tolerance
 from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.predict import Place, Prediction
-from tensoropt.verify.recorder import (
-    compare_collectives,
-    compare_smaller,
-    shown_axes,
-    without_values,
-)
+from tensoropt.verify.recorder import compare_collectives, compare_smaller, shown_axes, without_values
 from tensoropt.verify.reference import ModuleFindings
 
 _MOST_MEMORY = 1.03

@@ -21,16 +21,8 @@ from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import ProgressChoice, heard
+from tensoropt.verify import random_strategies
 from tensoropt.verify.predict import Wanted, place_for, predict, predict_placed
-from tensoropt.verify.random_strategies import (
-    draw_pipelines,
-    micro_strategies,
-    pipeline_degrees,
-    random_following,
-    random_placement,
-    random_splits,
-    random_strategy,
-)
 from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 
 _RECOMPUTE = 0.3
@@ -106,12 +98,12 @@ def _draw_strategies(
     drawn = []
     for _ in range(count):
         mesh, micro = rng.choice(meshes), rng.choice(counts)
-        per_group = micro_strategies(loaded.graph, micro)
+        per_group = random_strategies.micro_strategies(loaded.graph, micro)
         shape = micro, *real_shape(mesh)
         given = None
         if rng.random() < _FOLLOWING:
-            given = random_following(loaded.graph, shape, per_group, rng)
-        strategy = random_strategy(loaded.graph, shape, per_group, rng, _RECOMPUTE, given)
+            given = random_strategies.random_following(loaded.graph, shape, per_group, rng)
+        strategy = random_strategies.random_strategy(loaded.graph, shape, per_group, rng, _RECOMPUTE, given)
         drawn.append((strategy, mesh))
     return drawn
 
@@ -121,7 +113,9 @@ def _problem_of(loaded: CapturedModel) -> Problem:
         return Problem(loaded.captured, loaded.graph, micro_batch_strategies(loaded.graph))
     except MicroBatchRefused as refusal:
         # The refusal is passed on: the problem then offers one micro-batch only.
-        return Problem(loaded.captured, loaded.graph, micro_strategies(loaded.graph, 1), str(refusal))
+        return Problem(
+            loaded.captured, loaded.graph, random_strategies.micro_strategies(loaded.graph, 1), str(refusal)
+        )
 
 
 def _strategies(
@@ -134,10 +128,10 @@ def _strategies(
     costs: CostSource,
 ) -> list[Predicted]:
     counts = micro_batch_counts(problem, Settings())
-    degrees = pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
+    degrees = random_strategies.pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
     sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
-    pipelines = draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
+    pipelines = random_strategies.draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
     return predict(sharded, pipelines, costs)
 
 
@@ -150,7 +144,7 @@ def _placements(
     drawn: list[Predicted] = []
     for _ in range(count):
         micro = rng.choice(counts)
-        splits = random_splits(loaded.graph, devices, rng) if micro == 1 else None
+        splits = random_strategies.random_splits(loaded.graph, devices, rng) if micro == 1 else None
         graph = prices.price(splits, micro)
-        drawn.append(predict_placed(graph, random_placement(graph.graph, devices, rng)))
+        drawn.append(predict_placed(graph, random_strategies.random_placement(graph.graph, devices, rng)))
     return drawn

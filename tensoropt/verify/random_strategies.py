@@ -118,10 +118,7 @@ def random_following(
     graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], rng: random.Random
 ) -> dict[str, Configuration]:
     """Return configurations of most groups in which each axis follows the batch, the sequence or nothing."""
-    along = {
-        "batch": batch_strategies(graph, everywhere=False),
-        "sequence": sequence_strategies(graph),
-    }
+    along = {"batch": batch_strategies(graph, everywhere=False), "sequence": sequence_strategies(graph)}
     themes = [rng.choice(("batch", "sequence", "")) for _ in mesh[1:]]
     drawn = {}
     for group in graph.groups:
@@ -243,11 +240,7 @@ def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
 
 
 def random_pipeline(
-    graph: GroupGraph,
-    mesh: Sequence[int],
-    schedule: str,
-    rng: random.Random,
-    recompute: float = 0.0,
+    graph: GroupGraph, mesh: Sequence[int], schedule: str, rng: random.Random, recompute: float = 0.0
 ) -> PipelinedStrategy:
     """Return a random legal pipeline: cuts, stage strategies, some crossing tensors remade.
 

@@ -13,24 +13,12 @@ import torch
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import engine_of, strategy_from_data
+from tensoropt.verify import reference
 from tensoropt.verify.agreement import JointCall
 from tensoropt.verify.fake_ranks import RunStep, recorded, step_times, tracked_memory
 from tensoropt.verify.findings import Differences, NarrowDistance
 from tensoropt.verify.recorder import summarise
-from tensoropt.verify.reference import (
-    GRADIENT_FLOOR,
-    LEAST_SCALE,
-    Results,
-    Worst,
-    after_steps,
-    difference,
-    first_step,
-    has_kinks,
-    outputs_difference,
-    precision,
-    reference,
-    worst,
-)
+from tensoropt.verify.reference import GRADIENT_FLOOR, Results, Worst, difference, first_step, worst
 
 
 @dataclass(frozen=True)
@@ -107,7 +95,7 @@ def check_plan(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
 ) -> RankFindings:
     loaded = load_model(spec)
-    ref = reference(loaded, options.seed) if options.numerics else None
+    ref = reference.reference(loaded, options.seed) if options.numerics else None
     strategy = strategy_from_data(strategy_data, loaded.graph)
     engine = engine_of(strategy, loaded.values, seed=options.seed, device=loaded.device)
     results: list[Any] = []
@@ -125,14 +113,8 @@ def check_plan(
         step()  # the optimizer makes its state in the first one
         memory = tracked_memory(step)
     times_s = step_times(step, options.timed_steps)
-    return RankFindings(
-        collectives=summarise(sent.issued),
-        calls=sent.calls,
-        precision=precision(loaded),
-        times_s=times_s,
-        memory=memory,
-        numerics=numerics,
-    )
+    lowest = reference.precision(loaded)
+    return RankFindings(summarise(sent.issued), sent.calls, lowest, times_s, memory, numerics)
 
 
 def narrow_distance(
@@ -140,7 +122,7 @@ def narrow_distance(
 ) -> NarrowDistance:
     """Return the distance of this rank's gradients, or outputs in inference, from double precision."""
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
-    exact, unsplit = reference(wide, options.seed), reference(loaded, options.seed)
+    exact, unsplit = reference.reference(wide, options.seed), reference.reference(loaded, options.seed)
     strategy = strategy_from_data(strategy_data, loaded.graph)
     engine = engine_of(strategy, loaded.values, seed=options.seed, device=loaded.device)
     outputs, gradients = first_step(engine, loaded)
@@ -151,7 +133,7 @@ def narrow_distance(
     else:
         split = list(zip(outputs, exact.outputs, strict=True))
         whole = list(zip(unsplit.outputs, exact.outputs, strict=True))
-    return NarrowDistance(_distance(split), _distance(whole), has_kinks(loaded))
+    return NarrowDistance(_distance(split), _distance(whole), reference.has_kinks(loaded))
 
 
 def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -170,7 +152,7 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Result
         name: difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.floor)
         for name, got in first.gradients.items()
     }
-    after, buffers = after_steps(engine, loaded, ref.floor)
+    after, buffers = reference.after_steps(engine, loaded, ref.floor)
     per_parameter = {
         f"{optimizer}:{name}": difference(got, shard(name, want), want, GRADIENT_FLOOR)
         for optimizer, values in after.items()
@@ -181,7 +163,7 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Result
         name: difference(got, ref.buffers[name], floor=GRADIENT_FLOOR) for name, got in buffers.items()
     }
     return _RankNumerics(
-        loss=outputs_difference(first.outputs, ref.outputs),
+        loss=reference.outputs_difference(first.outputs, ref.outputs),
         gradient=worst(per_gradient),
         parameter=worst(per_parameter),
         buffer=worst(per_buffer),
@@ -212,7 +194,7 @@ def _replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float
         highest = engine.runtime.all_reduce(wide, axes, "max")
         lowest = -engine.runtime.all_reduce(-wide, axes, "max")
         if wide.numel():
-            size = max(float(highest.abs().max()), float(lowest.abs().max()), LEAST_SCALE)
+            size = max(float(highest.abs().max()), float(lowest.abs().max()), reference.LEAST_SCALE)
             spread = max(spread, float((highest - lowest).max()) / size)
     return spread
 

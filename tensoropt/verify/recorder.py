@@ -102,7 +102,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _nbytes(value: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+    return sum(t.numel() * t.element_size() for t in _tensors(value))
 
 
 class CollectiveRecorder(TorchDispatchMode):
@@ -194,17 +194,16 @@ def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return everything that ranks send: the messages of each, and common collectives once."""
-    total: Counter[Collective] = Counter()
-    for rank, rows in enumerate(ranks):
-        for row in rows:
-            # A collective is issued by all that take part: counting it on rank 0 counts it once.
-            if row["kind"] == "send" or rank == 0:
-                total[_collective_in(row)] += row["count"]
-    return summarise(total.elements())
+    # A collective is issued by all that take part: counting it on rank 0 counts it once.
+    sent = (row for rank, rows in enumerate(ranks) for row in rows if row["kind"] == "send" or rank == 0)
+    return summarise(_counted(sent).elements())
 
 
-def _collective_in(row: Mapping[str, Any]) -> Collective:
-    return Collective(row["kind"], tuple(row["axes"]), row["bytes"])
+def _counted(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
+    counts: Counter[Collective] = Counter()
+    for row in rows:
+        counts[Collective(row["kind"], tuple(row["axes"]), row["bytes"])] += row["count"]
+    return counts
 
 
 def shown_axes(row: Mapping[str, Any]) -> list[int]:
@@ -221,14 +220,7 @@ def compare_collectives(
     predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
 ) -> list[str]:
     """Return the differences between two summaries, one line each."""
-
-    def counter(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
-        counts: Counter[Collective] = Counter()
-        for row in rows:
-            counts[_collective_in(row)] += row["count"]
-        return counts
-
-    left, right = counter(predicted), counter(issued)
+    left, right = _counted(predicted), _counted(issued)
     return [
         f"{c.kind} of {c.bytes} bytes {between(c)}: predicted {left[c]}, issued {right[c]}"
         for c in sorted(left.keys() | right.keys())
@@ -311,8 +303,8 @@ class MemoryTracker(TorchDispatchMode):
         if func is torch.ops._c10d_functional.wait_tensor.default:
             # Its result shares the operand's storage; PyTorch's kernel for fake tensors makes a new one.
             return args[0]
-        for value in tree_leaves(result):
-            if isinstance(value, torch.Tensor) and not self._is_foreign(func, value):
+        for value in _tensors(result):
+            if not self._is_foreign(func, value):
                 self._see(value, counted=True)
         return result
 

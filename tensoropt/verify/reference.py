@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture import WithLoss
@@ -37,9 +38,7 @@ _LEAST_OUTPUT = 1e-12
 """The same for a model's outputs and its loss."""
 
 
-def difference(
-    got: torch.Tensor, want: torch.Tensor, whole: torch.Tensor | None = None, floor: float = 0.0
-) -> float:
+def difference(got: Tensor, want: Tensor, whole: Tensor | None = None, floor: float = 0.0) -> float:
     """Return the largest difference, relative to the largest finite value of ``whole``, or to ``floor``.
 
     Args:
@@ -67,15 +66,13 @@ def difference(
     return float(apart) / max(largest(want if whole is None else whole), floor, LEAST_SCALE)
 
 
-def outputs_difference(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+def outputs_difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     assert len(got) == len(want), (len(got), len(want))
     pairs = zip(got, want, strict=True)
     return max((difference(actual, expected, floor=_LEAST_OUTPUT) for actual, expected in pairs), default=0.0)
 
 
-def named_difference(
-    got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor], floor: float = 0.0
-) -> float:
+def named_difference(got: Mapping[str, Tensor], want: Mapping[str, Tensor], floor: float = 0.0) -> float:
     """Return the largest :func:`difference` of any tensor of ``got`` from its counterpart."""
     return max((difference(value, want[name], floor=floor) for name, value in got.items()), default=0.0)
 
@@ -91,25 +88,25 @@ def worst(differences: Mapping[str, float]) -> Worst:
     return Worst(differences[name], name) if name else Worst(0.0, "")
 
 
-def largest(value: torch.Tensor) -> float:
+def largest(value: Tensor) -> float:
     if not value.numel():
         return 0.0
     wide = _wide(value)
     return float(torch.where(wide.isfinite(), wide, 0.0).abs().max())
 
 
-def largest_of(values: Iterable[torch.Tensor]) -> float:
+def largest_of(values: Iterable[Tensor]) -> float:
     """Return the largest finite absolute value of several tensors, or 0."""
     return max(map(largest, values), default=0.0)
 
 
-def not_finite(named: Mapping[str, torch.Tensor]) -> dict[str, int]:
+def not_finite(named: Mapping[str, Tensor]) -> dict[str, int]:
     """Return name -> number of NaN or infinite values, if any."""
     counts = {name: int((~_wide(value).isfinite()).sum()) for name, value in named.items()}
     return {name: count for name, count in counts.items() if count}
 
 
-def _wide(value: torch.Tensor) -> torch.Tensor:
+def _wide(value: Tensor) -> Tensor:
     value = value.detach()
     # A lazily conjugated tensor has no real view before it is resolved.
     return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).double()
@@ -148,15 +145,15 @@ class Results:
         stepped: buffers after the second call.
     """
 
-    outputs: tuple[torch.Tensor, ...]
-    gradients: Mapping[str, torch.Tensor]
-    after: Mapping[str, Mapping[str, torch.Tensor]]
-    buffers: Mapping[str, torch.Tensor]
+    outputs: tuple[Tensor, ...]
+    gradients: Mapping[str, Tensor]
+    after: Mapping[str, Mapping[str, Tensor]]
+    buffers: Mapping[str, Tensor]
     floor: float = 0.0
     rounding: Differences | None = None
     ran_on: str = "cpu"
-    repeated: tuple[torch.Tensor, ...] = ()
-    stepped: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    repeated: tuple[Tensor, ...] = ()
+    stepped: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def not_finite(self) -> dict[str, int]:
@@ -172,9 +169,7 @@ class Results:
         return not_finite({**outputs, **gradients, **after, **buffers})
 
 
-def first_step(
-    engine: Engine, loaded: CapturedModel
-) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+def first_step(engine: Engine, loaded: CapturedModel) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return (outputs, copies of gradients) of the first step."""
     engine.runtime.step = 0
     if not engine.training:
@@ -187,10 +182,10 @@ def first_step(
 
 def after_steps(
     engine: Engine, loaded: CapturedModel, floor: float
-) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
     """Return the parameters by optimizer, and the buffers, after the steps; the engine is restored."""
-    after: dict[str, dict[str, torch.Tensor]] = {}
-    buffers: dict[str, torch.Tensor] = {}
+    after: dict[str, dict[str, Tensor]] = {}
+    buffers: dict[str, Tensor] = {}
     if not engine.training:
         return after, buffers
     for name, make in _smooth_optimizers(floor).items():
@@ -274,7 +269,7 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         floor = (_NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
     results = (outputs, gradients, after, buffers, repeated, stepped)
-    results = pytree.tree_map_only(torch.Tensor, lambda v: v.cpu(), results)
+    results = pytree.tree_map_only(Tensor, lambda v: v.cpu(), results)
     outputs, gradients, after, buffers, repeated, stepped = results
     unsplit = Results(
         outputs, gradients, after, buffers, floor, ran_on=str(device), repeated=repeated, stepped=stepped
@@ -347,7 +342,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
     model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
     own.to(device)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda v: v.to(device), (args, kwargs))
+    args, kwargs = pytree.tree_map_only(Tensor, lambda v: v.to(device), (args, kwargs))
     if loaded.spec.mode == "inference":
         calls = []
         with in_mode(own, "inference"), torch.no_grad(), no_other_processes():
@@ -355,7 +350,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
                 given, named = _copied((args, kwargs))
                 with seeded(model=own):
                     calls.append(pytree.tree_leaves(own(*given, **named)))
-        first, second = ([v for v in call if isinstance(v, torch.Tensor)] for call in calls)
+        first, second = ([v for v in call if isinstance(v, Tensor)] for call in calls)
         buffer = _worst_buffer(loaded, ref, own)
         apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.repeated, second))
         differences = Differences(apart, buffer=buffer.size)
@@ -381,7 +376,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
 
 def _own_step(
     own: torch.nn.Module, model: torch.nn.Module, args: Any, kwargs: Any
-) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Return (losses of two calls, gradients of the first) of the module itself, in its user's modes."""
     subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
     # A layer that capture kept is not dropped here either.
@@ -401,17 +396,15 @@ def _own_step(
 
 def _copied(call: Any) -> Any:
     """Copy the arguments of a call, which forward may change in place."""
-    return pytree.tree_map_only(
-        torch.Tensor, lambda v: v.detach().clone().requires_grad_(v.requires_grad), call
-    )
+    return pytree.tree_map_only(Tensor, lambda v: v.detach().clone().requires_grad_(v.requires_grad), call)
 
 
 def _compared(
     loaded: CapturedModel,
     ref: Results,
     own: torch.nn.Module,
-    losses: Sequence[torch.Tensor],
-    gradients: Mapping[str, torch.Tensor],
+    losses: Sequence[Tensor],
+    gradients: Mapping[str, Tensor],
     floor: float,
 ) -> ModuleFindings:
     apart: dict[str, float] = {}
@@ -450,7 +443,7 @@ def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> 
     """Return ``single``, or the findings in double precision if these show rounding."""
     model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
-    args, kwargs = pytree.tree_map_only(torch.Tensor, doubled, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
     try:
         losses, gradients = _own_step(own.double(), model, args, kwargs)
     except (RuntimeError, TypeError, ValueError):  # code that takes one precision only

@@ -27,14 +27,7 @@ from tensoropt.verify.answer import answer_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.onnx_file import verify_file
-from tensoropt.verify.predict import (
-    Place,
-    Prediction,
-    Wanted,
-    cluster_of,
-    place_for,
-    prediction_of,
-)
+from tensoropt.verify.predict import Place, Prediction, Wanted, cluster_of, place_for, prediction_of
 from tensoropt.verify.rank_checks import CheckOptions, hold_model
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.reference import ModuleFindings

@@ -5,35 +5,12 @@ In: a name. Out: a :class:`ZooModel`, a module whose forward returns a scalar lo
 
 from __future__ import annotations
 
-from tensoropt.errors import MissingExtraError
-from tensoropt.zoo import (  # noqa: F401 - they register models
-    branching,
-    convolution,
-    decoder,
-    hugging_face,
-    recurrent,
-)
-from tensoropt.zoo.registry import (
-    ZooEntry,
-    ZooError,
-    ZooModel,
-    build,
-    entry,
-    list_models,
-    read_name,
-    read_options,
-    register,
-)
-
-__all__ = [
-    "MissingExtraError",
-    "ZooEntry",
-    "ZooError",
-    "ZooModel",
-    "build",
-    "entry",
-    "list_models",
-    "read_name",
-    "read_options",
-    "register",
-]
+# They register models.
+from tensoropt.zoo import branching, convolution, decoder, hugging_face, recurrent  # noqa: F401
+from tensoropt.zoo.registry import ZooError as ZooError
+from tensoropt.zoo.registry import ZooModel as ZooModel
+from tensoropt.zoo.registry import build as build
+from tensoropt.zoo.registry import entry as entry
+from tensoropt.zoo.registry import list_models as list_models
+from tensoropt.zoo.registry import read_name as read_name
+from tensoropt.zoo.registry import read_options as read_options

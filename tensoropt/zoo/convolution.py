@@ -105,9 +105,8 @@ def resnet(batch: int, depth: int = 50, image: int = 224, stem: int = 64, classe
 
 
 @register(
-    "wide-resnet-tiny", paper=_WIDE, size="laptop", batch=8,
-    depth=26, width=2.0, image=64, stem=8, classes=10,
-)  # fmt: skip
+    "wide-resnet-tiny", paper=_WIDE, size="laptop", batch=8, depth=26, width=2.0, image=64, stem=8, classes=10
+)
 @register("wide-resnet-101", paper=_WIDE, size="paper", batch=256, depth=101, width=8.0)
 @register("wide-resnet-152", paper=_WIDE, size="paper", batch=256)
 def _wide_resnet(
@@ -161,9 +160,7 @@ def _factored(channels: int, middle: int, out: int) -> Branches:
     row, column = (1, 7), (7, 1)
     return Branches(
         Conv(channels, out, 1),
-        nn.Sequential(
-            Conv(channels, middle, 1), Conv(middle, middle, row), Conv(middle, out, column)
-        ),
+        nn.Sequential(Conv(channels, middle, 1), Conv(middle, middle, row), Conv(middle, out, column)),
         nn.Sequential(
             Conv(channels, middle, 1), Conv(middle, middle, column), Conv(middle, middle, row),
             Conv(middle, middle, column), Conv(middle, out, row),
@@ -289,12 +286,8 @@ class DeepLab(nn.Module):
         super().__init__()
         self.trunk = _trunk(blocks, stem, width, output_stride=16)
         channels = 4 * int(stem * width) * 2 ** (len(blocks) - 1)
-        self.pyramid = nn.ModuleList(
-            [
-                ConvNorm(channels, pyramid, 1),
-                *(ConvNorm(channels, pyramid, 3, dilation=d) for d in (6, 12, 18)),
-            ]
-        )
+        dilated = (ConvNorm(channels, pyramid, 3, dilation=d) for d in (6, 12, 18))
+        self.pyramid = nn.ModuleList([ConvNorm(channels, pyramid, 1), *dilated])
         self.pooled = ConvNorm(channels, pyramid, 1)
         self.mix = ConvNorm(5 * pyramid, pyramid, 1)
         self.refine = ConvNorm(pyramid, pyramid, 3)
@@ -323,14 +316,9 @@ class DeepLab(nn.Module):
 )
 @register("deeplab-v3", paper=_DEEPLAB, size="paper", batch=16)
 def _deeplab_v3(
-    batch: int,
-    depth: int = 101,
-    image: int = 512,
-    stem: int = 64,
-    width: float = 1.0,
-    pyramid: int = 256,
+    batch: int, depth: int = 101, image: int = 512, stem: int = 64, width: float = 1.0, pyramid: int = 256,
     classes: int = 21,
-) -> Recipe:
+) -> Recipe:  # fmt: skip
     """DeepLab-V3 on a dilated ResNet (output stride 16) of ``depth`` layers.
 
     ``width`` multiplies every width of the ResNet after its stem, as in a wide ResNet; ``pyramid`` is the
@@ -397,20 +385,14 @@ _VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19
 
 
 @register(
-    "vgg11-tiny", paper=_VGG, size="laptop", batch=16,
-    depth=11, image=32, width=16, hidden=128, classes=10,
-)  # fmt: skip
+    "vgg11-tiny", paper=_VGG, size="laptop", batch=16, depth=11, image=32, width=16, hidden=128, classes=10
+)
 @register("vgg16", paper=_VGG, size="paper", batch=256)
 @register("vgg19", paper=_VGG, size="paper", batch=256, depth=19)
 def vgg(
-    batch: int,
-    depth: int = 16,
-    image: int = 224,
-    width: int = 64,
-    hidden: int = 4096,
-    classes: int = 1000,
-    dropout: float = 0.0,
-) -> Recipe:
+    batch: int, depth: int = 16, image: int = 224, width: int = 64, hidden: int = 4096,
+    classes: int = 1000, dropout: float = 0.0,
+) -> Recipe:  # fmt: skip
     """VGG: five stages of 3x3 convolutions, three dense layers.
 
     ``width`` is the first stage's channels (64 in the paper); it doubles up to 8 times ``width``.

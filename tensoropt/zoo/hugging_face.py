@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,16 @@ _GPT3 = "Brown et al., Language Models are Few-Shot Learners, 2020 (table 2.1)"
 _BERT = "Devlin et al., BERT, NAACL 2019"
 _LLAMA = "Grattafiori et al., The Llama 3 Herd of Models, 2024 (table 3)"
 _MIXTRAL = "Jiang et al., Mixtral of Experts, 2024 (table 1)"
+
+
+_TINY: dict[str, Any] = {
+    "size": "laptop", "batch": 4, "layers": 2, "hidden": 64, "heads": 4, "vocabulary": 512, "sequence": 32,
+}  # fmt: skip
+_of_package = partial(register, size="paper", requires="transformers")
+_gpt2 = partial(_of_package, paper=_GPT2, batch=8)
+_bert = partial(_of_package, paper=_BERT, batch=8)
+_llama = partial(_of_package, paper=_LLAMA, batch=1)
+_mixtral = partial(_of_package, paper=_MIXTRAL, batch=1)
 
 
 class ModelLoss(nn.Module):
@@ -43,48 +54,19 @@ def _require_rotary_heads(heads: int, key_value_heads: int, hidden: int) -> None
     require_multiple(2 * heads, f"{heads} attention heads turn pairs of it", hidden=hidden)
 
 
-@register(
-    "gpt2-demo", paper=_GPT2, size="laptop", batch=16, requires="transformers",
-    layers=4, hidden=320, heads=8, vocabulary=8192, sequence=64,
-)  # fmt: skip
-@register(
-    "gpt2-tiny", paper=_GPT2, size="laptop", batch=4, requires="transformers",
-    layers=2, hidden=64, heads=4, vocabulary=512, sequence=32,
-)  # fmt: skip
-@register(
-    "gpt2-tiny-dropout", paper=_GPT2, size="laptop", batch=4, requires="transformers",
-    layers=2, hidden=64, heads=4, vocabulary=512, sequence=32, dropout=0.1,
-)  # fmt: skip
-@register("gpt2", paper=_GPT2, size="paper", batch=8, requires="transformers")
-@register(
-    "gpt2-medium", paper=_GPT2, size="paper", batch=8, requires="transformers",
-    layers=24, hidden=1024, heads=16,
-)  # fmt: skip
-@register(
-    "gpt2-large", paper=_GPT2, size="paper", batch=8, requires="transformers",
-    layers=36, hidden=1280, heads=20,
-)  # fmt: skip
-@register(
-    "gpt2-xl", paper=_GPT2, size="paper", batch=8, requires="transformers",
-    layers=48, hidden=1600, heads=25,
-)  # fmt: skip
-@register(
-    "gpt3-6.7b", paper=_GPT3, size="paper", batch=8, requires="transformers",
-    layers=32, hidden=4096, heads=32, sequence=2048,
-)  # fmt: skip
-@register(
-    "gpt3-175b", paper=_GPT3, size="paper", batch=8, requires="transformers",
-    layers=96, hidden=12288, heads=96, sequence=2048,
-)  # fmt: skip
+@_gpt2("gpt2-demo", size="laptop", batch=16, layers=4, hidden=320, heads=8, vocabulary=8192, sequence=64)
+@_gpt2("gpt2-tiny", **_TINY)
+@_gpt2("gpt2-tiny-dropout", dropout=0.1, **_TINY)
+@_gpt2("gpt2")
+@_gpt2("gpt2-medium", layers=24, hidden=1024, heads=16)
+@_gpt2("gpt2-large", layers=36, hidden=1280, heads=20)
+@_gpt2("gpt2-xl", layers=48, hidden=1600, heads=25)
+@_gpt2("gpt3-6.7b", paper=_GPT3, layers=32, hidden=4096, heads=32, sequence=2048)
+@_gpt2("gpt3-175b", paper=_GPT3, layers=96, hidden=12288, heads=96, sequence=2048)
 def gpt2(
-    batch: int,
-    layers: int = 12,
-    hidden: int = 768,
-    heads: int = 12,
-    vocabulary: int = 50257,
-    sequence: int = 1024,
-    dropout: float = 0.0,
-) -> Recipe:
+    batch: int, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 50257,
+    sequence: int = 1024, dropout: float = 0.0,
+) -> Recipe:  # fmt: skip
     """GPT-2 (and GPT-3) decoder, tied embedding and head, language-model loss."""
     require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     import transformers
@@ -99,24 +81,13 @@ def gpt2(
     return _language_model(network, vocabulary, batch, sequence, use_cache=False)
 
 
-@register(
-    "bert-tiny", paper=_BERT, size="laptop", batch=4, requires="transformers",
-    layers=2, hidden=64, heads=4, vocabulary=512, sequence=32,
-)  # fmt: skip
-@register("bert-base", paper=_BERT, size="paper", batch=8, requires="transformers")
-@register(
-    "bert-large", paper=_BERT, size="paper", batch=8, requires="transformers",
-    layers=24, hidden=1024, heads=16,
-)  # fmt: skip
+@_bert("bert-tiny", **_TINY)
+@_bert("bert-base")
+@_bert("bert-large", layers=24, hidden=1024, heads=16)
 def bert(
-    batch: int,
-    layers: int = 12,
-    hidden: int = 768,
-    heads: int = 12,
-    vocabulary: int = 30522,
-    sequence: int = 512,
-    dropout: float = 0.0,
-) -> Recipe:
+    batch: int, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30522,
+    sequence: int = 512, dropout: float = 0.0,
+) -> Recipe:  # fmt: skip
     """BERT encoder, masked-language-model loss."""
     require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     import transformers
@@ -129,29 +100,14 @@ def bert(
     return _language_model(transformers.BertForMaskedLM(config), vocabulary, batch, sequence)
 
 
-@register(
-    "llama-tiny", paper=_LLAMA, size="laptop", batch=4, requires="transformers",
-    layers=2, hidden=64, heads=4, key_value_heads=2, inner=176, vocabulary=512, sequence=32,
-)  # fmt: skip
-@register("llama3-8b", paper=_LLAMA, size="paper", batch=1, requires="transformers")
-@register(
-    "llama3-70b", paper=_LLAMA, size="paper", batch=1, requires="transformers",
-    layers=80, hidden=8192, heads=64, inner=28672,
-)  # fmt: skip
-@register(
-    "llama3-405b", paper=_LLAMA, size="paper", batch=1, requires="transformers",
-    layers=126, hidden=16384, heads=128, inner=53248,
-)  # fmt: skip
+@_llama("llama-tiny", key_value_heads=2, inner=176, **_TINY)
+@_llama("llama3-8b")
+@_llama("llama3-70b", layers=80, hidden=8192, heads=64, inner=28672)
+@_llama("llama3-405b", layers=126, hidden=16384, heads=128, inner=53248)
 def llama(
-    batch: int,
-    layers: int = 32,
-    hidden: int = 4096,
-    heads: int = 32,
-    key_value_heads: int = 8,
-    inner: int = 14336,
-    vocabulary: int = 128256,
-    sequence: int = 8192,
-) -> Recipe:
+    batch: int, layers: int = 32, hidden: int = 4096, heads: int = 32, key_value_heads: int = 8,
+    inner: int = 14336, vocabulary: int = 128256, sequence: int = 8192,
+) -> Recipe:  # fmt: skip
     """Llama 3 decoder with grouped-query attention, language-model loss."""
     _require_rotary_heads(heads, key_value_heads, hidden)
     import transformers
@@ -163,28 +119,16 @@ def llama(
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
         bos_token_id=vocabulary - 2, eos_token_id=vocabulary - 1,
     )  # fmt: skip
-    return _language_model(
-        transformers.LlamaForCausalLM(config), vocabulary, batch, sequence, use_cache=False
-    )
+    network = transformers.LlamaForCausalLM(config)
+    return _language_model(network, vocabulary, batch, sequence, use_cache=False)
 
 
-@register(
-    "mixtral-tiny", paper=_MIXTRAL, size="laptop", batch=4, requires="transformers",
-    layers=2, hidden=64, heads=4, key_value_heads=2, inner=96, experts=4, vocabulary=512, sequence=32,
-)  # fmt: skip
-@register("mixtral-8x7b", paper=_MIXTRAL, size="paper", batch=1, requires="transformers")
+@_mixtral("mixtral-tiny", key_value_heads=2, inner=96, experts=4, **_TINY)
+@_mixtral("mixtral-8x7b")
 def mixtral(
-    batch: int,
-    layers: int = 32,
-    hidden: int = 4096,
-    heads: int = 32,
-    key_value_heads: int = 8,
-    inner: int = 14336,
-    experts: int = 8,
-    chosen: int = 2,
-    vocabulary: int = 32000,
-    sequence: int = 4096,
-) -> Recipe:
+    batch: int, layers: int = 32, hidden: int = 4096, heads: int = 32, key_value_heads: int = 8,
+    inner: int = 14336, experts: int = 8, chosen: int = 2, vocabulary: int = 32000, sequence: int = 4096,
+) -> Recipe:  # fmt: skip
     """Mixtral decoder: a mixture of experts in every layer, language-model loss."""
     _require_rotary_heads(heads, key_value_heads, hidden)
     require_at_least(chosen, f"a token goes to {chosen} of them", experts=experts)
@@ -196,6 +140,5 @@ def mixtral(
         num_key_value_heads=key_value_heads, intermediate_size=inner, vocab_size=vocabulary,
         num_local_experts=experts, num_experts_per_tok=chosen, max_position_embeddings=sequence,
     )  # fmt: skip
-    return _language_model(
-        transformers.MixtralForCausalLM(config), vocabulary, batch, sequence, use_cache=False
-    )
+    network = transformers.MixtralForCausalLM(config)
+    return _language_model(network, vocabulary, batch, sequence, use_cache=False)

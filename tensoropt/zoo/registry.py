@@ -190,11 +190,7 @@ _MOST_SAMPLES = 2**31 - 1
 
 
 def build(
-    name: str,
-    batch: int | None = None,
-    device: str | torch.device = "cpu",
-    seed: int = 0,
-    **overrides: Any,
+    name: str, batch: int | None = None, device: str | torch.device = "cpu", seed: int = 0, **overrides: Any
 ) -> ZooModel:
     """Build the model ``name`` with random weights and example inputs on ``device``.
 

@@ -125,7 +125,7 @@ def test_verify_draws_pipelines_of_the_degree_that_is_asked_for(monkeypatch):
         seen.extend(strategy for strategy, _ in found)
         return found
 
-    monkeypatch.setattr("tensoropt.verify.random_plans.draw_pipelines", noted)
+    monkeypatch.setattr("tensoropt.verify.random_strategies.draw_pipelines", noted)
     data = verify_random(FOUR, "cpu:4", 2, where="fake", pipeline=2)
     assert data["ok"], data
     assert len(data["plans"]) == 2

@@ -237,7 +237,7 @@ def test_autocast_inside_is_judged_by_what_bfloat16_changes(tmp_path):
 
 def test_a_lost_backward_inside_bfloat16_is_not(monkeypatch):
     """Without the function's own backward the rounding has no gradient at all."""
-    monkeypatch.setattr("tensoropt.capture.pytorch.check_structure", lambda *args: ())
+    monkeypatch.setattr("tensoropt.capture.fidelity.check_structure", lambda *args: ())
     monkeypatch.setattr(
         "tensoropt.capture.custom_functions._kept", lambda cls, args, kwargs: cls.forward(_Anything(), *args)
     )

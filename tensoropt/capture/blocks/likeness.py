@@ -112,10 +112,7 @@ def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters and buffers under all their names, in an order that is equal for alike
     modules.
     """
-    return [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
 def _may_stand_for_others(module: nn.Module) -> bool:

@@ -83,18 +83,16 @@ class Traced:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-@dataclass
-class _Run:
-    called: list[Block] = field(default_factory=list)
-    traced: list[Traced] = field(default_factory=list)
-
-
 class TracedBlocks:
     """The blocks of a model while it is exported.
 
     Args:
         model: the exported model.
         apart: likenesses of modules that are traced one by one.
+
+    Attributes:
+        called: the blocks of all calls, indexed by the call's number.
+        traced: the calls that were traced.
     """
 
     def __init__(self, model: nn.Module, apart: Container[Likeness] = ()):
@@ -104,17 +102,8 @@ class TracedBlocks:
         self._of_attributes = {id(vars(block.module)): block for block in blocks}
         self._differing = differing_places(blocks)
         self._inside = False
-        self._run = _Run()
-
-    @property
-    def called(self) -> Sequence[Block]:
-        """The blocks of all calls, indexed by the call's number."""
-        return self._run.called
-
-    @property
-    def traced(self) -> Sequence[Traced]:
-        """The calls that were traced."""
-        return self._run.traced
+        self.called: list[Block] = []
+        self.traced: list[Traced] = []
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
@@ -136,7 +125,7 @@ class TracedBlocks:
         @functools.wraps(forward)
         def started(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if vars(module) is vars(self.model):
-                self._run = _Run()
+                self.called, self.traced = [], []
             return forward(module, *args, **kwargs)
 
         return started
@@ -151,9 +140,9 @@ class TracedBlocks:
                 return forward(module, *args, **kwargs)
             tensors = list({id(t): t for t in leaves if isinstance(t, torch.Tensor)}.values())
             call = _call(leaves, spec, tensors)
-            number = len(self._run.called)
-            self._run.called.append(block)
-            like = next((t for t in self._run.traced if t.stands_for(block, call)), None)
+            number = len(self.called)
+            self.called.append(block)
+            like = next((t for t in self.traced if t.stands_for(block, call)), None)
             if like is not None and like.confirmed:
                 made = OPS.repeat(tensors, number, like.number) if like.made else []
                 return like.returned(tensors, made)
@@ -211,8 +200,8 @@ class TracedBlocks:
                 outputs.append(("made", list(made).index(id(leaf))))
         _check_memory(block, made.values(), entered)
         layouts = [Layout.of(t) for t in made.values()]
-        traced = Traced(len(self._run.called) - 1, block, call, seen.read, outputs, spec, layouts)
-        self._run.traced.append(traced)
+        traced = Traced(len(self.called) - 1, block, call, seen.read, outputs, spec, layouts)
+        self.traced.append(traced)
         return traced, list(made.values())
 
 

@@ -6,13 +6,14 @@ obstacle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import torch
 
+from tensoropt.capture.lines import shown_error, shown_names
 from tensoropt.capture.onnx.reader import MAX_NODES, label, ordered, reads, subgraphs
 from tensoropt.capture.onnx.values import FxBuilder, OnnxError, OnnxValue, Traced
 from tensoropt.capture.onnx.weights import INSPECTED_ELEMENTS, TensorReader, attribute_value, find_weights
@@ -41,6 +42,9 @@ class Call:
 
     def __len__(self) -> int:
         return len(self.operands)
+
+    def __iter__(self) -> Iterator[Traced]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Traced:
         """Return the required operand at a position."""
@@ -120,6 +124,11 @@ def converter(*names: str) -> Callable[[_Converter], _Converter]:
     return register
 
 
+def converters(**functions: _Converter) -> None:
+    """Register the converters of operators that are one call each."""
+    _CONVERTERS.update(functions)
+
+
 def _find_converter(node: onnx.NodeProto) -> _Converter | None:
     return _CONVERTERS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
 
@@ -129,6 +138,13 @@ _LISTED = 12
 
 class _Failed:
     """A placeholder for the result of a node that cannot be imported."""
+
+
+class _Scope(NamedTuple):
+    """The values of one graph so far, and its initializers, which are read when something needs them."""
+
+    values: dict[str, Any]
+    stored: Mapping[str, onnx.TensorProto]
 
 
 class Importer:
@@ -166,10 +182,9 @@ class Importer:
         Raises:
             OnnxError: lists every unsupported operator with its nodes, and every other obstacle.
         """
-        env: dict[str, Any] = dict(inputs)
-        stored = self._initializers(self.model.graph)
-        self._evaluate(list(self.model.graph.node), env, stored, outputs)
-        values = [self._lookup(name, env, stored) for name in outputs]
+        scope = _Scope(dict(inputs), self._initializers(self.model.graph))
+        self._evaluate(self.model.graph.node, scope, outputs)
+        values = [self._lookup(name, scope) for name in outputs]
         self._refuse()
         for name, value in zip(outputs, values, strict=True):
             if not isinstance(value, OnnxValue):
@@ -187,15 +202,8 @@ class Importer:
             raise OnnxError(f"the initializer '{twice}' is defined twice")
         return stored
 
-    def _evaluate(
-        self,
-        nodes: list[onnx.NodeProto],
-        env: dict[str, Any],
-        stored: Mapping[str, onnx.TensorProto],
-        outputs: Iterable[str],
-    ) -> None:
-        outputs = list(outputs)
-        needed = ordered(nodes, env.keys() | stored.keys(), outputs)
+    def _evaluate(self, nodes: Iterable[onnx.NodeProto], scope: _Scope, outputs: Sequence[str]) -> None:
+        needed = ordered(list(nodes), scope.values.keys() | scope.stored.keys(), list(outputs))
         # Optional outputs that nothing reads are not requested from converters, some of which cannot provide
         # them.
         live = {name for node in needed for name in reads(node)} | set(outputs)
@@ -204,24 +212,20 @@ class Importer:
             # The reader counted the file's nodes; a loop runs its body repeatedly.
             if self._nodes_run > MAX_NODES:
                 raise OnnxError(f"it takes more than {MAX_NODES} nodes once its loops are unrolled")
-            results = self._node(node, env, stored, live)
-            for name, result in zip(node.output, results, strict=False):
-                if name:
-                    env[name] = result
+            results = self._node(node, scope, live)
+            scope.values.update((n, r) for n, r in zip(node.output, results, strict=False) if n)
 
-    def _lookup(self, name: str, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]) -> Any:
-        if name not in env:
+    def _lookup(self, name: str, scope: _Scope) -> Any:
+        if name not in scope.values:
             try:
-                env[name] = self._stored(stored[name], env, stored)
+                scope.values[name] = self._stored(scope.stored[name], scope)
             except OnnxError as error:
                 self.problems.append(str(error))
                 # Stands for the value, so that dependent nodes are skipped and the pass continues.
-                env[name] = _Failed()
-        return env[name]
+                scope.values[name] = _Failed()
+        return scope.values[name]
 
-    def _stored(
-        self, tensor: onnx.TensorProto, env: dict[str, Any], stored: Mapping[str, onnx.TensorProto]
-    ) -> Traced:
+    def _stored(self, tensor: onnx.TensorProto, scope: _Scope) -> Traced:
         """Return a constant of the file: a parameter if it is a weight. Exporters write a table that both
         embeds and projects twice, once transposed; it stays one parameter here.
         """
@@ -237,7 +241,7 @@ class Importer:
         for table in tables:
             if table.name != tensor.name and torch.equal(self.reader.read(table).t(), data):
                 self.notes.append(f"{tensor.name} is {table.name} transposed; they are one tied parameter")
-                return torch.t(self._lookup(table.name, env, stored))
+                return torch.t(self._lookup(table.name, scope))
         return self._parameter(tensor.name, data)
 
     def _parameter(self, name: str, data: torch.Tensor) -> Traced:
@@ -255,31 +259,25 @@ class Importer:
 
     # -- one node ---------------------------------------------------------------------------------
 
-    def _node(
-        self,
-        node: onnx.NodeProto,
-        env: dict[str, Any],
-        stored: Mapping[str, onnx.TensorProto],
-        live: set[str],
-    ) -> Sequence[Any]:
+    def _node(self, node: onnx.NodeProto, scope: _Scope, live: set[str]) -> Sequence[Any]:
         convert = _find_converter(node)
         if convert is None:
             self._note_unsupported(node)
             return [_Failed() for _ in node.output]
-        operands = [self._lookup(name, env, stored) if name else None for name in node.input]
+        operands = [self._lookup(name, scope) if name else None for name in node.input]
         if any(isinstance(v, _Failed) for v in operands):
             return [_Failed() for _ in node.output]
         # Subgraphs record their own problems; the count shows whether there were any.
         problems = len(self.problems), len(self.unsupported)
         self.builder.module_name = node.name
         try:
-            results = convert(self._call(node, operands, env, stored, live))
+            results = convert(self._call(node, operands, scope, live))
         except RecursionError:
             raise OnnxError(f"{label(node)} is nested too deep") from None
         except OnnxError as error:
             self.problems.append(f"{label(node)}: {error}")
         except Exception as error:  # a converter met attributes or shapes that its operator does not allow
-            self.problems.append(f"{label(node)} is malformed: {first_line(error)}")
+            self.problems.append(f"{label(node)} is malformed: {shown_error(error)[:300]}")
         else:
             if (len(self.problems), len(self.unsupported)) != problems:
                 return [_Failed() for _ in node.output]
@@ -296,25 +294,16 @@ class Importer:
         # A clone, because folding may have returned a view of another constant.
         return self._parameter(name, result.data.clone())
 
-    def _call(
-        self,
-        node: onnx.NodeProto,
-        operands: list[Any],
-        env: dict[str, Any],
-        stored: Mapping[str, onnx.TensorProto],
-        live: set[str],
-    ) -> Call:
+    def _call(self, node: onnx.NodeProto, operands: list[Any], scope: _Scope, live: set[str]) -> Call:
         def run(graph: onnx.GraphProto, values: Sequence[Any]) -> list[Any]:
-            inner = dict(env)
+            inner = _Scope(dict(scope.values), self._initializers(graph))
             # A subgraph sees names of enclosing graphs, and initializers, which are read on demand.
-            for name in _captured(graph):
-                if name in stored:
-                    inner[name] = self._lookup(name, env, stored)
-            inner.update(zip([v.name for v in graph.input], values, strict=True))
-            own = self._initializers(graph)
+            captured = (name for name in _captured(graph) if name in scope.stored)
+            inner.values.update((name, self._lookup(name, scope)) for name in captured)
+            inner.values.update(zip([v.name for v in graph.input], values, strict=True))
             outputs = [v.name for v in graph.output]
-            self._evaluate(list(graph.node), inner, own, outputs)
-            results = [self._lookup(name, inner, own) for name in outputs]
+            self._evaluate(graph.node, inner, outputs)
+            results = [self._lookup(name, inner) for name in outputs]
             if any(isinstance(v, _Failed) for v in results) and not (self.problems or self.unsupported):
                 raise OnnxError("its subgraph cannot be imported")
             return results
@@ -344,19 +333,15 @@ class Importer:
             return
         parts = []
         if self.unsupported:
-            listed = "; ".join(
-                f"{op} (nodes {_some(names)})" for op, names in sorted(self.unsupported.items())
-            )
+            nodes = {op: shown_names(names, _LISTED) for op, names in sorted(self.unsupported.items())}
+            listed = "; ".join(f"{op} (nodes {names})" for op, names in nodes.items())
             parts.append(f"unsupported operators (write the model without them): {listed}")
         parts += self.problems[:_LISTED]
         if len(self.problems) > _LISTED:
             parts.append(f"and {len(self.problems) - _LISTED} more")
         raise OnnxError(
-            "; ".join(parts)
-            + (
-                ". To import only a part, --output NAME (a tensor of the file) leaves out everything that "
-                "NAME does not depend on"
-            )
+            f"{'; '.join(parts)}. To import only a part, --output NAME (a tensor of the file) leaves out "
+            "everything that NAME does not depend on"
         )
 
 
@@ -374,14 +359,3 @@ def _captured(graph: onnx.GraphProto) -> list[str]:
     attribute = holder.attribute.add()
     attribute.g.CopyFrom(graph)
     return reads(holder)
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_LISTED])
-    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its type's name if it is empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

@@ -12,8 +12,9 @@ import onnx
 import torch
 from torch import fx
 
+from tensoropt.capture.lines import shown_error
 from tensoropt.capture.onnx import ops as _converters  # noqa: F401 - registers them
-from tensoropt.capture.onnx.importer import Importer, first_line
+from tensoropt.capture.onnx.importer import Importer
 from tensoropt.capture.onnx.reader import checked, newer, read_model
 from tensoropt.capture.onnx.signature import Input, bind_inputs, with_loss
 from tensoropt.capture.onnx.values import OnnxError, OnnxValue, Traced
@@ -85,11 +86,11 @@ def import_onnx(
         return _import(source, dict(dims or {}), outputs, loss, device)
     except OnnxError as error:
         text = str(error)
-        raise type(error)(
-            text if text.startswith(("there is no file", name)) else f"{name}: {text}"
-        ) from None
+        named = text.startswith(("there is no file", name))
+        raise type(error)(text if named else f"{name}: {text}") from None
     except Exception as error:  # a file may hold anything anywhere
-        raise OnnxError(f"{name} is malformed ({type(error).__name__}: {first_line(error)})") from error
+        said = shown_error(error)[:300]
+        raise OnnxError(f"{name} is malformed ({type(error).__name__}: {said})") from error
 
 
 def _import(

@@ -35,6 +35,10 @@ Traced = Any
 do."""
 
 
+def _by(func: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    return lambda value, other: value.builder.call(func, value, other)
+
+
 class OnnxValue:
     """A tensor of the graph being built.
 
@@ -90,23 +94,12 @@ class OnnxValue:
         builder = next(leaf.builder for leaf in leaves if isinstance(leaf, OnnxValue))
         return builder.call(func, *args, **(kwargs or {}))
 
-    def __add__(self, other: Any) -> OnnxValue:
-        return self.builder.call(torch.add, self, other)
-
-    def __sub__(self, other: Any) -> OnnxValue:
-        return self.builder.call(torch.sub, self, other)
-
     def __rsub__(self, other: Any) -> OnnxValue:
         return self.builder.call(torch.add, self.builder.call(torch.neg, self), other)
 
-    def __mul__(self, other: Any) -> OnnxValue:
-        return self.builder.call(torch.mul, self, other)
-
-    def __truediv__(self, other: Any) -> OnnxValue:
-        return self.builder.call(torch.div, self, other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
+    __add__ = __radd__ = _by(torch.add)
+    __sub__, __truediv__ = _by(torch.sub), _by(torch.div)
+    __mul__ = __rmul__ = _by(torch.mul)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> OnnxValue:
         """Call ``tensor.name(*args)``, for methods without a function."""

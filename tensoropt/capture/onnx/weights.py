@@ -119,40 +119,21 @@ def attribute_value(attribute: onnx.AttributeProto, reader: TensorReader) -> Any
 
 
 _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
-    "BatchNormalization": (1, 2),
-    "Conv": (1, 2),
-    "ConvTranspose": (1, 2),
+    **dict.fromkeys(("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization"), (1, 2)),
+    **dict.fromkeys(("InstanceNormalization", "LayerNormalization"), (1, 2)),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), (1, 2, 3)),
+    **dict.fromkeys(("PRelu", "RMSNormalization"), (1,)),
     "Einsum": tuple(range(64)),
-    "GRU": (1, 2, 3),
     "Gather": (0,),
     "Gemm": (0, 1, 2),
-    "GroupNormalization": (1, 2),
-    "InstanceNormalization": (1, 2),
-    "LSTM": (1, 2, 3),
-    "LayerNormalization": (1, 2),
     "MatMul": (0, 1),
-    "PRelu": (1,),
-    "RMSNormalization": (1,),
-    "RNN": (1, 2, 3),
 }
 _COMBINED = frozenset({"Add", "Concat", "Mul", "Sum"})
 """Calls whose operands may be a weight, a mask or a grid of positions: their values decide."""
-_PASSED_ON = frozenset(
-    {
-        "Cast",
-        "CastLike",
-        "Expand",
-        "Flatten",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+_PASSED_ON = frozenset({
+    "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile",
+    "Transpose", "Unsqueeze",
+})  # fmt: skip
 """Calls through which a weight stays a weight, since files transpose and reshape weights before use."""
 _GENERATED = "ConstantOfShape"
 INSPECTED_ELEMENTS = 2**22

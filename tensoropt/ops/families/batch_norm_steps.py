@@ -10,8 +10,8 @@ import torch
 
 from tensoropt.graph import Operator, Ref, Tensor
 from tensoropt.ops.calls import CostClass, LocalCall, OpSpec, Samples
-from tensoropt.ops.families.norms import BATCH_NORM, moved_statistics, normalised, statistics_of
-from tensoropt.ops.index_space import Builder, Loops
+from tensoropt.ops.families.norms import BATCH_NORM, by_channel, moved_statistics, normalised, statistics_of
+from tensoropt.ops.index_space import Builder
 from tensoropt.ops.kernels import ShardContext
 
 _SUMS, _STATISTICS = "kernels.batch_norm_sums", "kernels.batch_norm_statistics"
@@ -97,14 +97,8 @@ def _batch_norm_statistics(b: Builder) -> None:
 
 def _batch_norm_by_statistics(b: Builder) -> None:
     """Split batch and channels; the statistics are an operand."""
-    shape = b.tensor(b.arg(0)).shape
-    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
-    x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
-    b.read(b.arg(0), x)
+    _, c = by_channel(b, 2, 3)
     b.read(b.arg(1), [None, c])
-    for index in (2, 3):
-        b.read(b.arg(index), [c])
-    b.write(x)
 
 
 # -- kernels --------------------------------------------------------------------------------------

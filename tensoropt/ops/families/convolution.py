@@ -5,60 +5,38 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 @alike("stride padding dilation")
 def convolution(b: Builder) -> None:
     """Split batch, output channels and, without groups, input channels; spatial dims stay whole."""
-    x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
-    groups = b.arg(6, "groups", 1)
-    shape, weight = b.tensor(x).shape, b.tensor(w).shape
-    space = len(weight) - 2
-    if len(shape) != len(weight):
-        raise Opaque(b.op.name)
-    n = b.loop("batch", shape[0])
-    if groups == 1:
-        o, i = b.loop("out_channels", weight[0]), b.loop("in_channels", weight[1])
-        b.read(x, [n, i] + [None] * space)
-        b.read(w, [o, i] + [None] * space)
-        b.read(bias, [o], added=True)
-        b.write([n, o] + [None] * space)
-        return
-    g = b.loop("groups", groups)
-    o = b.loop("out_channels", weight[0] // groups, splittable=False)
-    i = b.loop("in_channels", weight[1], splittable=False)
-    window: list[Loops] = [None] * space
-    b.read(x, [n, (g, i), *window])
-    b.read(w, [(g, o), i, *window])
-    b.read(bias, [(g, o)], added=True)
-    b.write([n, (g, o), *window])
+    _convolution(b, transposed=False)
 
 
 @alike("stride padding output_padding dilation")
 def _transposed_convolution(b: Builder) -> None:
     """Like :func:`convolution`, with weights ``[in, out / groups, window...]``."""
+    _convolution(b, transposed=True)
+
+
+def _convolution(b: Builder, *, transposed: bool) -> None:
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
     shape, weight = b.tensor(x).shape, b.tensor(w).shape
-    window: list[Loops] = [None] * (len(weight) - 2)
     if len(shape) != len(weight):
         raise Opaque(b.op.name)
-    n = b.loop("batch", shape[0])
-    if groups == 1:
-        i, o = b.loop("in_channels", weight[0]), b.loop("out_channels", weight[1])
-        b.read(x, [n, i, *window])
-        b.read(w, [i, o, *window])
-        b.read(bias, [o], added=True)
-        b.write([n, o, *window])
-        return
-    g = b.loop("groups", groups)
-    i = b.loop("in_channels", weight[0] // groups, splittable=False)
-    o = b.loop("out_channels", weight[1], splittable=False)
-    b.read(x, [n, (g, i), *window])
-    b.read(w, [(g, i), o, *window])
-    b.read(bias, [(g, o)], added=True)
-    b.write([n, (g, o), *window])
+    n, whole = b.loop("batch", shape[0]), groups == 1
+    g = () if whole else (b.loop("groups", groups),)
+    names = ("in_channels", "out_channels") if transposed else ("out_channels", "in_channels")
+    first = b.loop(names[0], weight[0] // groups, splittable=whole)
+    second = b.loop(names[1], weight[1], splittable=whole)
+    i, o = (first, second) if transposed else (second, first)
+    window: list[Loops] = [None] * (len(weight) - 2)
+    b.read(x, [n, (*g, i), *window])
+    b.read(w, [(*g, first), second, *window])
+    b.read(bias, [(*g, o)], added=True)
+    b.write([n, (*g, o), *window])
 
 
 def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
@@ -91,16 +69,16 @@ SPECS = (
         cost_class=CostClass.CONVOLUTION,
         precision=Precision.NARROW,
     ),
-    OpSpec(
-        targets=("aten.conv_transpose2d.input",),
-        rule=_transposed_convolution,
+    aten(
+        "conv_transpose2d.input",
+        _transposed_convolution,
         localiser=_local_transposed_convolution,
         cost_class=CostClass.CONVOLUTION,
         precision=Precision.NARROW,
     ),
-    OpSpec(
-        targets=("aten.conv_transpose1d.default", "aten.conv_transpose3d.input"),
-        rule=_transposed_convolution,
+    aten(
+        "conv_transpose1d.default conv_transpose3d.input",
+        _transposed_convolution,
         localiser=_local_transposed_convolution,
         precision=Precision.NARROW,
     ),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tensoropt.graph import Ref
-from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, Samples, Shape
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, Precision, Samples, Shape, aten
 from tensoropt.ops.index_space import Builder, Opaque, alike
 from tensoropt.ops.kernels import ShardContext, start_of
 
@@ -169,18 +169,18 @@ def _rows_of_one_bag(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str,
 
 
 SPECS = (
-    OpSpec(
-        targets=("aten.embedding.default",),
-        rule=embedding,
+    aten(
+        "embedding.default",
+        embedding,
         localiser=_local_embedding,
         kernels={"kernels.vocabulary_embedding": _vocabulary_embedding},
         samples=Samples(limits=_rows),
         cost_class=CostClass.LOOKUP,
         precision=Precision.NARROW,
     ),
-    OpSpec(
-        targets=("aten.embedding_bag.padding_idx",),
-        rule=embedding_bag,
+    aten(
+        "embedding_bag.padding_idx",
+        embedding_bag,
         localiser=_local_embedding_bag,
         kernels={"kernels.embedding_bag": _embedding_bag_kernel},
         samples=Samples(limits=_rows_of_one_bag),

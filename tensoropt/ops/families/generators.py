@@ -8,9 +8,10 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tensoropt.graph import Operator, Ref, TorchLiteral
-from tensoropt.ops.calls import Domain, LocalCall, OperatorShard, OpSpec, Samples
+from tensoropt.ops.calls import Domain, LocalCall, OperatorShard, OpSpec, Samples, aten
 from tensoropt.ops.families.pointwise import broadcast
 from tensoropt.ops.index_space import Builder, Operand, alike
 from tensoropt.ops.kernels import ShardContext
@@ -27,16 +28,8 @@ def random(b: Builder) -> None:
 
 
 @alike("*")
-def _random_like(b: Builder) -> None:
-    """Split every dim; the operand gives only the shape."""
-    loops = b.loops(b.output().shape)
-    b.read(b.arg(0), loops)
-    b.write(loops)
-
-
-@alike("p")
-def bernoulli(b: Builder) -> None:
-    """Split every dim of result and probabilities together."""
+def random_like(b: Builder) -> None:
+    """Split every dim of the result and of the operand, which gives its shape or its probabilities."""
     loops = b.loops(b.output().shape)
     b.read(b.arg(0), loops)
     b.write(loops)
@@ -138,13 +131,8 @@ def _key(seed: int, name: str) -> int:
 
 
 def keep_mask(
-    context: ShardContext,
-    name: str,
-    p: float,
-    shape: tuple[int, ...],
-    pieces: Any,
-    device: torch.device,
-) -> torch.Tensor:
+    context: ShardContext, name: str, p: float, shape: tuple[int, ...], pieces: Any, device: torch.device
+) -> Tensor:
     """Return a counter-based dropout mask, True where kept: a hash of (seed, operator, step, global index).
 
     Args:
@@ -157,7 +145,7 @@ def keep_mask(
     return (state.bitwise_and_(0xFFFFFF) >= int(p * (1 << 24))).reshape(shape)
 
 
-def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> torch.Tensor:
+def _hashed(context: ShardContext, name: str, pieces: Any, device: torch.device) -> Tensor:
     # One dim per atom: the global index is a sum of one-dimensional ranges, which broadcast to it.
     index = torch.zeros((), dtype=torch.int64, device=device)
     for position, (size, stride, step, axes, *parts) in enumerate(pieces):
@@ -188,7 +176,7 @@ def _random_kernel(
     offset: float = 0.0,
     scale: float = 1.0,
     *_: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Return ``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from hashes of global
     indices.
 
@@ -196,7 +184,7 @@ def _random_kernel(
     """
     device = context.device
 
-    def uniform(stream: str) -> torch.Tensor:
+    def uniform(stream: str) -> Tensor:
         # The half keeps it away from 0 and 1, where the logarithms below are infinite or zero.
         return (_hashed(context, stream, pieces, device).bitwise_and_(0xFFFFFF).double() + 0.5) / (1 << 24)
 
@@ -225,8 +213,8 @@ def _seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs:
 
 
 def _bernoulli_kernel(
-    context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float | None = None, *_: Any
-) -> torch.Tensor:
+    context: ShardContext, name: str, pieces: Any, x: Tensor, p: float | None = None, *_: Any
+) -> Tensor:
     """Return 1 with probability ``p`` (or ``x``), by :func:`keep_mask`; no gradient."""
     if p is not None:
         return keep_mask(context, name, 1.0 - p, tuple(x.shape), pieces, x.device).to(x.dtype)
@@ -236,20 +224,18 @@ def _bernoulli_kernel(
 
 class _MaskedScale(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(mask)
         ctx.scale = scale
         return x * mask * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         (mask,) = ctx.saved_tensors
         return grad * mask * ctx.scale, None, None
 
 
-def dropout_kernel(
-    context: ShardContext, name: str, pieces: Any, x: torch.Tensor, p: float, *_: Any
-) -> torch.Tensor:
+def dropout_kernel(context: ShardContext, name: str, pieces: Any, x: Tensor, p: float, *_: Any) -> Tensor:
     """Apply dropout with the mask of :func:`keep_mask`."""
     if p == 0.0:
         return x
@@ -261,46 +247,35 @@ def _evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
     return LocalCall("aten.alias.default", call.args[:1], {}, call.name)
 
 
-_DRAWN = ("aten.rand.default", "aten.randn.default", "aten.randint.low", "aten.randint.default")
-_DRAWN_LIKE = (
-    "aten.rand_like.default",
-    "aten.randn_like.default",
-    "aten.uniform.default",
-    "aten.normal_functional.default",
-    "aten.exponential.default",
-)
-
 SPECS = (
-    OpSpec(
-        targets=_DRAWN,
-        rule=random,
+    aten(
+        "rand.default randn.default randint.low randint.default",
+        random,
         localiser=_local_random,
         kernels={"kernels.random": _random_kernel, "kernels.seeded": _seeded},
         random=True,
     ),
-    OpSpec(targets=_DRAWN_LIKE, rule=_random_like, localiser=_local_random, random=True),
-    OpSpec(
-        without_rule=(
-            "multinomial",
-            "poisson",
-            "binomial",
-            "normal",
-            "_standard_gamma",
-            "_sample_dirichlet",
-        ),
-        samples=Samples(domains={0: Domain.UNIT, 1: Domain.UNIT}),
+    aten(
+        "rand_like.default randn_like.default uniform.default normal_functional.default exponential.default",
+        random_like,
+        localiser=_local_random,
+        random=True,
     ),
     OpSpec(
-        targets=("aten.bernoulli.p", "aten.bernoulli.default"),
-        rule=bernoulli,
+        without_rule=("multinomial", "poisson", "binomial", "normal", "_standard_gamma", "_sample_dirichlet"),
+        samples=Samples(domains={0: Domain.UNIT, 1: Domain.UNIT}),
+    ),
+    aten(
+        "bernoulli.p bernoulli.default",
+        random_like,
         localiser=_local_bernoulli,
         kernels={"kernels.bernoulli": _bernoulli_kernel},
         samples=Samples(domains={0: Domain.UNIT}),
         random=True,
     ),
-    OpSpec(
-        targets=("aten.dropout.default",),
-        rule=dropout,
+    aten(
+        "dropout.default",
+        dropout,
         localiser=_local_dropout,
         kernels={"kernels.dropout": dropout_kernel},
         random=True,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tensoropt.graph import Ref, Tensor
-from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Samples, Shape
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Samples, Shape, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque
 from tensoropt.ops.kernels import ShardContext
 
@@ -126,26 +126,18 @@ def _numbers(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[i
 
 
 SPECS = (
-    OpSpec(
-        targets=("aten.index.Tensor",),
-        rule=index,
+    aten(
+        "index.Tensor",
+        index,
         localiser=_local_index,
         kernels={"kernels.index_relative": _index_relative},
         samples=Samples(limits=along_dims, timed=False),
         cost_class=CostClass.LOOKUP,
     ),
-    OpSpec(
-        targets=("aten.gather.default",),
-        rule=gather,
-        samples=Samples(limits=along_a_dim),
-        cost_class=CostClass.LOOKUP,
-    ),
-    OpSpec(targets=("aten.take_along_dim.default",), rule=gather),
-    OpSpec(
-        targets=("aten.index_select.default",),
-        rule=index_select,
-        samples=Samples(limits=along_a_dim),
-        cost_class=CostClass.LOOKUP,
+    aten("gather.default", gather, samples=Samples(limits=along_a_dim), cost_class=CostClass.LOOKUP),
+    aten("take_along_dim.default", gather),
+    aten(
+        "index_select.default", index_select, samples=Samples(limits=along_a_dim), cost_class=CostClass.LOOKUP
     ),
     OpSpec(without_rule=("one_hot",), samples=Samples(limits=_numbers, timed=False)),
 )

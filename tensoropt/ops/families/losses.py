@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,18 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, iter_refs
-from tensoropt.ops.calls import (
-    MICRO_AXIS,
-    CostClass,
-    Domain,
-    InnerCollective,
-    LocalCall,
-    OperatorShard,
-    OpSpec,
-    Precision,
-    Samples,
-    Shape,
-)
+from tensoropt.ops import calls
 from tensoropt.ops.index_space import Builder, Opaque, alike
 from tensoropt.ops.kernels import ShardContext, start_of
 from tensoropt.ops.overloads import resolve_overload
@@ -97,7 +87,7 @@ def _elementwise_loss(b: Builder) -> None:
 # -- calls of one shard ---------------------------------------------------------------------------
 
 
-def _local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_elementwise_loss(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
     position = _REDUCTION[shard.op.target]
     if shard.argument(position, "reduction", 1) != 1 or not shard.split(list(shard.space.reads[0].loops)):
         return call
@@ -105,7 +95,7 @@ def _local_elementwise_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return _summed(call, position, count)
 
 
-def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
+def _summed(call: calls.LocalCall, position: int, count: int) -> calls.LocalCall:
     """Return a mean, by the argument at ``position``, as a sum divided by the ``count`` of all ranks."""
     args = [*call.args[:position], *[None] * (position - len(call.args)), 2, *call.args[position + 1 :]]
     function: Any = resolve_overload(call.function)
@@ -116,26 +106,22 @@ def _summed(call: LocalCall, position: int, count: int) -> LocalCall:
     names = {a.name for a in arguments[: position + 1]}
     kwargs = {k: v for k, v in call.kwargs.items() if k not in names}
     return replace(
-        call,
-        function="kernels.mean_as_sum",
-        static=(call.function, count),
-        args=tuple(args),
-        kwargs=kwargs,
+        call, function="kernels.mean_as_sum", static=(call.function, count), args=tuple(args), kwargs=kwargs
     )
 
 
-def _mass_collective(shard: OperatorShard, axes: tuple[int, ...]) -> tuple[InnerCollective, ...]:
+def _mass_collective(shard: calls.OperatorShard, axes: tuple[int, ...]) -> tuple[calls.InnerCollective, ...]:
     # If one of the axes is that of micro-batches, the engine has counted everything before the step
     # (engine/engine.py).
-    if shard.argument(3, "reduction", _MEAN) != _MEAN or not axes or MICRO_AXIS in axes:
+    if shard.argument(3, "reduction", _MEAN) != _MEAN or not axes or calls.MICRO_AXIS in axes:
         return ()
     weight = shard.argument(2, "weight", None)
     # A count is one int64, a weighted sum is one number of the weights' type.
     size = 8 if weight is None else shard.atoms.graph.tensors[weight.name].element_bytes
-    return (InnerCollective("all_reduce", axes, size, count=True),)
+    return (calls.InnerCollective("all_reduce", axes, size, count=True),)
 
 
-def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_cross_entropy(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
     logits = shard.space.reads[0]
     classes = shard.loop_named("classes")
     class_axes = shard.split(classes)
@@ -148,25 +134,29 @@ def _local_cross_entropy(shard: OperatorShard, call: LocalCall) -> LocalCall:
         rows = target.elements // target.shape[1]
         return _summed(call, 3, rows) if shard.argument(3, "reduction", _MEAN) == _MEAN else call
     tensor = shard.atoms.graph.tensors[logits.tensor]
-    collectives: tuple[InnerCollective, ...] = ()
+    collectives: tuple[calls.InnerCollective, ...] = ()
     if class_axes:
         rows = prod(size for dim, size in enumerate(shard.read_shape(0)) if dim != 1)
         row_bytes = rows * tensor.element_bytes
         collectives = (
-            InnerCollective("all_reduce", class_axes, row_bytes),
-            InnerCollective("all_reduce", class_axes, 2 * row_bytes),
+            calls.InnerCollective("all_reduce", class_axes, row_bytes),
+            calls.InnerCollective("all_reduce", class_axes, 2 * row_bytes),
         )
     collectives += _mass_collective(shard, row_axes)
     static = (row_axes, class_axes, shard.steps(tensor.shape[1], class_axes), tensor.shape[1])
-    return LocalCall("loss_kernels.cross_entropy", call.args, call.kwargs, call.name, static, collectives)
+    return calls.LocalCall(
+        "loss_kernels.cross_entropy", call.args, call.kwargs, call.name, static, collectives
+    )
 
 
-def _local_nll_loss(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_nll_loss(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
     row_axes = shard.split(list(shard.space.reads[1].loops))
     if not row_axes:
         return call
     collectives = _mass_collective(shard, row_axes)
-    return LocalCall("loss_kernels.nll_loss", call.args, call.kwargs, call.name, (row_axes,), collectives)
+    return calls.LocalCall(
+        "loss_kernels.nll_loss", call.args, call.kwargs, call.name, (row_axes,), collectives
+    )
 
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -320,7 +310,7 @@ def _nll_loss_kernel(
 # -- random operands ------------------------------------------------------------------------------
 
 
-def _classes(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
+def _classes(args: tuple[Any, ...], shape: calls.Shape) -> Iterator[tuple[str, tuple[int, int]]]:
     yield args[1].name, (0, shape(args[0])[:2][-1])
 
 
@@ -338,51 +328,46 @@ def _ignore_some(
     values[name] = target.masked_fill(torch.rand(target.shape, generator=generator) < ramp, ignored)
 
 
-_TARGETS = Samples(limits=_classes, adjust=_ignore_some)
+_TARGETS = calls.Samples(limits=_classes, adjust=_ignore_some)
 
 
-def _elementwise(*names: str, **more: Any) -> OpSpec:
-    targets = tuple(f"aten.{name}.default" for name in names)
-    return OpSpec(targets=targets, rule=_elementwise_loss, localiser=_local_elementwise_loss, **more)
-
+_WITHOUT_RULE = (
+    "nll_loss2d", "ctc_loss", "cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
+    "multi_margin_loss",
+)  # fmt: skip
+_over_targets = partial(
+    calls.aten,
+    samples=_TARGETS,
+    cost_class=calls.CostClass.LOSS,
+    precision=calls.Precision.WIDE,
+    counted_targets=True,
+)
+_elementwise = partial(calls.aten, rule=_elementwise_loss, localiser=_local_elementwise_loss)
 
 SPECS = (
-    OpSpec(
-        targets=("aten.cross_entropy_loss.default",),
-        rule=_cross_entropy,
+    _over_targets(
+        "cross_entropy_loss.default",
+        _cross_entropy,
         localiser=_local_cross_entropy,
         kernels={"loss_kernels.cross_entropy": cross_entropy_kernel},
-        samples=_TARGETS,
-        cost_class=CostClass.LOSS,
-        precision=Precision.WIDE,
-        counted_targets=True,
     ),
-    OpSpec(
-        targets=("aten.nll_loss_nd.default", "aten.nll_loss.default"),
-        rule=_nll_loss,
+    _over_targets(
+        "nll_loss_nd.default nll_loss.default",
+        _nll_loss,
         localiser=_local_nll_loss,
         kernels={"loss_kernels.nll_loss": _nll_loss_kernel},
-        samples=_TARGETS,
-        cost_class=CostClass.LOSS,
-        precision=Precision.WIDE,
-        counted_targets=True,
     ),
-    _elementwise("mse_loss", cost_class=CostClass.LOSS, precision=Precision.WIDE),
+    _elementwise("mse_loss.default", cost_class=calls.CostClass.LOSS, precision=calls.Precision.WIDE),
     _elementwise(
-        "binary_cross_entropy",
-        samples=Samples(domains={0: Domain.UNIT, 1: Domain.UNIT}),
-        precision=Precision.WIDE,
+        "binary_cross_entropy.default",
+        samples=calls.Samples(domains={0: calls.Domain.UNIT, 1: calls.Domain.UNIT}),
+        precision=calls.Precision.WIDE,
     ),
     _elementwise(
-        "binary_cross_entropy_with_logits", "poisson_nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
-        "soft_margin_loss", "kl_div", precision=Precision.WIDE,
+        "binary_cross_entropy_with_logits.default poisson_nll_loss.default l1_loss.default "
+        "smooth_l1_loss.default huber_loss.default soft_margin_loss.default kl_div.default",
+        precision=calls.Precision.WIDE,
     ),
-    _elementwise("hinge_embedding_loss"),
-    OpSpec(
-        without_rule=(
-            "nll_loss2d", "ctc_loss", "cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss",
-            "multi_margin_loss",
-        ),
-        precision=Precision.WIDE,
-    ),
-)  # fmt: skip
+    _elementwise("hinge_embedding_loss.default"),
+    calls.OpSpec(without_rule=_WITHOUT_RULE, precision=calls.Precision.WIDE),
+)

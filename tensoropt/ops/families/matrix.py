@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensoropt.ops.calls import CostClass, Domain, LinearOperands, OpSpec, Precision, Samples
+from tensoropt.ops.calls import CostClass, Domain, LinearOperands, OpSpec, Precision, Samples, aten
 from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
@@ -176,9 +176,9 @@ SPECS = (
         without_rule=("cholesky", "linalg_cholesky", "linalg_cholesky_ex"),
         samples=Samples(domains={0: Domain.DEFINITE}),
     ),
-    OpSpec(
-        targets=("aten.lu_unpack.default",),
-        rule=lu_unpack,
+    aten(
+        "lu_unpack.default",
+        lu_unpack,
         without_rule=("linalg_lu_solve", "linalg_ldl_solve"),
         samples=Samples(domains={1: Domain.PIVOTS}),
     ),

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tensoropt.graph import DTYPE_BYTES, Operator
-from tensoropt.ops.calls import (
-    MICRO_AXIS,
-    CostClass,
-    InnerCollective,
-    LocalCall,
-    OperatorShard,
-    OpSpec,
-    Precision,
-    Samples,
-)
+from tensoropt.ops import calls
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 
@@ -55,59 +48,60 @@ def _group_norm(b: Builder) -> None:
     b.write(x)
 
 
-@alike("use_input_stats")
-def instance_norm(b: Builder) -> None:
-    """Split batch and channels, unless running statistics are kept."""
-    shape = b.tensor(b.arg(0)).shape
-    if b.arg(3) is not None or b.arg(4) is not None:
-        raise Opaque(b.op.name)
+def by_channel(b: Builder, *parameters: int) -> tuple[int, int]:
+    """Split batch and channels of the first argument and of the result.
+
+    Args:
+        parameters: the positions of arguments with one number per channel.
+
+    Returns:
+        The loops over the batch and over channels.
+    """
+    shape = b.shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
     b.read(b.arg(0), x)
-    for index in (1, 2):
+    for index in parameters:
         b.read(b.arg(index), [c])
     b.write(x)
+    return n, c
+
+
+@alike("use_input_stats")
+def instance_norm(b: Builder) -> None:
+    """Split batch and channels, unless running statistics are kept."""
+    if b.arg(3) is not None or b.arg(4) is not None:
+        raise Opaque(b.op.name)
+    by_channel(b, 1, 2)
 
 
 def _batch_norm_training(b: Builder) -> None:
     """Split channels, and the batch, whose statistics the kernel synchronises."""
     if not b.arg(5):
         raise Opaque(b.op.name)
-    shape = b.tensor(b.arg(0)).shape
-    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
-    x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
-    b.read(b.arg(0), x)
-    for index in (1, 2, 3, 4):
-        b.read(b.arg(index), [c])
-    b.write(x)
+    n, c = by_channel(b, 1, 2, 3, 4)
     for index in range(1, len(b.op.outputs)):
-        per_channel = b.output(index).shape == (shape[1],)
+        per_channel = b.output(index).shape == (b.shape[1],)
         b.write([c] if per_channel else [None] * len(b.output(index).shape), index, synced=[n])
 
 
 @alike("training")
 def _batch_norm_inference(b: Builder) -> None:
     """Split batch and channels; the statistics are operands."""
-    shape = b.tensor(b.arg(0)).shape
-    n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
-    x: list[Loops] = [n, c] + [None] * (len(shape) - 2)
-    b.read(b.arg(0), x)
-    for index in (1, 2, 3, 4):
-        b.read(b.arg(index), [c])
-    b.write(x)
+    by_channel(b, 1, 2, 3, 4)
 
 
 # -- calls of one shard ---------------------------------------------------------------------------
 
 
-def _local_group_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
+def _local_group_norm(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
     channels = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[1]
     groups = call.args[1] * shard.read_shape(0)[1] // channels
     return replace(call, args=(call.args[0], groups, *call.args[2:]))
 
 
-def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != MICRO_AXIS)
+def _local_batch_norm(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
+    axes = tuple(a for a in shard.split(shard.loop_named("batch")) if a != calls.MICRO_AXIS)
     if not axes:
         return call
     x = shard.atoms.graph.tensors[shard.op.inputs()[0]]
@@ -115,39 +109,36 @@ def _local_batch_norm(shard: OperatorShard, call: LocalCall) -> LocalCall:
     # Statistics are sent in at least float32, in which the kernel computes them.
     channels = shard.read_shape(0)[1] * max(x.element_bytes, DTYPE_BYTES["float32"])
     collectives = (
-        InnerCollective("all_reduce", axes, channels),
-        InnerCollective("all_reduce", axes, channels),
-        InnerCollective("all_reduce", axes, 2 * channels, backward=True),
+        calls.InnerCollective("all_reduce", axes, channels),
+        calls.InnerCollective("all_reduce", axes, channels),
+        calls.InnerCollective("all_reduce", axes, 2 * channels, backward=True),
     )
-    return LocalCall("kernels.sync_batch_norm", call.args, call.kwargs, call.name, (axes, count), collectives)
+    return calls.LocalCall(
+        "kernels.sync_batch_norm", call.args, call.kwargs, call.name, (axes, count), collectives
+    )
 
 
-def _evaluated_batch_norm(op: Operator, call: LocalCall) -> LocalCall:
-    return LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
+def _evaluated_batch_norm(op: Operator, call: calls.LocalCall) -> calls.LocalCall:
+    return calls.LocalCall(op.target, (*op.args[:5], False, *op.args[6:]), op.kwargs, call.name)
 
 
 # -- kernels --------------------------------------------------------------------------------------
 
 
-def statistics_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance per channel of the local rows, in at least float32, in one pass."""
     # Without running statistics the CPU's kernel computes in the input's type.
     running = x.new_zeros((2, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32))
-    found: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten.batch_norm_update_stats(x, *running, 0.0)
+    found: tuple[Tensor, Tensor] = torch.ops.aten.batch_norm_update_stats(x, *running, 0.0)
     return found
 
 
 def normalised(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    eps: float,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
     """Return ``x`` normalised with these statistics; weight and bias are cast to their dtype."""
     weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
-    result: torch.Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
+    result: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         x, weight, bias, mean, var, 0.0, eps
     )[0]
     return result
@@ -163,9 +154,9 @@ class _SyncBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
         context: ShardContext,
         axes: tuple[int, ...],
         count: int,
@@ -184,7 +175,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         return normalised(x, weight, bias, mean, var, eps), mean, inverse, var
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:  # type: ignore[override]
         x, weight, mean, inverse = ctx.saved_tensors
         wide = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         # The gradients of weight and bias from this rank's rows; every row's gradient needs their totals.
@@ -197,26 +188,17 @@ class _SyncBatchNorm(torch.autograd.Function):
             None if weight is None else of_weight,
             # This rank's part: the layout sums the parameters' gradients, as everywhere.
             of_bias if ctx.has_bias else None,
-            None,
-            None,
-            None,
-            None,
+            *(None,) * 4,
         )
 
 
 def _gradient(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    mean: torch.Tensor,
-    inverse: torch.Tensor,
-    total: torch.Tensor,
-    count: int,
-) -> torch.Tensor:
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, total: Tensor, count: int
+) -> Tensor:
     """Return the input's gradient from ``total``, the batch's gradients of bias and weight."""
     if grad.is_cuda:
         counts = torch.full((1,), count, dtype=torch.int32, device=grad.device)
-        result: torch.Tensor = torch.ops.aten.batch_norm_backward_elemt(
+        result: Tensor = torch.ops.aten.batch_norm_backward_elemt(
             grad, x, mean, inverse, weight, total[0], total[1] / inverse, counts
         )
         return result
@@ -227,22 +209,20 @@ def _gradient(
 
 
 def _statistics_of(
-    x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None, momentum: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
+) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty(x.shape[1], dtype=wide), x.new_empty(x.shape[1], dtype=wide)
 
 
-def _gradient_of(grad: torch.Tensor, *_: Any) -> torch.Tensor:
+def _gradient_of(grad: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(grad)
 
 
 _SHAPES = torch.library.Library("aten", "IMPL", "Meta")
 """Shapes of results of PyTorch's own kernels, for fake tensors."""
-for _name, _shapes in (
-    ("batch_norm_update_stats", _statistics_of),
-    ("batch_norm_backward_elemt", _gradient_of),
-):
+_OF_KERNELS = {"batch_norm_update_stats": _statistics_of, "batch_norm_backward_elemt": _gradient_of}
+for _name, _shapes in _OF_KERNELS.items():
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):
         _SHAPES.impl(_name, _shapes)
 
@@ -252,28 +232,23 @@ def sync_batch_norm(
     name: str,
     axes: tuple[int, ...],
     count: int,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Return output, mean, inverse deviation, new running mean and variance over a split batch."""
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
     return y, mean, inverse, *moved_statistics(running_mean, running_var, mean, var, momentum, count)
 
 
 def moved_statistics(
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    momentum: float,
-    count: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, momentum: float, count: int
+) -> tuple[Tensor, Tensor]:
     # As in PyTorch: running variances are unbiased, the batch's own is not.
     unbiased = var * (count / max(count - 1, 1))
     new_mean = running_mean * (1 - momentum) + mean * momentum
@@ -281,56 +256,39 @@ def moved_statistics(
     return new_mean.to(running_mean.dtype), new_var.to(running_var.dtype)
 
 
-_VARIANCES = Samples(positive=True)
+_VARIANCES = calls.Samples(positive=True)
+
+_norm = partial(calls.aten, cost_class=calls.CostClass.NORM, precision=calls.Precision.NARROW)
 
 SPECS = (
-    OpSpec(
-        targets=("aten.layer_norm.default", "aten.rms_norm.default"),
-        rule=layer_norm,
-        cost_class=CostClass.NORM,
-        precision=Precision.NARROW,
-    ),
-    OpSpec(
-        targets=("aten.native_layer_norm.default",),
+    _norm("layer_norm.default rms_norm.default", layer_norm),
+    calls.aten(
+        "native_layer_norm.default",
+        layer_norm,
         without_rule=("native_group_norm",),
-        rule=layer_norm,
-        precision=Precision.NARROW,
+        precision=calls.Precision.NARROW,
     ),
-    OpSpec(
-        targets=("aten.group_norm.default",),
-        rule=_group_norm,
-        localiser=_local_group_norm,
-        cost_class=CostClass.NORM,
-        reads=2,
-        precision=Precision.NARROW,
-    ),
-    OpSpec(targets=("aten.instance_norm.default",), rule=instance_norm),
-    OpSpec(
+    _norm("group_norm.default", _group_norm, localiser=_local_group_norm, reads=2),
+    calls.aten("instance_norm.default", instance_norm),
+    calls.OpSpec(
         targets=(BATCH_NORM,),
         rule=_batch_norm_training,
         localiser=_local_batch_norm,
         kernels={"kernels.sync_batch_norm": sync_batch_norm},
         samples=_VARIANCES,
-        cost_class=CostClass.NORM,
+        cost_class=calls.CostClass.NORM,
         reads=2,
-        precision=Precision.NARROW_INPUT,
+        precision=calls.Precision.NARROW_INPUT,
         batch_statistics=True,
         evaluated=_evaluated_batch_norm,
     ),
-    OpSpec(
-        targets=("aten.batch_norm.default",),
-        rule=_batch_norm_inference,
-        samples=_VARIANCES,
-        cost_class=CostClass.NORM,
-        precision=Precision.NARROW,
-        batch_statistics=True,
-    ),
-    OpSpec(
+    _norm("batch_norm.default", _batch_norm_inference, samples=_VARIANCES, batch_statistics=True),
+    calls.OpSpec(
         # Running statistics are the same in every micro-batch.
         targets=("aten._native_batch_norm_legit_no_training.default",),
         rule=_batch_norm_inference,
         samples=_VARIANCES,
-        precision=Precision.NARROW_INPUT,
+        precision=calls.Precision.NARROW_INPUT,
     ),
-    OpSpec(targets=("aten._weight_norm.default",), rule=_weight_norm),
+    calls.aten("_weight_norm.default", _weight_norm),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensoropt.graph import Ref, iter_refs
-from tensoropt.ops.calls import OpSpec, Precision, Samples
+from tensoropt.ops.calls import Precision, Samples, aten
 from tensoropt.ops.index_space import Builder, alike
 
 _PLAIN = """
@@ -47,19 +47,9 @@ _POSITIVE_AND_WIDE = """
 
 
 _SCALING = frozenset(
-    {
-        "aten.multiply.Tensor",
-        "aten.divide.Tensor",
-        "aten.mul.Tensor",
-        "aten.div.Tensor",
-        "aten.mul.Scalar",
-        "aten.div.Scalar",
-    }
+    f"aten.{name}"
+    for name in ("multiply.Tensor", "divide.Tensor", "mul.Tensor", "div.Tensor", "mul.Scalar", "div.Scalar")
 )
-
-
-def _names(block: str) -> tuple[str, ...]:
-    return tuple(f"aten.{name}" for name in block.split())
 
 
 def broadcast(b: Builder) -> None:
@@ -121,19 +111,14 @@ def prelu(b: Builder) -> None:
 
 
 SPECS = (
-    OpSpec(targets=_names(_PLAIN), rule=_pointwise),
-    OpSpec(targets=_names(_POSITIVE), rule=_pointwise, samples=Samples(positive=True)),
-    OpSpec(targets=_names(_WIDE), rule=_pointwise, precision=Precision.WIDE),
-    OpSpec(
-        targets=_names(_POSITIVE_AND_WIDE),
-        rule=_pointwise,
-        samples=Samples(positive=True),
-        precision=Precision.WIDE,
-    ),
-    OpSpec(targets=("aten.neg.default", "aten.clone.default", "aten.detach.default"), rule=_linear_pointwise),
-    OpSpec(targets=("aten.add.Tensor", "aten.sub.Tensor"), rule=_addition),
-    OpSpec(targets=("aten._to_copy.default", "aten.to.dtype"), rule=_cast),
-    OpSpec(targets=("aten.prelu.default",), rule=prelu, precision=Precision.NARROW),
+    aten(_PLAIN, _pointwise),
+    aten(_POSITIVE, _pointwise, samples=Samples(positive=True)),
+    aten(_WIDE, _pointwise, precision=Precision.WIDE),
+    aten(_POSITIVE_AND_WIDE, _pointwise, samples=Samples(positive=True), precision=Precision.WIDE),
+    aten("neg.default clone.default detach.default", _linear_pointwise),
+    aten("add.Tensor sub.Tensor", _addition),
+    aten("_to_copy.default to.dtype", _cast),
+    aten("prelu.default", prelu, precision=Precision.NARROW),
 )
 
 ELEMENT_WISE = frozenset(

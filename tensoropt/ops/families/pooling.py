@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensoropt.ops.calls import CostClass, OpSpec
+from tensoropt.ops.calls import CostClass, OpSpec, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
@@ -42,14 +42,9 @@ _RESIZES = (
 )
 
 SPECS = (
-    OpSpec(
-        targets=(
-            "aten.max_pool2d.default",
-            "aten.avg_pool2d.default",
-            "aten.adaptive_avg_pool2d.default",
-            "aten.max_pool2d_with_indices.default",
-        ),
-        rule=pooling,
+    aten(
+        "max_pool2d.default avg_pool2d.default adaptive_avg_pool2d.default max_pool2d_with_indices.default",
+        pooling,
         cost_class=CostClass.POOLING,
     ),
     OpSpec(
@@ -61,5 +56,5 @@ SPECS = (
         ),
         rule=pooling,
     ),
-    OpSpec(targets=("aten.pixel_shuffle.default", "aten.pixel_unshuffle.default"), rule=_pixel_shuffle),
+    aten("pixel_shuffle.default pixel_unshuffle.default", _pixel_shuffle),
 )

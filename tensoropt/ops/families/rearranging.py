@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from tensoropt.graph import Ref
-from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec
+from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
@@ -159,14 +159,10 @@ def _local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall
 
 
 SPECS = (
-    OpSpec(targets=("aten.cat.default", "aten.concat.default"), rule=cat),
-    OpSpec(targets=("aten.stack.default",), rule=stack),
-    OpSpec(targets=("aten.repeat.default",), rule=repeat, localiser=_local_repeat),
-    OpSpec(
-        targets=("aten.repeat_interleave.self_int",),
-        rule=repeat_interleave,
-        localiser=_local_repeat_interleave,
-    ),
+    aten("cat.default concat.default", cat),
+    aten("stack.default", stack),
+    aten("repeat.default", repeat, localiser=_local_repeat),
+    aten("repeat_interleave.self_int", repeat_interleave, localiser=_local_repeat_interleave),
     OpSpec(
         targets=(
             "aten.pad.default",
@@ -177,9 +173,9 @@ SPECS = (
         ),
         rule=_moved_within_dims,
     ),
-    OpSpec(targets=("aten.diff.default",), rule=diff),
-    OpSpec(targets=("aten.glu.default",), rule=gated),
-    OpSpec(targets=("aten.unfold.default",), rule=_windows),
-    OpSpec(targets=("aten.im2col.default", "aten.col2im.default"), rule=columns),
-    OpSpec(targets=("aten.tril.default", "aten.triu.default"), rule=triangle),
+    aten("diff.default", diff),
+    aten("glu.default", gated),
+    aten("unfold.default", _windows),
+    aten("im2col.default col2im.default", columns),
+    aten("tril.default triu.default", triangle),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, Precision, Samples
+from tensoropt.ops.calls import LocalCall, OperatorShard, Precision, Samples, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
@@ -106,37 +106,24 @@ def _local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 SPECS = (
-    OpSpec(targets=("aten.sum.default",), rule=_full_sum, precision=Precision.WIDE),
-    OpSpec(targets=("aten.sum.dim_IntList",), rule=_dim_sum, precision=Precision.WIDE),
-    OpSpec(
-        targets=("aten.mean.default",), rule=_full_sum, localiser=_local_mean, precision=Precision.WIDE
+    aten("sum.default", _full_sum, precision=Precision.WIDE),
+    aten("sum.dim_IntList", _dim_sum, precision=Precision.WIDE),
+    aten("mean.default", _full_sum, localiser=_local_mean, precision=Precision.WIDE),
+    aten("mean.dim", _dim_sum, localiser=_local_mean, precision=Precision.WIDE),
+    aten(
+        "amax.default amin.default max.dim min.dim argmax.default argmin.default any.dim all.dim "
+        "topk.default sort.default sort.stable",
+        _dim_reduction,
     ),
-    OpSpec(targets=("aten.mean.dim",), rule=_dim_sum, localiser=_local_mean, precision=Precision.WIDE),
-    OpSpec(
-        targets=(
-            "aten.amax.default", "aten.amin.default", "aten.max.dim", "aten.min.dim", "aten.argmax.default",
-            "aten.argmin.default", "aten.any.dim", "aten.all.dim", *_ORDERING,
-        ),
-        rule=_dim_reduction,
-    ),
-    OpSpec(targets=("aten.logsumexp.default",), rule=_dim_reduction, precision=Precision.WIDE),
-    OpSpec(
-        targets=("aten.prod.dim_int",),
-        rule=_dim_reduction,
-        samples=Samples(positive=True),
-        precision=Precision.WIDE,
-    ),
-    OpSpec(
-        targets=("aten.linalg_vector_norm.default",),
+    aten("logsumexp.default", _dim_reduction, precision=Precision.WIDE),
+    aten("prod.dim_int", _dim_reduction, samples=Samples(positive=True), precision=Precision.WIDE),
+    aten(
+        "linalg_vector_norm.default",
+        vector_norm,
         without_rule=("norm", "dist", "var_mean", "std_mean"),
-        rule=vector_norm,
         precision=Precision.WIDE,
     ),
-    OpSpec(
-        targets=("aten.var.correction", "aten.std.correction", "aten.var.dim", "aten.std.dim"),
-        rule=variance,
-        precision=Precision.WIDE,
-    ),
-    OpSpec(targets=("aten.cdist.default",), rule=distances, precision=Precision.WIDE),
-    OpSpec(targets=("aten.cosine_similarity.default",), rule=_cosine_similarity),
-)  # fmt: skip
+    aten("var.correction std.correction var.dim std.dim", variance, precision=Precision.WIDE),
+    aten("cdist.default", distances, precision=Precision.WIDE),
+    aten("cosine_similarity.default", _cosine_similarity),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensoropt.graph import FLOATING
-from tensoropt.ops.calls import CostClass, OpSpec, Precision
+from tensoropt.ops.calls import CostClass, Precision, aten
 from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
@@ -24,27 +24,10 @@ def _fourier(b: Builder) -> None:
 
 
 SPECS = (
-    OpSpec(
-        targets=("aten.softmax.int", "aten.log_softmax.int"),
-        rule=_along_one_dim,
-        cost_class=CostClass.NORM,
-        precision=Precision.WIDE,
-    ),
+    aten("softmax.int log_softmax.int", _along_one_dim, cost_class=CostClass.NORM, precision=Precision.WIDE),
     # Autocast knows the call above it only: a kernel in 16 bits is called by this name.
-    OpSpec(targets=("aten._softmax.default",), rule=_along_one_dim, cost_class=CostClass.NORM),
-    OpSpec(
-        targets=("aten._log_softmax.default", "aten.cumsum.default", "aten.cumprod.default"),
-        rule=_along_one_dim,
-        precision=Precision.WIDE,
-    ),
-    OpSpec(targets=("aten.logcumsumexp.default",), rule=_along_one_dim),
-    OpSpec(
-        targets=(
-            "aten.fft_fftn.default",
-            "aten.fft_fft2.default",
-            "aten.fft_fft.default",
-            "aten.fft_rfftn.default",
-        ),
-        rule=_fourier,
-    ),
+    aten("_softmax.default", _along_one_dim, cost_class=CostClass.NORM),
+    aten("_log_softmax.default cumsum.default cumprod.default", _along_one_dim, precision=Precision.WIDE),
+    aten("logcumsumexp.default", _along_one_dim),
+    aten("fft_fftn.default fft_fft2.default fft_fft.default fft_rfftn.default", _fourier),
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
-from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec
+from tensoropt.ops.calls import LocalCall, OperatorShard, aten
 from tensoropt.ops.index_space import Builder, Loops, alike
 
 
@@ -218,31 +218,20 @@ def _local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 SPECS = (
-    OpSpec(
-        targets=("aten.view.default", "aten.reshape.default"),
-        rule=reshape,
-        localiser=_local_reshape,
-        launches=False,
-    ),
-    OpSpec(
-        targets=(
-            "aten._unsafe_view.default", "aten.flatten.using_ints", "aten.unflatten.int",
-            "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default",
-        ),
-        rule=reshape,
+    aten("view.default reshape.default", reshape, localiser=_local_reshape, launches=False),
+    aten(
+        "_unsafe_view.default flatten.using_ints unflatten.int squeeze.default squeeze.dim "
+        "squeeze.dims unsqueeze.default",
+        reshape,
         localiser=_local_reshape,
     ),
-    OpSpec(targets=("aten.permute.default", "aten.transpose.int"), rule=permute, launches=False),
-    OpSpec(targets=("aten.t.default", "aten.movedim.int", "aten.swapaxes.default"), rule=permute),
-    OpSpec(targets=("aten.expand.default",), rule=expand, localiser=_local_expand, launches=False),
-    OpSpec(
-        targets=("aten.split.Tensor", "aten.split.sizes"), rule=split, localiser=_local_split, launches=False
-    ),
-    OpSpec(
-        targets=("aten.split_with_sizes.default", "aten.chunk.default"), rule=split, localiser=_local_split
-    ),
-    OpSpec(targets=("aten.slice.Tensor",), rule=_slice_, localiser=_local_slice, launches=False),
-    OpSpec(targets=("aten.select.int",), rule=select, launches=False),
-    OpSpec(targets=("aten.unbind.int",), rule=_unbind),
-    OpSpec(targets=("aten.view_as_real.default",), rule=view_as_real),
-)  # fmt: skip
+    aten("permute.default transpose.int", permute, launches=False),
+    aten("t.default movedim.int swapaxes.default", permute),
+    aten("expand.default", expand, localiser=_local_expand, launches=False),
+    aten("split.Tensor split.sizes", split, localiser=_local_split, launches=False),
+    aten("split_with_sizes.default chunk.default", split, localiser=_local_split),
+    aten("slice.Tensor", _slice_, localiser=_local_slice, launches=False),
+    aten("select.int", select, launches=False),
+    aten("unbind.int", _unbind),
+    aten("view_as_real.default", view_as_real),
+)

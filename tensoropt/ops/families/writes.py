@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensoropt.graph import Ref
-from tensoropt.ops.calls import CostClass, OpSpec, Samples
+from tensoropt.ops.calls import CostClass, Samples, aten
 from tensoropt.ops.families.indexing import along_a_dim, along_dims
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
@@ -90,28 +90,20 @@ def _scatter_into_slice(b: Builder) -> None:
 _ALONG_A_DIM = Samples(limits=along_a_dim, timed=False)
 
 SPECS = (
-    OpSpec(
-        targets=(
-            "aten.scatter.src", "aten.scatter.value", "aten.scatter.reduce", "aten.scatter.value_reduce",
-        ),
-        rule=scatter,
+    aten(
+        "scatter.src scatter.value scatter.reduce scatter.value_reduce",
+        scatter,
         samples=_ALONG_A_DIM,
         cost_class=CostClass.LOOKUP,
     ),
-    OpSpec(
-        targets=("aten.scatter_add.default", "aten.scatter_reduce.two"), rule=scatter, samples=_ALONG_A_DIM
-    ),
-    OpSpec(
-        targets=("aten.index_add.default", "aten.index_copy.default"), rule=index_add, samples=_ALONG_A_DIM
-    ),
-    OpSpec(targets=("aten.index_fill.int_Scalar",), rule=_index_fill, samples=_ALONG_A_DIM),
-    OpSpec(
-        targets=("aten.index_put.default",),
-        rule=_index_put,
+    aten("scatter_add.default scatter_reduce.two", scatter, samples=_ALONG_A_DIM),
+    aten("index_add.default index_copy.default", index_add, samples=_ALONG_A_DIM),
+    aten("index_fill.int_Scalar", _index_fill, samples=_ALONG_A_DIM),
+    aten(
+        "index_put.default",
+        _index_put,
         samples=Samples(limits=along_dims, timed=False),
         cost_class=CostClass.LOOKUP,
     ),
-    OpSpec(
-        targets=("aten.slice_scatter.default", "aten.select_scatter.default"), rule=_scatter_into_slice
-    ),
-)  # fmt: skip
+    aten("slice_scatter.default select_scatter.default", _scatter_into_slice),
+)

@@ -72,12 +72,7 @@ class _Whole:
 
 
 def holds(
-    probe: Probe,
-    splits: Sequence[Split],
-    linear: bool,
-    *,
-    first: int = 0,
-    seeds: Sequence[int] = (1, 2),
+    probe: Probe, splits: Sequence[Split], linear: bool, *, first: int = 0, seeds: Sequence[int] = (1, 2)
 ) -> bool:
     """Return whether loops from ``first`` on are right on this probe, forward and backward."""
     tries: list[_Cut] = []

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -96,9 +97,8 @@ def _adds_up(probe: Probe, scales: Sequence[float]) -> bool:
     made = probe.run(values)
 
     def drawn(scale: float) -> list[torch.Tensor]:
-        return [
-            (scale * torch.randn(m.shape, generator=generator, dtype=torch.float64)).to(m.dtype) for m in made
-        ]
+        noise = (torch.randn(m.shape, generator=generator, dtype=torch.float64) for m in made)
+        return [(scale * value).to(m.dtype) for value, m in zip(noise, made, strict=True)]
 
     try:
         for scale in scales:
@@ -466,15 +466,12 @@ def _pieces(
         t.name: values[t.name].chunk(parts, d) if d is not None else [values[t.name]] * parts
         for t, d in zip(probe.operands, reads, strict=True)
     }
+    # Copies: what reads beyond a piece (by strides) would find the whole there.
+    copied = partial(torch.clone, memory_format=torch.contiguous_format)
     results = []
     for part in range(parts):
         try:
-            # Copies: what reads beyond a piece (by strides) would find the whole there.
-            results.append(
-                probe.run(
-                    {n: torch.clone(v[part], memory_format=torch.contiguous_format) for n, v in cut.items()}
-                )
-            )
+            results.append(probe.run({name: copied(pieces[part]) for name, pieces in cut.items()}))
         except Exception:  # an unknown operator may raise anything; then this is no way to cut it
             return None
     return results if all(len(r) == len(probe.outputs) for r in results) else None

@@ -103,7 +103,7 @@ class _ReduceScatter:
             return _zigzag_pieces(x, atom, parts)
         if size == shard * parts:
             return x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
-        pieces = x.new_zeros([parts, *_resized(x, atom, shard)])
+        pieces = x.new_zeros([parts, *_resized(x.shape, atom, shard)])
         for i in range(parts):
             start, length = chunk(size, parts, i)
             pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
@@ -115,52 +115,37 @@ class _ReduceScatter:
         return result.narrow(self.atom, 0, length) if length != shape[self.atom] else result
 
 
-def _resized(x: torch.Tensor, atom: int, size: int) -> list[int]:
-    return [size if i == atom else n for i, n in enumerate(x.shape)]
-
-
 _Sizes = tuple[int, ...]
+
+
+def _resized(sizes: Sequence[int], atom: int, size: int) -> _Sizes:
+    return (*sizes[:atom], size, *sizes[atom + 1 :])
 
 
 _Move = Callable[[torch.Tensor], torch.Tensor]
 """Applies one step of a resharding to this rank's shard, in the tensor's atom view."""
 
 
-class Ahead(Protocol):
-    """Prefetched parameters, and gradients scattered one block later."""
+class Ahead:
+    """Prefetched parameters, and gradients scattered one block later: none of them here."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a gathered parameter at its use; None if it must be gathered now."""
-        ...
+        return None
 
     def note(self, spec: EdgeSpec) -> None:
         """Record that backward will need a parameter."""
-        ...
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a parameter gathered for backward after :meth:`note`; None if it must be gathered now."""
-        ...
+        return None
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
         """Take a use's gradient to scatter it with others; return False if it must be scattered now."""
-        ...
-
-
-class _AtTheUse:
-    """An :class:`Ahead` that prefetches nothing."""
-
-    def take(self, spec: EdgeSpec) -> torch.Tensor | None:
-        return None
-
-    def note(self, spec: EdgeSpec) -> None: ...
-
-    take_again = take
-
-    def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
         return False
 
 
-AT_THE_USE = _AtTheUse()
+AT_THE_USE = Ahead()
 
 
 class _Standpoint(Protocol):
@@ -334,7 +319,7 @@ def _known_route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
 def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
     lying = spec.as_it_lies()
     steps, start, end = lying.way(backward=backward)
-    whole = tuple(size for dim in lying.atoms for size in dim)
+    whole = _sizes(lying.atoms)
     dims_are_atoms = all(len(dim) == 1 for dim in lying.atoms)
     own = local_atoms(lying.atoms, start, spec.mesh, runtime.place)
     current, moves = list(start), []
@@ -349,7 +334,7 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
     return Route(
         spec.order,
         None if spec.order is None else tuple(spec.order.index(d) for d in range(len(spec.order))),
-        None if dims_are_atoms else tuple(size for dim in own for size in dim),
+        None if dims_are_atoms else _sizes(own),
         tuple(moves),
         None if dims_are_atoms else local_shape(lying.atoms, end, spec.mesh, runtime.place),
     )
@@ -375,7 +360,7 @@ def _zigzag_shard(x: torch.Tensor, atom: int, parts: int, position: int) -> torc
 
 def _zigzag_pieces(x: torch.Tensor, atom: int, parts: int) -> torch.Tensor:
     """Return the shards in zig-zag order one after another, contiguous."""
-    pieces = x.new_empty([parts, *_resized(x, atom, x.shape[atom] // parts)])
+    pieces = x.new_empty([parts, *_resized(x.shape, atom, x.shape[atom] // parts)])
     for position, piece in enumerate(pieces):
         piece.unflatten(atom, (2, -1)).copy_(_zigzag_shard(x, atom, parts, position))
     return pieces
@@ -415,7 +400,7 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
     lengths = [chunk(whole, parts, i)[1] for i in range(parts)]
 
     def move(x: torch.Tensor) -> torch.Tensor:
-        shape = _resized(x, atom, shard)
+        shape = _resized(x.shape, atom, shard)
         flat = x.new_empty(parts * math.prod(shape))
         # The pieces arrive one after another, whichever atom they belong to, and are reassembled afterwards.
         gathered = flat.view(parts, *shape)
@@ -424,7 +409,7 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
             dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
             if atom in zigzag:
                 return _zigzag_joined(gathered, atom)
-            return gathered.movedim(0, atom).reshape(_resized(x, atom, whole)).contiguous()
+            return gathered.movedim(0, atom).reshape(_resized(x.shape, atom, whole)).contiguous()
         own = gathered[position]  # sent from its place in the result, which saves a padded copy
         own.narrow(atom, 0, x.shape[atom]).copy_(x)
         own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
@@ -474,7 +459,7 @@ def _pad(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]
     start = chunk(whole, parts, position)[0]
 
     def move(x: torch.Tensor) -> torch.Tensor:
-        result = x.new_zeros([whole if i == atom else n for i, n in enumerate(x.shape)])
+        result = x.new_zeros(_resized(x.shape, atom, whole))
         if atom in zigzag and parts > 1:
             _zigzag_shard(result, atom, parts, position).copy_(x.unflatten(atom, (2, -1)))
             return result
@@ -537,10 +522,9 @@ def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor
 
 def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
     """Return this rank's view of an input or constant; zeros but at coordinate 0 of a partial axis."""
-    sizes = [size for dim in spec.atoms for size in dim]
-    shape = [size for dim in spec.atoms for size in (math.prod(dim),)]
+    sizes = _sizes(spec.atoms)
     # A folded constant is kept at size 1 where it does not change.
-    x = x.expand(shape).reshape(sizes) if sizes else x
+    x = x.expand([math.prod(dim) for dim in spec.atoms]).reshape(sizes) if sizes else x
     for axis, code in enumerate(spec.target):
         if code >= 0 and spec.mesh[axis] > 1:
             parts, position = spec.mesh[axis], runtime.place[axis]
@@ -578,7 +562,7 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
     own, whole = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
     shape = local_shape(spec.atoms, spec.target, spec.mesh, runtime.place)
     parts, atom = runtime.parts(step.axes), step.atom
-    padded = _with_size(own, atom, -(-whole[atom] // parts))
+    padded = _resized(own, atom, -(-whole[atom] // parts))
     # `chunk` makes only the last pieces smaller: if the last one is full, all are.
     even = parts * padded[atom] == whole[atom]
     lengths = [chunk(whole[atom], parts, i)[1] for i in range(parts)]
@@ -606,7 +590,7 @@ def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
     whole, own = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
     shape = local_shape(spec.atoms, spec.back or spec.source, spec.mesh, runtime.place)
     parts, atom = runtime.parts(step.axes), step.atom
-    padded = _with_size(own, atom, -(-whole[atom] // parts))
+    padded = _resized(own, atom, -(-whole[atom] // parts))
     pieces = [chunk(whole[atom], parts, i) for i in range(parts)]
 
     def pack(gradient: torch.Tensor) -> torch.Tensor:
@@ -629,14 +613,10 @@ def _sizes(atoms: Atoms) -> _Sizes:
     return tuple(size for dim in atoms for size in dim)
 
 
-def _with_size(sizes: _Sizes, atom: int, size: int) -> _Sizes:
-    return (*sizes[:atom], size, *sizes[atom + 1 :])
-
-
 def _padded(x: torch.Tensor, atom: int, size: int) -> torch.Tensor:
     if x.shape[atom] == size:
         return x
-    result = x.new_empty(_resized(x, atom, size))
+    result = x.new_empty(_resized(x.shape, atom, size))
     result.narrow(atom, 0, x.shape[atom]).copy_(x)
     result.narrow(atom, x.shape[atom], size - x.shape[atom]).zero_()
     return result

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tensoropt.cluster.catalog import _efficiency_figures
+from tensoropt.cluster.catalog import _preset
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import described
 from tests.benchmarks.program import table
@@ -21,7 +21,7 @@ GOAL = 0.15
 
 def fitted_sources() -> tuple[str, ...]:
     """The sources whose runs efficiencies were fitted to; all others are held out."""
-    return tuple(_efficiency_figures().get("fitted_to", ()))
+    return tuple(_preset("efficiencies").get("fitted_to", ()))
 
 
 def error(row: Row) -> float:

@@ -1,27 +1,7 @@
 """Converters by operator family; importing this module registers all of them."""
 
-from tensoropt.capture.onnx.ops import (
-    attention,
-    control,
-    indexing,
-    math,
-    normalisation,
-    recurrent,
-    reduction,
-    resize,
-    shape,
-    windows,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "attention",
-    "control",
-    "indexing",
-    "math",
-    "normalisation",
-    "recurrent",
-    "reduction",
-    "resize",
-    "shape",
-    "windows",
-]
+for _family in iter_modules(__path__):
+    import_module(f"{__name__}.{_family.name}")

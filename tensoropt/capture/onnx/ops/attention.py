@@ -26,15 +26,8 @@ def _attention(call: Call) -> Any:
         k, v = (_to_heads(t, call.attribute("kv_num_heads")) for t in (k, v))
     if mask is not None and mask.shape[-1] != k.shape[2]:
         raise OnnxError("a mask for fewer keys than there are cannot be imported")
-    out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=causal,
-        scale=call.attribute("scale"),
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    options = {"scale": call.attribute("scale"), "enable_gqa": q.shape[1] != k.shape[1]}
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, **options)
     if not flat:
         return out
     batch, heads, sequence, size = out.shape

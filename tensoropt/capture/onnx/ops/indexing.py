@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.importer import Call, converter, converters, positive
 from tensoropt.capture.onnx.values import OnnxError, Traced
 
 
@@ -21,6 +21,14 @@ def _counted_from_front(index: Traced, size: int) -> Traced:
         return index.to(torch.int64)
     index = index.to(torch.int64)
     return torch.where(index.method("lt", 0), index + size, index)
+
+
+converters(
+    Where=lambda call: torch.where(call[0], call[1], call[2]),
+    GatherElements=lambda call: torch.gather(
+        call[0], call.dim(), _counted_from_front(call[1], call[0].shape[call.dim()])
+    ),
+)
 
 
 @converter("Gather")
@@ -40,12 +48,6 @@ def gather(call: Call) -> Traced:
     else:
         rows = torch.index_select(x, axis, flat)
     return rows.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
-
-
-@converter("GatherElements")
-def _gather_elements(call: Call) -> Traced:
-    axis = call.dim()
-    return torch.gather(call[0], axis, _counted_from_front(call[1], call[0].shape[axis]))
 
 
 @converter("GatherND")
@@ -107,11 +109,6 @@ def _scattered(call: Call, x: Traced, axis: int, index: Traced, updates: Traced)
 def _scatter_elements(call: Call) -> Traced:
     axis = call.dim()
     return _scattered(call, call[0], axis, _counted_from_front(call[1], call[0].shape[axis]), call[2])
-
-
-@converter("Where")
-def where(call: Call) -> Traced:
-    return torch.where(call[0], call[1], call[2])
 
 
 @converter("OneHot")

@@ -10,45 +10,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.importer import Call, converter, converters, positive
 from tensoropt.capture.onnx.values import OnnxError, Traced
 from tensoropt.capture.onnx.weights import torch_dtype
 
 _UNARY: dict[str, Callable[..., Any]] = {
-    "Abs": torch.abs,
-    "Acos": torch.acos,
-    "Acosh": torch.acosh,
-    "Asin": torch.asin,
-    "Asinh": torch.asinh,
-    "Atan": torch.atan,
-    "Atanh": torch.atanh,
-    "BitwiseNot": torch.bitwise_not,
-    "Ceil": torch.ceil,
-    "Cos": torch.cos,
-    "Cosh": torch.cosh,
-    "Det": torch.det,
-    "Erf": torch.erf,
-    "Exp": torch.exp,
-    "Floor": torch.floor,
-    "HardSwish": F.hardswish,
-    "IsInf": torch.isinf,
-    "IsNaN": torch.isnan,
-    "Log": torch.log,
-    "Mish": F.mish,
-    "Neg": torch.neg,
-    "Not": torch.logical_not,
-    "Reciprocal": torch.reciprocal,
-    "Relu": torch.relu,
-    "Round": torch.round,
-    "Sigmoid": torch.sigmoid,
-    "Sign": torch.sign,
-    "Sin": torch.sin,
-    "Sinh": torch.sinh,
+    name: getattr(torch, name.lower())
+    for name in (
+        "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Det", "Erf", "Exp",
+        "Floor", "IsInf", "IsNaN", "Log", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin",
+        "Sinh", "Sqrt", "Tan", "Tanh",
+    )
+} | {
+    "BitwiseNot": torch.bitwise_not, "HardSwish": F.hardswish, "Mish": F.mish, "Not": torch.logical_not,
     "Softplus": F.softplus,
-    "Sqrt": torch.sqrt,
-    "Tan": torch.tan,
-    "Tanh": torch.tanh,
-}
+}  # fmt: skip
 
 
 @converter(*_UNARY)
@@ -59,21 +35,11 @@ def _unary(call: Call) -> Traced:
 
 
 _BINARY: dict[str, Callable[..., Any]] = {
-    "Add": torch.add,
-    "And": torch.logical_and,
-    "BitwiseAnd": torch.bitwise_and,
-    "BitwiseOr": torch.bitwise_or,
-    "BitwiseXor": torch.bitwise_xor,
-    "Equal": torch.eq,
-    "Greater": torch.gt,
-    "GreaterOrEqual": torch.ge,
-    "Less": torch.lt,
-    "LessOrEqual": torch.le,
-    "Mul": torch.mul,
-    "Or": torch.logical_or,
-    "Sub": torch.sub,
-    "Xor": torch.logical_xor,
-}
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Equal": torch.eq, "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le, "And": torch.logical_and,
+    "Or": torch.logical_or, "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and,
+    "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
+}  # fmt: skip
 
 
 @converter(*_BINARY)
@@ -122,34 +88,26 @@ def _power(call: Call) -> Traced:
 
 @converter("Sum", "Max", "Min", "Mean")
 def _variadic(call: Call) -> Traced:
-    by_name: dict[str, Any] = {
-        "Sum": torch.add,
-        "Mean": torch.add,
-        "Max": torch.maximum,
-        "Min": torch.minimum,
-    }
-    pairwise = by_name[call.op]
     # Pairwise, so that operands broadcast, unlike stacking.
-    total = functools.reduce(pairwise, [call[i] for i in range(len(call))])
+    total = functools.reduce({"Max": torch.maximum, "Min": torch.minimum}.get(call.op, torch.add), call)
     return total / len(call) if call.op == "Mean" and len(call) > 1 else total
 
 
-@converter("Cast")
-def _cast(call: Call) -> Traced:
-    return call[0].to(torch_dtype(call.attribute("to"), "its result"))
-
-
-@converter("CastLike")
-def _cast_like(call: Call) -> Traced:
-    return call[0].to(call[1].dtype)
+converters(
+    Cast=lambda call: call[0].to(torch_dtype(call.attribute("to"), "its result")),
+    CastLike=lambda call: call[0].to(call[1].dtype),
+    LeakyRelu=lambda call: F.leaky_relu(call[0], call.attribute("alpha", 0.01)),
+    Elu=lambda call: F.elu(call[0], call.attribute("alpha", 1.0)),
+    Celu=lambda call: F.celu(call[0], call.attribute("alpha", 1.0)),
+    Gelu=lambda call: F.gelu(call[0], approximate=call.attribute("approximate", "none")),
+    Softmax=lambda call: torch.softmax(call[0], call.dim("axis", -1)),
+    LogSoftmax=lambda call: torch.log_softmax(call[0], call.dim("axis", -1)),
+    MatMul=lambda call: torch.matmul(call[0], call[1]),
+    Einsum=lambda call: torch.einsum(call.attribute("equation").replace(" ", ""), *call),
+)
 
 
 # -- activations ----------------------------------------------------------------------------------
-
-
-@converter("LeakyRelu")
-def _leaky_relu(call: Call) -> Traced:
-    return F.leaky_relu(call[0], call.attribute("alpha", 0.01))
 
 
 @converter("PRelu")
@@ -160,16 +118,6 @@ def _prelu(call: Call) -> Traced:
     if flat and x.floating and all(size == 1 for size in channels[1:]) and slope.ndim >= x.ndim - 1:
         return F.prelu(x, slope.reshape(slope.numel))
     return torch.where(x.method("ge", 0), x, x * slope)
-
-
-@converter("Elu")
-def _elu(call: Call) -> Traced:
-    return F.elu(call[0], call.attribute("alpha", 1.0))
-
-
-@converter("Celu")
-def _celu(call: Call) -> Traced:
-    return F.celu(call[0], call.attribute("alpha", 1.0))
 
 
 @converter("Selu")
@@ -185,11 +133,6 @@ def _hard_sigmoid(call: Call) -> Traced:
     if math.isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5:
         return F.hardsigmoid(call[0])
     return torch.clamp(call[0] * alpha + beta, 0.0, 1.0)
-
-
-@converter("Gelu")
-def _gelu(call: Call) -> Traced:
-    return F.gelu(call[0], approximate=call.attribute("approximate", "none"))
 
 
 @converter("Clip")
@@ -214,20 +157,7 @@ def _clamp(x: Traced, low: Any, high: Any) -> Traced:
     return torch.clamp(x, low, high)
 
 
-_SOFTMAX: dict[str, Callable[..., Any]] = {"Softmax": torch.softmax, "LogSoftmax": torch.log_softmax}
-
-
-@converter("Softmax", "LogSoftmax")
-def _softmax(call: Call) -> Traced:
-    return _SOFTMAX[call.op](call[0], call.dim("axis", -1))
-
-
 # -- matrix products ------------------------------------------------------------------------------
-
-
-@converter("MatMul")
-def _matmul(call: Call) -> Traced:
-    return torch.matmul(call[0], call[1])
 
 
 @converter("Gemm")
@@ -254,11 +184,6 @@ def _gemm(call: Call) -> Traced:
     return (
         product if c is None or beta == 0.0 else product + (c * beta if beta != 1.0 else c).to(product.dtype)
     )
-
-
-@converter("Einsum")
-def _einsum(call: Call) -> Traced:
-    return torch.einsum(call.attribute("equation").replace(" ", ""), *(call[i] for i in range(len(call))))
 
 
 @converter("CumSum")

@@ -80,11 +80,7 @@ def _local_response_norm(call: Call) -> Traced:
     """Return a local response norm; the window over channels is a sum of shifted copies, so all other dims
     can be split."""
     x, size = call[0], call.attribute("size")
-    alpha, beta, bias = (
-        call.attribute("alpha", 1e-4),
-        call.attribute("beta", 0.75),
-        call.attribute("bias", 1.0),
-    )
+    alpha, beta, bias = (call.attribute(n, v) for n, v in {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}.items())
     if not 1 <= size <= 4 * max(x.shape[1], 1):
         raise OnnxError(f"its window of {size} channels is invalid for {x.shape[1]} channels")
     before = (size - 1) // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -68,9 +69,7 @@ def _norm(order: int) -> Callable[..., Any]:
 def _mean(x: Traced, dims: list[int], keepdim: bool) -> Traced:
     if x.floating:
         return torch.mean(x, dims, keepdim=keepdim)
-    count = 1
-    for d in dims:
-        count *= x.shape[d]
+    count = prod(x.shape[d] for d in dims)
     return torch.div(torch.sum(x, dims, keepdim=keepdim), count, rounding_mode="trunc")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tensoropt.capture.onnx.importer import Call, converter, positive
+from tensoropt.capture.onnx.importer import Call, converter, converters, positive
 from tensoropt.capture.onnx.values import OnnxError, Traced
 from tensoropt.capture.onnx.weights import torch_dtype
 
@@ -29,9 +29,12 @@ def _constant(call: Call) -> Traced:
     raise OnnxError("its value is text or sparse, which cannot be imported")
 
 
-@converter("Identity")
-def _identity(call: Call) -> Traced:
-    return call[0]
+converters(
+    Identity=lambda call: call[0],
+    Size=lambda call: call.builder.constant(call[0].numel, torch.int64),
+    SequenceConstruct=lambda call: ([*call],),
+    SequenceAt=lambda call: call[0][int(call.scalar(1, role="position"))],
+)
 
 
 @converter("Shape")
@@ -39,11 +42,6 @@ def _shape(call: Call) -> Traced:
     sizes = call[0].shape
     start, end = call.attribute("start", 0), call.attribute("end", len(sizes))
     return call.builder.constant(list(sizes)[start:end], torch.int64)
-
-
-@converter("Size")
-def _size(call: Call) -> Traced:
-    return call.builder.constant(call[0].numel, torch.int64)
 
 
 @converter("ConstantOfShape")
@@ -176,8 +174,7 @@ def _depth_to_space(call: Call) -> Traced:
 
 @converter("Concat")
 def _concat(call: Call) -> Traced:
-    parts = [call[i] for i in range(len(call))]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, call.dim())
+    return call[0] if len(call) == 1 else torch.cat([*call], call.dim())
 
 
 @converter("Split")
@@ -268,16 +265,6 @@ def _pad_by_copies(x: Traced, dim: int, before: int, after: int, mode: str) -> T
 
 
 # -- sequences, as far as they are known -----------------------------------------------------------
-
-
-@converter("SequenceConstruct")
-def _sequence_construct(call: Call) -> Any:
-    return ([call[i] for i in range(len(call))],)
-
-
-@converter("SequenceAt")
-def _sequence_at(call: Call) -> Traced:
-    return call[0][int(call.scalar(1, role="position"))]
 
 
 @converter("SplitToSequence")

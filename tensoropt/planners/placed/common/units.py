@@ -107,24 +107,16 @@ def transient_bytes(problem: PlacementProblem, operator: int) -> float:
 
 
 def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
-    # Times of inf say that a device cannot run an operator.
-    possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
-    pins = np.ones_like(possible)
-    for operator, devices in problem.pinned:
-        mask = np.zeros(problem.devices.count, bool)
-        mask[list(devices)] = True
-        pins[operator] &= mask
-    both = possible & pins
     # This is the usual case; a search over cuts prices hundreds of graphs.
-    if both.all():
+    if problem.allowed.all():
         return np.ones((len(members), problem.devices.count), bool)
-    allowed = np.array([both[list(m)].all(axis=0) for m in members])
+    allowed = np.array([problem.allowed[list(m)].all(axis=0) for m in members])
     for unit, operators in enumerate(members):
         if not allowed[unit].any():
             sides = "; ".join(
-                f"{problem.names[o]} on {_devices(np.flatnonzero(possible[o] & pins[o]))}"
+                f"{problem.names[o]} on {_devices(np.flatnonzero(problem.allowed[o]))}"
                 for o in operators
-                if not (possible[o] & pins[o]).all()
+                if not problem.allowed[o].all()
             )
             raise InfeasibleError(
                 f"no device can hold all of these operators, which must share one: {sides}; loosen a pin or "

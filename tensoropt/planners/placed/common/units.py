@@ -244,46 +244,37 @@ def place_within_memory(
         InfeasibleError: no such placement was found.
     """
     # The bytes booked for tensors in flight can exceed what is there at once, so that a method finds no room
-    # though its placement would fit.
-    try:
-        return _retry(name, problem, units, limit, attempt, True)
-    except InfeasibleError:
-        return _retry(name, problem, units, limit, attempt, False)
-
-
-def _retry(
-    name: str,
-    problem: PlacementProblem,
-    units: Units,
-    limit: float | None,
-    attempt: Callable[[MemoryBook], PlacedAnswer],
-    counts_transients: bool,
-) -> PlacedAnswer:
-    """Return the placement of the first attempt that fits. If the simulator sees more bytes on a device than
-    were booked, and too many, the next attempt's cap is lower than the device's limit by the difference.
-    """
+    # though its placement would fit, and is run without them.
     most = problem.devices.within(limit)
-    caps = most.copy()
-    for _ in range(_ATTEMPTS):
-        memory = MemoryBook.empty(caps.copy(), counts_transients)
-        try:
-            answer = attempt(memory)
-        except NoRoomError as full:
-            raise InfeasibleError(_refusal(name, problem, units, most, full.unit)) from None
-        if np.isinf(most).all():
-            return answer
-        peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
-        if (peaks <= most).all():
-            return answer
-        # The excess that the simulator sees over the booked bytes is taken off the cap, and never given back,
-        # so that attempts do not go in circles.
-        booked = memory.used + (memory.transient if counts_transients else 0.0)
-        caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
-    worst, in_all = int((peaks - most).argmax()), problem.devices.in_all
-    raise InfeasibleError(
-        f"{name} finds no plan within {format_bytes(in_all(most[worst]))}; after {_ATTEMPTS} attempts with "
-        f"less room, device {worst} still reaches {format_bytes(in_all(peaks[worst]))}; raise the limit"
-    )
+
+    def retry(counts_transients: bool) -> PlacedAnswer:
+        caps = most.copy()
+        for _ in range(_ATTEMPTS):
+            memory = MemoryBook.empty(caps.copy(), counts_transients)
+            try:
+                answer = attempt(memory)
+            except NoRoomError as full:
+                raise InfeasibleError(_refusal(name, problem, units, most, full.unit)) from None
+            if np.isinf(most).all():
+                return answer
+            peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
+            if (peaks <= most).all():
+                return answer
+            # The excess that the simulator sees over the booked bytes is taken off the cap, and never given
+            # back, so that attempts do not go in circles.
+            booked = memory.used + (memory.transient if counts_transients else 0.0)
+            caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
+        worst, in_all = int((peaks - most).argmax()), problem.devices.in_all
+        raise InfeasibleError(
+            f"{name} finds no plan within {format_bytes(in_all(most[worst]))}; after {_ATTEMPTS} attempts "
+            f"with less room, device {worst} still reaches {format_bytes(in_all(peaks[worst]))}; raise the "
+            "limit"
+        )
+
+    try:
+        return retry(True)
+    except InfeasibleError:
+        return retry(False)
 
 
 def _refusal(name: str, problem: PlacementProblem, units: Units, most: Floats, unit: int) -> str:

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensoropt.errors import PlanError
 from tensoropt.types import Floats
@@ -210,6 +211,15 @@ class PlacementProblem:
     def stored_bytes(self) -> Floats:
         """(n,) bytes alive on the operator's device during the whole step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @cached_property
+    def allowed(self) -> NDArray[np.bool_]:
+        """(n, d) whether each operator may lie on a device: it can run there, and is not pinned elsewhere."""
+        # Times of inf say that a device cannot run an operator.
+        allowed = np.isfinite(self.forward_s + self.backward_s + self.update_s)
+        for operator, devices in self.pinned:
+            allowed[operator] &= np.isin(range(self.devices.count), devices)
+        return allowed
 
     @cached_property
     def repeated(self) -> PlacementProblem:

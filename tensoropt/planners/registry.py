@@ -162,7 +162,15 @@ class _PlacedEntry(Entry):
         return (1,)
 
 
-_AS_PUBLISHED = "its program schedules every operator once in a step"
+@dataclass(frozen=True)
+class _ExactEntry(_PlacedEntry):
+    """A placing method that solves a program with CP-SAT."""
+
+    solves: bool = True
+    one_batch: str = "its program schedules every operator once in a step"
+
+
+_CUTTING = "operators that are cut into pieces are not run in micro-batches as well"
 
 ENTRIES = {
     entry.name: entry
@@ -177,18 +185,15 @@ ENTRIES = {
         Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
         Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
         _PipelinedEntry(
-            "gpipe",
-            "GPipe: one stage per device, all forwards before all backwards, recomputed",
+            "gpipe", "GPipe: one stage per device, all forwards before all backwards, recomputed"
         ),
         _PipelinedEntry(
-            "pipedream_1f1b",
-            "PipeDream-flush: the fastest slowest stage, 1F1B with a flush after each step",
+            "pipedream_1f1b", "PipeDream-flush: the fastest slowest stage, 1F1B with a flush after each step"
         ),
         _PipelinedEntry("dapple", "DAPPLE: replicated stages, for the latency of the whole step"),
         _PipelinedEntry("alpa", "Alpa: stages by a dynamic programme, any way to split inside"),
         _PipelinedEntry(
-            "galvatron",
-            "Galvatron: per layer data, sharded data or tensor parallelism, in even stages",
+            "galvatron", "Galvatron: per layer data, sharded data or tensor parallelism, in even stages"
         ),
         _PlacedEntry("placer", "TensorFlow's Placer: rules alone; unconstrained operators on device 0"),
         _PlacedEntry("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory"),
@@ -196,42 +201,23 @@ ENTRIES = {
         _PlacedEntry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program"),
         _PlacedEntry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots"),
         _PlacedEntry(
-            "os_dpos",
-            "FastT OS-DPOS: DPOS, cutting operators of the critical path",
-            one_batch="operators that are cut into pieces are not run in micro-batches as well",
+            "os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path", one_batch=_CUTTING
         ),
         _PlacedEntry(
-            "local_search",
-            "ours: annealing from the heuristics' placements, for every amount of memory",
+            "local_search", "ours: annealing from the heuristics' placements, for every amount of memory"
         ),
         _PlacedEntry(
             "cut_search",
             "ours: operators cut along the batch or placed whole, segment by segment, annealed",
-            one_batch="operators that are cut into pieces are not run in micro-batches as well",
+            one_batch=_CUTTING,
         ),
-        _PlacedEntry(
-            "pesto",
-            "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)",
-            solves=True,
-            one_batch=_AS_PUBLISHED,
+        _ExactEntry("pesto", "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)"),
+        _ExactEntry(
+            "pesto_extended", "Pesto as NetSplit extends it: forward alone, any number of devices (CP-SAT)"
         ),
-        _PlacedEntry(
-            "pesto_extended",
-            "Pesto as NetSplit extends it: forward alone, any number of devices (CP-SAT)",
-            solves=True,
-            one_batch=_AS_PUBLISHED,
-        ),
-        _PlacedEntry(
-            "netsplit",
-            "NetSplit: an exact schedule, one operator at a time on a device (CP-SAT)",
-            solves=True,
-            one_batch=_AS_PUBLISHED,
-        ),
-        _PlacedEntry(
-            "netsplit_shared",
-            "NetSplit's program as published: operators may overlap on a device (CP-SAT)",
-            solves=True,
-            one_batch=_AS_PUBLISHED,
+        _ExactEntry("netsplit", "NetSplit: an exact schedule, one operator at a time on a device (CP-SAT)"),
+        _ExactEntry(
+            "netsplit_shared", "NetSplit's program as published: operators may overlap on a device (CP-SAT)"
         ),
     )
 }

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.common.task_ranks import Ranks, ranks_of
+from tensoropt.planners.placed.common.task_ranks import ranks_of
 from tensoropt.planners.placed.common.units import (
     MemoryBook,
     NoRoomError,
@@ -38,12 +38,10 @@ class DposSchedule:
 
     Attributes:
         finish_s: the algorithm's own estimate of the step, FT(o_exit).
-        ranks: the ranks that it used.
     """
 
     placement: Placement
     finish_s: float
-    ranks: Ranks
 
     @property
     def answer(self) -> PlacedAnswer:
@@ -65,15 +63,13 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     return place_within_memory("dpos", problem, units, memory_limit_bytes, attempt)
 
 
-def schedule_by_ranks(
-    problem: PlacementProblem, units: Units, memory: MemoryBook, ranks: Ranks | None = None
-) -> DposSchedule:
+def schedule_by_ranks(problem: PlacementProblem, units: Units, memory: MemoryBook) -> DposSchedule:
     """Run algorithm 1.
 
     Raises:
         NoRoomError: an operator fits nowhere.
     """
-    return _DposScheduler(problem, units, memory, ranks or ranks_of(problem, units)).schedule()
+    return _DposScheduler(problem, units, memory).schedule()
 
 
 class IdleSlots:
@@ -112,14 +108,15 @@ class IdleSlots:
 
 
 class _DposScheduler:
-    def __init__(self, problem: PlacementProblem, units: Units, memory: MemoryBook, ranks: Ranks):
-        self.problem, self.units, self.memory, self.ranks = problem, units, memory, ranks
+    def __init__(self, problem: PlacementProblem, units: Units, memory: MemoryBook):
+        self.problem, self.units, self.memory = problem, units, memory
+        self.ranks = ranks_of(problem, units)
         self.device = [-1] * problem.size
         self.unit_device = [-1] * len(units.members)
         self.starts = [0.0] * problem.size
         self.ends = [0.0] * problem.size
         self.slots = [IdleSlots() for _ in range(problem.devices.count)]
-        self.path = list(ranks.path)
+        self.path = list(self.ranks.path)
         """The part of the critical path that is still to be placed."""
         self.on_path = set(self.path)
         self.critical = -1
@@ -133,7 +130,7 @@ class _DposScheduler:
         forward = orders_by_start(self.device, self.starts, problem.devices.count)
         if not problem.training:
             finish = max(self.ends, default=0.0)
-            return DposSchedule(Placement(tuple(self.device), forward), finish, self.ranks)
+            return DposSchedule(Placement(tuple(self.device), forward), finish)
         starts, ends = self._backward()
         backward = orders_by_start(self.device, starts, problem.devices.count, backward=True)
         finish_s = [0.0] * problem.devices.count
@@ -142,7 +139,7 @@ class _DposScheduler:
             finish_s[device] = max(finish_s[device], ends[operator])
             updates[device] += float(problem.update_s[operator, device])
         finish = max(a + b for a, b in zip(finish_s, updates, strict=True))
-        return DposSchedule(Placement(tuple(self.device), forward, backward), finish, self.ranks)
+        return DposSchedule(Placement(tuple(self.device), forward, backward), finish)
 
     # -- forward ----------------------------------------------------------------------------------
 

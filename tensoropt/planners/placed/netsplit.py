@@ -10,6 +10,5 @@ from __future__ import annotations
 
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
-_PLANNER = ExactPlanner(name="netsplit")
+place = ExactPlanner(name="netsplit").place
 DEFAULTS = Solving(most_blocks=40)
-place = _PLANNER.place

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
-_PLANNER = ExactPlanner(
+place = ExactPlanner(
     name="netsplit_shared", exclusive=False, groups=True, promise="its operators may overlap on a device"
-)
+).place
 DEFAULTS = Solving()
-place = _PLANNER.place

@@ -11,6 +11,5 @@ from __future__ import annotations
 
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
-_PLANNER = ExactPlanner(name="pesto", devices=2, most_operators=200)
+place = ExactPlanner(name="pesto", devices=2, most_operators=200).place
 DEFAULTS = Solving(most_blocks=60, balance=0.6)
-place = _PLANNER.place

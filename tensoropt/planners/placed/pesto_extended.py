@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from tensoropt.planners.placed.exact.place import ExactPlanner, Solving
 
-_PLANNER = ExactPlanner(
+place = ExactPlanner(
     name="pesto_extended",
     exclusive=False,
     backward=False,
     knows_memory=False,
     promise="it schedules forward alone, and its operators may overlap on a device",
-)
+).place
 DEFAULTS = Solving(most_blocks=200)
-place = _PLANNER.place

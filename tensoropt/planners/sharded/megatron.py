@@ -16,7 +16,6 @@ import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
-from tensoropt.costs.variables import Variable
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.restricted import (
@@ -124,12 +123,11 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         # inner axis, unless its maker splits something there: then the frontier decides how it lies.
         if variable.key.kind == "hub":
             whole_inside = variable.layouts[index][-1] < 0 and variable.layouts[index][-1] != -3
-            reads_split = any(inner[g.name] != {"none"} for g in _makers(graph, variable.key))
-            return None if whole_inside or reads_split else NO_OPTION
+            maker = graph.group_of[graph.atoms.graph.producer[variable.key.name].name]
+            return None if whole_inside or inner[maker.name] != {"none"} else NO_OPTION
         if variable.key.kind == "parameter":
             return None
-        labels = tables.labels(variable.key, index)
-        *outer, last = labels
+        *outer, last = tables.labels(variable.key, index)
         if last not in inner[variable.key] or any(label != batch[variable.key] for label in outer):
             return NO_OPTION
         return whole(tables, variable, index)
@@ -140,7 +138,3 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         "no mesh here splits both the attention heads and the batch; megatron needs an inner axis that "
         "splits the heads (the key heads, if several query heads share one) into non-empty parts",
     )
-
-
-def _makers(graph: GroupGraph, hub: Variable) -> list[Group]:
-    return [graph.group_of[graph.atoms.graph.producer[hub.name].name]]

@@ -49,7 +49,9 @@ class _Recursion:
             }
             choice = self._step(allowed)
             chosen = {name: labels[choice[name]][: axis + 1] for name, labels in self.labels.items()}
-        options: dict[str, int] = {v.key: self._leanest(v, choice[v.key]) for v in self.tables.variables}
+        options: dict[str, int] = {
+            v.key: int(v.memory[choice[v.key]].argmin()) for v in self.tables.variables
+        }
         left = sorted(name for name, labels in chosen.items() if set(labels) & _WHOLE)
         more = f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else ""
         shown = ", ".join(left[:_MOST_NAMED]) + more
@@ -88,9 +90,6 @@ class _Recursion:
             edges.append((e.a, e.b, costs[np.ix_(e.rows[kept[e.a]], e.cols[kept[e.b]])]))
         choice, self.notes = cheapest(nodes, edges)
         return {name: int(kept[name][index]) for name, index in choice.items()}
-
-    def _leanest(self, variable: VariableTable, index: int) -> int:
-        return int(variable.memory[index].argmin())
 
 
 _TIE_S_PER_BYTE = 1e-18

@@ -122,12 +122,10 @@ class Contraction:
                 yield blocks
 
     def _pinned(self) -> Iterable[tuple[int, tuple[int, ...]]]:
-        everywhere = set(range(self.whole.devices.count))
-        allowed = _allowed_devices(self.whole)
         for number, group in enumerate(self.groups):
-            devices = everywhere.intersection(*(allowed[o] for o in group))
-            if devices != everywhere:
-                yield number, tuple(sorted(devices))
+            allowed = self.whole.allowed[list(group)].all(axis=0)
+            if not allowed.all():
+                yield number, tuple(np.flatnonzero(allowed).tolist())
 
 
 def contract(problem: PlacementProblem, groups: Sequence[Sequence[int]]) -> Contraction:
@@ -233,7 +231,7 @@ class _Groups:
         self.block = list(range(problem.size))
         self.bytes = [problem.step_bytes(o) for o in range(problem.size)]
         self.seconds = problem.forward_s + problem.backward_s + problem.update_s
-        self.allowed = _allowed_devices(problem)
+        self.allowed = [*problem.allowed]
 
     def room(self, u: int, v: int) -> bool:
         limits = self.limits
@@ -241,7 +239,7 @@ class _Groups:
             len(self.members[u]) + len(self.members[v]) <= limits.most_operators
             and self.bytes[u] + self.bytes[v] <= limits.most_bytes
             and float((self.seconds[u] + self.seconds[v]).min()) <= limits.most_seconds
-            and bool(self.allowed[u] & self.allowed[v])
+            and bool((self.allowed[u] & self.allowed[v]).any())
         )
 
     def join(self, u: int, v: int) -> bool:
@@ -282,11 +280,3 @@ class _Groups:
                 return
             if lone is None or not self.room(lone, group) or not self.join(lone, group):
                 lone = group
-
-
-def _allowed_devices(problem: PlacementProblem) -> list[set[int]]:
-    possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
-    allowed = [set(np.flatnonzero(row).tolist()) for row in possible]
-    for operator, devices in problem.pinned:
-        allowed[operator] &= set(devices)
-    return allowed

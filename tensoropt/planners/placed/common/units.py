@@ -107,24 +107,16 @@ def transient_bytes(problem: PlacementProblem, operator: int) -> float:
 
 
 def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
-    # Times of inf say that a device cannot run an operator.
-    possible = np.isfinite(problem.forward_s + problem.backward_s + problem.update_s)
-    pins = np.ones_like(possible)
-    for operator, devices in problem.pinned:
-        mask = np.zeros(problem.devices.count, bool)
-        mask[list(devices)] = True
-        pins[operator] &= mask
-    both = possible & pins
     # This is the usual case; a search over cuts prices hundreds of graphs.
-    if both.all():
+    if problem.allowed.all():
         return np.ones((len(members), problem.devices.count), bool)
-    allowed = np.array([both[list(m)].all(axis=0) for m in members])
+    allowed = np.array([problem.allowed[list(m)].all(axis=0) for m in members])
     for unit, operators in enumerate(members):
         if not allowed[unit].any():
             sides = "; ".join(
-                f"{problem.names[o]} on {_devices(np.flatnonzero(possible[o] & pins[o]))}"
+                f"{problem.names[o]} on {_devices(np.flatnonzero(problem.allowed[o]))}"
                 for o in operators
-                if not (possible[o] & pins[o]).all()
+                if not problem.allowed[o].all()
             )
             raise InfeasibleError(
                 f"no device can hold all of these operators, which must share one: {sides}; loosen a pin or "
@@ -252,46 +244,37 @@ def place_within_memory(
         InfeasibleError: no such placement was found.
     """
     # The bytes booked for tensors in flight can exceed what is there at once, so that a method finds no room
-    # though its placement would fit.
-    try:
-        return _retry(name, problem, units, limit, attempt, True)
-    except InfeasibleError:
-        return _retry(name, problem, units, limit, attempt, False)
-
-
-def _retry(
-    name: str,
-    problem: PlacementProblem,
-    units: Units,
-    limit: float | None,
-    attempt: Callable[[MemoryBook], PlacedAnswer],
-    counts_transients: bool,
-) -> PlacedAnswer:
-    """Return the placement of the first attempt that fits. If the simulator sees more bytes on a device than
-    were booked, and too many, the next attempt's cap is lower than the device's limit by the difference.
-    """
+    # though its placement would fit, and is run without them.
     most = problem.devices.within(limit)
-    caps = most.copy()
-    for _ in range(_ATTEMPTS):
-        memory = MemoryBook.empty(caps.copy(), counts_transients)
-        try:
-            answer = attempt(memory)
-        except NoRoomError as full:
-            raise InfeasibleError(_refusal(name, problem, units, most, full.unit)) from None
-        if np.isinf(most).all():
-            return answer
-        peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
-        if (peaks <= most).all():
-            return answer
-        # The excess that the simulator sees over the booked bytes is taken off the cap, and never given back,
-        # so that attempts do not go in circles.
-        booked = memory.used + (memory.transient if counts_transients else 0.0)
-        caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
-    worst, in_all = int((peaks - most).argmax()), problem.devices.in_all
-    raise InfeasibleError(
-        f"{name} finds no plan within {format_bytes(in_all(most[worst]))}; after {_ATTEMPTS} attempts with "
-        f"less room, device {worst} still reaches {format_bytes(in_all(peaks[worst]))}; raise the limit"
-    )
+
+    def retry(counts_transients: bool) -> PlacedAnswer:
+        caps = most.copy()
+        for _ in range(_ATTEMPTS):
+            memory = MemoryBook.empty(caps.copy(), counts_transients)
+            try:
+                answer = attempt(memory)
+            except NoRoomError as full:
+                raise InfeasibleError(_refusal(name, problem, units, most, full.unit)) from None
+            if np.isinf(most).all():
+                return answer
+            peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
+            if (peaks <= most).all():
+                return answer
+            # The excess that the simulator sees over the booked bytes is taken off the cap, and never given
+            # back, so that attempts do not go in circles.
+            booked = memory.used + (memory.transient if counts_transients else 0.0)
+            caps = np.where(peaks > most, np.minimum(caps, most - (peaks - booked)), caps)
+        worst, in_all = int((peaks - most).argmax()), problem.devices.in_all
+        raise InfeasibleError(
+            f"{name} finds no plan within {format_bytes(in_all(most[worst]))}; after {_ATTEMPTS} attempts "
+            f"with less room, device {worst} still reaches {format_bytes(in_all(peaks[worst]))}; raise the "
+            "limit"
+        )
+
+    try:
+        return retry(True)
+    except InfeasibleError:
+        return retry(False)
 
 
 def _refusal(name: str, problem: PlacementProblem, units: Units, most: Floats, unit: int) -> str:

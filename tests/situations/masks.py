@@ -61,15 +61,20 @@ def build_causal_operand() -> Any:
     return _built(attend)
 
 
-def build_sliding_window() -> Any:
-    """A constant that is counted in memory: a window of four tokens."""
+def _within(tokens: int) -> Callable[..., torch.Tensor]:
+    """Attention to the last so many tokens."""
 
     def attend(module, q, k, v):
         places = torch.arange(q.shape[-2], device=q.device)
         distance = places[:, None] - places[None, :]
-        return functional.scaled_dot_product_attention(q, k, v, (distance >= 0) & (distance < 4))
+        return functional.scaled_dot_product_attention(q, k, v, (distance >= 0) & (distance < tokens))
 
-    return _built(attend)
+    return attend
+
+
+def build_sliding_window() -> Any:
+    """A constant that is counted in memory: a window of four tokens."""
+    return _built(_within(4))
 
 
 def build_grouped_queries() -> Any:
@@ -83,14 +88,8 @@ def build_grouped_queries() -> Any:
 
 def build_long_window() -> Any:
     """A frontier: a window of a long sequence is made in every step, from positions."""
-
-    def attend(module, q, k, v):
-        places = torch.arange(q.shape[-2], device=q.device)
-        distance = places[:, None] - places[None, :]
-        return functional.scaled_dot_product_attention(q, k, v, (distance >= 0) & (distance < 4096))
-
     with torch.device("meta"):
-        return Decoder(attend), (torch.empty(1, 32_768, WIDTH),)
+        return Decoder(_within(4096)), (torch.empty(1, 32_768, WIDTH),)
 
 
 def build_large_table() -> Any:

@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +30,7 @@ from tensoropt.sharding.groups import GroupGraph
 from tests.costs.models import four, problem, three
 from tests.pipeline.models import split_along_the_batch, tables, tied
 from tests.pipeline.test_evaluate import MESSAGE, RESULT, ROWS, evaluated
+from tests.plan.explorations import edited
 
 
 def plan_of(strategy: PipelinedStrategy, graph: GroupGraph) -> Plan:
@@ -114,14 +114,6 @@ def test_another_model_is_refused(plan, graph):
     model = plan.model.model_copy(update={"fingerprint": "0" * 64})
     with pytest.raises(PlanError, match=r"other shapes, dtypes or code \(fingerprint 000000000000"):
         pipelined_strategy(plan.model_copy(update={"model": model}), graph)
-
-
-def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
-    data = json.loads(plan.to_json())
-    change(data)
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(data))
-    return path
 
 
 @pytest.mark.parametrize(("change", "named"), [

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ import torch
 from tensoropt.errors import PlanError
 from tensoropt.plan.keys import plan_key
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED
-from tensoropt.plan.plan import Plan, describe_call, example_call, load_plan
-from tests.plan.explorations import small_exploration
+from tensoropt.plan.plan import describe_call, example_call, load_plan
+from tests.plan.explorations import edited, small_exploration
 
 
 def test_shapes_and_numbers_come_back():
@@ -95,14 +94,6 @@ def test_a_plan_of_an_earlier_schema_has_one_kind(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(data))
     with pytest.raises(PlanError, match="has both 'placed' and 'pipeline'"):
         load_plan(tmp_path / "plan.json")
-
-
-def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
-    data = json.loads(plan.to_json())
-    change(data)
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(data))
-    return path
 
 
 @pytest.mark.parametrize(("change", "named"), [

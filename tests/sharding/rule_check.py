@@ -23,6 +23,7 @@ from tensoropt.ops.registry import bind, spec_of
 from tensoropt.sharding.discovery.check import close
 from tensoropt.sharding.discovery.probes import sample_inputs
 from tensoropt.sharding.reshard.steps import forward_placements, gradient_placements
+from tests.engine.threads import in_threads
 
 _Coordinate = tuple[int, ...]
 
@@ -120,27 +121,8 @@ class _ThreadedRanks:
         contexts = [_ThreadedRanks.Context(self, at) for at in self.places]
         if not parallel or len(contexts) == 1:
             return {context.at: work(context) for context in contexts}
-        results: dict[tuple[int, ...], T] = {}
-        errors: list[BaseException] = []
-
-        def guarded(context: _ThreadedRanks.Context) -> None:
-            try:
-                results[context.at] = work(context)
-            except BaseException as error:
-                errors.append(error)
-                # Otherwise the others would wait forever for this rank's next collective.
-                self._barrier.abort()
-
-        threads = [threading.Thread(target=guarded, args=(context,)) for context in contexts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            # A broken barrier only says that some other rank failed.
-            real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
-            raise (real or errors)[0]
-        return results
+        found = in_threads(len(contexts), lambda rank: work(contexts[rank]), self._barrier.abort)
+        return dict(zip(self.places, found, strict=True))
 
     class Context:
         def __init__(self, ranks: _ThreadedRanks, at: tuple[int, ...], seed: int = 0, step: int = 0):

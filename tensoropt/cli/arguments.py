@@ -29,10 +29,13 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
     length.add_argument("--samples", metavar="N", help="its length in samples")
     length.add_argument("--steps", metavar="N", help="its length in steps; default: 1000")
     group.add_argument(
-        "--price", action="append", default=[], metavar="2.5|KIND=2.5",
+        "--price",
+        action="append",
+        default=[],
+        metavar="2.5|KIND=2.5",
         help="price per device-hour, of all devices or of one kind (repeat it, or separate by commas); "
         "default: the cluster's prices, if it has any",
-    )  # fmt: skip
+    )
     group.add_argument("--currency", default="", metavar="EUR", help="name of the currency; default: none")
 
 
@@ -109,17 +112,24 @@ def add_onnx(verb: argparse.ArgumentParser) -> None:
     """Add the options for an ONNX file's open sizes, outputs and loss."""
     group = verb.add_argument_group("ONNX files")
     group.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=SIZE",
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
         help="size of a dim the file leaves open (batch=8), or of one it fixes (x[0]=8)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--output", action="append", default=[], metavar="TENSOR",
+        "--output",
+        action="append",
+        default=[],
+        metavar="TENSOR",
         help="import only the operators that this tensor depends on",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--loss", metavar="auto|cross_entropy|mean|mse",
+        "--loss",
+        metavar="auto|cross_entropy|mean|mse",
         help="the training loss, since a file has none; default: auto",
-    )  # fmt: skip
+    )
 
 
 def dims_option(options: argparse.Namespace) -> dict[str, int]:
@@ -136,9 +146,10 @@ def dims_option(options: argparse.Namespace) -> dict[str, int]:
 def add_headroom(verb: argparse.ArgumentParser) -> None:
     """Add the option for the share of a device's memory to keep free."""
     verb.add_argument(
-        "--headroom", metavar="5%|2GiB",
+        "--headroom",
+        metavar="5%|2GiB",
         help="keep this much of a device's memory free; a budget is at most the rest",
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
@@ -173,27 +184,32 @@ def add_question(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
     verb.add_argument(
-        "--batch", metavar="N|auto|8,16",
+        "--batch",
+        metavar="N|auto|8,16",
         help="global batch; default: the model's. explore takes several, a folder in DIR for each; auto: "
         "doubles it up to the largest that fits",
-    )  # fmt: skip
+    )
     verb.add_argument(
-        "--sequence", type=WHOLE, metavar="N",
+        "--sequence",
+        type=WHOLE,
+        metavar="N",
         help="tokens of a sequence, for language models; default: the model's",
-    )  # fmt: skip
+    )
     verb.add_argument(
-        "--lora", metavar="r=16",
+        "--lora",
+        metavar="r=16",
         help="train LoRA adapters of this rank on linear layers, all else frozen; as in "
         "r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4; default: peft's for the architecture, on "
         "unquantized weights",
-    )  # fmt: skip
+    )
     verb.add_argument(
         "--seed", type=WHOLE, default=0, help="for weights and random walks; default: %(default)s"
     )
     verb.add_argument(
-        "--anew", action="store_true",
+        "--anew",
+        action="store_true",
         help="explore again even if the same exploration was kept and nothing has changed since",
-    )  # fmt: skip
+    )
     groups: dict[str, Any] = {}
     for setting in settings_fields():
         group = groups.get(setting.group) or verb.add_argument_group(setting.group)

@@ -18,20 +18,24 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
     verb.add_argument(
-        "--devices", metavar="auto|N",
+        "--devices",
+        metavar="auto|N",
         help="in a folder made with explore --devices: plans for N devices, or for the fewest that will do",
-    )  # fmt: skip
+    )
     verb.add_argument(
-        "--batch", metavar="auto|N",
+        "--batch",
+        metavar="auto|N",
         help="in a folder made with explore --batch: plans at batch N, or at the one with most samples/s",
-    )  # fmt: skip
+    )
     add_headroom(verb)
     which = verb.add_mutually_exclusive_group()
     which.add_argument(
-        "--point", type=WHOLE, metavar="N",
+        "--point",
+        type=WHOLE,
+        metavar="N",
         help="the point's number, from 1; plans of other planners follow the frontier's; default: the "
         "recommended plan",
-    )  # fmt: skip
+    )
     which.add_argument(
         "--memory", metavar="24GiB", help="the recommended plan that needs at most this of a device"
     )
@@ -43,9 +47,10 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         "--fastest", action="store_true", help="the fastest that fits, not the simplest within 3 %% of it"
     )
     verb.add_argument(
-        "--why", action="store_true",
+        "--why",
+        action="store_true",
         help="also the parts of the step and of its peak memory, and changes that would make it faster",
-    )  # fmt: skip
+    )
     verb.add_argument("--trace", metavar="FILE", help="write the step's timeline for ui.perfetto.dev")
     verb.add_argument("--out", metavar="plan.json", help="where to write the plan")
     add_amount(verb)

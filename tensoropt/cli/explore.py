@@ -19,35 +19,45 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     arguments.add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
     verb.add_argument(
-        "--notes", action="store_true",
+        "--notes",
+        action="store_true",
         help="also print the sources of the figures, counts and seconds; by default only what was left out "
         "or not timed",
-    )  # fmt: skip
+    )
     arguments.add_headroom(verb)
     verb.add_argument(
-        "--devices", metavar="auto|1,2,4",
+        "--devices",
+        metavar="auto|1,2,4",
         help="profiling mode: explore on these numbers of devices, a folder in DIR for each; auto: "
         "1, 2, 4, ... up to all of them",
-    )  # fmt: skip
+    )
     verb.add_argument(
-        "--beside", action="append", default=[], metavar="LAUNCHER:JOB",
+        "--beside",
+        action="append",
+        default=[],
+        metavar="LAUNCHER:JOB",
         help="a job that you run today, as a point beside the frontier: torchtitan:job.toml, "
         "megatron:'--tensor-model-parallel-size 8 ...', deepspeed:ds.json or accelerate:config.yaml; sets "
         "the batch and the sequence unless --batch and --sequence do; may be given several times",
-    )  # fmt: skip
+    )
     verb.add_argument(
-        "--planners", metavar="all|a,b",
+        "--planners",
+        metavar="all|a,b",
         help="published planners to run too, all evaluated by one simulator: a row each (see: tensoropt list "
         "planners); --memory then takes several limits, 8GiB,24GiB",
-    )  # fmt: skip
+    )
     verb.add_argument(
-        "--planner-option", action="append", default=[], metavar="PLANNER.OPTION=VALUE",
+        "--planner-option",
+        action="append",
+        default=[],
+        metavar="PLANNER.OPTION=VALUE",
         help="a setting of a planner, such as netsplit.seconds=600; may be given several times",
-    )  # fmt: skip
+    )
     verb.add_argument(
-        "--also-on", metavar="CLUSTER,...",
+        "--also-on",
+        metavar="CLUSTER,...",
         help="explore on these clusters too, a folder in DIR for each, and compare",
-    )  # fmt: skip
+    )
     arguments.add_amount(verb)
 
 

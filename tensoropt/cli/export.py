@@ -15,22 +15,27 @@ from tensoropt.units import counted
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument(
-        "dirs", metavar="DIR", nargs="+",
+        "dirs",
+        metavar="DIR",
+        nargs="+",
         help="the folder given to explore --out; several, or folders of such folders, become one CSV",
-    )  # fmt: skip
+    )
     verb.add_argument("--csv", metavar="FILE", help="one row per point")
     verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
     config = verb.add_argument_group("launcher config")
     config.add_argument(
-        "--as", dest="launcher", metavar="torchtitan|megatron|deepspeed|accelerate",
+        "--as",
+        dest="launcher",
+        metavar="torchtitan|megatron|deepspeed|accelerate",
         help="write the point of --point as this launcher's config",
-    )  # fmt: skip
+    )
     config.add_argument("--point", type=WHOLE, metavar="N", help="its number, from 1")
     config.add_argument("--to", metavar="FILE", help="write it into a file; default: print it")
     config.add_argument(
-        "--nearest", action="store_true",
+        "--nearest",
+        action="store_true",
         help="if the launcher cannot express this point, write the closest plan it can, with its cost",
-    )  # fmt: skip
+    )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:

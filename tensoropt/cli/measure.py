@@ -14,10 +14,11 @@ from tensoropt.errors import TensorOptError
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument(
-        "what", choices=("links", "host", "profiles"),
+        "what",
+        choices=("links", "host", "profiles"),
         help="links: time messages and collectives between ranks; host: describe this host, or all hosts "
         "of a job, as a cluster file; profiles: the profile store's contents and the errors of its fits",
-    )  # fmt: skip
+    )
     links = verb.add_argument_group("links")
     links.add_argument(
         "--cluster",
@@ -26,9 +27,11 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     links.add_argument("--refresh", action="store_true", help="repeat measurements that are in the store")
     host = verb.add_argument_group("host")
     host.add_argument(
-        "--hosts", type=WHOLE, metavar="N",
+        "--hosts",
+        type=WHOLE,
+        metavar="N",
         help="number of hosts like this one; under torchrun, with one process per host, each is detected",
-    )  # fmt: skip
+    )
     host.add_argument(
         "--network", default="", metavar="8xIB-400G", help="the cards of each host, if there are several"
     )
@@ -37,9 +40,10 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     files.add_argument("--export", metavar="FILE", help="write all records, for another machine")
     files.add_argument("--import", dest="import_", metavar="FILE", help="add the records of such a file")
     files.add_argument(
-        "--forget-failed", action="store_true",
+        "--forget-failed",
+        action="store_true",
         help="forget measurements that failed, hung or ran out of memory, so that they are repeated",
-    )  # fmt: skip
+    )
 
 
 def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:

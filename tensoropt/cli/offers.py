@@ -53,8 +53,17 @@ def _table(offers: Any) -> str:
     tokens = any(row.rates is not None and row.rates.tokens_per_s is not None for row in offers.rows)
     weak = ["batch", "tokens/s" if tokens else "samples/s"] if offers.weak else []
     head = [
-        "cluster", "devices", *weak, "time/step", "memory", f"{currency}/h", "hours", currency, "plan", "",
-    ]  # fmt: skip
+        "cluster",
+        "devices",
+        *weak,
+        "time/step",
+        "memory",
+        f"{currency}/h",
+        "hours",
+        currency,
+        "plan",
+        "",
+    ]
     rows = [head]
     for row in offers.rows:
         rates = row.rates

@@ -63,9 +63,10 @@ def test_the_details_of_shipped_points_have_their_figures(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_details_of_every_shipped_point_have_their_figures(name):
+def test_the_details_of_some_thirty_shipped_points_have_their_figures(name):
     found = load(READY_MADE / name)
-    for row in range(len(found.all_points)):
+    # Details of a point of Llama-3-70B take seconds.
+    for row in range(0, len(found.all_points), len(found.all_points) // 30 + 1):
         _check_figures(found, row)
 
 

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 # They register models.
 from tensoropt.zoo import branching, convolution, decoder, hugging_face, recurrent  # noqa: F401
-from tensoropt.zoo.registry import ZooError as ZooError
-from tensoropt.zoo.registry import ZooModel as ZooModel
-from tensoropt.zoo.registry import build as build
-from tensoropt.zoo.registry import entry as entry
-from tensoropt.zoo.registry import list_models as list_models
-from tensoropt.zoo.registry import read_name as read_name
-from tensoropt.zoo.registry import read_options as read_options
+from tensoropt.zoo.registry import ZooError, ZooModel, build, entry, list_models, read_name, read_options
+
+__all__ = ["ZooError", "ZooModel", "build", "entry", "list_models", "read_name", "read_options"]

@@ -316,9 +316,14 @@ class DeepLab(nn.Module):
 )
 @register("deeplab-v3", paper=_DEEPLAB, size="paper", batch=16)
 def _deeplab_v3(
-    batch: int, depth: int = 101, image: int = 512, stem: int = 64, width: float = 1.0, pyramid: int = 256,
+    batch: int,
+    depth: int = 101,
+    image: int = 512,
+    stem: int = 64,
+    width: float = 1.0,
+    pyramid: int = 256,
     classes: int = 21,
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     """DeepLab-V3 on a dilated ResNet (output stride 16) of ``depth`` layers.
 
     ``width`` multiplies every width of the ResNet after its stem, as in a wide ResNet; ``pyramid`` is the
@@ -390,9 +395,14 @@ _VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19
 @register("vgg16", paper=_VGG, size="paper", batch=256)
 @register("vgg19", paper=_VGG, size="paper", batch=256, depth=19)
 def vgg(
-    batch: int, depth: int = 16, image: int = 224, width: int = 64, hidden: int = 4096,
-    classes: int = 1000, dropout: float = 0.0,
-) -> Recipe:  # fmt: skip
+    batch: int,
+    depth: int = 16,
+    image: int = 224,
+    width: int = 64,
+    hidden: int = 4096,
+    classes: int = 1000,
+    dropout: float = 0.0,
+) -> Recipe:
     """VGG: five stages of 3x3 convolutions, three dense layers.
 
     ``width`` is the first stage's channels (64 in the paper); it doubles up to 8 times ``width``.

@@ -76,9 +76,14 @@ class Decoder(nn.Module):
 @register("gpt-mini", paper="", size="laptop", batch=4)
 @register("gpt-mini-dropout", paper="", size="laptop", batch=4, dropout=0.1)
 def _gpt_mini(
-    batch: int, layers: int = 2, hidden: int = 64, heads: int = 4, vocabulary: int = 512,
-    sequence: int = 32, dropout: float = 0.0,
-) -> Recipe:  # fmt: skip
+    batch: int,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    vocabulary: int = 512,
+    sequence: int = 32,
+    dropout: float = 0.0,
+) -> Recipe:
     """Decoder language model in plain PyTorch with a fused qkv and a tied head."""
     require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     model = Decoder(vocabulary, sequence, layers, hidden, heads, dropout)
@@ -140,9 +145,17 @@ class _MixtureDecoder(nn.Module):
 
 @register("moe-mini", paper=_GSHARD, size="laptop", batch=4)
 def _moe_mini(
-    batch: int, layers: int = 2, hidden: int = 64, heads: int = 4, inner: int = 96, experts: int = 8,
-    chosen: int = 2, slack: float = 1.25, vocabulary: int = 512, sequence: int = 32,
-) -> Recipe:  # fmt: skip
+    batch: int,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    inner: int = 96,
+    experts: int = 8,
+    chosen: int = 2,
+    slack: float = 1.25,
+    vocabulary: int = 512,
+    sequence: int = 32,
+) -> Recipe:
     """Mixture-of-experts decoder in plain PyTorch with fixed expert capacity."""
     require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     require_at_least(chosen, f"a token goes to {chosen} of them", experts=experts)

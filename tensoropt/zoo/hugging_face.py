@@ -64,9 +64,14 @@ def _require_rotary_heads(heads: int, key_value_heads: int, hidden: int) -> None
 @_gpt2("gpt3-6.7b", paper=_GPT3, layers=32, hidden=4096, heads=32, sequence=2048)
 @_gpt2("gpt3-175b", paper=_GPT3, layers=96, hidden=12288, heads=96, sequence=2048)
 def gpt2(
-    batch: int, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 50257,
-    sequence: int = 1024, dropout: float = 0.0,
-) -> Recipe:  # fmt: skip
+    batch: int,
+    layers: int = 12,
+    hidden: int = 768,
+    heads: int = 12,
+    vocabulary: int = 50257,
+    sequence: int = 1024,
+    dropout: float = 0.0,
+) -> Recipe:
     """GPT-2 (and GPT-3) decoder, tied embedding and head, language-model loss."""
     require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     import transformers
@@ -85,9 +90,14 @@ def gpt2(
 @_bert("bert-base")
 @_bert("bert-large", layers=24, hidden=1024, heads=16)
 def bert(
-    batch: int, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30522,
-    sequence: int = 512, dropout: float = 0.0,
-) -> Recipe:  # fmt: skip
+    batch: int,
+    layers: int = 12,
+    hidden: int = 768,
+    heads: int = 12,
+    vocabulary: int = 30522,
+    sequence: int = 512,
+    dropout: float = 0.0,
+) -> Recipe:
     """BERT encoder, masked-language-model loss."""
     require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     import transformers
@@ -105,9 +115,15 @@ def bert(
 @_llama("llama3-70b", layers=80, hidden=8192, heads=64, inner=28672)
 @_llama("llama3-405b", layers=126, hidden=16384, heads=128, inner=53248)
 def llama(
-    batch: int, layers: int = 32, hidden: int = 4096, heads: int = 32, key_value_heads: int = 8,
-    inner: int = 14336, vocabulary: int = 128256, sequence: int = 8192,
-) -> Recipe:  # fmt: skip
+    batch: int,
+    layers: int = 32,
+    hidden: int = 4096,
+    heads: int = 32,
+    key_value_heads: int = 8,
+    inner: int = 14336,
+    vocabulary: int = 128256,
+    sequence: int = 8192,
+) -> Recipe:
     """Llama 3 decoder with grouped-query attention, language-model loss."""
     _require_rotary_heads(heads, key_value_heads, hidden)
     import transformers
@@ -126,9 +142,17 @@ def llama(
 @_mixtral("mixtral-tiny", key_value_heads=2, inner=96, experts=4, **_TINY)
 @_mixtral("mixtral-8x7b")
 def mixtral(
-    batch: int, layers: int = 32, hidden: int = 4096, heads: int = 32, key_value_heads: int = 8,
-    inner: int = 14336, experts: int = 8, chosen: int = 2, vocabulary: int = 32000, sequence: int = 4096,
-) -> Recipe:  # fmt: skip
+    batch: int,
+    layers: int = 32,
+    hidden: int = 4096,
+    heads: int = 32,
+    key_value_heads: int = 8,
+    inner: int = 14336,
+    experts: int = 8,
+    chosen: int = 2,
+    vocabulary: int = 32000,
+    sequence: int = 4096,
+) -> Recipe:
     """Mixtral decoder: a mixture of experts in every layer, language-model loss."""
     _require_rotary_heads(heads, key_value_heads, hidden)
     require_at_least(chosen, f"a token goes to {chosen} of them", experts=experts)

@@ -107,9 +107,16 @@ class Transformer(nn.Module):
     hidden=3840, heads=32, inner=15360, vocabulary=32768,
 )  # fmt: skip
 def transformer(
-    batch: int, layers: int = 6, hidden: int = 512, heads: int = 8, inner: int = 2048,
-    vocabulary: int = 37000, source: int = 64, target: int = 64, dropout: float = 0.0,
-) -> Recipe:  # fmt: skip
+    batch: int,
+    layers: int = 6,
+    hidden: int = 512,
+    heads: int = 8,
+    inner: int = 2048,
+    vocabulary: int = 37000,
+    source: int = 64,
+    target: int = 64,
+    dropout: float = 0.0,
+) -> Recipe:
     """Transformer encoder-decoder with a shared vocabulary."""
     require_multiple(heads, f"{heads} attention heads share it", hidden=hidden)
     require_multiple(2, "positions are pairs of sine and cosine", hidden=hidden)
@@ -213,9 +220,13 @@ class _RecurrentLanguageModel(nn.Module):
 @register("rnn-lm", paper=_TENSOROPT, size="paper", batch=256)
 @register("rnnlm", paper=_RNNLM, size="paper", batch=64, layers=2, hidden=2048, vocabulary=10000, steps=40)
 def _recurrent_language_model(
-    batch: int, layers: int = 6, hidden: int = 24576, vocabulary: int = 1024, steps: int = 20,
+    batch: int,
+    layers: int = 6,
+    hidden: int = 24576,
+    vocabulary: int = 1024,
+    steps: int = 20,
     unrolled: bool = True,
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     """LSTM language model, from unrolled cells or whole layers."""
     recurrent = Unrolled(hidden, layers) if unrolled else Whole(hidden, layers)
     model = _RecurrentLanguageModel(recurrent, vocabulary, hidden)
@@ -272,9 +283,13 @@ class GNMT(nn.Module):
 )
 @register("gnmt", paper=_GNMT, size="paper", batch=128)
 def gnmt(
-    batch: int, layers: int = 8, hidden: int = 1024, vocabulary: int = 32000, source: int = 50,
+    batch: int,
+    layers: int = 8,
+    hidden: int = 1024,
+    vocabulary: int = 32000,
+    source: int = 50,
     target: int = 50,
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     """GNMT: LSTM translation with attention."""
     require_at_least(2, "attention stands between the first and the others", layers=layers)
     model = GNMT(vocabulary, hidden, layers)

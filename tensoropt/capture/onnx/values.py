@@ -35,7 +35,7 @@ Traced = Any
 do."""
 
 
-def _by(func: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+def _operator(func: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     return lambda value, other: value.builder.call(func, value, other)
 
 
@@ -97,9 +97,9 @@ class OnnxValue:
     def __rsub__(self, other: Any) -> OnnxValue:
         return self.builder.call(torch.add, self.builder.call(torch.neg, self), other)
 
-    __add__ = __radd__ = _by(torch.add)
-    __sub__, __truediv__ = _by(torch.sub), _by(torch.div)
-    __mul__ = __rmul__ = _by(torch.mul)
+    __add__ = __radd__ = _operator(torch.add)
+    __sub__, __truediv__ = _operator(torch.sub), _operator(torch.div)
+    __mul__ = __rmul__ = _operator(torch.mul)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> OnnxValue:
         """Call ``tensor.name(*args)``, for methods without a function."""

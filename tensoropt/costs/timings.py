@@ -108,7 +108,7 @@ class CostContext:
         return measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
 
-_FACTS = "facts-15"
+_FACTS = "facts-16"
 """The version of fact records; others are made anew."""
 _FACTS_AT_ONCE = 256
 """Workloads between saves: one or two seconds; an assumption."""

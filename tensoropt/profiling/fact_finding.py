@@ -1,8 +1,8 @@
 """The facts of a workload, found by running it under saved-tensor hooks and a mode that tracks storages.
 
-Fake tensors show CPU kernels, and GPUs' attention and recurrent layers
+Tensors of the meta device show what kernels keep, fake ones attention and recurrent layers of CPUs and GPUs
 (:mod:`tensoropt.profiling.cuda_kernels`). Some kernels leave results in larger storages, as ``resize_`` never
-frees any; fake tensors do not show that, so a test compares every operator's with the real ones.
+frees any; neither shows that, so a test compares every operator's with the real ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from torch.utils._pytree import tree_leaves
 from tensoropt.graph import iter_refs
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.registry import reads_of
-from tensoropt.profiling.cuda_kernels import Capability, CudaAttention, CudaRecurrent, has_recurrent
+from tensoropt.profiling.cuda_kernels import (
+    Capability,
+    CudaAttention,
+    CudaRecurrent,
+    has_attention,
+    has_recurrent,
+)
 from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, SplitFacts, flops_of
 from tensoropt.profiling.workload import (
     TensorSpec,
@@ -338,13 +344,13 @@ def _in_storage(value: torch.Tensor, elements: int) -> torch.Tensor:
 def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
     """Find a workload's facts on fake tensors with CPU kernels, or ``capability``'s where known."""
     if capability is None:
-        return _observed(work, training)
+        return probe(work, training)[0]
     with CudaAttention(capability):
         if not has_recurrent(work):
-            return _observed(work, training)
-        computed = _observed(work, training)
+            return probe(work, training, meta=True)[0]
+        computed = probe(work, training)[0]
         with CudaRecurrent():
-            kept = _observed(work, training)
+            kept = probe(work, training)[0]
     # The stand-in for cuDNN's layers creates storages, and computes nothing.
     return replace(
         kept,
@@ -354,17 +360,14 @@ def find_facts(work: Workload, training: bool = True, capability: Capability | N
     )
 
 
-def _observed(work: Workload, training: bool) -> Facts:
-    return probe(work, training)[0]
-
-
 def probe(
-    work: Workload, training: bool, of_kind: Sequence[Any] | None = None
+    work: Workload, training: bool, of_kind: Sequence[Any] | None = None, *, meta: bool = False
 ) -> tuple[Facts, tuple[int, ...]]:
     """Return a workload's facts with CPU kernels, and the sizes met.
 
     Args:
         of_kind: as for :class:`LiveTensors`; numbers of facts are then arrays.
+        meta: as for :func:`~tensoropt.profiling.workload.on_fake_tensors`.
 
     Raises:
         UnlikeError: workloads of the kind have facts of several forms.
@@ -374,7 +377,8 @@ def probe(
         run = _Probe(work, tensors, training, of_kind)
         return run.observe(), tuple(run.live.sizes)
 
-    return on_fake_tensors(work, observe, KernelStorages())
+    meta = meta or not (has_attention(work) or has_recurrent(work))
+    return on_fake_tensors(work, observe, KernelStorages(), meta=meta)
 
 
 _SPLIT: dict[tuple[str, Capability | None], SplitFacts] = {}

@@ -39,7 +39,7 @@ from tensoropt.report.detail import recorded_of
 from tensoropt.session import launched
 from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
-from tensoropt.session.kept import KeptCapture, KeptExplorations, question_of, source_key
+from tensoropt.session.kept import KeptCapture, KeptExplorations, Known, question_of
 from tensoropt.session.pipelines import pinned_pipeline, wants_pipelines, with_pipelines
 from tensoropt.session.quick_plans import First, check_found, with_quick_plans
 from tensoropt.session.run_report import failures_named, implausible
@@ -176,50 +176,35 @@ def answer(
     question: Question,
     cluster: Cluster,
     settings: Settings,
-    sibling: Exploration | None = None,
+    known: Known,
     *,
     progress: Progress,
     note: Callable[[str], None],
 ) -> Exploration:
-    """Return the exploration that answers a question: a kept one, or a new one, which is then kept.
+    """Return the new exploration that answers a question; it and the model's operators are kept.
 
     Args:
         cluster, settings: the cluster and the settings to use, which may differ from the question's.
-        sibling: an exploration of the same model on another cluster, whose operators are reused.
-        note: called with a message if the answer, or the model's operators, had been kept.
+        known: what is known of the model, such as its operators.
+        note: called with a message if the model's operators had been kept.
 
     Raises:
         CaptureError, TensorOptError: as in :func:`explore` and
             :func:`~tensoropt.question.model_source.load_model`.
     """
-    keep, captured, source = not question.anew, None, None
-    if sibling is not None and sibling.costs is not None:
-        imported = tuple(sibling.report.get("imported", ()))
-        captured = KeptCapture(sibling.model, sibling.recorded.graph, imported)
-    elif keep and not question.planners:
-        source = source_key(question.model, question.capture_facts)
-    if source is not None:
-        # Look for a kept exploration before the model is built, which takes longer.
-        with ProfileStore() as store:
-            kept = KeptExplorations(store)
-            captured = kept.capture_of(source)
-            if captured is not None:
-                exploration = kept.find(question_of(captured.model), cluster, settings)
-                if exploration is not None:
-                    note(exploration.report["notes"][-1])
-                    return exploration
-        if captured is not None:
-            note("using the kept operator graph; --anew captures the model again")
+    keep = not question.anew
     how: dict[str, Any] = {"cluster": cluster, "settings": settings, "progress": progress, "keep": keep}
-    if captured is not None:
-        return explore_captured(captured, **how)
+    if known.captured is not None:
+        if known.source is not None:
+            note("using the kept operator graph; --anew captures the model again")
+        return explore_captured(known.captured, **how)
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
     how |= {"planners": question.planners, "planner_options": question.planner_options}
     exploration = explore(loaded, limits=question.limits, **how)
-    if source is not None and exploration.costs is not None:
+    if known.source is not None and exploration.costs is not None:
         captured = KeptCapture(exploration.model, exploration.recorded.graph, loaded.notes)
         with ProfileStore() as store:
-            KeptExplorations(store).keep_capture(source, captured)
+            KeptExplorations(store).keep_capture(known.source, captured)
     return exploration
 
 

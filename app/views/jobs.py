@@ -190,8 +190,8 @@ def estimate_words(estimated: Estimate | None) -> str:
 
 def model_words(name: str) -> str:
     """Return a sentence on a zoo model; "" for other models."""
+    from tensoropt.question.zoo_table import figures
     from tensoropt.zoo import list_models
-    from tensoropt.zoo.figures import figures
 
     entry = next((entry for entry in list_models() if entry.name == name), None)
     if entry is None:

@@ -339,19 +339,32 @@ def explored(
     with writable_folder(out) if out else contextlib.nullcontext() as folder:
         where = f"a folder of {within}" if within else out
         progress.note(question.in_effect(cluster, settings, where))
-        from tensoropt import api  # imports PyTorch: only after the settings in effect are printed
         from tensoropt.exploration.exploration import InterruptedExplorationError, NothingFitsError
+        from tensoropt.session.kept import KeptCapture, Known, known_of
 
         refusal = stop = None
         try:
-            exploration = api.answer(
-                question, cluster, settings, sibling, progress=progress, note=progress.note
-            )
+            if sibling is not None and sibling.costs is not None:
+                imported = tuple(sibling.report.get("imported", ()))
+                known = Known(captured=KeptCapture(sibling.model, sibling.recorded.graph, imported))
+            else:
+                known = known_of(question, cluster, settings)
+            exploration = known.exploration
+            if exploration is not None:
+                progress.note(exploration.report["notes"][-1])
+            else:
+                from tensoropt import api  # imports PyTorch: only after the settings in effect are printed
+
+                exploration = api.answer(
+                    question, cluster, settings, known, progress=progress, note=progress.note
+                )
         except NothingFitsError as error:
             exploration, refusal = error.exploration, error
         except InterruptedExplorationError as error:
             exploration, stop = error.exploration, error
         if jobs and stop is None:
+            from tensoropt import api
+
             exploration = api.with_jobs(exploration, jobs, progress=progress)
         if folder is not None:
             exploration.save(Path(folder))

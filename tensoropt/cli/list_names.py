@@ -8,10 +8,10 @@ from typing import Any
 
 from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import ProgressDisplay, columns
+from tensoropt.question.zoo_table import Figures, figures, listed
 from tensoropt.units import format_bytes
 
 _Rows = list[list[str]]
-_OF_MODELS = ("size", "batch", "description", "paper", "requires")
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
@@ -26,21 +26,17 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    from tensoropt.zoo import list_models
-    from tensoropt.zoo.figures import Figures, figures
-
     known = figures()
     data: list[dict[str, Any]] = []
     rows = [["name", "size", "batch", "parameters", "operators", "groups", "treewidth", "GFLOPs",
              "with a rule", "what it is", "options"]]  # fmt: skip
-    for model in list_models():
-        of = known.get(model.name)
+    for name, model in sorted(listed().items()):
+        of = known.get(name)
         data.append(
             {
                 **(asdict(of) if of else dict.fromkeys(Figures.__dataclass_fields__)),
-                **{name: getattr(model, name) for name in _OF_MODELS},
-                "name": f"zoo:{model.name}",
-                "options": model.overrides,
+                **asdict(model),
+                "name": f"zoo:{name}",
             }
         )
         cells = (
@@ -49,8 +45,8 @@ def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
             if of
             else ["-"] * 6
         )  # fmt: skip
-        options = "&".join(f"{name}={value}" for name, value in model.overrides.items())
-        about = f"zoo:{model.name}", model.size, str(model.batch)
+        options = "&".join(f"{option}={value}" for option, value in model.options.items())
+        about = f"zoo:{name}", model.size, str(model.batch)
         rows.append([*about, *cells, model.description, options])
     return data, rows, (0, 1, 9, 10)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from tensoropt.cluster import Cluster
 from tensoropt.question.model_source import is_config
 from tensoropt.question.settings import Settings
+from tensoropt.question.zoo_table import listed
 
 AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
 
@@ -23,9 +24,12 @@ def _is_language_model(source: str) -> bool:
         return True
     if not source.startswith("zoo:"):
         return False
-    from tensoropt.zoo import entry  # imports PyTorch
+    name = source.removeprefix("zoo:").partition("?")[0]
+    if name not in listed():
+        from tensoropt.zoo import entry  # imports PyTorch
 
-    return entry(source.removeprefix("zoo:").partition("?")[0]).language_model
+        entry(name)  # raises
+    return listed()[name].language_model
 
 
 def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from tensoropt.graph import OperatorGraph
 from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.question.question import Question
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.version import __version__
@@ -130,6 +131,41 @@ class KeptExplorations:
             [cluster.to_dict(), asked, KernelSettings.now().of(cluster.device_type).words], sort_keys=True
         )
         return _hash(question, code(), told, self.store.digest())
+
+
+class Known(NamedTuple):
+    """What is known of a question before PyTorch is imported and its model built.
+
+    Attributes:
+        source: the key under which its capture is kept; None if there can be none.
+        captured: a kept capture of the model.
+        exploration: a kept exploration that answers the question; its last note says so.
+    """
+
+    source: str | None = None
+    captured: KeptCapture | None = None
+    exploration: Exploration | None = None
+
+
+def known_of(question: Question, cluster: Cluster, settings: Settings) -> Known:
+    """Return what is kept of a question's answer.
+
+    Args:
+        cluster, settings: the cluster and the settings to use, which may differ from the question's.
+
+    Raises:
+        InfeasibleError: no point of a kept exploration fits the budget of the settings.
+    """
+    if question.anew or question.planners:
+        return Known()
+    source = source_key(question.model, question.capture_facts)
+    if source is None:
+        return Known()
+    with ProfileStore() as store:
+        kept = KeptExplorations(store)
+        captured = kept.capture_of(source)
+        found = kept.find(question_of(captured.model), cluster, settings) if captured is not None else None
+    return Known(source, captured, found)
 
 
 def question_of(model: ModelInfo) -> str:

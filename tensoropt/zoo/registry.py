@@ -87,11 +87,6 @@ class ZooEntry:
         parameters = inspect.signature(self.builder).parameters
         return {name: p.default for name, p in parameters.items() if name != "batch"}
 
-    @property
-    def language_model(self) -> bool:
-        """Whether its inputs are tokens only; true for translators, too."""
-        return "vocabulary" in self.overrides and "image" not in self.overrides
-
     def with_sequence(self, length: int) -> str:
         """Return the option that sets the sequence's length; ZooError if it reads none or several."""
         option = next((name for name in _LENGTHS if name in self.overrides), None)

@@ -6,16 +6,17 @@ import json
 
 import pytest
 
-from tensoropt import Settings, cli, explore, load_cluster, load_model, zoo
+from tensoropt import Settings, cli, explore, load_cluster, load_model
 from tensoropt.question.compute_dtype import dtype_of, with_dtype
 from tensoropt.question.question import Question
+from tensoropt.question.zoo_table import listed
 
 OTHERS = """alexnet amoebanet clip deeplab inception lenet mlp resnet two-tower unet vgg wide-resnet"""
 
 
 def test_language_models_are_those_that_read_tokens_alone():
-    for entry in zoo.list_models():
-        assert entry.language_model is not entry.name.startswith(tuple(OTHERS.split())), entry.name
+    for name, entry in listed().items():
+        assert entry.language_model is not name.startswith(tuple(OTHERS.split())), name
 
 
 @pytest.mark.parametrize(("source", "clusters", "dtype", "why"), [

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -29,8 +28,8 @@ from tensoropt.ops.registry import resolve_function
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
+from tensoropt.question.zoo_table import FILE, Figures, Listed
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.zoo.figures import FILE, Figures
 
 
 def count(name: str, **settings: Any) -> Figures:
@@ -117,26 +116,37 @@ def variable_graph(graph: GroupGraph) -> nx.Graph:
     return found
 
 
+def entries() -> dict[str, Listed]:
+    """Return what is listed of every registered model."""
+    return {
+        e.name: Listed(
+            size=e.size, batch=e.batch, description=e.description, paper=e.paper,
+            requires=e.requires, options=e.overrides,
+        )
+        for e in zoo.list_models()
+    }  # fmt: skip
+
+
 def main(names: list[str]) -> None:
     """Count the given models, or all, and write the file of figures after each."""
-    path = Path(zoo.__file__).parent / FILE
-    before = json.loads(path.read_text(encoding="utf-8"))["models"] if names and path.exists() else {}
+    before = json.loads(FILE.read_text(encoding="utf-8"))["models"] if names and FILE.exists() else {}
     models = dict(before)
     for name in names or [e.name for e in zoo.list_models()]:
         print(name, file=sys.stderr, flush=True)
         models[name] = asdict(count(name))
         # After each model: counting them all takes long, and an interruption keeps what was counted.
-        _write(path, models)
+        _write(models)
 
 
-def _write(path: Path, models: Mapping[str, object]) -> None:
+def _write(models: Mapping[str, object]) -> None:
     packages = ("torch", "transformers", "networkx")
     data = {
         "about": "one training step, unsplit; made by `make zoo-figures` on the meta device",
         "versions": {package: version(package) for package in packages},
+        "listed": {name: asdict(row) for name, row in entries().items()},
         "models": dict(sorted(models.items())),
     }
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tensoropt import zoo
-from tensoropt.zoo.figures import figures
+from tensoropt.question.zoo_table import figures
 
 LAPTOP, PAPER = ([e.name for e in zoo.list_models() if e.size == size] for size in ("laptop", "paper"))
 GIB = 2**30

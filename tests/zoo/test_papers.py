@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from tensoropt import zoo
-from tensoropt.zoo.figures import figures
-from tests.zoo.statistics import count
+from tensoropt.question.zoo_table import figures, listed
+from tests.zoo.statistics import count, entries
 from tests.zoo.test_models import README
 
 GIB = 2**30
@@ -47,8 +46,9 @@ def test_figures_of_small_models_are_true(name):
     assert count(name) == figures()[name]
 
 
-def test_figures_are_of_models_there_are():
-    entries = {e.name: e for e in zoo.list_models()}
-    assert set(figures()) <= set(entries)
+def test_what_is_listed_is_what_is_registered():
+    """`make zoo-figures NAMES=a-new-model` lists it."""
+    assert listed() == entries()
+    assert set(figures()) <= set(listed())
     for name, found in figures().items():
-        assert found.batch == entries[name].batch, name
+        assert found.batch == listed()[name].batch, name

@@ -1,0 +1,82 @@
+"""The zoo's models and their figures without PyTorch, from ``zoo/figures.json`` (``make zoo-figures``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parents[1] / "zoo" / "figures.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A model of the zoo, as ``tensoropt list models`` shows it.
+
+    Attributes:
+        batch: its default batch in samples.
+        requires: a package of the extra ``zoo``.
+        options: the options behind its name, with defaults.
+    """
+
+    size: str
+    batch: int
+    description: str
+    paper: str
+    requires: str | None
+    options: Mapping[str, Any]
+
+    @property
+    def language_model(self) -> bool:
+        """Whether its inputs are tokens only; true for translators, too."""
+        return "vocabulary" in self.options and "image" not in self.options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The figures of one training step at ``batch`` samples, in the model's own dtypes, unsplit.
+
+    Attributes:
+        parameters: scalars; tied ones count once.
+        parameter_bytes: their bytes.
+        kept_bytes: activations saved for backward (CPU kernels).
+        output_bytes: the outputs of all forward operators but views.
+        operators, groups: their numbers in the captured and the grouped graph.
+        treewidth: an upper bound on the search graph's (min-fill order).
+        flop: the FLOP of forward and backward, multiply-adds counted as two.
+        rule_share: the share of forward FLOP in groups with rules for all operators.
+        split_share: the share of forward FLOP in groups that can be split at least two ways.
+    """
+
+    batch: int
+    parameters: int
+    parameter_bytes: int
+    kept_bytes: int
+    output_bytes: int
+    operators: int
+    groups: int
+    treewidth: int
+    flop: float
+    rule_share: float
+    split_share: float
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return table
+
+
+@cache
+def listed() -> dict[str, Listed]:
+    """Return the models of the zoo by name."""
+    return {name: Listed(**row) for name, row in _table()["listed"].items()}
+
+
+@cache
+def figures() -> dict[str, Figures]:
+    """Return the figures of each model by name; uncounted models are missing."""
+    return {name: Figures(**row) for name, row in _table()["models"].items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -255,12 +255,43 @@ class Placement:
         return tuple(tuple(reversed(order)) for order in self.forward)
 
     @classmethod
-    def in_order(cls, device: Sequence[int], count: int, order: Sequence[int] | None = None) -> Placement:
-        """Return the placement on these devices in one order, by default that of the operators."""
-        forward: list[list[int]] = [[] for _ in range(count)]
-        for operator in order if order is not None else range(len(device)):
-            forward[device[operator]].append(operator)
-        return cls(tuple(int(d) for d in device), tuple(map(tuple, forward)))
+    def in_order(
+        cls,
+        device: Iterable[int],
+        count: int,
+        ahead: Iterable[int] | None = None,
+        back: Iterable[int] | None = None,
+    ) -> Placement:
+        """Return the placement on these devices, each of which runs its operators in one order of all.
+
+        Args:
+            ahead: all operators in the order of their forward, by default their own.
+            back: all in the order of their backward; None for the reverse.
+        """
+        devices = tuple(map(int, device))
+
+        def orders(line: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+            rows: list[list[int]] = [[] for _ in range(count)]
+            for operator in map(int, line):
+                rows[devices[operator]].append(operator)
+            return tuple(map(tuple, rows))
+
+        forward = orders(range(len(devices)) if ahead is None else ahead)
+        return cls(devices, forward, None if back is None else orders(back))
+
+    @classmethod
+    def by_start(
+        cls, device: Sequence[int], count: int, ahead: Sequence[float], back: Sequence[float] | None = None
+    ) -> Placement:
+        """Return the placement whose devices run their operators by these starts of forward and backward;
+        ties in the order of dependence."""
+        operators = range(len(device))
+        return cls.in_order(
+            device,
+            count,
+            sorted(operators, key=lambda o: (ahead[o], o)),
+            None if back is None else sorted(operators, key=lambda o: (back[o], -o)),
+        )
 
     def check(self, problem: PlacementProblem) -> None:
         """Raise :class:`PlanError` unless every operator runs once, on an allowed device."""

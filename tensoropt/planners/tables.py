@@ -40,15 +40,9 @@ all of them (:meth:`~tensoropt.costs.cost_graph.CostGraph.restricted`).
 """
 
 
-def computed_otherwise(
-    tables: CostTables, variable: VariableTable, index: int, recomputing: bool | None
-) -> bool:
-    """Return whether a configuration recomputes although it should not, or does not although it should.
-
-    Args:
-        recomputing: whether blocks are recomputed in backward; None leaves this open.
-    """
-    if recomputing is None or not variable.again:
+def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, recomputing: bool) -> bool:
+    """Return whether a configuration recomputes although it should not, or does not although it should."""
+    if not variable.again:
         return False
     if recomputing and variable.key.kind == "group":
         in_block = variable.key in region_of(tables.regions)

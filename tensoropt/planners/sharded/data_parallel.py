@@ -15,6 +15,7 @@ from tensoropt.plan.point import Point
 from tensoropt.planners.sharded.common.restricted import (
     NO_BATCH,
     at_least_one,
+    batch_labels,
     following_the_batch,
     restricted_selections,
     whole,
@@ -27,7 +28,8 @@ from tensoropt.simulate.step import lower
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
-    allowed = following_the_batch(task, whole)
+    labels = batch_labels(task)
+    allowed = following_the_batch(lambda _, group: labels[group], whole)
     return at_least_one(
         task,
         restricted_selections(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),

@@ -23,6 +23,7 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.planners.sharded.common.restricted import (
     NO_BATCH,
     at_least_one,
+    batch_labels,
     following_the_batch,
     restricted_selections,
 )
@@ -74,12 +75,13 @@ def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarra
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return every stage at every micro-batch count, on the flat mesh."""
+    labels = batch_labels(task)
     selections = (
         replace(selection, notes=(f"stage {stage}",), kind=f"stage {stage}")
         for stage in STAGES
         for selection in restricted_selections(
             task,
-            following_the_batch(task, _stage_scheme(stage)),
+            following_the_batch(lambda _, group: labels[group], _stage_scheme(stage)),
             lambda space: len(space.names.mesh.shape) <= 1,
         )
     )

@@ -145,13 +145,13 @@ class PlacementProblem:
         kept_bytes: (n,) saved inside from forward to backward, without the tensors of ``kept_by``.
         forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs, in addition to saved tensors,
             tensors read and made, and their gradients; negative if backward frees some of these first.
+        update_peak_bytes: (n,) temporaries of the optimizer, all of a device at once.
+        host_s: (n, d) the host's seconds to launch an operator's work of a whole step; 0 on CPUs.
         tensors: the tensors between operators.
-        update_peak_bytes: (n,) temporaries of the optimizer, all of a device at once; None for 0.
         together: sets of operators that must share a device.
         pinned: operator -> its allowed devices, best first.
         references: the users of each variable, as TensorFlow's Placer groups them: first the one that stores
             it.
-        host_s: (n, d) the host's seconds to launch an operator's work of a whole step; None on CPUs.
         micro_batches: their number; other seconds and bytes of operators and tensors are those of one of
             them.
         results: the results broadcast after forward, for the whole batch.
@@ -167,14 +167,14 @@ class PlacementProblem:
     kept_bytes: Floats
     forward_peak_bytes: Floats
     backward_peak_bytes: Floats
+    update_peak_bytes: Floats
+    host_s: Floats
     tensors: tuple[PlacedTensor, ...]
     devices: DeviceSet
     training: bool = True
-    update_peak_bytes: Floats | None = None
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
     references: tuple[tuple[int, ...], ...] = ()
-    host_s: Floats | None = None
     micro_batches: int = 1
     results: tuple[PlacedResult, ...] = ()
 
@@ -338,8 +338,7 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
     def once(values: Floats) -> Floats:
         return np.concatenate([values, *[np.zeros_like(values)] * (count - 1)])
 
-    size, peaks, host_s = problem.size, problem.update_peak_bytes, problem.host_s
-    copies = range(count)
+    size, copies = problem.size, range(count)
     return replace(
         problem,
         names=problem.names * count,
@@ -355,8 +354,8 @@ def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
         tensors=tuple(
             _shifted(tensor, i * size, i * len(problem.tensors)) for i in copies for tensor in problem.tensors
         ),
-        update_peak_bytes=None if peaks is None else once(peaks),
-        host_s=None if host_s is None else once(host_s),
+        update_peak_bytes=once(problem.update_peak_bytes),
+        host_s=once(problem.host_s),
         # An operator lies where its parameters do, in every micro-batch.
         together=tuple(
             tuple(i * size + o for i in copies for o in operators) for operators in problem.together

@@ -386,13 +386,12 @@ class _StepMemory:
             task = len(self.order) - number
             for device in range(problem.devices.count):
                 self._hold(device, _TRANSIENT, size, task, (), producer, -1, "result")
-        if problem.update_peak_bytes is not None:
-            # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
-            peaks = np.bincount(place.device, problem.update_peak_bytes, problem.devices.count)
-            for device, task in enumerate(self.tasks.update.tolist()):
-                if task >= 0:
-                    what = "optimizer's temporaries"
-                    self._hold(device, _TRANSIENT, float(peaks[device]), task, (), -1, -1, what)
+        # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
+        peaks = np.bincount(place.device, problem.update_peak_bytes, problem.devices.count)
+        for device, task in enumerate(self.tasks.update.tolist()):
+            if task >= 0:
+                what = "optimizer's temporaries"
+                self._hold(device, _TRANSIENT, float(peaks[device]), task, (), -1, -1, what)
         return self.alive
 
     def _hold(

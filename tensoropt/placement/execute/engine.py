@@ -35,13 +35,11 @@ class PlacedEngine(Engine[TapedStep]):
 
     Args:
         values: parameters and buffers by graph name.
-        devices: the PyTorch device of each, for one process with all devices; by default one per rank of a
-            job.
         transport: replaces the job's own; it has a ``rank``.
-        device: without ``devices``, this rank's; by default that of the values.
+        device: this rank's; by default that of the values.
 
     Raises:
-        PlanError: the order deadlocks, or the number of devices is wrong.
+        PlanError: the order deadlocks, or there are too few GPUs.
     """
 
     uncompiled = "a placed plan runs every operator, forward and backward, when the plan says"
@@ -54,7 +52,6 @@ class PlacedEngine(Engine[TapedStep]):
         strategy: PlacedStrategy,
         values: Mapping[str, torch.Tensor],
         *,
-        devices: Sequence[torch.device | str] | None = None,
         seed: int = 0,
         transport: Transport | None = None,
         rank: int | None = None,
@@ -67,14 +64,12 @@ class PlacedEngine(Engine[TapedStep]):
             assert rank is not None
             self.local = LocalDevices((rank,), (base,) * count)
             runtime, self.transport = Runtime((1,), rank=rank, seed=seed, device=base), transport
-        elif devices is None and dist.is_initialized():
+        elif dist.is_initialized():
             runtime = Runtime((1, count), seed=seed, device=base)
             self.local = LocalDevices((runtime.rank,), (base,) * count)
             self.transport = Job() if runtime.distributed else Alone(self.local.devices)
         else:
-            where = _all_devices(strategy, base) if devices is None else tuple(map(torch.device, devices))
-            if len(where) != count:
-                raise PlanError(f"the plan is for {count} devices, but {len(where)} are given")
+            where = _all_devices(strategy, base)
             self.local = LocalDevices(tuple(range(count)), where)
             runtime, self.transport = Runtime((1,), seed=seed, device=self.local.first), Alone(where)
         super().__init__(strategy, values, runtime)

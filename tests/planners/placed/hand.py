@@ -54,6 +54,8 @@ def problem_of(
         kept_bytes=zeros,
         forward_peak_bytes=zeros,
         backward_peak_bytes=zeros,
+        update_peak_bytes=zeros,
+        host_s=np.zeros((count, devices)),
         tensors=tensors,
         devices=DeviceSet(
             capacity_bytes=np.broadcast_to(np.asarray(capacity, dtype=float), (devices,)).copy(),

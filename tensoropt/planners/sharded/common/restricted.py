@@ -72,7 +72,7 @@ _MOST_POINTS = 64
 """Points kept per space; an assumption: a scheme leaves little open, so more would hardly differ."""
 
 
-def restricted_selections(
+def frontiers(
     task: PlanningTask, allowed: Scheme, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
     """Yield the frontiers of the permitted choices, over all spaces that suit, with nothing recomputed and

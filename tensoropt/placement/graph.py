@@ -142,6 +142,11 @@ class PlacedGraph:
         found = (tuple(dict.fromkeys((owner, *readers.get(name, ())))) for name, owner in owners.items())
         return tuple(operators for operators in found if len(operators) > 1)
 
+    def whole_of(self, operator: int) -> str | None:
+        """Return the group of an operator, piece or step; None for others."""
+        group = self.operators[operator].group
+        return self.steps.get(group.name, group.name) if group is not None else None
+
     def shape(self, value: Value) -> tuple[int, ...]:
         atoms = self.groups.atoms.atoms[value.tensor]
         if value.code is _WHOLE or value.code < 0:

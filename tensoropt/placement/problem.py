@@ -223,8 +223,44 @@ class PlacementProblem:
 
     @cached_property
     def repeated(self) -> PlacementProblem:
-        """The result of :func:`repeat_problem`, cached."""
-        return repeat_problem(self)
+        """The one-batch problem in which everything occurs once per micro-batch.
+
+        Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise; stored tensors and the
+        optimizer's step belong to the first micro-batch.
+        """
+        count = self.micro_batches
+
+        def each(values: Floats) -> Floats:
+            return np.concatenate([values] * count)
+
+        def once(values: Floats) -> Floats:
+            return np.concatenate([values, *[np.zeros_like(values)] * (count - 1)])
+
+        size, copies = self.size, range(count)
+        return replace(
+            self,
+            names=self.names * count,
+            forward_s=each(self.forward_s),
+            backward_s=each(self.backward_s),
+            update_s=once(self.update_s),
+            parameter_bytes=once(self.parameter_bytes),
+            gradient_bytes=once(self.gradient_bytes),
+            optimizer_bytes=once(self.optimizer_bytes),
+            kept_bytes=each(self.kept_bytes),
+            forward_peak_bytes=each(self.forward_peak_bytes),
+            backward_peak_bytes=each(self.backward_peak_bytes),
+            tensors=tuple(
+                _shifted(tensor, i * size, i * len(self.tensors)) for i in copies for tensor in self.tensors
+            ),
+            update_peak_bytes=once(self.update_peak_bytes),
+            host_s=once(self.host_s),
+            # An operator lies where its parameters do, in every micro-batch.
+            together=tuple(
+                tuple(i * size + o for i in copies for o in operators) for operators in self.together
+            ),
+            pinned=tuple((i * size + o, allowed) for i in copies for o, allowed in self.pinned),
+            micro_batches=1,
+        )
 
     def step_bytes(self, operator: int) -> float:
         """Return an operator's bytes on its device for a whole step, by the planners' additive estimate."""
@@ -323,48 +359,6 @@ def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) ->
     return agreed.pop() if len(agreed) == 1 else tuple(device for device in otherwise if device in common)
 
 
-def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
-    """Return the one-batch problem in which everything occurs once per micro-batch.
-
-    Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise; stored tensors and the optimizer's
-    step belong to the first micro-batch.
-    """
-
-    count = problem.micro_batches
-
-    def each(values: Floats) -> Floats:
-        return np.concatenate([values] * count)
-
-    def once(values: Floats) -> Floats:
-        return np.concatenate([values, *[np.zeros_like(values)] * (count - 1)])
-
-    size, copies = problem.size, range(count)
-    return replace(
-        problem,
-        names=problem.names * count,
-        forward_s=each(problem.forward_s),
-        backward_s=each(problem.backward_s),
-        update_s=once(problem.update_s),
-        parameter_bytes=once(problem.parameter_bytes),
-        gradient_bytes=once(problem.gradient_bytes),
-        optimizer_bytes=once(problem.optimizer_bytes),
-        kept_bytes=each(problem.kept_bytes),
-        forward_peak_bytes=each(problem.forward_peak_bytes),
-        backward_peak_bytes=each(problem.backward_peak_bytes),
-        tensors=tuple(
-            _shifted(tensor, i * size, i * len(problem.tensors)) for i in copies for tensor in problem.tensors
-        ),
-        update_peak_bytes=once(problem.update_peak_bytes),
-        host_s=once(problem.host_s),
-        # An operator lies where its parameters do, in every micro-batch.
-        together=tuple(
-            tuple(i * size + o for i in copies for o in operators) for operators in problem.together
-        ),
-        pinned=tuple((i * size + o, allowed) for i in copies for o, allowed in problem.pinned),
-        micro_batches=1,
-    )
-
-
 def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor:
     return replace(
         tensor,
@@ -376,7 +370,7 @@ def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor
 
 
 def repeat_placement(placement: Placement, count: int) -> Placement:
-    """Return the placement of :func:`repeat_problem`'s result: each device repeats its order."""
+    """Return the placement of a :attr:`~PlacementProblem.repeated` problem: each device repeats its order."""
     size = len(placement.device)
 
     def repeated(order: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from tensoropt.placement import (
     PlacementProblem,
     simulate_placement,
 )
-from tensoropt.placement.problem import repeat_placement, repeat_problem
+from tensoropt.placement.problem import repeat_placement
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tests.planners.placed.placements import random_problem
 
@@ -334,13 +334,13 @@ def test_one_device_does_everything_so_often(seed, count):
 @given(st.integers(0, 10**6))
 def test_one_micro_batch_is_the_problem_itself(seed):
     problem = random_problem(seed)
-    again = repeat_problem(problem)
+    again = problem.repeated
     assert (again.names, again.tensors) == (problem.names, problem.tensors)
     assert (again.together, again.pinned) == (problem.together, problem.pinned)
 
 
 def test_an_operator_stays_where_it_may_lie_in_every_micro_batch():
-    problem = repeat_problem(replace(in_two(), pinned=((1, (1,)),)))
+    problem = replace(in_two(), pinned=((1, (1,)),)).repeated
     assert problem.pinned == ((1, (1,)), (3, (1,)))
     repeat_placement(APART, 2).check(problem)
 

@@ -285,22 +285,6 @@ def test_a_buffer_that_changes_elsewhere_is_sent_to_its_readers():
     assert_alike(engine, whole, loaded, steps=3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformer_dropout", "vgg_norm"])
-def test_training_converges_as_unsplit(name):
-    """NetSplit's check: the losses of split and unsplit training stay together."""
-    loaded = opened(name)
-    engines = (unsplit(loaded), in_one_process(loaded, placed(loaded, 11)))
-    optimizers = [torch.optim.AdamW(list(e.shards.leaves.values()), lr=3e-3, eps=1e-4) for e in engines]
-    losses: list[list[float]] = [[], []]
-    for _ in range(40):
-        for engine, optimizer, row in zip(engines, optimizers, losses, strict=True):
-            row.append(step(engine, loaded))
-            optimizer.step()
-    assert losses[0] == pytest.approx(losses[1], rel=2e-4)
-    assert losses[0][-1] < 0.8 * losses[0][0]
-
-
 def test_as_plain_data_and_back():
     strategy = placed(opened("mlp"), 2, micro_batches=4)
     again = strategy_from_data(strategy.to_data(), opened("mlp").graph)

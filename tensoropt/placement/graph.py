@@ -232,10 +232,10 @@ def placed_graph(
     given = {name: GroupSplit(*how) for name, how in (splits or {}).items()}
     graph = in_steps(graph, _cut_batch_norms(graph, given))
     cut, steps = dict(given), dict[str, str]()
-    for each in step_groups(graph):
-        steps |= dict.fromkeys((each.sums, each.statistics), each.normalised)
-        if each.normalised in given:
-            cut[each.sums] = given[each.normalised]
+    for name, (sums, statistics) in step_groups(graph).items():
+        steps |= {sums: name, statistics: name}
+        if name in given:
+            cut[sums] = given[name]
     micro = _batch_strategies(graph, micro_batches)
     builder = _GraphBuilder(graph, cut, micro, micro_batches, apart)
     return replace(builder.build(), splits=given, steps=steps)

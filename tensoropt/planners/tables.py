@@ -28,11 +28,6 @@ class TableSpace:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", self.tables.without_moves)
 
-    @property
-    def micro_batches(self) -> int:
-        """The number of micro-batches in a step of this space."""
-        return self.tables.mesh[0]
-
 
 Scheme = Callable[[CostTables, VariableTable, int], np.ndarray | None]
 """The choices that a method allows: (tables, variable, configuration) -> mask over its options, or None for

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from tensoropt.graph import Operator, Tensor
 from tensoropt.ops.families.batch_norm_steps import BatchNormSteps, batch_norm_steps, steps_before
 from tensoropt.ops.index_space import IndexSpace, canonical, operand_placement
 from tensoropt.sharding.atoms import AtomGraph, refine_in_place_of
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-
-
-class _StepGroups(NamedTuple):
-    """The groups of a batch norm in steps; the last has the batch norm's name."""
-
-    sums: str
-    statistics: str
-    normalised: str
 
 
 def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> BatchNormSteps | None:
@@ -127,12 +118,8 @@ def _placements(space: IndexSpace, tensors: Mapping[str, Tensor], choice: int) -
     }
 
 
-def step_groups(graph: GroupGraph) -> tuple[_StepGroups, ...]:
-    """Return the groups of each batch norm in steps."""
-    found = []
-    for group in graph.groups:
-        before = steps_before(group.anchor, graph.atoms.graph.producer)
-        if before is not None:
-            sums, statistics = before
-            found.append(_StepGroups(sums.name, statistics.name, group.name))
-    return tuple(found)
+def step_groups(graph: GroupGraph) -> dict[str, tuple[str, str]]:
+    """Return for each batch norm in steps the groups of its sums and of its statistics."""
+    producer = graph.atoms.graph.producer
+    before = {group.name: steps_before(group.anchor, producer) for group in graph.groups}
+    return {name: (steps[0].name, steps[1].name) for name, steps in before.items() if steps is not None}

@@ -82,13 +82,12 @@ def _flat(of: Itself[PlacementProblem]) -> FlatProblem:
     first_lane, lanes = joined([number[lane] for lane in of_one] for of_one in used)
     first_end, message_ends = joined([*pairs, everyone, *(() for _ in everyone)])
     first_reader, readers = joined(t.readers for t in step.tensors)
-    peaks = step.update_peak_bytes
     return FlatProblem(
         problem.micro_batches,
         np.ascontiguousarray(step.forward_s, dtype=float),
         np.ascontiguousarray(step.backward_s, dtype=float),
         np.ascontiguousarray(step.update_s, dtype=float),
-        np.zeros(step.size, bool) if peaks is None else np.asarray(peaks) > 0,
+        np.asarray(step.update_peak_bytes) > 0,
         np.array([t.producer for t in step.tensors], dtype=np.int64),
         np.array([t.gradient for t in step.tensors], dtype=bool),
         first_reader,
@@ -98,9 +97,7 @@ def _flat(of: Itself[PlacementProblem]) -> FlatProblem:
         lanes,
         np.array([result.seconds for result in step.results], dtype=float),
         step.training,
-        np.zeros_like(step.forward_s, dtype=float)
-        if step.host_s is None
-        else np.ascontiguousarray(step.host_s, dtype=float),
+        np.ascontiguousarray(step.host_s, dtype=float),
         devices.end_seconds,
         float(devices.slower),
         sizes,

@@ -142,6 +142,11 @@ class PlacedGraph:
         found = (tuple(dict.fromkeys((owner, *readers.get(name, ())))) for name, owner in owners.items())
         return tuple(operators for operators in found if len(operators) > 1)
 
+    def whole_of(self, operator: int) -> str | None:
+        """Return the group of an operator, piece or step; None for others."""
+        group = self.operators[operator].group
+        return self.steps.get(group.name, group.name) if group is not None else None
+
     def shape(self, value: Value) -> tuple[int, ...]:
         atoms = self.groups.atoms.atoms[value.tensor]
         if value.code is _WHOLE or value.code < 0:
@@ -227,10 +232,10 @@ def placed_graph(
     given = {name: GroupSplit(*how) for name, how in (splits or {}).items()}
     graph = in_steps(graph, _cut_batch_norms(graph, given))
     cut, steps = dict(given), dict[str, str]()
-    for each in step_groups(graph):
-        steps |= dict.fromkeys((each.sums, each.statistics), each.normalised)
-        if each.normalised in given:
-            cut[each.sums] = given[each.normalised]
+    for name, (sums, statistics) in step_groups(graph).items():
+        steps |= {sums: name, statistics: name}
+        if name in given:
+            cut[sums] = given[name]
     micro = _batch_strategies(graph, micro_batches)
     builder = _GraphBuilder(graph, cut, micro, micro_batches, apart)
     return replace(builder.build(), splits=given, steps=steps)

@@ -62,31 +62,10 @@ class PlacedLimits:
         """Notes on what was given up that sharded plans may still satisfy: all but pins to devices."""
         return _given_up([one for one in self.given_up if not isinstance(one[0], DevicePin)])
 
-    def with_steps(self, steps: Mapping[str, str]) -> PlacedLimits:
-        """Return the limits with a batch norm's also on its steps; ``steps``: step's group -> batch
-        norm's.
-        """
-        of: dict[str, list[str]] = {}
-        for step, name in steps.items():
-            of.setdefault(name, [name]).append(step)
-
-        def on_all(limits: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-            return {each: where for name, where in limits.items() for each in of.get(name, (name,))}
-
-        together = (
-            tuple(each for name in names for each in of.get(name, (name,))) for names in self.together
-        )
-        devices, runs_on = on_all(self.devices), on_all(self.runs_on)
-        return replace(self, together=tuple(together), devices=devices, runs_on=runs_on)
-
     def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
-        """Return the sets of operators that share a device, pieces included."""
-        return tuple(
-            tuple(
-                i for i, op in enumerate(graph.operators) if op.group is not None and op.group.name in names
-            )
-            for names in self.together
-        )
+        """Return the sets of operators that share a device, pieces and steps included."""
+        operators = range(len(graph.operators))
+        return tuple(tuple(o for o in operators if graph.whole_of(o) in names) for names in self.together)
 
     def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Return operators with their devices, best first; those around pinned groups may use any of
@@ -94,19 +73,16 @@ class PlacedLimits:
         """
         if not self.devices:
             return ()
-        pinned = {
-            i: self.devices[op.group.name]
-            for i, op in enumerate(graph.operators)
-            if op.group is not None and op.group.name in self.devices
-        }
+        groups = enumerate(map(graph.whole_of, range(len(graph.operators))))
+        pinned = {o: self.devices[name] for o, name in groups if name is not None and name in self.devices}
         ends: dict[Value, list[int]] = {}
         for i, op in enumerate(graph.operators):
             for value in (*op.reads, *op.writes) if op.group is not None else ():
                 ends.setdefault(value, []).append(i)
         for i, op in enumerate(graph.operators):
-            groups = [end for value in (*op.reads, *op.writes) for end in ends.get(value, ())]
-            if op.group is None and groups and all(end in pinned for end in groups):
-                pinned[i] = tuple(dict.fromkeys(device for end in groups for device in pinned[end]))
+            around = [end for value in (*op.reads, *op.writes) for end in ends.get(value, ())]
+            if op.group is None and around and all(end in pinned for end in around):
+                pinned[i] = tuple(dict.fromkeys(device for end in around for device in pinned[end]))
         return tuple(sorted(pinned.items()))
 
 

@@ -156,13 +156,13 @@ class PlacedPrices:
     ) -> PricedGraph:
         """Return the placed and priced graph, measuring new work; PlanError if the model cannot run so."""
         graph = placed_graph(self.graph, splits, micro_batches)
-        limits = self.limits.with_steps(graph.steps)
         works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})
         problem = _problem(self, graph, works)
-        for number, op in enumerate(graph.operators):
-            if op.group is not None and op.group.name in limits.runs_on:
-                without = sorted(set(self.cluster.best_first) - set(limits.runs_on[op.group.name]))
+        limits = self.limits
+        for number, name in enumerate(map(graph.whole_of, range(problem.size))):
+            if name is not None and name in limits.runs_on:
+                without = sorted(set(self.cluster.best_first) - set(limits.runs_on[name]))
                 problem.forward_s[number, without] = np.inf
         problem = replace(
             problem,
@@ -208,8 +208,7 @@ class PricedGraph:
 
     def whole_of(self, operator: int) -> str | None:
         """Return the group of an operator, piece or step; None for others."""
-        group = self.graph.operators[operator].group
-        return self.graph.steps.get(group.name, group.name) if group is not None else None
+        return self.graph.whole_of(operator)
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
         """Return the ways to cut an operator, or the group of a piece."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -145,13 +145,13 @@ class PlacementProblem:
         kept_bytes: (n,) saved inside from forward to backward, without the tensors of ``kept_by``.
         forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs, in addition to saved tensors,
             tensors read and made, and their gradients; negative if backward frees some of these first.
+        update_peak_bytes: (n,) temporaries of the optimizer, all of a device at once.
+        host_s: (n, d) the host's seconds to launch an operator's work of a whole step; 0 on CPUs.
         tensors: the tensors between operators.
-        update_peak_bytes: (n,) temporaries of the optimizer, all of a device at once; None for 0.
         together: sets of operators that must share a device.
         pinned: operator -> its allowed devices, best first.
         references: the users of each variable, as TensorFlow's Placer groups them: first the one that stores
             it.
-        host_s: (n, d) the host's seconds to launch an operator's work of a whole step; None on CPUs.
         micro_batches: their number; other seconds and bytes of operators and tensors are those of one of
             them.
         results: the results broadcast after forward, for the whole batch.
@@ -167,14 +167,14 @@ class PlacementProblem:
     kept_bytes: Floats
     forward_peak_bytes: Floats
     backward_peak_bytes: Floats
+    update_peak_bytes: Floats
+    host_s: Floats
     tensors: tuple[PlacedTensor, ...]
     devices: DeviceSet
     training: bool = True
-    update_peak_bytes: Floats | None = None
     together: tuple[tuple[int, ...], ...] = ()
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = ()
     references: tuple[tuple[int, ...], ...] = ()
-    host_s: Floats | None = None
     micro_batches: int = 1
     results: tuple[PlacedResult, ...] = ()
 
@@ -223,8 +223,44 @@ class PlacementProblem:
 
     @cached_property
     def repeated(self) -> PlacementProblem:
-        """The result of :func:`repeat_problem`, cached."""
-        return repeat_problem(self)
+        """The one-batch problem in which everything occurs once per micro-batch.
+
+        Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise; stored tensors and the
+        optimizer's step belong to the first micro-batch.
+        """
+        count = self.micro_batches
+
+        def each(values: Floats) -> Floats:
+            return np.concatenate([values] * count)
+
+        def once(values: Floats) -> Floats:
+            return np.concatenate([values, *[np.zeros_like(values)] * (count - 1)])
+
+        size, copies = self.size, range(count)
+        return replace(
+            self,
+            names=self.names * count,
+            forward_s=each(self.forward_s),
+            backward_s=each(self.backward_s),
+            update_s=once(self.update_s),
+            parameter_bytes=once(self.parameter_bytes),
+            gradient_bytes=once(self.gradient_bytes),
+            optimizer_bytes=once(self.optimizer_bytes),
+            kept_bytes=each(self.kept_bytes),
+            forward_peak_bytes=each(self.forward_peak_bytes),
+            backward_peak_bytes=each(self.backward_peak_bytes),
+            tensors=tuple(
+                _shifted(tensor, i * size, i * len(self.tensors)) for i in copies for tensor in self.tensors
+            ),
+            update_peak_bytes=once(self.update_peak_bytes),
+            host_s=once(self.host_s),
+            # An operator lies where its parameters do, in every micro-batch.
+            together=tuple(
+                tuple(i * size + o for i in copies for o in operators) for operators in self.together
+            ),
+            pinned=tuple((i * size + o, allowed) for i in copies for o, allowed in self.pinned),
+            micro_batches=1,
+        )
 
     def step_bytes(self, operator: int) -> float:
         """Return an operator's bytes on its device for a whole step, by the planners' additive estimate."""
@@ -255,12 +291,43 @@ class Placement:
         return tuple(tuple(reversed(order)) for order in self.forward)
 
     @classmethod
-    def in_order(cls, device: Sequence[int], count: int, order: Sequence[int] | None = None) -> Placement:
-        """Return the placement on these devices in one order, by default that of the operators."""
-        forward: list[list[int]] = [[] for _ in range(count)]
-        for operator in order if order is not None else range(len(device)):
-            forward[device[operator]].append(operator)
-        return cls(tuple(int(d) for d in device), tuple(map(tuple, forward)))
+    def in_order(
+        cls,
+        device: Iterable[int],
+        count: int,
+        ahead: Iterable[int] | None = None,
+        back: Iterable[int] | None = None,
+    ) -> Placement:
+        """Return the placement on these devices, each of which runs its operators in one order of all.
+
+        Args:
+            ahead: all operators in the order of their forward, by default their own.
+            back: all in the order of their backward; None for the reverse.
+        """
+        devices = tuple(map(int, device))
+
+        def orders(line: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+            rows: list[list[int]] = [[] for _ in range(count)]
+            for operator in map(int, line):
+                rows[devices[operator]].append(operator)
+            return tuple(map(tuple, rows))
+
+        forward = orders(range(len(devices)) if ahead is None else ahead)
+        return cls(devices, forward, None if back is None else orders(back))
+
+    @classmethod
+    def by_start(
+        cls, device: Sequence[int], count: int, ahead: Sequence[float], back: Sequence[float] | None = None
+    ) -> Placement:
+        """Return the placement whose devices run their operators by these starts of forward and backward;
+        ties in the order of dependence."""
+        operators = range(len(device))
+        return cls.in_order(
+            device,
+            count,
+            sorted(operators, key=lambda o: (ahead[o], o)),
+            None if back is None else sorted(operators, key=lambda o: (back[o], -o)),
+        )
 
     def check(self, problem: PlacementProblem) -> None:
         """Raise :class:`PlanError` unless every operator runs once, on an allowed device."""
@@ -292,49 +359,6 @@ def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) ->
     return agreed.pop() if len(agreed) == 1 else tuple(device for device in otherwise if device in common)
 
 
-def repeat_problem(problem: PlacementProblem) -> PlacementProblem:
-    """Return the one-batch problem in which everything occurs once per micro-batch.
-
-    Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise; stored tensors and the optimizer's
-    step belong to the first micro-batch.
-    """
-
-    count = problem.micro_batches
-
-    def each(values: Floats) -> Floats:
-        return np.concatenate([values] * count)
-
-    def once(values: Floats) -> Floats:
-        return np.concatenate([values, *[np.zeros_like(values)] * (count - 1)])
-
-    size, peaks, host_s = problem.size, problem.update_peak_bytes, problem.host_s
-    copies = range(count)
-    return replace(
-        problem,
-        names=problem.names * count,
-        forward_s=each(problem.forward_s),
-        backward_s=each(problem.backward_s),
-        update_s=once(problem.update_s),
-        parameter_bytes=once(problem.parameter_bytes),
-        gradient_bytes=once(problem.gradient_bytes),
-        optimizer_bytes=once(problem.optimizer_bytes),
-        kept_bytes=each(problem.kept_bytes),
-        forward_peak_bytes=each(problem.forward_peak_bytes),
-        backward_peak_bytes=each(problem.backward_peak_bytes),
-        tensors=tuple(
-            _shifted(tensor, i * size, i * len(problem.tensors)) for i in copies for tensor in problem.tensors
-        ),
-        update_peak_bytes=None if peaks is None else once(peaks),
-        host_s=None if host_s is None else once(host_s),
-        # An operator lies where its parameters do, in every micro-batch.
-        together=tuple(
-            tuple(i * size + o for i in copies for o in operators) for operators in problem.together
-        ),
-        pinned=tuple((i * size + o, allowed) for i in copies for o, allowed in problem.pinned),
-        micro_batches=1,
-    )
-
-
 def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor:
     return replace(
         tensor,
@@ -346,7 +370,7 @@ def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor
 
 
 def repeat_placement(placement: Placement, count: int) -> Placement:
-    """Return the placement of :func:`repeat_problem`'s result: each device repeats its order."""
+    """Return the placement of a :attr:`~PlacementProblem.repeated` problem: each device repeats its order."""
     size = len(placement.device)
 
     def repeated(order: tuple[int, ...]) -> tuple[int, ...]:

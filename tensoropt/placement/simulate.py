@@ -238,16 +238,6 @@ class SimulatedPlacement:
         """The seconds in which each device computes."""
         return tuple(length_s(self.busy(d)) for d in range(self.problem.devices.count))
 
-    @cached_property
-    def busiest_lane(self) -> tuple[str, float]:
-        """The busiest lane, and its seconds; the first of equals by name."""
-        seconds: dict[str, float] = defaultdict(float)
-        # Of messages, which nothing slows down: a difference of times would be rounded.
-        for event, took in zip(self.events, self.tasks.columns[0].tolist(), strict=True):
-            for lane in event.lanes if event.ends else ():
-                seconds[lane] += took
-        return min(seconds.items(), key=lambda item: (-item[1], item[0]), default=("no link", 0.0))
-
     def messages_of(self, device: int) -> tuple[tuple[float, float], ...]:
         """Return the spans with a message to or from a device in flight."""
         return self._spans_of(np.array([device in event.ends for event in self.events], dtype=bool))
@@ -396,13 +386,12 @@ class _StepMemory:
             task = len(self.order) - number
             for device in range(problem.devices.count):
                 self._hold(device, _TRANSIENT, size, task, (), producer, -1, "result")
-        if problem.update_peak_bytes is not None:
-            # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
-            peaks = np.bincount(place.device, problem.update_peak_bytes, problem.devices.count)
-            for device, task in enumerate(self.tasks.update.tolist()):
-                if task >= 0:
-                    what = "optimizer's temporaries"
-                    self._hold(device, _TRANSIENT, float(peaks[device]), task, (), -1, -1, what)
+        # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
+        peaks = np.bincount(place.device, problem.update_peak_bytes, problem.devices.count)
+        for device, task in enumerate(self.tasks.update.tolist()):
+            if task >= 0:
+                what = "optimizer's temporaries"
+                self._hold(device, _TRANSIENT, float(peaks[device]), task, (), -1, -1, what)
         return self.alive
 
     def _hold(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -22,22 +23,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """A planner of the registry. This class is for sharded methods, whose module has ``select``; subclasses
-    are for the other kinds.
+    """A planner of the registry.
 
     Attributes:
         name: its name in ``--planners``, which is its module's name.
         about: a description in one line.
+        kind: of its plans. The module of a ``sharded`` method has ``select``, of a ``pipelined`` one
+            ``pipelines``, of a ``placed`` one ``place``, or, if it returns several placements or cuts
+            operators, ``placements``.
+        one_batch: why a placing method runs a single micro-batch only; "" if it can run several.
         solves: whether it needs CP-SAT, which an extra installs.
         options: the settings of the method that differ from its ``DEFAULTS``.
     """
 
-    kind: ClassVar[str] = "sharded"
-
     name: str
     about: str
+    kind: str = "sharded"
+    one_batch: str = ""
     solves: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_option(self, name: str, value: str) -> Entry:
         """Return the method with a setting, a number above 0 that is given as text.
@@ -79,12 +83,29 @@ class Entry:
         self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
     ) -> tuple[SimulatedPoint, ...]:
         """Return the simulated points of its plans, each with the planner's notes."""
-        from tensoropt.planners.results import best_of
+        from tensoropt.planners import results
 
-        if task.refusal:
-            raise UnsuitableError(f"no sharded plan: {task.refusal}")
-        selections = self.module.select(task, memory_limit_bytes, seed)
-        return best_of(task, self.name, selections, memory_limit_bytes)
+        match self.kind:
+            case "sharded":
+                if task.refusal:
+                    raise UnsuitableError(f"no sharded plan: {task.refusal}")
+                selections = self.module.select(task, memory_limit_bytes, seed)
+                found = results.sharded(task, self.name, selections)
+            case "pipelined":
+                answers = [*self.module.pipelines(task.staging, memory_limit_bytes, seed)]
+                found = results.pipelined(task, self.name, answers)
+            case _:
+                place = partial(self.placements, memory_limit_bytes=memory_limit_bytes, seed=seed)
+                found = results.placed(task, self.name, place, memory_limit_bytes, self.one_batch)
+        return results.best_of(self.name, found, memory_limit_bytes)
+
+    def placements(
+        self, graph: PricedGraph, memory_limit_bytes: float | None, seed: int
+    ) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
+        """Return a placing method's placements, each with the graph as the method cut it."""
+        if hasattr(self.module, "placements"):
+            return self.module.placements(graph, memory_limit_bytes, seed, **self.settings)
+        return ((graph, self.module.place(graph.problem, memory_limit_bytes, seed, **self.settings)),)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
         """Return plans, ascending in memory; with a limit, the fastest within it when simulated.
@@ -99,78 +120,12 @@ class Entry:
         return tuple(plan_of(task, each.point, each.notes) for each in points)
 
 
-@dataclass(frozen=True)
-class _PipelinedEntry(Entry):
-    """A method that composes stages: its module has ``pipelines``."""
-
-    kind: ClassVar[str] = "pipelined"
-
-    def points(
-        self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
-    ) -> tuple[SimulatedPoint, ...]:
-        from tensoropt.planners.results import best_pipelines
-
-        answers = self.module.pipelines(task.staging, memory_limit_bytes, seed)
-        return best_pipelines(task, self.name, answers, memory_limit_bytes)
-
-
-@dataclass(frozen=True)
-class _PlacedEntry(Entry):
-    """A method that gives operators devices and orders: its module has ``place``, or, if it returns several
-    placements or cuts operators, ``placements``.
-
-    Attributes:
-        one_batch: why it runs a single micro-batch only; "" if it can run several.
-    """
-
-    kind: ClassVar[str] = "placed"
-
-    one_batch: str = ""
-
-    def points(
-        self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
-    ) -> tuple[SimulatedPoint, ...]:
-        from tensoropt.planners.results import best_placements
-
-        def place(graph: PricedGraph) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
-            return self.placements(graph, memory_limit_bytes, seed)
-
-        counts = self._counts(task)
-        points = best_placements(task, self.name, place, memory_limit_bytes, counts)
-        if counts == task.placed_counts:
-            return points
-        note = f"runs one micro-batch only: {self.one_batch}"
-        return tuple(point._replace(notes=(*point.notes, note)) for point in points)
-
-    def placements(
-        self, graph: PricedGraph, memory_limit_bytes: float | None, seed: int
-    ) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
-        module = self.module
-        if hasattr(module, "placements"):
-            return module.placements(graph, memory_limit_bytes, seed, **self.settings)
-        return ((graph, module.place(graph.problem, memory_limit_bytes, seed, **self.settings)),)
-
-    def _counts(self, task: PlanningTask) -> tuple[int, ...]:
-        if not self.one_batch:
-            return task.placed_counts
-        if 1 not in task.placed_counts:
-            listed = ", ".join(map(str, task.placed_counts))
-            raise UnsuitableError(
-                f"{self.name} runs one micro-batch only: {self.one_batch}; asked for {listed}, "
-                "allow 1 as well or use another planner"
-            )
-        return (1,)
-
-
-@dataclass(frozen=True)
-class _ExactEntry(_PlacedEntry):
-    """A placing method that solves a program with CP-SAT."""
-
-    solves: bool = True
-    one_batch: str = "its program schedules every operator once in a step"
-
-
-_CUTTING = "operators that are cut into pieces are not run in micro-batches as well"
+_Pipelined = partial(Entry, kind="pipelined")
+_Placed = partial(Entry, kind="placed")
+_Cutting = partial(
+    _Placed, one_batch="operators that are cut into pieces are not run in micro-batches as well"
+)
+_Exact = partial(_Placed, one_batch="its program schedules every operator once in a step", solves=True)
 
 ENTRIES = {
     entry.name: entry
@@ -184,39 +139,33 @@ ENTRIES = {
         Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),
         Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
         Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
-        _PipelinedEntry(
-            "gpipe", "GPipe: one stage per device, all forwards before all backwards, recomputed"
-        ),
-        _PipelinedEntry(
+        _Pipelined("gpipe", "GPipe: one stage per device, all forwards before all backwards, recomputed"),
+        _Pipelined(
             "pipedream_1f1b", "PipeDream-flush: the fastest slowest stage, 1F1B with a flush after each step"
         ),
-        _PipelinedEntry("dapple", "DAPPLE: replicated stages, for the latency of the whole step"),
-        _PipelinedEntry("alpa", "Alpa: stages by a dynamic programme, any way to split inside"),
-        _PipelinedEntry(
+        _Pipelined("dapple", "DAPPLE: replicated stages, for the latency of the whole step"),
+        _Pipelined("alpa", "Alpa: stages by a dynamic programme, any way to split inside"),
+        _Pipelined(
             "galvatron", "Galvatron: per layer data, sharded data or tensor parallelism, in even stages"
         ),
-        _PlacedEntry("placer", "TensorFlow's Placer: rules alone; unconstrained operators on device 0"),
-        _PlacedEntry("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory"),
-        _PlacedEntry("m_etf", "Baechi m-ETF: earliest task first, under memory caps"),
-        _PlacedEntry("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program"),
-        _PlacedEntry("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots"),
-        _PlacedEntry(
-            "os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path", one_batch=_CUTTING
-        ),
-        _PlacedEntry(
+        _Placed("placer", "TensorFlow's Placer: rules alone; unconstrained operators on device 0"),
+        _Placed("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory"),
+        _Placed("m_etf", "Baechi m-ETF: earliest task first, under memory caps"),
+        _Placed("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program"),
+        _Placed("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots"),
+        _Cutting("os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path"),
+        _Placed(
             "local_search", "ours: annealing from the heuristics' placements, for every amount of memory"
         ),
-        _PlacedEntry(
-            "cut_search",
-            "ours: operators cut along the batch or placed whole, segment by segment, annealed",
-            one_batch=_CUTTING,
+        _Cutting(
+            "cut_search", "ours: operators cut along the batch or placed whole, segment by segment, annealed"
         ),
-        _ExactEntry("pesto", "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)"),
-        _ExactEntry(
+        _Exact("pesto", "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)"),
+        _Exact(
             "pesto_extended", "Pesto as NetSplit extends it: forward alone, any number of devices (CP-SAT)"
         ),
-        _ExactEntry("netsplit", "NetSplit: an exact schedule, one operator at a time on a device (CP-SAT)"),
-        _ExactEntry(
+        _Exact("netsplit", "NetSplit: an exact schedule, one operator at a time on a device (CP-SAT)"),
+        _Exact(
             "netsplit_shared", "NetSplit's program as published: operators may overlap on a device (CP-SAT)"
         ),
     )

@@ -22,10 +22,11 @@ from tensoropt.units import format_bytes
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point, with its planner's notes."""
+    """A simulated point, with its planner's notes; the best of each kind are kept."""
 
     point: Point
     notes: tuple[str, ...]
+    kind: str = ""
 
 
 def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[Point]:
@@ -59,63 +60,20 @@ def plan_of(task: PlanningTask, point: Point, notes: Iterable[str] = ()) -> Plan
     return plan.model_copy(update={"settings": {**plan.settings, **settings}})
 
 
-def best_of(
-    task: PlanningTask, planner: str, selections: Sequence[Selection], limit: float | None
-) -> tuple[SimulatedPoint, ...]:
-    """Return the best of the selections: all trade-offs of each kind, or with a limit the fastest within it.
+def best_of(planner: str, found: Iterable[SimulatedPoint], limit: float | None) -> tuple[SimulatedPoint, ...]:
+    """Return the best of a method's plans: all trade-offs, or with a limit the fastest within it.
 
     Raises:
         InfeasibleError: none fits; the message says how much the leanest needs.
     """
-    points = simulated_points(task, planner, selections)
-    of_kind: dict[str, list[SimulatedPoint]] = {}
-    for point, selection in zip(points, selections, strict=True):
-        of_kind.setdefault(selection.kind, []).append(SimulatedPoint(point, selection.notes))
-    kept = [one for simulated in of_kind.values() for one in reduce_points(simulated, _costs)]
-    if limit is not None:
-        return _best(planner, kept, limit)
-    return tuple(sorted(kept, key=_costs))
-
-
-def _costs(one: SimulatedPoint) -> tuple[float, float]:
-    return one.point.memory_bytes, one.point.time_s
-
-
-def best_pipelines(
-    task: PlanningTask, planner: str, answers: Iterable[PipelinedAnswer], limit: float | None
-) -> tuple[SimulatedPoint, ...]:
-    """Return the best of some pipelines, by the rule of :func:`best_of`.
-
-    Raises:
-        InfeasibleError: none fits; the message says how much the leanest needs.
-    """
-    kept = reduce_points(
-        [*answers], lambda answer: (answer.evaluation.memory_bytes, answer.evaluation.time_s)
-    )
-    simulated = [
-        SimulatedPoint(
-            pipelined_point(
-                evaluation,
-                mesh,
-                space=task.staging.space_of(mesh, evaluation.strategy.micro_batches),
-                planner=planner,
-            ),
-            (),
-        )
-        for evaluation, mesh in kept
-    ]
-    if not simulated:
-        raise InfeasibleError(f"{planner} finds no plan: it allows no strategy for some stage; use another")
-    return _best(planner, simulated, limit)
-
-
-def _best(
-    planner: str, simulated: Sequence[SimulatedPoint], limit: float | None
-) -> tuple[SimulatedPoint, ...]:
-    kept = reduce_points(simulated, _costs)
+    # The best of each kind of plan, so that all stages of ZeRO can be compared.
+    of_kinds: dict[str, list[SimulatedPoint]] = {}
+    for one in found:
+        of_kinds.setdefault(one.kind, []).append(one)
+    kept = sorted((one for of in of_kinds.values() for one in reduce_points(of, _costs)), key=_costs)
     if limit is None:
-        return kept
-    fitting = [simulated_point for simulated_point in kept if simulated_point.point.memory_bytes <= limit]
+        return tuple(kept)
+    fitting = [one for one in reduce_points(kept, _costs) if one.point.memory_bytes <= limit]
     if not fitting:
         leanest = format_bytes(kept[0].point.memory_bytes)
         raise InfeasibleError(
@@ -124,49 +82,75 @@ def _best(
     return (fitting[-1],)
 
 
-def _simulated_answer(
-    task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer
-) -> SimulatedPoint:
-    """Return a placement with its simulated figures and its planner's notes."""
-    simulated = simulate_placement(graph.problem, answer.placement)
-    notes = (*answer.notes, *graph.prices.limits.notes)
-    space = task.placed_space(simulated.micro_batches)
-    point = placed_point(graph, simulated, planner=planner, space=space, notes=notes)
-    return SimulatedPoint(point, notes)
+def _costs(one: SimulatedPoint) -> tuple[float, float]:
+    return one.point.memory_bytes, one.point.time_s
 
 
-def best_placements(
+def sharded(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[SimulatedPoint]:
+    """Return the selections of a method as points, with its notes."""
+    points = simulated_points(task, planner, selections)
+    return [SimulatedPoint(p, s.notes, s.kind) for p, s in zip(points, selections, strict=True)]
+
+
+def pipelined(task: PlanningTask, planner: str, answers: Sequence[PipelinedAnswer]) -> list[SimulatedPoint]:
+    """Return the pipelines of a method that no other beats; InfeasibleError if it has none."""
+    if not answers:
+        raise InfeasibleError(f"{planner} finds no plan: it allows no strategy for some stage; use another")
+    found = []
+    for evaluation, mesh in reduce_points(answers, lambda one: (one[0].memory_bytes, one[0].time_s)):
+        space = task.staging.space_of(mesh, evaluation.strategy.micro_batches)
+        found.append(SimulatedPoint(pipelined_point(evaluation, mesh, space=space, planner=planner), ()))
+    return found
+
+
+def placed(
     task: PlanningTask,
     planner: str,
     place: Callable[[PricedGraph], Sequence[tuple[PricedGraph, PlacedAnswer]]],
     limit: float | None,
-    counts: Sequence[int],
-) -> tuple[SimulatedPoint, ...]:
-    """Return the best of a method's placements for each micro-batch count, by the rule of :func:`best_of`.
+    one_batch: str,
+) -> list[SimulatedPoint]:
+    """Return a method's placements for each micro-batch count.
 
     Args:
         place: runs the method on a graph; returns its answers, each with the graph as the method cut it.
+        one_batch: why it runs a single micro-batch only; "" if it can run several.
 
     Raises:
         TensorOptError: the method refuses all counts; the error is the refusal of the last.
     """
-    simulated: list[SimulatedPoint] = []
+    counts, notes = task.placed_counts, list[str]()
+    if one_batch and counts != (1,):
+        if 1 not in counts:
+            raise UnsuitableError(
+                f"{planner} runs one micro-batch only: {one_batch}; asked for "
+                f"{', '.join(map(str, counts))}, allow 1 as well or use another planner"
+            )
+        counts, notes = (1,), [f"runs one micro-batch only: {one_batch}"]
+    answers: list[tuple[PricedGraph, PlacedAnswer]] = []
     refusals: dict[int, TensorOptError] = {}
     for count in counts:
         try:
-            whole = task.placing(count)
-            _check_room_for_tensors(planner, whole, limit)
-            answers = place(whole)
+            graph = task.placing(count)
+            _check_room_for_tensors(planner, graph, limit)
+            answers += place(graph)
         except (InfeasibleError, UnsuitableError) as refusal:
             refusals[count] = refusal
-            continue
-        simulated += [_simulated_answer(task, planner, graph, answer) for graph, answer in answers]
-    if not simulated:
+    if not answers:
         raise refusals[counts[-1]]
-    notes = tuple(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items())
-    return tuple(
-        candidate._replace(notes=(*candidate.notes, *notes)) for candidate in _best(planner, simulated, limit)
-    )
+    more = (*(f"with {count} micro-batches: {refusal}" for count, refusal in refusals.items()), *notes)
+    return [_simulated_answer(task, planner, *answer, more) for answer in answers]
+
+
+def _simulated_answer(
+    task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer, more: tuple[str, ...] = ()
+) -> SimulatedPoint:
+    """Return a placement with its simulated figures and its planner's notes, with ``more`` at their end."""
+    simulated = simulate_placement(graph.problem, answer.placement)
+    notes = (*answer.notes, *graph.prices.limits.notes)
+    space = task.placed_space(simulated.micro_batches)
+    point = placed_point(graph, simulated, planner=planner, space=space, notes=notes)
+    return SimulatedPoint(point, (*notes, *more))
 
 
 def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | None) -> None:

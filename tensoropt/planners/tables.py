@@ -28,11 +28,6 @@ class TableSpace:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", self.tables.without_moves)
 
-    @property
-    def micro_batches(self) -> int:
-        """The number of micro-batches in a step of this space."""
-        return self.tables.mesh[0]
-
 
 Scheme = Callable[[CostTables, VariableTable, int], np.ndarray | None]
 """The choices that a method allows: (tables, variable, configuration) -> mask over its options, or None for
@@ -40,15 +35,9 @@ all of them (:meth:`~tensoropt.costs.cost_graph.CostGraph.restricted`).
 """
 
 
-def computed_otherwise(
-    tables: CostTables, variable: VariableTable, index: int, recomputing: bool | None
-) -> bool:
-    """Return whether a configuration recomputes although it should not, or does not although it should.
-
-    Args:
-        recomputing: whether blocks are recomputed in backward; None leaves this open.
-    """
-    if recomputing is None or not variable.again:
+def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, recomputing: bool) -> bool:
+    """Return whether a configuration recomputes although it should not, or does not although it should."""
+    if not variable.again:
         return False
     if recomputing and variable.key.kind == "group":
         in_block = variable.key in region_of(tables.regions)

@@ -335,9 +335,7 @@ def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Pl
     forward = _random_order(after, rng)
     # Drawn anew rather than forward reversed: the executor has to handle this as well.
     backward = _random_order(_reversed_edges(after), rng)
-    return Placement(
-        tuple(device), _per_device(forward, device, devices), _per_device(backward, device, devices)
-    )
+    return Placement.in_order(device, devices, forward, backward)
 
 
 def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
@@ -372,7 +370,3 @@ def _reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
         for other in row:
             before[other].append(node)
     return before
-
-
-def _per_device(order: Sequence[int], device: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(o for o in order if device[o] == d) for d in range(count))

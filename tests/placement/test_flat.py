@@ -120,7 +120,7 @@ def test_the_step_is_that_of_tasks_one_by_one(seed, training, mixed, micro_batch
             slower=float(rng.choice([0.0, 0.19, np.inf])),
         ),
         update_s=rng.choice([0.0, 1e-4], size=problem.forward_s.shape),
-        host_s=None if rng.random() < 0.5 else rng.choice([0.0, 1e-3], size=problem.forward_s.shape),
+        host_s=rng.choice([0.0, 1e-3], size=problem.forward_s.shape),
     )
     placement = shuffled(problem, rng)
     found = simulate_placement(problem, placement, enforced=enforced)

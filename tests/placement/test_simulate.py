@@ -17,7 +17,7 @@ from tensoropt.placement import (
     PlacementProblem,
     simulate_placement,
 )
-from tensoropt.placement.problem import repeat_placement, repeat_problem
+from tensoropt.placement.problem import repeat_placement
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tests.planners.placed.placements import random_problem
 
@@ -41,7 +41,7 @@ def by_hand(**changes) -> PlacementProblem:
             "update_s": np.outer(first, [0.5, 0.5]), "parameter_bytes": 100 * first,
             "gradient_bytes": 100 * first, "optimizer_bytes": 200 * first,
             "forward_peak_bytes": 0 * first, "backward_peak_bytes": 0 * first, "devices": links_of(2),
-            **changes,
+            "update_peak_bytes": 0 * first, "host_s": np.zeros((count, 2)), **changes,
         }
     )  # fmt: skip
 
@@ -169,7 +169,8 @@ def test_without_an_order_a_message_needs_no_place_in_it():
 ])  # fmt: skip
 def test_gradients_from_other_devices_are_added_before_the_backward_that_needs_them(devices, given, most):
     """Of a, which b and c read."""
-    seconds = {name: np.ones((4, 3)) for name in ("forward_s", "backward_s")} | {"update_s": np.zeros((4, 3))}
+    seconds = {name: np.ones((4, 3)) for name in ("forward_s", "backward_s")}
+    seconds |= {name: np.zeros((4, 3)) for name in ("update_s", "host_s")}
     peaks = np.array([given, 0, 0, 0])
     problem = residual(devices=links_of(3), backward_peak_bytes=peaks, **seconds)
     simulated = simulate_placement(problem, Placement.in_order(devices, 3))
@@ -333,13 +334,13 @@ def test_one_device_does_everything_so_often(seed, count):
 @given(st.integers(0, 10**6))
 def test_one_micro_batch_is_the_problem_itself(seed):
     problem = random_problem(seed)
-    again = repeat_problem(problem)
+    again = problem.repeated
     assert (again.names, again.tensors) == (problem.names, problem.tensors)
     assert (again.together, again.pinned) == (problem.together, problem.pinned)
 
 
 def test_an_operator_stays_where_it_may_lie_in_every_micro_batch():
-    problem = repeat_problem(replace(in_two(), pinned=((1, (1,)),)))
+    problem = replace(in_two(), pinned=((1, (1,)),)).repeated
     assert problem.pinned == ((1, (1,)), (3, (1,)))
     repeat_placement(APART, 2).check(problem)
 

@@ -12,14 +12,7 @@ from tensoropt.engine.lower import Lowered
 from tensoropt.engine.lowered_call import CallGraph, LoweredCall, given_result
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
-from tensoropt.placement.execute.lower import (
-    LocalDevices,
-    PlacedParameters,
-    StepContext,
-    Tape,
-    TapedStep,
-    lower_placed,
-)
+from tensoropt.placement.execute import lower
 from tensoropt.placement.execute.operators import Cut
 from tensoropt.placement.execute.placed_call import PlacedCall
 from tensoropt.placement.execute.transport import Alone, Arriving, Job, Transport
@@ -27,7 +20,7 @@ from tensoropt.placement.program import schedule_of
 from tensoropt.placement.strategy import PlacedStrategy
 
 
-class PlacedEngine(Engine[TapedStep]):
+class PlacedEngine(Engine[lower.TapedStep]):
     """Runs a placed plan in one process per device, or in one process with all devices.
 
     With several micro-batches, all forwards run in the model's call and all backwards in ``backward()``; a
@@ -35,26 +28,23 @@ class PlacedEngine(Engine[TapedStep]):
 
     Args:
         values: parameters and buffers by graph name.
-        devices: the PyTorch device of each, for one process with all devices; by default one per rank of a
-            job.
         transport: replaces the job's own; it has a ``rank``.
-        device: without ``devices``, this rank's; by default that of the values.
+        device: this rank's; by default that of the values.
 
     Raises:
-        PlanError: the order deadlocks, or the number of devices is wrong.
+        PlanError: the order deadlocks, or there are too few GPUs.
     """
 
     uncompiled = "a placed plan runs every operator, forward and backward, when the plan says"
 
     strategy: PlacedStrategy
-    shards: PlacedParameters
+    shards: lower.PlacedParameters
 
     def __init__(
         self,
         strategy: PlacedStrategy,
         values: Mapping[str, torch.Tensor],
         *,
-        devices: Sequence[torch.device | str] | None = None,
         seed: int = 0,
         transport: Transport | None = None,
         rank: int | None = None,
@@ -65,27 +55,25 @@ class PlacedEngine(Engine[TapedStep]):
         base, count = device or device_of(values), strategy.devices
         if transport is not None:
             assert rank is not None
-            self.local = LocalDevices((rank,), (base,) * count)
+            self.local = lower.LocalDevices((rank,), (base,) * count)
             runtime, self.transport = Runtime((1,), rank=rank, seed=seed, device=base), transport
-        elif devices is None and dist.is_initialized():
+        elif dist.is_initialized():
             runtime = Runtime((1, count), seed=seed, device=base)
-            self.local = LocalDevices((runtime.rank,), (base,) * count)
+            self.local = lower.LocalDevices((runtime.rank,), (base,) * count)
             self.transport = Job() if runtime.distributed else Alone(self.local.devices)
         else:
-            where = _all_devices(strategy, base) if devices is None else tuple(map(torch.device, devices))
-            if len(where) != count:
-                raise PlanError(f"the plan is for {count} devices, but {len(where)} are given")
-            self.local = LocalDevices(tuple(range(count)), where)
+            where = _all_devices(strategy, base)
+            self.local = lower.LocalDevices(tuple(range(count)), where)
             runtime, self.transport = Runtime((1,), seed=seed, device=self.local.first), Alone(where)
         super().__init__(strategy, values, runtime)
-        self.context = StepContext(strategy, self.local, self.transport)
-        self.shards = PlacedParameters(strategy, self.local, runtime, self.transport, values)
+        self.context = lower.StepContext(strategy, self.local, self.transport)
+        self.shards = lower.PlacedParameters(strategy, self.local, runtime, self.transport, values)
         # The losses of micro-batches, or of pieces, divide by what counts in the whole batch.
         whole_counts = TargetCounts(strategy.graph, runtime.device) if self.lowered.program.counts else None
         self.counts = whole_counts or self._make_counts()
 
     def _lower(self, *, evaluating: bool) -> Lowered:
-        return lower_placed(self.schedule.forward, self.runtime, self.context, evaluating=evaluating)
+        return lower.lower_placed(self.schedule.forward, self.runtime, self.context, evaluating=evaluating)
 
     def lowered_call(self, call: CallGraph) -> LoweredCall:
         return PlacedCall(self.strategy, call, self.local, self.transport, self.runtime, self._on_all_ranks)
@@ -96,7 +84,7 @@ class PlacedEngine(Engine[TapedStep]):
         self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
         count = self.strategy.micro_batches
-        tapes = [Tape(self._anchor) for _ in range(count)] if training else []
+        tapes = [lower.Tape(self._anchor) for _ in range(count)] if training else []
         made: list[dict[str, torch.Tensor]] = []
         for index in range(count):
             self._begin(index)
@@ -119,7 +107,7 @@ class PlacedEngine(Engine[TapedStep]):
         names = names[:1] if count > 1 and self.training else names
         outputs = tuple(self._output(name, made, inputs) for name in names)
         self.transport.finish()
-        return (self._defer(outputs[0], TapedStep(tapes)), *outputs[1:]) if training else outputs
+        return (self._defer(outputs[0], lower.TapedStep(tapes)), *outputs[1:]) if training else outputs
 
     def _begin(self, micro_batch: int) -> None:
         self.runtime.micro_batch = micro_batch
@@ -163,7 +151,7 @@ class PlacedEngine(Engine[TapedStep]):
 
     # -- backward ---------------------------------------------------------------------------------
 
-    def _finish_backward(self, step: TapedStep, gradient: torch.Tensor) -> None:
+    def _finish_backward(self, step: lower.TapedStep, gradient: torch.Tensor) -> None:
         self.shards.accumulated.occupy()
         for index, tape in enumerate(step.tapes):
             self._begin(index)
@@ -172,7 +160,7 @@ class PlacedEngine(Engine[TapedStep]):
         self.transport.finish()
         self.shards.accumulated.finish()
 
-    def _backward_of(self, tape: Tape, gradient: torch.Tensor) -> None:
+    def _backward_of(self, tape: lower.Tape, gradient: torch.Tensor) -> None:
         loss = self.source.outputs[0]
         where = self.strategy.maker(loss)
         if where is not None and where in self.local.own:
@@ -190,7 +178,7 @@ class PlacedEngine(Engine[TapedStep]):
                         tape.add((value.name, device), messages.pop(0)())
                 tape.backward(number)
 
-    def _return(self, tape: Tape, number: int, arriving: dict[str, list[Arriving]]) -> None:
+    def _return(self, tape: lower.Tape, number: int, arriving: dict[str, list[Arriving]]) -> None:
         name, source, target, _ = self.strategy.transfers[number]
         if source in self.local.own:
             gradient = tape.take((name, source))

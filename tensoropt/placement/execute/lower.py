@@ -14,24 +14,11 @@ from tensoropt.engine.gradients import DeferredStep, Gradients
 from tensoropt.engine.lower import Interpretation, Lowered
 from tensoropt.engine.parameters import LocalParameters, local_leaves, replicated
 from tensoropt.engine.runtime import Runtime
+from tensoropt.placement import program
 from tensoropt.placement.execute.operators import Cut, Piece, join, split
 from tensoropt.placement.execute.transport import Arriving, Transport
 from tensoropt.placement.graph import Value
-from tensoropt.placement.program import (
-    BeginOperator,
-    EndOperator,
-    Enter,
-    JoinPieces,
-    OnDevice,
-    Place,
-    PlacedLowering,
-    PlacedOrder,
-    ReceiveValue,
-    SendValue,
-    SplitTensor,
-    WaitForValue,
-    Zeros,
-)
+from tensoropt.placement.program import Place
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.sharding.buckets import Bucket
 from tensoropt.sharding.program import Node
@@ -261,39 +248,39 @@ class _Interpretation(Interpretation):
 
     def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
         match node:
-            case SendValue():
+            case program.SendValue():
                 return self.function(self.step.send, "send", reads.values(), node.number)
-            case ReceiveValue():
+            case program.ReceiveValue():
                 return self.function(self.step.receive, "receive", reads.values(), node.number)
-            case WaitForValue():
+            case program.WaitForValue():
                 return self.function(_wait_for, "wait", reads.values())
-            case OnDevice():
+            case program.OnDevice():
                 return self._on_device(node, *reads.values())
-            case BeginOperator():
+            case program.BeginOperator():
                 device = self.step.local.devices[self.step.strategy.placement.device[node.number]]
                 self.context = Piece(self.runtime, self.placed.operators[node.number], device)
                 return None
-            case Enter(learns=False):
+            case program.Enter(learns=False):
                 return next(iter(reads.values()))
-            case Enter():
+            case program.Enter():
                 return self.function(self.step.enter, "enter", reads.values(), node.place)
-            case EndOperator():
+            case program.EndOperator():
                 made = self.function(self.step.end, "end", reads.values(), node.number, node.places)
                 names = (name for name, _ in node.places)
                 return {name: self.item(made, index) for index, name in enumerate(names)}
-            case Zeros():
+            case program.Zeros():
                 tensor = self.source.tensors[node.tensor]
                 options = {"dtype": getattr(torch, tensor.dtype), "device": self.context.device}
                 return self.graph.call_function(torch.zeros, (tensor.shape,), options)
-            case SplitTensor():
+            case program.SplitTensor():
                 pieces = self.function(split, "split", reads.values(), self._cut(node.piece))
                 names = (replace(node.piece, index=index).name for index in range(node.piece.count))
                 return {name: self.item(pieces, index) for index, name in enumerate(names)}
-            case JoinPieces():
+            case program.JoinPieces():
                 return self.function(join, "join", reads.values(), self._cut(node.piece))
         return super().node(node, reads)
 
-    def _on_device(self, node: OnDevice, value: fx.Node) -> fx.Node:
+    def _on_device(self, node: program.OnDevice, value: fx.Node) -> fx.Node:
         devices = self.step.local.devices
         # All devices of this process are the same, so nothing has to be copied.
         if len({devices[device] for device in self.step.local.own}) == 1:
@@ -305,12 +292,14 @@ class _Interpretation(Interpretation):
         return Cut(self.strategy.atoms(piece.tensor), piece.code, piece.count)
 
 
-def lower_placed(order: PlacedOrder, runtime: Runtime, step: StepContext, *, evaluating: bool) -> Lowered:
+def lower_placed(
+    order: program.PlacedOrder, runtime: Runtime, step: StepContext, *, evaluating: bool
+) -> Lowered:
     """Lower the forward of this process's devices.
 
     Args:
         order: the order of forward.
         evaluating: whether to lower a training graph in eval mode.
     """
-    lowering = PlacedLowering(step.strategy, order, step.local.own, evaluating)
+    lowering = program.PlacedLowering(step.strategy, order, step.local.own, evaluating)
     return _Interpretation(lowering.strategy, runtime, step).lowered(lowering.program())

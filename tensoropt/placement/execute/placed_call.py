@@ -85,9 +85,5 @@ def _placed_like(plan: PlacedStrategy, call: CallGraph) -> PlacedStrategy:
         made.update((name, device) for op in group.operators for name in op.outputs)
     graph = placed_graph(call.groups, apart=apart)
     devices = tuple(holder(op.parameters[0]) if op.group is None else on[op.name] for op in graph.operators)
-    orders = tuple(
-        tuple(number for number, where in enumerate(devices) if where == device)
-        for device in range(plan.devices)
-    )
-    placement = Placement(devices, orders)
+    placement = Placement.in_order(devices, plan.devices)
     return PlacedStrategy(graph, placement, needed_routes(graph, placement))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tensoropt.planners.pipelined.common.data_parallel import flat, following_the_batch
+from tensoropt.planners.pipelined.common.data_parallel import data_parallel, flat
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 
 
@@ -18,4 +18,4 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
     """Yield pipelines of every degree, for every amount of memory."""
     for mesh, micro_batches in task.suiting(flat):
         positions = [task.positions(mesh.shape[0])] * (mesh.shape[0] - 1)
-        yield from task.compose(mesh, micro_batches, following_the_batch(), positions)
+        yield from task.compose(mesh, micro_batches, data_parallel(), positions)

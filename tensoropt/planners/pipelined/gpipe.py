@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tensoropt.pipeline.stages import balanced
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.pipelined.common.data_parallel import following_the_batch
+from tensoropt.planners.pipelined.common.data_parallel import data_parallel
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 
 
@@ -28,5 +28,5 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         cuts = balanced(task.flops, task.positions(stages), stages)
         if not cuts:
             raise UnsuitableError(f"the model has too few positions to be cut into {stages} stages")
-        allowed, positions = following_the_batch(recomputing=True), [[cut] for cut in cuts]
+        allowed, positions = data_parallel(recomputing=True), [[cut] for cut in cuts]
         yield from task.compose(mesh, micro_batches, allowed, positions, schedule="gpipe")

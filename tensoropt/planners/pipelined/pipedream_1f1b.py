@@ -16,7 +16,7 @@ import numpy as np
 
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Cut
-from tensoropt.planners.pipelined.common.data_parallel import flat, following_the_batch
+from tensoropt.planners.pipelined.common.data_parallel import data_parallel, flat
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 
 
@@ -25,7 +25,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
     for mesh, micro_batches in task.suiting(flat):
         positions = [task.positions(mesh.shape[0])] * (mesh.shape[0] - 1)
         yield from task.compose(
-            mesh, micro_batches, following_the_batch(), positions, composing=_slowest_stage_fastest
+            mesh, micro_batches, data_parallel(), positions, composing=_slowest_stage_fastest
         )
 
 

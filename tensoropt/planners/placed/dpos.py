@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,16 +24,12 @@ from tensoropt.planners.placed.common.units import (
     MemoryBook,
     NoRoomError,
     PlacedAnswer,
-    Units,
-    orders_by_start,
     place_within_memory,
-    units_of,
 )
 from tensoropt.types import Floats
 
 
-@dataclass(frozen=True)
-class DposSchedule:
+class DposSchedule(NamedTuple):
     """The result of algorithm 1.
 
     Attributes:
@@ -43,11 +39,6 @@ class DposSchedule:
     placement: Placement
     finish_s: float
 
-    @property
-    def answer(self) -> PlacedAnswer:
-        """The placement, with DPOS's own estimate of the step."""
-        return PlacedAnswer(self.placement, expected_s=self.finish_s)
-
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
     """Run algorithm 1 with less and less room until its placement fits when simulated.
@@ -55,27 +46,24 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.
     """
-    units = units_of(problem)
-
-    def attempt(memory: MemoryBook) -> PlacedAnswer:
-        return schedule_by_ranks(problem, units, memory).answer
-
-    return place_within_memory("dpos", problem, units, memory_limit_bytes, attempt)
+    return place_within_memory(
+        "dpos", problem, memory_limit_bytes, lambda memory: schedule_by_ranks(problem, memory).placement
+    )
 
 
-def schedule_by_ranks(problem: PlacementProblem, units: Units, memory: MemoryBook) -> DposSchedule:
+def schedule_by_ranks(problem: PlacementProblem, memory: MemoryBook) -> DposSchedule:
     """Run algorithm 1.
 
     Raises:
         NoRoomError: an operator fits nowhere.
     """
-    return _DposScheduler(problem, units, memory).schedule()
+    return _DposScheduler(problem, memory).schedule()
 
 
 class IdleSlots:
     """The times when a device is idle: disjoint gaps, the last one open."""
 
-    def __init__(self, free_from: float = 0.0):
+    def __init__(self, free_from: float):
         self._starts = [free_from]
         self._ends = [float("inf")]
 
@@ -108,14 +96,14 @@ class IdleSlots:
 
 
 class _DposScheduler:
-    def __init__(self, problem: PlacementProblem, units: Units, memory: MemoryBook):
-        self.problem, self.units, self.memory = problem, units, memory
-        self.ranks = ranks_of(problem, units)
+    def __init__(self, problem: PlacementProblem, memory: MemoryBook):
+        self.problem, self.units, self.memory = problem, memory.units, memory
+        self.ranks = ranks_of(problem, self.units)
         self.device = [-1] * problem.size
-        self.unit_device = [-1] * len(units.members)
+        self.unit_device = [-1] * len(self.units.members)
         self.starts = [0.0] * problem.size
         self.ends = [0.0] * problem.size
-        self.slots = [IdleSlots() for _ in range(problem.devices.count)]
+        self.slots = [IdleSlots(0.0) for _ in range(problem.devices.count)]
         self.path = list(self.ranks.path)
         """The part of the critical path that is still to be placed."""
         self.on_path = set(self.path)
@@ -127,19 +115,19 @@ class _DposScheduler:
         # A producer's rank is never below its reader's; ties keep the model's order.
         for operator in np.lexsort((np.arange(problem.size), -self.ranks.forward)):
             self._place(int(operator))
-        forward = orders_by_start(self.device, self.starts, problem.devices.count)
+        count = problem.devices.count
         if not problem.training:
             finish = max(self.ends, default=0.0)
-            return DposSchedule(Placement(tuple(self.device), forward), finish)
+            return DposSchedule(Placement.by_start(self.device, count, self.starts), finish)
         starts, ends = self._backward()
-        backward = orders_by_start(self.device, starts, problem.devices.count, backward=True)
+        placement = Placement.by_start(self.device, count, self.starts, starts)
         finish_s = [0.0] * problem.devices.count
         updates = [0.0] * problem.devices.count
         for operator, device in enumerate(self.device):
             finish_s[device] = max(finish_s[device], ends[operator])
             updates[device] += float(problem.update_s[operator, device])
         finish = max(a + b for a, b in zip(finish_s, updates, strict=True))
-        return DposSchedule(Placement(tuple(self.device), forward, backward), finish)
+        return DposSchedule(placement, finish)
 
     # -- forward ----------------------------------------------------------------------------------
 
@@ -155,7 +143,7 @@ class _DposScheduler:
         unit = self.units.of[operator]
         if self.unit_device[unit] < 0:
             self.unit_device[unit] = device
-            self.memory.book(self.units, unit, device)
+            self.memory.book(unit, device)
 
     def _required_device(self, operator: int) -> int:
         unit = self.units.of[operator]
@@ -167,7 +155,7 @@ class _DposScheduler:
             return self.unit_device[unit]
         if operator not in self.on_path:
             return -1
-        if self.critical < 0 or not self.memory.room(self.units, unit)[self.critical]:
+        if self.critical < 0 or not self.memory.room(unit)[self.critical]:
             self.critical = self._critical_device(operator)
         return self.critical if self.units.allowed[unit, self.critical] else -1
 
@@ -191,10 +179,10 @@ class _DposScheduler:
                     continue
                 if unit not in units_on_device:
                     # In the order of the path, and no further than the first that does not fit.
-                    if not simulated.room(self.units, unit)[device]:
+                    if not simulated.room(unit)[device]:
                         break
                     units_on_device.add(unit)
-                    simulated.book(self.units, unit, device)
+                    simulated.book(unit, device)
                 times.append(float(seconds[member, device]))
             if times and (float(np.mean(times)), -len(times)) < best:
                 best, chosen = (float(np.mean(times)), -len(times)), device
@@ -219,7 +207,7 @@ class _DposScheduler:
     def _soonest(self, operator: int, ready: Floats) -> int:
         """Return arg min EFT over devices with room (lines 12 to 19). Ties go to the first device."""
         unit = self.units.of[operator]
-        permitted = self.units.allowed[unit] & self.memory.room(self.units, unit)
+        permitted = self.units.allowed[unit] & self.memory.room(unit)
         if not permitted.any():
             raise NoRoomError(unit)
         seconds = self.problem.forward_s[operator].tolist()

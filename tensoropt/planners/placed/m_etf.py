@@ -6,8 +6,8 @@ B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC
 from __future__ import annotations
 
 from tensoropt.placement import PlacementProblem
-from tensoropt.planners.placed.common.earliest import earliest_first
-from tensoropt.planners.placed.common.units import MemoryBook, PlacedAnswer, place_within_memory, units_of
+from tensoropt.planners.placed.common.earliest import EarliestFirst
+from tensoropt.planners.placed.common.units import PlacedAnswer, place_within_memory
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
@@ -16,9 +16,6 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.
     """
-    units = units_of(problem)
-
-    def attempt(memory: MemoryBook) -> PlacedAnswer:
-        return PlacedAnswer(earliest_first(problem, units, memory).placement(problem.devices.count))
-
-    return place_within_memory("m_etf", problem, units, memory_limit_bytes, attempt)
+    return place_within_memory(
+        "m_etf", problem, memory_limit_bytes, lambda memory: EarliestFirst(problem, memory).placement()
+    )

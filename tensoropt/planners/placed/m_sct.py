@@ -19,14 +19,8 @@ from scipy.sparse import coo_array
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.placed.common.earliest import earliest_first
-from tensoropt.planners.placed.common.units import (
-    MemoryBook,
-    PlacedAnswer,
-    Units,
-    place_within_memory,
-    units_of,
-)
+from tensoropt.planners.placed.common.earliest import EarliestFirst
+from tensoropt.planners.placed.common.units import PlacedAnswer, Units, place_within_memory, units_of
 from tensoropt.types import Floats
 
 _THRESHOLD = 0.1
@@ -44,14 +38,13 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         UnsuitableError: the linear program is too large to be solved in time.
         InfeasibleError: an operator has no room on any device when its turn comes.
     """
-    units = units_of(problem)
-    favourite = _favourites(problem, units)
-
-    def attempt(memory: MemoryBook) -> PlacedAnswer:
-        schedule = earliest_first(problem, units, memory, favourite)
-        return PlacedAnswer(schedule.placement(problem.devices.count))
-
-    return place_within_memory("m_sct", problem, units, memory_limit_bytes, attempt)
+    favourite = _favourites(problem, units_of(problem))
+    return place_within_memory(
+        "m_sct",
+        problem,
+        memory_limit_bytes,
+        lambda memory: EarliestFirst(problem, memory, favourite).placement(),
+    )
 
 
 def _precedence(problem: PlacementProblem, units: Units) -> tuple[Floats, NDArray[np.intp], Floats]:

@@ -20,7 +20,6 @@ from tensoropt.planners.placed.common.units import (
     MemoryBook,
     NoRoomError,
     PlacedAnswer,
-    Units,
     place_within_memory,
     units_of,
 )
@@ -30,7 +29,6 @@ from tensoropt.planners.placed.dpos import DposSchedule, schedule_by_ranks
 @dataclass(frozen=True)
 class _Trial:
     graph: PricedGraph
-    units: Units
     schedule: DposSchedule
 
 
@@ -47,18 +45,16 @@ def placements(
     ways = ((counts, _trial(start, memory_limit_bytes, counts)) for counts in (True, False))
     counts, first = next((way for way in ways if way[1] is not None), (False, None))
     cut: dict[str, GroupSplit] = {}
-    units = units_of(start.problem)
     if first is not None:
         best, cut = _search(first, memory_limit_bytes, counts)
-        start, units = best.graph, best.units
-
-    def attempt(memory: MemoryBook) -> PlacedAnswer:
-        return schedule_by_ranks(start.problem, units, memory).answer
-
-    answer = place_within_memory("os_dpos", start.problem, units, memory_limit_bytes, attempt)
+        start = best.graph
+    problem = start.problem
+    answer = place_within_memory(
+        "os_dpos", problem, memory_limit_bytes, lambda memory: schedule_by_ranks(problem, memory).placement
+    )
     cuts = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
     listed = ", ".join(cuts[:3]) + (f" and {len(cuts) - 3} more" if len(cuts) > 3 else "")
-    notes = (f"started from {name}", f"cut on the critical path: {listed or 'nothing'}", *answer.notes)
+    notes = (f"started from {name}", f"cut on the critical path: {listed or 'nothing'}")
     return ((start, replace(answer, notes=notes)),)
 
 
@@ -73,14 +69,12 @@ def _start(graph: PricedGraph, limit: float | None) -> tuple[PricedGraph, str]:
 
 
 def _trial(graph: PricedGraph, limit: float | None, counts_transients: bool) -> _Trial | None:
-    units = units_of(graph.problem)
+    problem = graph.problem
+    memory = MemoryBook(units_of(problem), problem.devices.within(limit), counts_transients)
     try:
-        schedule = schedule_by_ranks(
-            graph.problem, units, MemoryBook.empty(graph.problem.devices.within(limit), counts_transients)
-        )
+        return _Trial(graph, schedule_by_ranks(problem, memory))
     except NoRoomError:
         return None
-    return _Trial(graph, units, schedule)
 
 
 def _search(

@@ -12,13 +12,7 @@ from tensoropt.costs.variables import Variable
 from tensoropt.evaluation.evaluate import Evaluator
 from tensoropt.ops.registry import spec_of
 from tensoropt.plan.point import Point
-from tensoropt.planners.sharded.common.restricted import (
-    NO_BATCH,
-    at_least_one,
-    following_the_batch,
-    restricted_selections,
-    whole,
-)
+from tensoropt.planners.sharded.common import restricted
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.clock import TimedStep
@@ -27,11 +21,12 @@ from tensoropt.simulate.step import lower
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
-    allowed = following_the_batch(task, whole)
-    return at_least_one(
+    labels = restricted.batch_labels(task)
+    allowed = restricted.following_the_batch(lambda _, group: labels[group], restricted.whole)
+    return restricted.at_least_one(
         task,
-        restricted_selections(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),
-        NO_BATCH,
+        restricted.frontiers(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),
+        restricted.NO_BATCH,
     )
 
 

@@ -46,7 +46,9 @@ class _Solved:
     gap: float
 
 
-class _Program:
+class ZeroOneProgram:
+    """The program of one space's tables."""
+
     def __init__(self, tables: CostTables):
         self.tables = tables
         self.memory: list[float] = []
@@ -99,7 +101,9 @@ class _Program:
                 if row:
                     self._row(row, 0.0)
 
-    def solve(self, limit: float | None, seconds: float) -> _Solved | None:
+    def solve(self, limit: float | None) -> _Solved | None:
+        """Return the fastest strategy whose summed memory is at most ``limit`` bytes; None if there is none
+        or none was found in time."""
         memory, time = np.array(self.memory), np.array(self.time)
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
         # 1.
@@ -114,7 +118,7 @@ class _Program:
             integrality=np.array(self.binary, dtype=int),
             bounds=Bounds(0, 1),
             constraints=constraints,
-            options={"time_limit": seconds, "mip_rel_gap": _GAP},
+            options={"time_limit": _TIME_LIMIT_S, "mip_rel_gap": _GAP},
         )
         if result.x is None:
             return None
@@ -128,15 +132,6 @@ class _Program:
         return _Solved(choice, options, compute + communication, memory_bytes, gap)
 
 
-def solve(tables: CostTables, limit: float | None, seconds: float = _TIME_LIMIT_S) -> _Solved | None:
-    """Return the fastest strategy whose summed memory is at most ``limit`` bytes; None if there is none.
-
-    Args:
-        seconds: the solver's time; the best solution by then is returned with its gap.
-    """
-    return _Program(tables).solve(limit, seconds)
-
-
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return the program's answer for every mesh and micro-batch count, within the limit when simulated.
 
@@ -145,9 +140,9 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     """
     selections = []
     for number, space in enumerate(task.spaces):
-        program, limit = _Program(space.tables), memory_limit_bytes
+        program, limit = ZeroOneProgram(space.tables), memory_limit_bytes
         for _ in range(_ROUNDS):
-            solved = program.solve(limit, _TIME_LIMIT_S)
+            solved = program.solve(limit)
             if solved is None:
                 break
             notes = (f"not proven: gap {solved.gap:.2%}",) if solved.gap > _GAP else ()

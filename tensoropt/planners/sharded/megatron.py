@@ -18,12 +18,7 @@ from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.common.restricted import (
-    at_least_one,
-    batch_labels,
-    restricted_selections,
-    whole,
-)
+from tensoropt.planners.sharded.common import restricted
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph, Label
 
@@ -115,7 +110,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             "scaled_dot_product_attention; use data_parallel, zero or optcnn"
         )
     # All outer axes are data parallel.
-    batch = batch_labels(task)
+    batch = restricted.batch_labels(task)
     inner = inner_labels(graph, batch)
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -130,11 +125,11 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         *outer, last = tables.labels(variable.key, index)
         if last not in inner[variable.key] or any(label != batch[variable.key] for label in outer):
             return NO_OPTION
-        return whole(tables, variable, index)
+        return restricted.whole(tables, variable, index)
 
-    return at_least_one(
+    return restricted.at_least_one(
         task,
-        restricted_selections(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
+        restricted.frontiers(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
         "no mesh here splits both the attention heads and the batch; megatron needs an inner axis that "
         "splits the heads (the key heads, if several query heads share one) into non-empty parts",
     )

@@ -20,12 +20,7 @@ import numpy as np
 from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.tables import CostTables
 from tensoropt.ops.layouts import Layout
-from tensoropt.planners.sharded.common.restricted import (
-    NO_BATCH,
-    at_least_one,
-    following_the_batch,
-    restricted_selections,
-)
+from tensoropt.planners.sharded.common import restricted
 from tensoropt.planners.tables import Scheme
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
@@ -74,13 +69,14 @@ def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarra
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return every stage at every micro-batch count, on the flat mesh."""
+    labels = restricted.batch_labels(task)
     selections = (
         replace(selection, notes=(f"stage {stage}",), kind=f"stage {stage}")
         for stage in STAGES
-        for selection in restricted_selections(
+        for selection in restricted.frontiers(
             task,
-            following_the_batch(task, _stage_scheme(stage)),
+            restricted.following_the_batch(lambda _, group: labels[group], _stage_scheme(stage)),
             lambda space: len(space.names.mesh.shape) <= 1,
         )
     )
-    return at_least_one(task, selections, NO_BATCH)
+    return restricted.at_least_one(task, selections, restricted.NO_BATCH)

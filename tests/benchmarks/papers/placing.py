@@ -48,8 +48,6 @@ QUICK: dict[str, tuple[int, Options]] = {"lenet": (32, ())}
 ORDERED = ("dpos", "os_dpos", "m_etf")
 RATES = {"data_parallel": "data parallelism", "dpos": "DPOS", "os_dpos": "OS-DPOS"}
 
-EXPECTED = ("OS-DPOS: step", "expects", "busiest link")
-
 
 def scaling(quick: bool) -> Iterator[Row]:
     """Samples per second of data parallelism, DPOS and OS-DPOS (Tables 1 to 3)."""
@@ -71,8 +69,6 @@ def _scaled(model: str, cluster: str, samples: int, options: Options) -> Row:
     return {
         "samples_per_s": {name: samples / row["time_s"] for name, row in done.items()},
         "memory_bytes": {name: row["memory_bytes"] for name, row in done.items()},
-        "expected_s": found["os_dpos"].get("expected_s"),
-        "busiest": found["os_dpos"].get("busiest"),
         "os_dpos_notes": found["os_dpos"].get("notes", ()),
         "cpu_s": {name: row["cpu_s"] for name, row in done.items()},
         "refused": {name: row["refused"] for name, row in found.items() if name not in done},
@@ -135,12 +131,10 @@ def markdown(data: Mapping[str, Any]) -> str:
         "",
         "## FastT: strong and weak scaling, samples per second",
         "",
-        f"`{CLUSTER}`: servers of four GPUs. *Expects*: OS-DPOS's own estimate of its step, in which",
-        "messages never queue (FastT, section 5.1, equation EST). *Busiest link*: how long it is occupied in",
-        "the judge's step, where each device is sent a copy.",
+        f"`{CLUSTER}`: servers of four GPUs.",
         "",
         *table(
-            ["model", "scaling", "GPUs", "batch", *RATES.values(), *EXPECTED],
+            ["model", "scaling", "GPUs", "batch", *RATES.values()],
             map(_scaling_cells, scaled),
         ),
         "",
@@ -214,12 +208,7 @@ def beside(scaled: Sequence[Row], order: Sequence[Row]) -> list[str]:
 def _scaling_cells(row: Row) -> list[str]:
     rates = [row["samples_per_s"].get(name) for name in RATES]
     cells = [row["model"], row["scaling"], _gpus(row), str(row["batch"])]
-    cells += ["refuses" if rate is None else f"{rate:,.0f}" for rate in rates]
-    if not (rate := row["samples_per_s"].get("os_dpos")):
-        return cells + [""] * 3
-    busiest = row["busiest"]
-    cells += [_ms(row["batch"] / rate), _ms(row["expected_s"])]
-    return [*cells, f"{busiest['lane']}, {_ms(busiest['busy_s'])}"]
+    return cells + ["refuses" if rate is None else f"{rate:,.0f}" for rate in rates]
 
 
 def _gpus(row: Row, unit: str = "") -> str:

@@ -54,10 +54,7 @@ def played(name: str, graph: PricedGraph) -> Row:
         return {"refused": str(error)}
     simulated = simulate_placement(graph.problem, answer.placement)
     spent, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
-    lane, busy_s = simulated.busiest_lane
     return {
-        "expected_s": answer.expected_s,
-        "busiest": {"lane": lane, "busy_s": busy_s},
         "time_s": simulated.time_s,
         "memory_bytes": simulated.memory_bytes,
         "search_s": spent,

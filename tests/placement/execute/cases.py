@@ -24,8 +24,6 @@ from tensoropt.verify.reference import largest_of, named_difference
 from tests.execute.jobs import spec
 from tests.placement.execute.random_placed import random_placed
 
-CPU = torch.device("cpu")
-
 
 @cache
 def opened(name: str, **more: Any) -> CapturedModel:
@@ -39,7 +37,7 @@ def placed(
 
 
 def in_one_process(loaded: CapturedModel, strategy: PlacedStrategy, seed: int = 0) -> PlacedEngine:
-    return PlacedEngine(strategy, loaded.values, devices=[CPU] * strategy.devices, seed=seed)
+    return PlacedEngine(strategy, loaded.values, seed=seed)
 
 
 def unsplit(loaded: CapturedModel, seed: int = 0) -> ShardedEngine:

@@ -1,8 +1,9 @@
 """Random placements with an order of their transfers that takes no simulator to find."""
 
-import itertools
 import random
 from collections.abc import Sequence
+
+import networkx as nx
 
 from tensoropt.placement import Placement
 from tensoropt.placement.graph import PlacedGraph, placed_graph
@@ -10,7 +11,6 @@ from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_r
 from tensoropt.sharding.groups import GroupGraph
 from tensoropt.verify.random_strategies import (
     _readers_of_operators,
-    _reversed_edges,
     random_placement,
     random_splits,
 )
@@ -50,31 +50,13 @@ def in_any_order(graph: PlacedGraph, placement: Placement) -> PlacedStrategy:
 def _times(graph: PlacedGraph, placement: Placement) -> tuple[list[int], list[int]]:
     """When each operator is done, forward and backward."""
     after = _readers_of_operators(graph)
-    before = _reversed_edges(after)
-    return (
-        _done(before, placement.forward),
-        _done(after, placement.backward_orders) if placement.backward_orders else [],
-    )
+    reads = nx.DiGraph((op, reader) for op, row in enumerate(after) for reader in row)
+    return _done(reads, placement.forward), _done(reads.reverse(), placement.backward_orders)
 
 
-def _done(before: Sequence[Sequence[int]], orders: Sequence[Sequence[int]]) -> list[int]:
-    time = [0] * len(before)
-    needs = [set(row) for row in before]
+def _done(before: nx.DiGraph, orders: Sequence[Sequence[int]]) -> list[int]:
+    done = before.copy()
     for order in orders:
-        for one, other in itertools.pairwise(order):
-            needs[other].add(one)
-    left = [len(row) for row in needs]
-    after: list[list[int]] = [[] for _ in needs]
-    for node, row in enumerate(needs):
-        for other in row:
-            after[other].append(node)
-    ready = [node for node, count in enumerate(left) if not count]
-    while ready:
-        node = ready.pop()
-        time[node] += 1
-        for other in after[node]:
-            time[other] = max(time[other], time[node])
-            left[other] -= 1
-            if not left[other]:
-                ready.append(other)
-    return time
+        nx.add_path(done, order)
+    times = {op: time for time, ops in enumerate(nx.topological_generations(done)) for op in ops}
+    return [times[op] for op in range(len(times))]

@@ -58,14 +58,6 @@ def test_gradients_are_those_of_the_unsplit_model(name, count, seed):
     assert_alike(engine, whole, loaded, gradients=5e-4 if name == "vgg_norm" else ROUNDING)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("mlp", 1), ("vgg_norm_plain", 1), ("transformer_dropout", 8)])
-def test_in_double_precision_to_its_rounding(name, count):
-    loaded = opened(name, dtype="float64")
-    whole, engine = unsplit(loaded), in_one_process(loaded, placed(loaded, 3, micro_batches=count))
-    assert_alike(engine, whole, loaded, steps=1, loss=1e-12, gradients=1e-10)
-
-
 def test_every_way_of_cutting_every_group():
     loaded = opened("transformer_dropout", dtype="float64")
     whole = unsplit(loaded)
@@ -105,12 +97,6 @@ def test_batch_norms_in_pieces(name, seed):
         ours, theirs = (e(*loaded.inputs, evaluating=True)[0] for e in (engine, whole))
     assert float(ours) == pytest.approx(float(theirs), rel=1e-12)
     assert difference(engine.buffers, whole.buffers) < 1e-12  # evaluation changed none
-
-
-def test_batch_norms_in_pieces_in_single_precision():
-    loaded = opened("vgg_norm")
-    whole, engine = unsplit(loaded), in_one_process(loaded, over_the_batch(loaded, 1))
-    assert_alike(engine, whole, loaded, loss=1e-5, gradients=5e-4)
 
 
 def test_batch_norms_in_pieces_in_mixed_precision():
@@ -297,30 +283,6 @@ def test_a_buffer_that_changes_elsewhere_is_sent_to_its_readers():
     assert set(strategy.sent_buffers) == set(loaded.graph.atoms.graph.mutations)
     whole, engine = unsplit(loaded), in_one_process(loaded, strategy)
     assert_alike(engine, whole, loaded, steps=3)
-
-
-def test_one_device_for_each_of_the_plans():
-    loaded = opened("mlp")
-    with pytest.raises(PlanError, match="3 devices, but 1 are given"):
-        PlacedEngine(placed(loaded, 0), loaded.values, devices=["cpu"])
-    # Without a job, a process runs all of them.
-    assert PlacedEngine(placed(loaded, 0), loaded.values).local.own == (0, 1, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformer_dropout", "vgg_norm"])
-def test_training_converges_as_unsplit(name):
-    """NetSplit's check: the losses of split and unsplit training stay together."""
-    loaded = opened(name)
-    engines = (unsplit(loaded), in_one_process(loaded, placed(loaded, 11)))
-    optimizers = [torch.optim.AdamW(list(e.shards.leaves.values()), lr=3e-3, eps=1e-4) for e in engines]
-    losses: list[list[float]] = [[], []]
-    for _ in range(40):
-        for engine, optimizer, row in zip(engines, optimizers, losses, strict=True):
-            row.append(step(engine, loaded))
-            optimizer.step()
-    assert losses[0] == pytest.approx(losses[1], rel=2e-4)
-    assert losses[0][-1] < 0.8 * losses[0][0]
 
 
 def test_as_plain_data_and_back():

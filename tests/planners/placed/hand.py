@@ -22,7 +22,6 @@ def problem_of(
     together: tuple[tuple[int, ...], ...] = (),
     pinned: tuple[tuple[int, tuple[int, ...]], ...] = (),
     queues: bool = True,
-    lanes: Mapping[tuple[int, int], tuple[str, ...]] | None = None,
 ) -> PlacementProblem:
     """Operators by their seconds, one tensor per edge, a byte per second of its message; nothing is kept.
 
@@ -55,12 +54,14 @@ def problem_of(
         kept_bytes=zeros,
         forward_peak_bytes=zeros,
         backward_peak_bytes=zeros,
+        update_peak_bytes=zeros,
+        host_s=np.zeros((count, devices)),
         tensors=tensors,
         devices=DeviceSet(
             capacity_bytes=np.broadcast_to(np.asarray(capacity, dtype=float), (devices,)).copy(),
             latency_s=np.zeros((devices, devices)),
             seconds_per_byte=1e-6 * (1 - np.eye(devices)),
-            lanes=dict(lanes or {}) if queues else dict.fromkeys(pairs, ()),
+            lanes={} if queues else dict.fromkeys(pairs, ()),
         ),
         training=training,
         together=together,

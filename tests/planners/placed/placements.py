@@ -99,6 +99,8 @@ def random_problem(
         kept_bytes=rng.integers(0, 16, size=n) * 2.0**20 * training,
         forward_peak_bytes=rng.integers(0, 8, size=n) * 2.0**20,
         backward_peak_bytes=rng.integers(0, 8, size=n) * 2.0**20 * training,
+        update_peak_bytes=np.zeros(n),
+        host_s=np.zeros((n, d)),
         tensors=tensors,
         devices=DeviceSet(
             capacity_bytes=np.full(d, capacity_bytes), latency_s=latency, seconds_per_byte=per_byte, lanes={}

@@ -20,7 +20,7 @@ from tests.planners.placed.placements import random_problem, without_queues
 
 def sequenced(problem: PlacementProblem, *caps: float) -> DposSchedule:
     most = np.array(caps) if caps else np.full(problem.devices.count, np.inf)
-    return schedule_by_ranks(problem, units_of(problem), MemoryBook.empty(most, counts_transients=False))
+    return schedule_by_ranks(problem, MemoryBook(units_of(problem), most, counts_transients=False))
 
 
 def diamond(**changes) -> PlacementProblem:
@@ -166,19 +166,9 @@ def test_its_estimate_of_a_training_step_is_kept_where_nothing_queues(seed, mixe
     assert simulate_placement(problem, found.placement).time_s <= found.finish_s * (1 + 1e-9)
 
 
-def test_what_it_expects_is_told_beside_what_queues():
-    # 0 feeds three of 10 s; both messages of 4 s take the one wire, so that the second reader starts at 9
-    lanes = {(i, j): ("wire",) for i in range(3) for j in range(3) if i != j}
-    edges = [(0, 1), (0, 2), (0, 3)]
-    problem = problem_of([1.0, 10.0, 10.0, 10.0], edges, devices=3, message_s=4.0, lanes=lanes)
-    answer = place(problem, None, 0)
-    simulated = simulate_placement(problem, answer.placement)
-    assert (answer.expected_s, simulated.time_s, simulated.busiest_lane) == (15.0, 19.0, ("wire", 8.0))
-
-
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=12))
 def test_idle_slots_are_the_first_that_do(tasks):
-    slots, busy = IdleSlots(), []
+    slots, busy = IdleSlots(0.0), []
     for ready, duration in tasks:
         found = slots.earliest(float(ready), float(duration))
         starts = [ready, *(end for _, end in busy if end >= ready)]

@@ -16,7 +16,7 @@ from tests.planners.placed.hand import Chain
 def finish_s(chain: Chain) -> float:
     problem = chain.problem
     caps = np.full(chain.devices, chain.capacity)
-    return schedule_by_ranks(problem, units_of(problem), MemoryBook.empty(caps)).finish_s
+    return schedule_by_ranks(problem, MemoryBook(units_of(problem), caps)).finish_s
 
 
 def test_the_longest_operator_is_cut_as_enumeration_says():

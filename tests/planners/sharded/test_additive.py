@@ -41,7 +41,7 @@ def test_the_program_meets_the_frontier_at_every_budget(name):
     tables, frontier = solved(name, (1, 2))
     assert frontier.exact
     for i in np.linspace(0, len(frontier) - 1, 6).astype(int):
-        found = ilp.solve(tables, float(frontier.memory[i]) * (1 + 1e-9))
+        found = ilp.ZeroOneProgram(tables).solve(float(frontier.memory[i]) * (1 + 1e-9))
         assert found is not None
         assert found.gap == 0.0
         assert found.memory_bytes <= frontier.memory[i] * (1 + 1e-6)
@@ -50,4 +50,4 @@ def test_the_program_meets_the_frontier_at_every_budget(name):
 
 def test_a_budget_below_the_leanest_has_no_solution():
     tables, frontier = solved("two layers", (1, 2))
-    assert ilp.solve(tables, float(frontier.memory[0]) * 0.99) is None
+    assert ilp.ZeroOneProgram(tables).solve(float(frontier.memory[0]) * 0.99) is None

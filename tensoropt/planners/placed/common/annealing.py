@@ -114,10 +114,8 @@ class State(NamedTuple):
     @classmethod
     def of(cls, simulated: SimulatedPlacement) -> Self:
         """Return a simulated placement as arrays, its operators in the order in which they start."""
-        problem, starts = simulated.problem, simulated.operator_starts
-        numbers = np.arange(problem.size)
-        ahead = np.lexsort((numbers, starts[0]))
-        back = np.lexsort((-numbers, starts[1])) if problem.training else numbers[::-1].copy()
+        starts, numbers = simulated.operator_starts, np.arange(simulated.problem.size)
+        ahead, back = np.lexsort((numbers, starts[0])), np.lexsort((-numbers, starts[1]))
         return cls(np.array(simulated.placement.device, dtype=np.int64), ahead, back)
 
     def copy(self) -> Self:
@@ -126,15 +124,8 @@ class State(NamedTuple):
 
     def placement(self, problem: PlacementProblem) -> Placement:
         """Return the placement."""
-
-        def orders(line: Integers) -> tuple[tuple[int, ...], ...]:
-            rows: list[list[int]] = [[] for _ in range(problem.devices.count)]
-            for operator in line.tolist():
-                rows[self.device[operator]].append(operator)
-            return tuple(map(tuple, rows))
-
-        backward = orders(self.back) if problem.training else None
-        return Placement(tuple(self.device.tolist()), orders(self.ahead), backward)
+        back = self.back if problem.training else None
+        return Placement.in_order(self.device, problem.devices.count, self.ahead, back)
 
     def booked(self, tables: MoveTables, devices: int) -> Floats:
         """Return (devices,) the bytes booked on each."""

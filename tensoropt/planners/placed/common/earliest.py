@@ -10,52 +10,29 @@ messages queue on their lanes. Times are estimates: the simulator has the last w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.placement import Placement, PlacementProblem
-from tensoropt.planners.placed.common.units import MemoryBook, NoRoomError, Units, orders_by_start
+from tensoropt.planners.placed.common.units import MemoryBook, NoRoomError
 from tensoropt.types import Floats
 
 
-class ForwardSchedule(NamedTuple):
-    """The devices and starts of all forward operators."""
+class EarliestFirst:
+    """A schedule of forward, and its state between two choices. Ties go to the operator made first, then to
+    the first device.
 
-    device: tuple[int, ...]
-    starts: tuple[float, ...]
-
-    def placement(self, devices: int) -> Placement:
-        """Return the placement; backward runs in the opposite order."""
-        return Placement(self.device, orders_by_start(self.device, self.starts, devices))
-
-
-def earliest_first(
-    problem: PlacementProblem, units: Units, memory: MemoryBook, favourite: Sequence[int] | None = None
-) -> ForwardSchedule:
-    """Schedule forward. Ties go to the operator made first, then to the first device.
+    Matrices have a row for each operator and a column for each device. Arrivals only ever get later as
+    messages queue, so those computed before are lower bounds: a choice is made by them, and they are computed
+    anew for the chosen operator until the choice stays the same.
 
     Args:
         favourite: the favourite child of each operator or -1, for SCT (see ``m_sct.py``); None for ETF.
-
-    Raises:
-        NoRoomError: no ready operator fits on any device.
-    """
-    return _EarliestFirst(problem, units, memory, favourite).schedule()
-
-
-class _EarliestFirst:
-    """The state between two choices. Matrices have a row for each operator and a column for each device.
-
-    Arrivals only ever get later as messages queue, so those computed before are lower bounds: a choice is
-    made by them, and they are computed anew for the chosen operator until the choice stays the same.
     """
 
-    def __init__(
-        self, problem: PlacementProblem, units: Units, memory: MemoryBook, favourite: Sequence[int] | None
-    ):
-        size, count = problem.size, problem.devices.count
+    def __init__(self, problem: PlacementProblem, memory: MemoryBook, favourite: Sequence[int] | None = None):
+        size, count, units = problem.size, problem.devices.count, memory.units
         self.problem, self.units, self.memory, self.favourite = problem, units, memory, favourite
         self.device = [-1] * size
         self.starts = [0.0] * size
@@ -79,7 +56,12 @@ class _EarliestFirst:
         self.bytes = np.stack([units.bytes, units.transient_bytes], axis=1)[list(units.of)]
         """The bytes that it would book: for the whole step, and as its largest transient."""
 
-    def schedule(self) -> ForwardSchedule:
+    def placement(self) -> Placement:
+        """Return the placement; backward runs in the opposite order.
+
+        Raises:
+            NoRoomError: no ready operator fits on any device.
+        """
         problem = self.problem
         waiting = [len({problem.tensors[t].producer for t in read}) for read in problem.read]
         for operator in range(problem.size):
@@ -92,7 +74,7 @@ class _EarliestFirst:
                 if not waiting[reader]:
                     self.ready[reader] = True
                     self._refresh(reader)
-        return ForwardSchedule(tuple(self.device), tuple(self.starts))
+        return Placement.by_start(self.device, problem.devices.count, self.starts)
 
     def _choose(self) -> tuple[int, int, float]:
         while True:
@@ -184,7 +166,7 @@ class _EarliestFirst:
         unit = self.units.of[operator]
         if not self.booked[unit]:
             self.booked[unit] = True
-            self.memory.book(self.units, unit, device)
+            self.memory.book(unit, device)
             # The rest of the unit has to go there, and books nothing more.
             members = list(self.units.members[unit])
             self.open[members] = False

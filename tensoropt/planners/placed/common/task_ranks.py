@@ -34,24 +34,12 @@ class Ranks:
 
 def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
     """Return (tensors,) the seconds to send each tensor between the slowest pair of its possible devices."""
-    devices = problem.devices
-    everywhere = devices.latency_s[..., None], devices.seconds_per_byte[..., None]
-    longest_s = np.zeros(len(problem.tensors))
-    sizes = np.array([t.bytes for t in problem.tensors], dtype=float)
-    # By 256 tensors, as each takes a table of all pairs of devices; an assumption about memory.
-    for low in range(0, len(sizes), 256):
-        part = slice(low, low + 256)
-        longest_s[part] = (everywhere[0] + sizes[part] * everywhere[1]).max(axis=(0, 1), initial=0.0)
-    if units.allowed.all():
-        return longest_s
+    devices, longest_s = problem.devices, np.zeros(len(problem.tensors))
+    allowed = units.allowed[list(units.of)]
     for number, tensor in enumerate(problem.tensors):
-        sources = units.choices[units.of[tensor.producer]]
-        targets = np.unique([d for r in tensor.readers for d in units.choices[units.of[r]]]).astype(np.intp)
-        if min(len(sources), len(targets)) < devices.count and len(targets):
-            pair = np.ix_(sources, targets)
-            longest_s[number] = (
-                devices.latency_s[pair] + tensor.bytes * devices.seconds_per_byte[pair]
-            ).max()
+        pairs = np.outer(allowed[tensor.producer], allowed[list(tensor.readers)].any(axis=0))
+        seconds = devices.latency_s + tensor.bytes * devices.seconds_per_byte
+        longest_s[number] = seconds.max(initial=0.0, where=pairs)
     return longest_s
 
 

@@ -129,11 +129,11 @@ def _devices(numbers: Sequence[int] | NDArray[np.intp]) -> str:
     return "device " + ", ".join(map(str, numbers)) if len(numbers) else "no device"
 
 
-@dataclass
 class MemoryBook:
     """The memory booked on devices while a method places operators.
 
     Attributes:
+        units: what is booked.
         caps: (devices,) the bytes that may be booked.
         used: (devices,) the bytes booked for the whole step.
         transient: (devices,) the most bytes that an operator needs on top. This is how Baechi counts (SoCC
@@ -141,29 +141,24 @@ class MemoryBook:
         counts_transients: False leaves transient memory to the simulator.
     """
 
-    caps: Floats
-    used: Floats
-    transient: Floats
-    counts_transients: bool = True
-
-    @classmethod
-    def empty(cls, caps: Floats, counts_transients: bool = True) -> MemoryBook:
-        """Return the memory book of empty devices."""
-        return cls(caps, np.zeros(len(caps)), np.zeros(len(caps)), counts_transients)
+    def __init__(self, units: Units, caps: Floats, counts_transients: bool = True):
+        self.units, self.caps, self.counts_transients = units, caps, counts_transients
+        self.used, self.transient = np.zeros(len(caps)), np.zeros(len(caps))
 
     def copy(self) -> MemoryBook:
         """Return a separate book with the same entries, to try bookings."""
-        # Caps are never written to while a method places.
-        return MemoryBook(self.caps, self.used.copy(), self.transient.copy(), self.counts_transients)
+        copied = MemoryBook(self.units, self.caps, self.counts_transients)
+        copied.used, copied.transient = self.used.copy(), self.transient.copy()
+        return copied
 
     @property
     def unlimited(self) -> bool:
         """Whether everything fits everywhere."""
         return bool(np.isinf(self.caps).all())
 
-    def room(self, units: Units, unit: int) -> NDArray[np.bool_]:
+    def room(self, unit: int) -> NDArray[np.bool_]:
         """Return whether a unit fits on each device, (devices,)."""
-        return self.rooms(units.bytes[unit], units.transient_bytes[unit])
+        return self.rooms(self.units.bytes[unit], self.units.transient_bytes[unit])
 
     def rooms(self, lasting: Floats, transient: Floats) -> NDArray[np.bool_]:
         """Return whether the given bytes fit on each device, (..., devices).
@@ -176,10 +171,10 @@ class MemoryBook:
             return self.used + lasting <= self.caps
         return self.used + lasting + np.maximum(self.transient, transient) <= self.caps
 
-    def book(self, units: Units, unit: int, device: int) -> None:
+    def book(self, unit: int, device: int) -> None:
         """Record that a unit lies on a device."""
-        self.used[device] += units.bytes[unit]
-        self.transient[device] = max(self.transient[device], units.transient_bytes[unit])
+        self.used[device] += self.units.bytes[unit]
+        self.transient[device] = max(self.transient[device], self.units.transient_bytes[unit])
 
 
 class NoRoomError(Exception):
@@ -207,22 +202,10 @@ class PlacedAnswer:
     Attributes:
         placement: the placement, within the capacity and the limit when simulated.
         notes: the method's remarks on everything approximated or left unproven.
-        expected_s: the method's own estimate of the step in seconds; None if it makes none.
     """
 
     placement: Placement
     notes: tuple[str, ...] = ()
-    expected_s: float | None = None
-
-
-def orders_by_start(
-    device: Sequence[int], starts: Sequence[float], count: int, *, backward: bool = False
-) -> tuple[tuple[int, ...], ...]:
-    """Return the operators of each device, ordered by their start; ties in the order of dependence."""
-    orders: list[list[int]] = [[] for _ in range(count)]
-    for operator in sorted(range(len(device)), key=lambda o: (starts[o], -o if backward else o)):
-        orders[device[operator]].append(operator)
-    return tuple(map(tuple, orders))
 
 
 _ATTEMPTS = 12
@@ -232,11 +215,13 @@ _ATTEMPTS = 12
 def place_within_memory(
     name: str,
     problem: PlacementProblem,
-    units: Units,
     limit: float | None,
-    attempt: Callable[[MemoryBook], PlacedAnswer],
+    attempt: Callable[[MemoryBook], Placement],
 ) -> PlacedAnswer:
     """Return a method's placement that fits when simulated.
+
+    Args:
+        attempt: runs the method, which books what it places.
 
     If counting tensors in flight leaves no room, they are left to the simulator alone.
 
@@ -245,21 +230,21 @@ def place_within_memory(
     """
     # The bytes booked for tensors in flight can exceed what is there at once, so that a method finds no room
     # though its placement would fit, and is run without them.
-    most = problem.devices.within(limit)
+    most, units = problem.devices.within(limit), units_of(problem)
 
     def retry(counts_transients: bool) -> PlacedAnswer:
         caps = most.copy()
         for _ in range(_ATTEMPTS):
-            memory = MemoryBook.empty(caps.copy(), counts_transients)
+            memory = MemoryBook(units, caps.copy(), counts_transients)
             try:
-                answer = attempt(memory)
+                placement = attempt(memory)
             except NoRoomError as full:
                 raise InfeasibleError(_refusal(name, problem, units, most, full.unit)) from None
             if np.isinf(most).all():
-                return answer
-            peaks = np.array(simulate_placement(problem, answer.placement).peak_bytes)
+                return PlacedAnswer(placement)
+            peaks = np.array(simulate_placement(problem, placement).peak_bytes)
             if (peaks <= most).all():
-                return answer
+                return PlacedAnswer(placement)
             # The excess that the simulator sees over the booked bytes is taken off the cap, and never given
             # back, so that attempts do not go in circles.
             booked = memory.used + (memory.transient if counts_transients else 0.0)

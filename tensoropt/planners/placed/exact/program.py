@@ -281,13 +281,7 @@ class PlacementProgram:
     def decode(self, value: Callable[[Any], int]) -> Placement:
         """Return the devices and their operators ordered by start; ties in the order of the operators,
         reversed for backward."""
-        device = tuple(
-            next(d for d, literal in enumerate(literals) if value(literal)) for literals in self.on
+        device = [next(d for d, literal in enumerate(literals) if value(literal)) for literals in self.on]
+        return Placement.by_start(
+            device, len(self.devices), *([*map(value, of)] for of in self.start.values())
         )
-
-        def orders(back: bool) -> tuple[tuple[int, ...], ...]:
-            starts = [value(start) for start in self.start[back]]
-            ranked = sorted(range(len(device)), key=lambda o: (starts[o], -o if back else o))
-            return tuple(tuple(o for o in ranked if device[o] == d) for d in self.devices)
-
-        return Placement(device, orders(False), orders(True) if True in self.start else None)

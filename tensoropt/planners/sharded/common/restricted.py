@@ -15,6 +15,7 @@ import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.tables import Scheme, TableSpace, computed_otherwise
 from tensoropt.planners.task import PlanningTask, Selection
@@ -40,14 +41,19 @@ def batch_labels(task: PlanningTask) -> Mapping[str, str]:
     return {name: str(strategy.label) for name, strategy in strategies.items()}
 
 
-def following_the_batch(task: PlanningTask, stored: Scheme) -> Scheme:
-    """Return the scheme that splits every group on its batch dim on every axis; ``stored`` masks options."""
-    labels = batch_labels(task)
+def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Scheme) -> Scheme:
+    """Return the scheme that splits every group on its batch dim on every axis.
+
+    Args:
+        batch: the label of a group's batch dim.
+        stored: masks the options of groups and parameters.
+    """
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.key.kind != "group":
             return stored(tables, variable, index) if variable.key.kind == "parameter" else None
-        if any(label != labels[variable.key] for label in tables.labels(variable.key, index)):
+        own = batch(tables, variable.key)
+        if any(label != own for label in tables.labels(variable.key, index)):
             return NO_OPTION
         return stored(tables, variable, index)
 
@@ -66,7 +72,7 @@ _MOST_POINTS = 64
 """Points kept per space; an assumption: a scheme leaves little open, so more would hardly differ."""
 
 
-def restricted_selections(
+def frontiers(
     task: PlanningTask, allowed: Scheme, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
     """Yield the frontiers of the permitted choices, over all spaces that suit, with nothing recomputed and
@@ -76,7 +82,7 @@ def restricted_selections(
         if not suits(space):
             continue
         for recomputing in (False, True) if space.tables.regions else (False,):
-            graph = space.tables.restricted(partial(_in_a_form, allowed, recomputing, space.tables))
+            graph = space.tables.restricted(partial(in_a_form, allowed, recomputing, space.tables))
             try:
                 # A gap of a thousandth: the few open choices do not deserve an exact search.
                 frontier = track_frontier(graph, epsilon=1e-3, max_points=_MOST_POINTS)
@@ -85,9 +91,10 @@ def restricted_selections(
             yield from _selections_of(number, frontier)
 
 
-def _in_a_form(
+def in_a_form(
     allowed: Scheme, recomputing: bool, tables: CostTables, variable: VariableTable, index: int
 ) -> np.ndarray | None:
+    """Return the choices that a scheme allows, with all blocks recomputed or none."""
     if computed_otherwise(tables, variable, index, recomputing):
         return NO_OPTION
     return allowed(tables, variable, index)

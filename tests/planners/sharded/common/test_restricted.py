@@ -9,7 +9,7 @@ import pytest
 
 from tensoropt.costs.cost_graph import NO_OPTION
 from tensoropt.planners.registry import planner
-from tensoropt.planners.sharded.common.restricted import restricted_selections
+from tensoropt.planners.sharded.common.restricted import frontiers
 from tests.planners.problems import small
 
 CASE = ("two layers", ((2,),), (1,))
@@ -34,7 +34,7 @@ def test_a_table_with_bad_costs_is_no_refusal(name, value, says):
 
 def test_a_mask_that_does_not_fit_its_table_is_no_refusal():
     with pytest.raises(ValueError, match="broadcast"):
-        list(restricted_selections(small(*CASE), lambda *_: np.ones(97, dtype=bool)))
+        list(frontiers(small(*CASE), lambda *_: np.ones(97, dtype=bool)))
 
 
 def test_where_nothing_of_a_variable_is_allowed_there_is_no_selection():
@@ -43,5 +43,5 @@ def test_where_nothing_of_a_variable_is_allowed_there_is_no_selection():
     def allowed(space, variable, index):
         return NO_OPTION if variable.key == first.key else None
 
-    assert list(restricted_selections(small(*CASE), allowed)) == []
-    assert list(restricted_selections(small(*CASE), lambda *_: None))
+    assert list(frontiers(small(*CASE), allowed)) == []
+    assert list(frontiers(small(*CASE), lambda *_: None))

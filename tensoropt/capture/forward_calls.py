@@ -240,14 +240,9 @@ def _is_causal(answers: _Answers) -> Any:
 
 
 @contextlib.contextmanager
-def valid_values(answers: _Answers | None = None) -> Iterator[list[str]]:
+def _valid_values(answers: _Answers) -> Iterator[None]:
     """While a model is exported, assume that its values are finite and that its inputs and arguments are
-    valid.
-
-    Yields:
-        Notes on the branches that were decided in this way, filled as the export proceeds.
-    """
-    answers = answers or _Answers([])
+    valid."""
     distribution = torch.distributions.Distribution
     validating = distribution._validate_args
     # PyTorch validates arguments by branching on their values, which export refuses.
@@ -256,7 +251,7 @@ def valid_values(answers: _Answers | None = None) -> Iterator[list[str]]:
         with contextlib.ExitStack() as stack:
             for context in (_guarded_numbers(answers), _open_functions(), _is_causal(answers), answers):
                 stack.enter_context(context)
-            yield answers.notes
+            yield
     finally:
         distribution.set_default_validate_args(validating)
 
@@ -435,7 +430,7 @@ def followed_calls(on_meta: bool) -> Iterator[list[str]]:
         Notes on decisions, filled as the export proceeds.
     """
     notes: list[str] = []
-    with _unseeded(notes), valid_values(_ForwardCalls(notes, on_meta)):
+    with _unseeded(notes), _valid_values(_ForwardCalls(notes, on_meta)):
         yield notes
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import keyword
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -25,8 +24,8 @@ from tensoropt.capture.lines import shown_error, shown_names
 from tensoropt.capture.refusals import refusing_hooks
 from tensoropt.capture.steps import ROUNDING_FACTOR, Apart, apart, rounding, run_step, seeded, unchanged
 from tensoropt.errors import CaptureError
-from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
-from tensoropt.ops.calls import LocalCall, literal
+from tensoropt.graph import OperatorGraph, TorchLiteral
+from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.overloads import returns_one_tensor
@@ -104,105 +103,55 @@ def any_names() -> Iterator[None]:
         yield
 
 
-class _Rebuilding:
-    """A module under construction: the node that each name of the operator graph has become so far."""
-
-    def __init__(self, graph: OperatorGraph, values: Mapping[str, torch.Tensor]):
-        self.source, self.values = graph, values
-        self.root = torch.nn.Module()
-        self.graph = fx.Graph()
-        self.nodes: dict[str, fx.Node] = {}
-        self.written: dict[str, fx.Node] = {}
-
-    def build(self) -> fx.GraphModule:
-        """Return the graph as a module, with its nodes in the graph's order."""
-        for name in self.source.inputs:
-            self.nodes[name] = self.graph.placeholder(name)
-        for tensor in self.source.tensors.values():
-            if tensor.kind in ("parameter", "buffer", "constant"):
-                self.nodes[tensor.name] = self._stored(tensor.name)
-        for op in self.source.operators:
-            self._operator(op)
-        # Last, when every reader has read the old value.
-        for buffer, value in self.source.mutations.items():
-            self.graph.call_method("copy_", (self.written[buffer], self.nodes[value]))
-        outputs = tuple(self.nodes[name] for name in self.source.outputs)
-        self.graph.output(outputs[0] if len(outputs) == 1 else outputs)
-        self.graph.lint()
-        with any_names():
-            module = fx.GraphModule(self.root, self.graph, class_name="RebuiltModel")
-        self._tie(module)
-        return module
-
-    def _stored(self, name: str) -> fx.Node:
-        tensor = self.source.tensors[name]
-        if tensor.kind == "constant":
-            return self._constant(name)
-        key = tensor.key or name
-        if key not in self.values:
-            raise CaptureError(f"the model has no {tensor.kind} called {key}, which its graph needs")
-        value = self.values[key]
-        if tensor.kind == "parameter":
-            value = value if isinstance(value, torch.nn.Parameter) else torch.nn.Parameter(value)
-        register(self.root, key, value)
-        node = self.graph.get_attr(key)
-        if name not in self.source.mutations:
-            return node
-        # Read as a copy: backward may need the old value, and the buffer is written before backward runs.
-        self.written[name] = node
-        return self.graph.call_method("clone", (node,))
-
-    def _constant(self, name: str) -> fx.Node:
-        """Return the node of a constant, which is stored narrowed to one element where it does not change,
-        and widened here.
-        """
-        tensor = self.source.tensors[name]
-        if name not in self.source.constants:
-            raise CaptureError(f"the constant {name} has no data: the model was captured on the meta device")
-        value = self.source.constants[name]
-        key = f"constant_{name.replace('.', '_')}"
-        self.root.register_buffer(key, value, persistent=False)
-        node = self.graph.get_attr(key)
-        if tuple(value.shape) == tensor.shape:
-            return node
-        return self.graph.call_function(torch.ops.aten.expand.default, (node, list(tensor.shape)))
-
-    def _operator(self, op: Operator) -> None:
-        args = tuple(literal(map_refs(a, self.nodes.__getitem__)) for a in op.args)
-        kwargs = {k: literal(map_refs(v, self.nodes.__getitem__)) for k, v in op.kwargs.items()}
-        node = self.graph.create_node("call_function", _target(op), args, kwargs, name=op.name)
-        if op.outputs == (op.name,):
-            self.nodes[op.name] = node
-            return
-        for name in op.outputs:
-            if returns_one_tensor(op.target):
-                self.nodes[name] = node
-            else:
-                index = int(name.rsplit(".", 1)[1])
-                self.nodes[name] = self.graph.call_function(operator.getitem, (node, index))
-
-    def _tie(self, module: fx.GraphModule) -> None:
-        for further, key in self.source.aliases.items():
-            register(module, further, module.get_parameter(key))
-
-
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
+"""Copies that only made a tensor contiguous are not in the graph: a view may have to copy."""
 
 
-def _target(op: Operator) -> Any:
-    """Return the call's target. Copies that only made a tensor contiguous are not in the graph: a view may
-    have to copy.
-    """
-    if op.target in _VIEWS:
-        return torch.ops.aten.reshape.default
-    whole = LocalCall(op.target, (), {}, op.name)
-    if whole.is_kernel:
-        return bind(whole, SingleDevice())
-    namespace, name, overload = op.target.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+class _Rebuilt(nn.Module):
+    """A graph that runs operator by operator, with a model's own parameters and buffers."""
+
+    def __init__(self, graph: OperatorGraph, model: nn.Module):
+        super().__init__()
+        self._graph, self._values = graph, dict(graph.constants)
+        stored: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
+        stored |= dict(model.named_parameters(remove_duplicate=False))
+        for name, tensor in graph.tensors.items():
+            if tensor.kind == "constant":
+                if name not in graph.constants:
+                    raise CaptureError(
+                        f"the constant {name} has no data: the model was captured on the meta device"
+                    )
+                # Stored narrowed to one element where it does not change.
+                self._values[name] = graph.constants[name].expand(tensor.shape)
+            elif tensor.kind in ("parameter", "buffer"):
+                key = tensor.key or name
+                if key not in stored:
+                    raise CaptureError(f"the model has no {tensor.kind} called {key}, which its graph needs")
+                self._values[name] = stored[key]
+                register(self, key, stored[key])
+        for further, key in graph.aliases.items():
+            register(self, further, self.get_parameter(key))
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        graph = self._graph
+        values = self._values | dict(zip(graph.inputs, inputs, strict=True))
+        # Copies: backward may need the old values, and buffers are written before it runs.
+        values |= {name: values[name].clone() for name in graph.mutations}
+        for op in graph.operators:
+            target = "aten.reshape.default" if op.target in _VIEWS else op.target
+            call = LocalCall(target, op.args, op.kwargs, op.name)
+            args, kwargs = call.arguments(values.__getitem__)
+            made = bind(call, SingleDevice())(*args, **kwargs)
+            for name in op.outputs:
+                single = name == op.name or returns_one_tensor(op.target)
+                values[name] = made if single else made[int(name.rpartition(".")[2])]
+        for name, new in graph.mutations.items():
+            self._values[name].copy_(values[new])
+        outputs = tuple(values[name] for name in graph.outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
-def rebuild(graph: OperatorGraph, model: torch.nn.Module) -> fx.GraphModule:
+def rebuild(graph: OperatorGraph, model: nn.Module) -> nn.Module:
     """Return the captured graph as a separate module with the model's own parameters and buffers.
 
     It takes the graph's inputs (the tensors of the flattened call, in order) and returns its outputs, which
@@ -211,9 +160,7 @@ def rebuild(graph: OperatorGraph, model: torch.nn.Module) -> fx.GraphModule:
     Raises:
         CaptureError: the model lacks a parameter or buffer, or a constant has no data (meta device).
     """
-    values: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
-    values |= dict(model.named_parameters(remove_duplicate=False))
-    return _Rebuilding(graph, values).build()
+    return _Rebuilt(graph, model)
 
 
 def copied(call: Any) -> Any:

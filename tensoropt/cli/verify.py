@@ -24,6 +24,10 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--cluster", help="with --random, default cpu:2: " + CLUSTER_HELP)
     verb.add_argument("--random", type=WHOLE, metavar="N", help="verify N random legal strategies of MODEL")
     verb.add_argument(
+        "--placed", action="store_true",
+        help="with --random: random placements, each operator or piece of one on one device",
+    )  # fmt: skip
+    verb.add_argument(
         "--pipeline", type=WHOLE, metavar="P", help="with --random: pipelines over P equal groups of devices"
     )
     verb.add_argument(
@@ -61,10 +65,10 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
     given = (options.cluster, options.batch, options.dtype, options.loss, options.pipeline)
-    if any(option is not None for option in given) or options.dim or options.output:
+    if any(option is not None for option in given) or options.dim or options.output or options.placed:
         raise TensorOptError(
-            "--cluster, --batch, --dtype, --dim, --output, --loss and --pipeline belong to --random N; a "
-            "plan names its own"
+            "--cluster, --batch, --dtype, --dim, --output, --loss, --placed and --pipeline belong to "
+            "--random N; a plan names its own"
         )
     # A colon suggests a model source (zoo:NAME), but a file's name may contain one, too.
     if ":" in options.target and not Path(options.target).exists():
@@ -92,7 +96,9 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
     from tensoropt.verify import verify_random
 
     cluster = options.cluster or _RANDOM_CLUSTER
-    kind = "pipelines" if options.pipeline is not None else "strategies"
+    if options.placed and options.pipeline is not None:
+        raise TensorOptError("--placed and --pipeline are two kinds of plans; give one of them")
+    kind = "placements" if options.placed else "pipelines" if options.pipeline is not None else "strategies"
     progress.note(
         f"verifying {options.random} random {kind} of {options.target} on cluster {cluster}"
         + ("" if options.cluster else " (the default; another: --cluster)")
@@ -106,6 +112,7 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
         dtype=options.dtype or "float32",
         onnx=onnx_options(options.target, dims_option(options), options.output, options.loss, training=True),
         where=options.where,
+        placed=options.placed,
         pipeline=options.pipeline,
         progress=progress,
     )

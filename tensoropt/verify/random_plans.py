@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensoropt.cluster import Cluster, Mesh, load_cluster
@@ -12,6 +13,7 @@ from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, micro_batch_counts
+from tensoropt.placement.prices import PlacedPrices
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import OnnxOptions
 from tensoropt.question.settings import Settings
@@ -20,7 +22,7 @@ from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_str
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import ProgressChoice, heard
 from tensoropt.verify import random_strategies
-from tensoropt.verify.predict import Wanted, place_for, predict
+from tensoropt.verify.predict import Wanted, place_for, predict, predict_placed
 from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 
 _RECOMPUTE = 0.3
@@ -42,6 +44,7 @@ def verify_random(
     dtype: str = "float32",
     onnx: OnnxOptions | None = None,
     where: Wanted = "auto",
+    placed: bool = False,
     pipeline: int | None = None,
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
@@ -57,6 +60,7 @@ def verify_random(
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
         onnx: options for the import of an ONNX file.
         where: as for :func:`tensoropt.verify.verify_plan`.
+        placed: draw random placements instead, with splits or micro-batches.
         pipeline: draw only pipelines with so many places; by default a third are pipelines.
         progress: as in :func:`tensoropt.explore`.
 
@@ -75,7 +79,12 @@ def verify_random(
         loaded = load_model(spec)
         problem = _problem_of(loaded)
         report("capture", 1, 1, source)
-        drawn = functools.partial(_strategies, loaded, problem, target, count, seed, pipeline)
+        if placed:
+            drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
+                _placements, loaded, problem, target, count, seed
+            )
+        else:
+            drawn = functools.partial(_strategies, loaded, problem, target, count, seed, pipeline)
         return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, report)
 
 
@@ -124,3 +133,18 @@ def _strategies(
     sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
     pipelines = random_strategies.draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
     return predict(sharded, pipelines, costs)
+
+
+def _placements(
+    loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int, costs: CostSource
+) -> list[Predicted]:
+    rng, devices = random.Random(seed), cluster.device_count
+    counts = micro_batch_counts(problem, Settings())
+    prices = PlacedPrices(loaded.graph, cluster, costs)
+    drawn: list[Predicted] = []
+    for _ in range(count):
+        micro = rng.choice(counts)
+        splits = random_strategies.random_splits(loaded.graph, devices, rng) if micro == 1 else None
+        graph = prices.price(splits, micro)
+        drawn.append(predict_placed(graph, random_strategies.random_placement(graph.graph, devices, rng)))
+    return drawn

@@ -1,4 +1,4 @@
-"""Random legal strategies and pipelines, to find mistakes in rules, lowering and prices."""
+"""Random legal strategies, pipelines and placements, to find mistakes in rules, lowering and prices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tensoropt.ops.layouts import PARTIAL_GRAD, REPLICATE, Layout, chunk
 from tensoropt.pipeline.costs import degrees_of, job_meshes
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
 from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy, check_schedule
+from tensoropt.placement import Placement
+from tensoropt.placement.graph import PlacedGraph, split_choices
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.sharding.configurations import (
     AxisSizes,
@@ -313,3 +315,64 @@ def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
         of = {s.label: s for s in group.strategies}
         configurations[group.name] = Configuration(group, tuple(of[label] for label in labels))
     return configurations
+
+
+def random_splits(
+    groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
+) -> Mapping[str, tuple[str, int]]:
+    """Return random cuts of some groups. ``share``: the probability that a group is cut."""
+    splits = {}
+    for group in groups.groups:
+        if rng.random() < share and (choices := split_choices(groups, group, devices)):
+            splits[group.name] = rng.choice(choices)
+    return splits
+
+
+def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
+    """Return random devices and legal random orders; an operator that changes a buffer runs on its device."""
+    device = [rng.randrange(devices) for _ in graph.operators]
+    after = _readers_of_operators(graph)
+    forward = _random_order(after, rng)
+    # Drawn anew rather than forward reversed: the executor has to handle this as well.
+    backward = _random_order(_reversed_edges(after), rng)
+    return Placement(
+        tuple(device), _per_device(forward, device, devices), _per_device(backward, device, devices)
+    )
+
+
+def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
+    waiting = [len(row) for row in _reversed_edges(after)]
+    ready = [node for node, count in enumerate(waiting) if not count]
+    order = []
+    while ready:
+        node = ready.pop(rng.randrange(len(ready)))
+        order.append(node)
+        for other in after[node]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                ready.append(other)
+    return order
+
+
+def _readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
+    """Return, for each operator, its readers, by position."""
+    # By position: orders and devices are lists over the operators.
+    makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
+    after: list[set[int]] = [set() for _ in graph.operators]
+    for number, op in enumerate(graph.operators):
+        for value in op.reads:
+            after[makers[value]].add(number)
+    return [sorted(row) for row in after]
+
+
+def _reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return, for each operator, the operators that list it in ``after``."""
+    before: list[list[int]] = [[] for _ in after]
+    for node, row in enumerate(after):
+        for other in row:
+            before[other].append(node)
+    return before
+
+
+def _per_device(order: Sequence[int], device: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(o for o in order if device[o] == d) for d in range(count))

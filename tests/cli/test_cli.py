@@ -480,6 +480,7 @@ BAD = {
     "too many ranks": ((*RANDOM, "--cluster", "dgx-a100x64", "--ranks"), "512 are too"),
     "pipelines of no degree": ((*PIPELINES, "3"), "2 devices cannot be divided into 3 equal parts"),
     "pipelines of one place": ((*PIPELINES, "1"), "a divisor of the number of devices that is at least 2"),
+    "pipelines that are placed": ((*RANDOM, "--placed", "--pipeline", "2"), "two kinds of plans"),
     "pipelines of a plan": (("verify", "two.yaml", "--pipeline", "2"), "belong to --random N"),
     "links of GPUs elsewhere": (("measure", "links", "--cluster", "dgx-a100"), "local:N"),
     "links of nothing": (("measure", "links"), "needs --cluster"),
@@ -606,7 +607,7 @@ def talked(place):
         ("verify", "talked.json"),
         pytest.param(("verify", "talked.json", "--ranks"), marks=pytest.mark.slow),
         ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--ranks"),
-        ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--fake"),
+        ("verify", "talking.py:net", "--random", "1", "--cluster", "two.yaml", "--placed", "--fake"),
     ],
     ids=lambda arguments: "-".join(word for word in arguments if "." not in word),
 )

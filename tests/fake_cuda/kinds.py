@@ -29,11 +29,15 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.verify.fake_ranks import fake_job, step_on
 from tensoropt.verify.predict import predict_placed
-from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.random_strategies import (
+    micro_strategies,
+    random_placement,
+    random_splits,
+    random_strategy,
+)
 from tests.fake_cuda.devices import OnCuda, put_on_cuda
 from tests.fake_cuda.library import DEVICES
 from tests.fake_cuda.steps import MadeOnTheCpu, watched, watched_random
-from tests.placement.execute.random_placed import random_placement, random_splits
 
 RANKS = 4
 """Of the job that a script belongs to."""

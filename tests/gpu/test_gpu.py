@@ -98,6 +98,7 @@ def test_dropout_draws_the_same_bits_as_on_a_cpu() -> None:
         ("zoo:gpt-mini", "float32", {}),
         ("zoo:mlp", "bfloat16", {}),
         ("zoo:gpt-mini", "float32", {"pipeline": 2}),
+        ("zoo:mlp", "float32", {"placed": True}),
     ],
 )
 def test_plans_of_each_kind_on_two_ranks_of_one_card(

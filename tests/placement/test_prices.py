@@ -19,8 +19,8 @@ from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.prices import PlacedPrices, lanes
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.verify.random_strategies import random_splits
 from tests.placement.execute.cases import costs_on
-from tests.placement.execute.random_placed import random_splits
 
 
 @pytest.fixture(scope="module")

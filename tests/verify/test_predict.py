@@ -64,7 +64,9 @@ def test_a_shared_gpu_has_room_for_few_ranks(one_gpu):
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", [{}, {"pipeline": 2}], ids=["sharded", "pipeline"])
+@pytest.mark.parametrize(
+    "kind", [{}, {"placed": True}, {"pipeline": 2}], ids=["sharded", "placed", "pipeline"]
+)
 def test_verifying_on_a_shared_gpu_times_nothing(one_gpu, monkeypatch, ranks, kind):
     monkeypatch.setattr(Place, "device", "cpu")
     monkeypatch.setattr(Place, "pool", lambda place, count, timeout_s: KeptRanks(ranks))

@@ -1,4 +1,7 @@
-"""Random pipelines: which are drawn, and that ranks do what is predicted of them."""
+"""Random pipelines: which are drawn, and that ranks do what is predicted of them.
+
+Random placements: some in micro-batches, where the model can run so.
+"""
 
 import random
 from collections import Counter
@@ -9,6 +12,7 @@ import pytest
 from tensoropt import TensorOptError, load_cluster, verify_random
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy
+from tensoropt.verify.random_plans import _placements, _problem_of
 from tensoropt.verify.random_strategies import (
     _any_way,
     draw_pipelines,
@@ -22,6 +26,7 @@ from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tests.costs.models import four, problem
 from tests.pipeline.models import tables, tied
+from tests.placement.execute.cases import costs_on, opened
 
 FOUR = "tests.costs.models:four"
 
@@ -151,3 +156,14 @@ def test_a_schedule_that_the_model_cannot_have_is_passed_over():
     for seed in range(4):
         # The first and the last stage use one parameter, which zbv puts on the same devices.
         assert _any_way(problem(tied).graph, mesh, ways, random.Random(seed), 0.0).schedule == "1f1b"
+
+
+@pytest.mark.parametrize(("name", "counts"), [("mlp", {1, 2, 4, 8}), ("vgg_norm", {1})])
+def test_placements_are_drawn_in_the_micro_batches_a_model_has(name, counts):
+    loaded, costs = opened(name), costs_on("netsplit-paper")
+    drawn = [s for s, _ in _placements(loaded, _problem_of(loaded), costs.cluster, 16, 0, costs)]
+    found = {strategy.micro_batches for strategy in drawn}
+    assert found <= counts
+    assert len(found) > 1 or counts == {1}
+    assert all(not strategy.placed_graph.splits for strategy in drawn if strategy.micro_batches > 1)
+    assert any(strategy.placed_graph.splits for strategy in drawn if strategy.micro_batches == 1)

@@ -1,13 +1,19 @@
-"""Random placements, and an order of their transfers that takes no simulator to find."""
+"""Random placements with an order of their transfers that takes no simulator to find."""
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tensoropt.placement import Placement
-from tensoropt.placement.graph import PlacedGraph, placed_graph, split_choices
+from tensoropt.placement.graph import PlacedGraph, placed_graph
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_routes
 from tensoropt.sharding.groups import GroupGraph
+from tensoropt.verify.random_strategies import (
+    _readers_of_operators,
+    _reversed_edges,
+    random_placement,
+    random_splits,
+)
 
 
 def random_placed(
@@ -17,66 +23,6 @@ def random_placed(
     splits = random_splits(groups, devices, rng, share) if micro_batches == 1 else None
     graph = placed_graph(groups, splits, micro_batches)
     return in_any_order(graph, random_placement(graph, devices, rng))
-
-
-def random_splits(
-    groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
-) -> Mapping[str, tuple[str, int]]:
-    """Cuts of some groups. ``share``: the probability that a group is cut."""
-    splits = {}
-    for group in groups.groups:
-        if rng.random() < share and (choices := split_choices(groups, group, devices)):
-            splits[group.name] = rng.choice(choices)
-    return splits
-
-
-def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
-    """Random devices, and legal random orders."""
-    device = [rng.randrange(devices) for _ in graph.operators]
-    after = _readers_of_operators(graph)
-    forward = _random_order(after, rng)
-    # Not forward reversed: the executor has to handle this as well.
-    backward = _random_order(_reversed_edges(after), rng)
-    return Placement(
-        tuple(device), _per_device(forward, device, devices), _per_device(backward, device, devices)
-    )
-
-
-def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
-    waiting = [len(row) for row in _reversed_edges(after)]
-    ready = [node for node, count in enumerate(waiting) if not count]
-    order = []
-    while ready:
-        node = ready.pop(rng.randrange(len(ready)))
-        order.append(node)
-        for other in after[node]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                ready.append(other)
-    return order
-
-
-def _readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
-    """Of each operator its readers, by position."""
-    makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
-    after: list[set[int]] = [set() for _ in graph.operators]
-    for number, op in enumerate(graph.operators):
-        for value in op.reads:
-            after[makers[value]].add(number)
-    return [sorted(row) for row in after]
-
-
-def _reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Of each operator those that list it in ``after``."""
-    before: list[list[int]] = [[] for _ in after]
-    for node, row in enumerate(after):
-        for other in row:
-            before[other].append(node)
-    return before
-
-
-def _per_device(order: Sequence[int], device: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(o for o in order if device[o] == d) for d in range(count))
 
 
 def in_any_order(graph: PlacedGraph, placement: Placement) -> PlacedStrategy:

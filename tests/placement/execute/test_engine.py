@@ -23,6 +23,7 @@ from tensoropt.placement.graph import OperatorKind, placed_graph, split_choices
 from tensoropt.placement.program import schedule_of
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.sharding.configurations import batch_strategies
+from tensoropt.verify.random_strategies import random_placement
 from tests.execute.jobs import captured_model
 from tests.pipeline.execute.test_staged_call import call_and_plan
 from tests.placement.execute.cases import (
@@ -35,7 +36,7 @@ from tests.placement.execute.cases import (
     step,
     unsplit,
 )
-from tests.placement.execute.random_placed import in_any_order, random_placed, random_placement
+from tests.placement.execute.random_placed import in_any_order, random_placed
 from tests.placement.execute.transports import Meeting, on_threads
 
 ROUNDING = 2e-5

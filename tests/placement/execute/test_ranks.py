@@ -20,6 +20,7 @@ from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.ranks.pool import RankPool
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.predict import Prediction, predict_placed
+from tensoropt.verify.random_strategies import random_placement, random_splits
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
 from tensoropt.verify.recorder import compare_collectives, shown_axes
@@ -27,7 +28,6 @@ from tests.docs.programs import run_job
 from tests.execute import jobs
 from tests.execute.test_train import SOURCE
 from tests.placement.execute.cases import costs_on, opened, plan_of
-from tests.placement.execute.random_placed import random_placement, random_splits
 
 
 @pytest.fixture(scope="module")

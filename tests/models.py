@@ -29,6 +29,11 @@ class Call(nn.Module):
         return self.function(self, *args, **kwargs)
 
 
+def trained_by(graph: Any) -> set[str]:
+    """The model's names of the parameters that a graph trains."""
+    return {str(tensor.key) for tensor in graph.parameters if tensor.requires_grad}
+
+
 def situation(make: Callable[[], nn.Module], inputs: Callable[[], Any], refused: str | None = None) -> Any:
     """A function as model files have them, which returns ``make(), inputs()``, the same at every call.
 

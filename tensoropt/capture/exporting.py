@@ -28,12 +28,13 @@ from torch.utils import checkpoint
 
 from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
 from tensoropt.capture.custom_functions import own_backwards
-from tensoropt.capture.fidelity import DRAWN, EagerStep, any_names, eager_step, seeded, unchanged
+from tensoropt.capture.fidelity import EagerStep, any_names, eager_step
 from tensoropt.capture.forward_calls import followed_calls, known_values
 from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
 from tensoropt.capture.other_processes import no_other_processes, refuse_communication
 from tensoropt.capture.state import watched
+from tensoropt.capture.steps import DRAWN, seeded, unchanged
 from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
 

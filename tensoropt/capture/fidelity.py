@@ -8,13 +8,7 @@ precision."""
 from __future__ import annotations
 
 import contextlib
-import copy
 import keyword
-import math
-import operator
-import pickle
-import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,15 +16,16 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture.lines import shown_error, shown_names
 from tensoropt.capture.refusals import refusing_hooks
+from tensoropt.capture.steps import ROUNDING_FACTOR, Apart, apart, rounding, run_step, seeded, unchanged
 from tensoropt.errors import CaptureError
-from tensoropt.graph import Operator, OperatorGraph, TorchLiteral, map_refs
-from tensoropt.ops.calls import LocalCall, literal
+from tensoropt.graph import OperatorGraph, TorchLiteral
+from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.ops.overloads import returns_one_tensor
@@ -108,105 +103,55 @@ def any_names() -> Iterator[None]:
         yield
 
 
-class _Rebuilding:
-    """A module under construction: the node that each name of the operator graph has become so far."""
-
-    def __init__(self, graph: OperatorGraph, values: Mapping[str, torch.Tensor]):
-        self.source, self.values = graph, values
-        self.root = torch.nn.Module()
-        self.graph = fx.Graph()
-        self.nodes: dict[str, fx.Node] = {}
-        self.written: dict[str, fx.Node] = {}
-
-    def build(self) -> fx.GraphModule:
-        """Return the graph as a module, with its nodes in the graph's order."""
-        for name in self.source.inputs:
-            self.nodes[name] = self.graph.placeholder(name)
-        for tensor in self.source.tensors.values():
-            if tensor.kind in ("parameter", "buffer", "constant"):
-                self.nodes[tensor.name] = self._stored(tensor.name)
-        for op in self.source.operators:
-            self._operator(op)
-        # Last, when every reader has read the old value.
-        for buffer, value in self.source.mutations.items():
-            self.graph.call_method("copy_", (self.written[buffer], self.nodes[value]))
-        outputs = tuple(self.nodes[name] for name in self.source.outputs)
-        self.graph.output(outputs[0] if len(outputs) == 1 else outputs)
-        self.graph.lint()
-        with any_names():
-            module = fx.GraphModule(self.root, self.graph, class_name="RebuiltModel")
-        self._tie(module)
-        return module
-
-    def _stored(self, name: str) -> fx.Node:
-        tensor = self.source.tensors[name]
-        if tensor.kind == "constant":
-            return self._constant(name)
-        key = tensor.key or name
-        if key not in self.values:
-            raise CaptureError(f"the model has no {tensor.kind} called {key}, which its graph needs")
-        value = self.values[key]
-        if tensor.kind == "parameter":
-            value = value if isinstance(value, torch.nn.Parameter) else torch.nn.Parameter(value)
-        register(self.root, key, value)
-        node = self.graph.get_attr(key)
-        if name not in self.source.mutations:
-            return node
-        # Read as a copy: backward may need the old value, and the buffer is written before backward runs.
-        self.written[name] = node
-        return self.graph.call_method("clone", (node,))
-
-    def _constant(self, name: str) -> fx.Node:
-        """Return the node of a constant, which is stored narrowed to one element where it does not change,
-        and widened here.
-        """
-        tensor = self.source.tensors[name]
-        if name not in self.source.constants:
-            raise CaptureError(f"the constant {name} has no data: the model was captured on the meta device")
-        value = self.source.constants[name]
-        key = f"constant_{name.replace('.', '_')}"
-        self.root.register_buffer(key, value, persistent=False)
-        node = self.graph.get_attr(key)
-        if tuple(value.shape) == tensor.shape:
-            return node
-        return self.graph.call_function(torch.ops.aten.expand.default, (node, list(tensor.shape)))
-
-    def _operator(self, op: Operator) -> None:
-        args = tuple(literal(map_refs(a, self.nodes.__getitem__)) for a in op.args)
-        kwargs = {k: literal(map_refs(v, self.nodes.__getitem__)) for k, v in op.kwargs.items()}
-        node = self.graph.create_node("call_function", _target(op), args, kwargs, name=op.name)
-        if op.outputs == (op.name,):
-            self.nodes[op.name] = node
-            return
-        for name in op.outputs:
-            if returns_one_tensor(op.target):
-                self.nodes[name] = node
-            else:
-                index = int(name.rsplit(".", 1)[1])
-                self.nodes[name] = self.graph.call_function(operator.getitem, (node, index))
-
-    def _tie(self, module: fx.GraphModule) -> None:
-        for further, key in self.source.aliases.items():
-            register(module, further, module.get_parameter(key))
-
-
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
+"""Copies that only made a tensor contiguous are not in the graph: a view may have to copy."""
 
 
-def _target(op: Operator) -> Any:
-    """Return the call's target. Copies that only made a tensor contiguous are not in the graph: a view may
-    have to copy.
-    """
-    if op.target in _VIEWS:
-        return torch.ops.aten.reshape.default
-    whole = LocalCall(op.target, (), {}, op.name)
-    if whole.is_kernel:
-        return bind(whole, SingleDevice())
-    namespace, name, overload = op.target.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+class _Rebuilt(nn.Module):
+    """A graph that runs operator by operator, with a model's own parameters and buffers."""
+
+    def __init__(self, graph: OperatorGraph, model: nn.Module):
+        super().__init__()
+        self._graph, self._values = graph, dict(graph.constants)
+        stored: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
+        stored |= dict(model.named_parameters(remove_duplicate=False))
+        for name, tensor in graph.tensors.items():
+            if tensor.kind == "constant":
+                if name not in graph.constants:
+                    raise CaptureError(
+                        f"the constant {name} has no data: the model was captured on the meta device"
+                    )
+                # Stored narrowed to one element where it does not change.
+                self._values[name] = graph.constants[name].expand(tensor.shape)
+            elif tensor.kind in ("parameter", "buffer"):
+                key = tensor.key or name
+                if key not in stored:
+                    raise CaptureError(f"the model has no {tensor.kind} called {key}, which its graph needs")
+                self._values[name] = stored[key]
+                register(self, key, stored[key])
+        for further, key in graph.aliases.items():
+            register(self, further, self.get_parameter(key))
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        graph = self._graph
+        values = self._values | dict(zip(graph.inputs, inputs, strict=True))
+        # Copies: backward may need the old values, and buffers are written before it runs.
+        values |= {name: values[name].clone() for name in graph.mutations}
+        for op in graph.operators:
+            target = "aten.reshape.default" if op.target in _VIEWS else op.target
+            call = LocalCall(target, op.args, op.kwargs, op.name)
+            args, kwargs = call.arguments(values.__getitem__)
+            made = bind(call, SingleDevice())(*args, **kwargs)
+            for name in op.outputs:
+                single = name == op.name or returns_one_tensor(op.target)
+                values[name] = made if single else made[int(name.rpartition(".")[2])]
+        for name, new in graph.mutations.items():
+            self._values[name].copy_(values[new])
+        outputs = tuple(values[name] for name in graph.outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
-def rebuild(graph: OperatorGraph, model: torch.nn.Module) -> fx.GraphModule:
+def rebuild(graph: OperatorGraph, model: nn.Module) -> nn.Module:
     """Return the captured graph as a separate module with the model's own parameters and buffers.
 
     It takes the graph's inputs (the tensors of the flattened call, in order) and returns its outputs, which
@@ -215,91 +160,14 @@ def rebuild(graph: OperatorGraph, model: torch.nn.Module) -> fx.GraphModule:
     Raises:
         CaptureError: the model lacks a parameter or buffer, or a constant has no data (meta device).
     """
-    values: dict[str, torch.Tensor] = dict(model.named_buffers(remove_duplicate=False))
-    values |= dict(model.named_parameters(remove_duplicate=False))
-    return _Rebuilding(graph, values).build()
+    return _Rebuilt(graph, model)
 
 
-_SEED = 0
-"""The seed for numbers that are drawn while a model is captured."""
-
-
-@contextlib.contextmanager
-def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callable[[], bool]]:
-    """Seed Python's and numpy's generators, and restore their state at the end; while open, modules of the
-    model draw from copies of generators of their own.
-
-    Yields:
-        A function that returns whether a number has been drawn so far.
-    """
-    numpy: Any = sys.modules.get("numpy")
-    kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
-    fields = [vars(module) for module in (() if model is None else model.modules())]
-    own = [(holder, name, v) for holder in fields for name, v in holder.items() if isinstance(v, kinds)]
-    copies = {id(generator): copy.deepcopy(generator) for _, _, generator in own}
-    saved = random.getstate(), None if numpy is None else numpy.random.get_state()
-
-    def state() -> bytes:
-        shared = None if numpy is None else numpy.random.get_state()
-        return pickle.dumps((random.getstate(), shared, [*copies.values()]))
-
-    try:
-        for holder, name, generator in own:
-            holder[name] = copies[id(generator)]
-        random.seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
-        begun = state()
-        yield lambda: state() != begun
-    finally:
-        random.setstate(saved[0])
-        if numpy is not None:
-            numpy.random.set_state(saved[1])
-        for holder, name, generator in own:
-            holder[name] = generator
-
-
-DRAWN = (
-    "forward draws numbers of Python's or numpy's random module; the graph is the run that was drawn with "
-    f"seed {_SEED}, in this and every step (layers that it dropped stay dropped); what is to change from "
-    "step to step has to be a mask of torch.rand that is multiplied in"
-)
-
-
-@contextlib.contextmanager
-def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
-    """While open, record what the code of a model's modules changes in them; restore it at the end.
-
-    Args:
-        values: also restore the contents of changed tensors; otherwise tensors are only put back in their
-            places.
-    """
-    modules = list(model.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    contents = {id(v): (v, v.copy()) for fields in attributes for v in fields.values() if _holds_others(v)}
-    stored = [*model.parameters(), *model.buffers()] if values else []
-    copies = [(tensor, tensor.detach().clone()) for tensor in stored]
-    try:
-        yield
-    finally:
-        for module, before in zip(modules, attributes, strict=True):
-            vars(module).clear()
-            vars(module).update(before)
-        for holder, before in contents.values():
-            if isinstance(holder, list):
-                holder[:] = before
-            else:
-                holder.clear()
-                holder.update(before)
-        with torch.no_grad():
-            # By value, because kernels of norms change statistics without increasing a version.
-            for tensor, copy in copies:
-                if not torch.equal(tensor, copy):
-                    tensor.copy_(copy)
-
-
-def _holds_others(value: Any) -> bool:
-    return type(value) in (dict, list, set)
+def copied(call: Any) -> Any:
+    """Copy the arguments of a call, which forward may change in place."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda v: v.detach().clone().requires_grad_(v.requires_grad), call
+    )
 
 
 _META = torch.device("meta")
@@ -366,17 +234,9 @@ _MOST_PARAMETERS, _MOST_ACTIVATIONS = 1 << 22, 1 << 24
 """The most elements, of a model's parameters and of all its operators' results, for which numbers are
 compared: a few tenths of a second on one core. These are assumptions that bound the time, and are not
 tuned."""
-_LOSS_TOLERANCE, _GRADIENT_TOLERANCE = 1e-3, 1e-2
+_LOSS_TOLERANCE, _REST_TOLERANCE = 1e-3, 1e-2
 """Relative differences that are accepted as rounding at once; a lost backward differs by at least several per
 cent. Other differences are compared with the effect of rounding on the model."""
-_ROUNDING_FACTOR = 10.0
-"""Up to this factor times the effect of changing all parameters by rounding counts as rounding; an
-assumption."""
-_GRADIENT_FLOOR = 1e-3
-"""A gradient's difference is relative to the parameter's largest gradient, but to no less than this share of
-the model's largest."""
-_UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
-"""The relative rounding error of one value, by the lowest precision in which anything is computed."""
 _OVERWRITTEN = "modified by an inplace operation"
 """PyTorch's message about a tensor that backward needs and forward has changed."""
 
@@ -463,7 +323,7 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     if step.problem:
         return (f"the model's own gradients were not compared with the graph's: {step.problem}",)
     own = {graph.aliases.get(key, key) for key in (name.removeprefix(prefix) for name in step.trained)}
-    captured = _trained_parameters(graph)
+    captured = {str(t.key) for t in graph.parameters if t.requires_grad}
     lost, more = (shown_names(sorted(names), 3) for names in (own - captured, captured - own))
     if lost:
         raise CaptureError(
@@ -474,15 +334,6 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     if more:
         return (f"the graph trains {more}, which gets no gradient from the model's own backward",)
     return ()
-
-
-def _trained_parameters(graph: OperatorGraph) -> set[str]:
-    """Return the keys of the parameters from which a differentiable path leads to the loss."""
-    reached = {graph.outputs[0]}
-    for op in reversed(graph.operators):
-        if not reached.isdisjoint(op.outputs):
-            reached.update(name for name in op.inputs() if graph.tensors[name].requires_grad)
-    return {str(t.key) for t in graph.parameters if t.name in reached}
 
 
 # -- numbers --------------------------------------------------------------------------------------
@@ -515,39 +366,44 @@ def check_numbers(
     call = (args, dict(kwargs))
     # The model already issued its warnings when it was captured.
     with warnings.catch_warnings(action="ignore"), unchanged(model, values=True):
-        parameters = _differentiated(graph, model)
+        by_name = dict(model.named_parameters(remove_duplicate=False))
+        parameters = {str(t.key): by_name[str(t.key)] for t in graph.parameters if t.requires_grad}
         module = rebuild(graph, model)
 
         def own() -> torch.Tensor:
-            copies, named = _copied(call)
+            copies, named = copied(call)
             with seeded(model=model):
                 return run(*copies, **named)
 
         def captured() -> torch.Tensor:
-            leaves = pytree.tree_leaves(_copied(call))
+            leaves = pytree.tree_leaves(copied(call))
             loss: torch.Tensor = module(*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
             return loss
 
         try:
-            model_step = _step(own, parameters, model)
+            model_step = run_step(own, parameters, model)
         except Exception as error:  # the model's own error, raised later where its cause is named
             return (f"the model's own step could not be computed to compare: {shown_error(error)}",)
-        graph_step = _step(captured, parameters, model)
-        apart = _difference(graph_step, model_step)
-        if apart.within(_LOSS_TOLERANCE, _GRADIENT_TOLERANCE):
+        if not model_step.finite:
+            return ("the graph was not compared with the model, whose own step gives NaN or infinity",)
+        found = apart(run_step(captured, parameters, model), model_step)
+        if _within(found, _LOSS_TOLERANCE, _REST_TOLERANCE):
             return ()
         if any(draws_numbers(op) for op in graph.operators):
             return ("the graph's gradients were not compared with the model's own: both draw random numbers",)
-        rounding = _rounding(own, parameters, model, model_step, graph)
-    loss, gradient = (max(_ROUNDING_FACTOR * size, least) for size, least in zip(
-        (rounding.loss, rounding.rest), (_LOSS_TOLERANCE, _GRADIENT_TOLERANCE), strict=True
-    ))  # fmt: skip
-    if apart.within(loss, gradient):
+        allowed = rounding(own, parameters, model, model_step, graph)
+    change = max(allowed.gradient.size, allowed.buffer.size)
+    loss = max(allowed.loss, _LOSS_TOLERANCE)
+    if _within(found, loss, max(change, _REST_TOLERANCE)):
         return (
-            f"rounding changes the model's gradients by {rounding.rest:.0e}, so that the graph's were "
-            "compared with them no finer than that",
+            f"rounding changes the model's gradients by {change / ROUNDING_FACTOR:.0e}, so that the graph's "
+            "were compared with them no finer than that",
         )
-    differs, size = ("loss", apart.loss) if apart.loss > loss else (apart.name, apart.rest)
+    differs, size = "loss", found.loss
+    if size <= loss:
+        of_buffer = found.buffer.size > found.gradient.size
+        size, name = found.buffer if of_buffer else found.gradient
+        differs = f"value of the buffer {name}" if of_buffer else f"gradient of {name}"
     raise CaptureError(
         f"the captured graph computes another {differs} than the model itself (off by {size:.0e} of it), so "
         "that a plan would train otherwise; forward does something else each time that it runs, or something "
@@ -556,93 +412,5 @@ def check_numbers(
     )
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """The largest relative differences between two steps: of their losses, and of all else that they make.
-
-    Attributes:
-        name: of the rest, what differs most.
-    """
-
-    loss: float
-    rest: float
-    name: str
-
-    def within(self, loss: float, rest: float) -> bool:
-        # Written so that NaN is never within the tolerance.
-        return self.loss <= loss and self.rest <= rest
-
-
-_Step = tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]
-"""A step's loss, gradients by parameter, and buffers."""
-
-
-def _copied(call: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.clone, call)
-
-
-def _differentiated(graph: OperatorGraph, model: nn.Module) -> dict[str, nn.Parameter]:
-    by_name = dict(model.named_parameters(remove_duplicate=False))
-    return {str(t.key): by_name[str(t.key)] for t in graph.parameters if t.requires_grad}
-
-
-def _step(run: Callable[[], torch.Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module) -> _Step:
-    with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
-        torch.manual_seed(0)
-        loss = run()
-        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    zeros = (
-        torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters.values(), strict=True)
-    )
-    return loss.detach(), dict(zip(parameters, zeros, strict=True)), buffers
-
-
-def _difference(actual: _Step, expected: _Step) -> _Difference:
-    largest = max((_largest(g) for g in expected[1].values()), default=0.0)
-    worst, name = 0.0, ""
-    for kind, floor, made, wanted in (
-        ("gradient of", _GRADIENT_FLOOR * largest, actual[1], expected[1]),
-        ("value of the buffer", 0.0, actual[2], expected[2]),
-    ):
-        for key, value in wanted.items():
-            if torch.equal(made[key], value):
-                continue
-            apart = _largest(_wide(made[key]) - _wide(value)) / max(_largest(value), floor, 1e-30)
-            if not apart <= worst:
-                worst, name = apart, f"{kind} {key}"
-    loss = _largest(_wide(actual[0]) - _wide(expected[0])) / max(_largest(expected[0]), 1e-12)
-    return _Difference(loss, worst, name)
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    return value.to(torch.complex128 if value.is_complex() else torch.float64)
-
-
-def _largest(value: torch.Tensor) -> float:
-    if not value.numel():
-        return 0.0
-    size = float(_wide(value).abs().max())
-    # If a model's own step is not finite, it says nothing about its graph.
-    return size if math.isfinite(size) else 0.0
-
-
-def _rounding(
-    own: Callable[[], torch.Tensor],
-    parameters: Mapping[str, nn.Parameter],
-    model: nn.Module,
-    expected: _Step,
-    graph: OperatorGraph,
-) -> _Difference:
-    used = {t.dtype for t in graph.tensors.values()}
-    unit = _UNIT[next((d for d in ("bfloat16", "float16", "float32") if d in used), "float64")]
-    generator = torch.Generator().manual_seed(0)
-    worst = _Difference(0.0, 0.0, "")
-    with unchanged(model, values=True):
-        for _ in range(2):
-            with torch.no_grad():
-                for p in parameters.values():
-                    p.mul_(1 + unit * torch.randn(p.shape, generator=generator).to(p.dtype))
-            change = _difference(_step(own, parameters, model), expected)
-            worst = _Difference(max(worst.loss, change.loss), max(worst.rest, change.rest), change.name)
-    return worst
+def _within(found: Apart, loss: float, rest: float) -> bool:
+    return found.loss <= loss and max(found.gradient.size, found.buffer.size) <= rest

@@ -35,16 +35,53 @@ _ANSWER = "_tensoropt_answer"
 
 _CHANCE = "_tensoropt_chance"
 _FOLDER = str(Path(__file__).parent)
+_META = torch.device("meta")
+_WITH_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+"""Calls that make tensors from values in Python: the meta device would lose the values."""
+_MOVES = frozenset({"to", "cpu", "cuda"})
+
 _BELOW = frozenset({"lt", "le", "less", "less_equal"})
 _ABOVE = frozenset({"gt", "ge", "greater", "greater_equal"})
 
 
-class _Answers(TorchFunctionMode):
-    def __init__(self, notes: list[str]):
+class _ForwardCalls(TorchFunctionMode):
+    """A mode that sees all PyTorch calls in ``forward``.
+
+    Args:
+        notes: filled as the export proceeds.
+        on_meta: whether the model is exported on the meta device. Tensors that it makes without a device are
+            then made there, just as on the CPU for a model on the CPU, and so are those that it makes on a
+            device by name.
+    """
+
+    def __init__(self, notes: list[str], on_meta: bool):
         super().__init__()
-        self.notes = notes
+        self.notes, self.on_meta = notes, on_meta
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if isinstance(func, torch._ops.OpOverload):  # a traced graph is run, not the model's code
+            return self._answered(func, args, kwargs)
+        name = getattr(func, "__name__", "")
+        refuse_call(name, args, kwargs)
+        if self.on_meta:
+            if func in _WITH_VALUES and not isinstance(args[0] if args else kwargs.get("data"), torch.Tensor):
+                kwargs.pop("device", None)
+                return self._answered(func, args, kwargs).to(_META)
+            args, kwargs = self._placed(func, name, args, kwargs)
+        return self._answered(func, args, kwargs)
+
+    @staticmethod
+    def _placed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if func in _device_constructors() or "device" in kwargs:
+            return args, kwargs | {"device": _META}
+        if name in _MOVES and isinstance(args[0], torch.Tensor):
+            if name != "to":
+                return args[:1], {}
+            args = tuple(_META if isinstance(a, str | torch.device) else a for a in args)
+        return args, kwargs
+
+    def _answered(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         subject = args[0] if args else None
         # `if tensor:` and `tensor.item()` are the two ways in which Python reads a value to branch on.
@@ -57,7 +94,7 @@ class _Answers(TorchFunctionMode):
             answer = self._answer(subject)
             if answer is not None:
                 return answer
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             self._follow(name, args, result)
         return result
@@ -189,7 +226,7 @@ def _warns(statement: ast.stmt) -> bool:
 
 
 @contextlib.contextmanager
-def _guarded_numbers(answers: _Answers) -> Iterator[None]:
+def _guarded_numbers(answers: _ForwardCalls) -> Iterator[None]:
     """While open, also pass guards on numbers derived from values (``if x.max().item() > 1: raise``)."""
     original = torch.SymBool.__bool__
 
@@ -228,7 +265,7 @@ def _open_functions() -> Iterator[None]:
         yield
 
 
-def _is_causal(answers: _Answers) -> Any:
+def _is_causal(answers: _ForwardCalls) -> Any:
     """Let layers of ``nn.Transformer`` compare a mask with the causal one; the mask is used unchanged."""
 
     def is_causal_mask(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -237,28 +274,6 @@ def _is_causal(answers: _Answers) -> Any:
         return is_causal is True
 
     return mock.patch.object(torch.nn.modules.transformer, "_detect_is_causal_mask", is_causal_mask)
-
-
-@contextlib.contextmanager
-def valid_values(answers: _Answers | None = None) -> Iterator[list[str]]:
-    """While a model is exported, assume that its values are finite and that its inputs and arguments are
-    valid.
-
-    Yields:
-        Notes on the branches that were decided in this way, filled as the export proceeds.
-    """
-    answers = answers or _Answers([])
-    distribution = torch.distributions.Distribution
-    validating = distribution._validate_args
-    # PyTorch validates arguments by branching on their values, which export refuses.
-    distribution.set_default_validate_args(False)
-    try:
-        with contextlib.ExitStack() as stack:
-            for context in (_guarded_numbers(answers), _open_functions(), _is_causal(answers), answers):
-                stack.enter_context(context)
-            yield answers.notes
-    finally:
-        distribution.set_default_validate_args(validating)
 
 
 _RECIPE = "_tensoropt_recipe"
@@ -383,60 +398,25 @@ _ANSWERS: Mapping[str, Callable[..., bool]] = {
 }
 
 
-_META = torch.device("meta")
-_WITH_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
-"""Calls that make tensors from values in Python: the meta device would lose the values."""
-_MOVES = frozenset({"to", "cpu", "cuda"})
-
-
-class _ForwardCalls(_Answers):
-    """A mode that sees all PyTorch calls in ``forward``.
-
-    Args:
-        notes: filled as the export proceeds.
-        on_meta: whether the model is exported on the meta device. Tensors that it makes without a device are
-            then made there, just as on the CPU for a model on the CPU, and so are those that it makes on a
-            device by name.
-    """
-
-    def __init__(self, notes: list[str], on_meta: bool):
-        super().__init__(notes)
-        self.on_meta = on_meta
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if isinstance(func, torch._ops.OpOverload):  # a traced graph is run, not the model's code
-            return super().__torch_function__(func, types, args, kwargs)
-        name = getattr(func, "__name__", "")
-        refuse_call(name, args, kwargs)
-        if self.on_meta:
-            if func in _WITH_VALUES and not isinstance(args[0] if args else kwargs.get("data"), torch.Tensor):
-                kwargs.pop("device", None)
-                return super().__torch_function__(func, types, args, kwargs).to(_META)
-            args, kwargs = self._placed(func, name, args, kwargs)
-        return super().__torch_function__(func, types, args, kwargs)
-
-    @staticmethod
-    def _placed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if func in _device_constructors() or "device" in kwargs:
-            return args, kwargs | {"device": _META}
-        if name in _MOVES and isinstance(args[0], torch.Tensor):
-            if name != "to":
-                return args[:1], {}
-            args = tuple(_META if isinstance(a, str | torch.device) else a for a in args)
-        return args, kwargs
-
-
 @contextlib.contextmanager
 def followed_calls(on_meta: bool) -> Iterator[list[str]]:
-    """Follow the calls of a model's code while the context is open.
+    """Follow the calls of a model's code while the context is open, and assume that its values are finite and
+    that its inputs and arguments are valid.
 
     Yields:
         Notes on decisions, filled as the export proceeds.
     """
     notes: list[str] = []
-    with _unseeded(notes), valid_values(_ForwardCalls(notes, on_meta)):
-        yield notes
+    calls = _ForwardCalls(notes, on_meta)
+    distribution = torch.distributions.Distribution
+    validating = distribution._validate_args
+    # PyTorch validates arguments by branching on their values, which export refuses.
+    distribution.set_default_validate_args(False)
+    try:
+        with _unseeded(notes), _guarded_numbers(calls), _open_functions(), _is_causal(calls), calls:
+            yield notes
+    finally:
+        distribution.set_default_validate_args(validating)
 
 
 @contextlib.contextmanager

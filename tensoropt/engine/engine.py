@@ -56,36 +56,21 @@ class TargetCounts:
     def _targets(self, graph: GroupGraph, device: torch.device) -> torch.fx.GraphModule:
         # Lowered whole and then reduced to the targets, which are thus made by the very calls of the model.
         lowered = lower(unsplit_strategy(graph), Runtime((1,), device=device))
-        module = lowered.module
-        loss_names = {op.name for op in self.losses}
-        losses = {n.meta["operator"]: n for n in module.graph.nodes if n.meta.get("operator") in loss_names}
-        kept = torch.fx.Graph()
-        copies: dict[torch.fx.Node, torch.fx.Node] = {}
-        # All placeholders are kept, read or not, so that the module takes its arguments in the usual order.
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                copies[node] = kept.placeholder(str(node.target))
-
-        def copy(node: torch.fx.Node) -> torch.fx.Node:
-            if node.name in lowered.program.parameters:
-                raise PlanError(
-                    "the targets of the loss depend on parameters, so they cannot be counted before the "
-                    "micro-batches run; use a plan with 1 micro-batch that does not cut the loss"
-                )
-            if node not in copies:
-                for needed in node.all_input_nodes:
-                    copy(needed)
-                copies[node] = kept.node_copy(node, lambda n: copies[n])
-            return copies[node]
-
-        operands = [(losses[op.name].args[1], _weight_of(losses[op.name])) for op in self.losses]
-        kept.output(tuple((copy(t), copy(w) if w is not None else None) for t, w in operands))
+        kept, names = lowered.module.graph, {op.name for op in self.losses}
+        losses = {n.meta["operator"]: n for n in kept.nodes if n.meta.get("operator") in names}
+        (output,) = kept.find_nodes(op="output")
+        output.args = (tuple((losses[op.name].args[1], _weight_of(losses[op.name])) for op in self.losses),)
+        # All arguments keep their places, read or not.
+        kept.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         self.parameters = len(lowered.program.parameters)
-        self.reads = frozenset(
-            str(node.target) for node in kept.nodes if node.op == "placeholder" and node.users
-        )
+        self.reads = frozenset(str(node.target) for node in kept.find_nodes(op="placeholder") if node.users)
+        if not self.reads.isdisjoint(lowered.program.parameters):
+            raise PlanError(
+                "the targets of the loss depend on parameters, so they cannot be counted before the "
+                "micro-batches run; use a plan with 1 micro-batch that does not cut the loss"
+            )
         # Constants among the targets (a mask, a shift) are on the CPU as captured.
-        return torch.fx.GraphModule(module, kept).to(device)
+        return torch.fx.GraphModule(lowered.module, kept).to(device)
 
     @torch.no_grad()
     def count(

@@ -209,9 +209,9 @@ class Keys:
             raise JobError(f"{self.title}: {name} is {number}; a degree is at least 1")
         return number
 
-    def true(self, name: str, default: bool = False) -> bool:
+    def true(self, name: str) -> bool:
         """Return a switch, in any of the spellings that configs use."""
-        value = self.take(name, default)
+        value = self.take(name, False)
         return value.strip().lower() in ("true", "yes", "1") if isinstance(value, str) else bool(value)
 
     def word(self, name: str, known: Mapping[str, Any], default: str) -> Any:

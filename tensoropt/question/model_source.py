@@ -269,9 +269,10 @@ def _call(
 ) -> LoadedModel:
     import torch
 
-    from tensoropt.capture.fidelity import eager_step, seeded
+    from tensoropt.capture.fidelity import eager_step
     from tensoropt.capture.loss import WithLoss
     from tensoropt.capture.other_processes import no_other_processes, refuse_communication
+    from tensoropt.capture.steps import seeded
     from tensoropt.zoo.lora import Lora, with_adapters
 
     def made() -> Any:

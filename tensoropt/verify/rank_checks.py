@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tensoropt.capture.steps import GRADIENT_FLOOR, LEAST_SCALE, Worst, difference, precision, worst
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.execute.executable import engine_of, strategy_from_data
@@ -18,7 +19,7 @@ from tensoropt.verify.agreement import JointCall
 from tensoropt.verify.fake_ranks import RunStep, recorded, step_times, tracked_memory
 from tensoropt.verify.findings import Differences, NarrowDistance
 from tensoropt.verify.recorder import summarise
-from tensoropt.verify.reference import GRADIENT_FLOOR, Results, Worst, difference, first_step, worst
+from tensoropt.verify.reference import Results, first_step
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def check_plan(
         step()  # the optimizer makes its state in the first one
         memory = tracked_memory(step)
     times_s = step_times(step, options.timed_steps)
-    lowest = reference.precision(loaded)
+    lowest = precision(loaded.captured.graph)
     return RankFindings(summarise(sent.issued), sent.calls, lowest, times_s, memory, numerics)
 
 
@@ -194,7 +195,7 @@ def _replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float
         highest = engine.runtime.all_reduce(wide, axes, "max")
         lowest = -engine.runtime.all_reduce(-wide, axes, "max")
         if wide.numel():
-            size = max(float(highest.abs().max()), float(lowest.abs().max()), reference.LEAST_SCALE)
+            size = max(float(highest.abs().max()), float(lowest.abs().max()), LEAST_SCALE)
             spread = max(spread, float((highest - lowest).max()) / size)
     return spread
 

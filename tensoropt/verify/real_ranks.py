@@ -26,6 +26,9 @@ from tensoropt.verify.findings import (
 from tensoropt.verify.rank_checks import CheckOptions, RankFindings, check_plan, narrow_distance
 from tensoropt.verify.reference import ModuleFindings, module_difference
 
+_TIMEOUT_S = 600.0
+"""The time-out of one strategy."""
+
 
 def verify_strategies(
     model: ModelSpec,
@@ -33,7 +36,6 @@ def verify_strategies(
     *,
     pool: RankPool,
     options: CheckOptions | None = None,
-    timeout_s: float = 600.0,
     progress: Progress = silent,
 ) -> list[RunFindings]:
     """Run strategies on ranks of this machine and compare them with the unsplit model.
@@ -41,7 +43,6 @@ def verify_strategies(
     Args:
         strategies: as :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data` writes them.
         pool: as many ranks as each strategy has devices.
-        timeout_s: the time-out of one strategy.
         progress: called after each strategy, as the stage ``run``.
 
     Raises:
@@ -50,11 +51,11 @@ def verify_strategies(
     options = options or CheckOptions()
     results = []
     for done, data in enumerate(strategies, start=1):
-        results.append(_check(model, data, pool, options, timeout_s))
+        results.append(_check(model, data, pool, options))
         progress("run", done, len(strategies), "")
     # In a second pass over the same ranks, which keep one model loaded: double precision needs another one.
     return [
-        _decide_in_double(model, data, pool, options, timeout_s, found)
+        _decide_in_double(model, data, pool, options, found)
         if _may_be_rounding(found) and model.dtype is None
         else found
         for data, found in zip(strategies, results, strict=True)
@@ -71,7 +72,6 @@ def _decide_in_double(
     data: Mapping[str, Any],
     pool: RankPool,
     options: CheckOptions,
-    timeout_s: float,
     narrow: RunFindings,
 ) -> RunFindings:
     """Return ``narrow`` compared once more in double precision, to tell rounding from a fault.
@@ -81,7 +81,7 @@ def _decide_in_double(
     placement is as wrong as before. :func:`near_enough` bounds faults of the narrow type alone.
     """
     numerics = replace(options, memory=False, timed_steps=0)
-    double = _check(replace(model, dtype="float64"), data, pool, numerics, timeout_s)
+    double = _check(replace(model, dtype="float64"), data, pool, numerics)
     if double.error:
         return narrow
     # Replicas first: bits that differ between them are not rounding in any precision.
@@ -90,7 +90,7 @@ def _decide_in_double(
     if right:
         assert narrow.compared_in is not None
         try:
-            ranks = pool.run(narrow_distance, model, data, numerics, timeout_s=timeout_s)
+            ranks = pool.run(narrow_distance, model, data, numerics, timeout_s=_TIMEOUT_S)
         except RankError as failure:
             return replace(narrow, error=str(failure))
         far = [distance for distance in ranks if not near_enough(distance, narrow.compared_in)]
@@ -123,11 +123,9 @@ def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFind
     return findings
 
 
-def _check(
-    model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, timeout_s: float
-) -> RunFindings:
+def _check(model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions) -> RunFindings:
     try:
-        ranks = pool.run(check_plan, model, data, options, timeout_s=timeout_s)
+        ranks = pool.run(check_plan, model, data, options, timeout_s=_TIMEOUT_S)
     except RankError as error:
         # A plan for another model is the caller's mistake, not a finding about the strategy.
         if isinstance(error.cause, PlanError):

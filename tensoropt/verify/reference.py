@@ -1,8 +1,4 @@
-"""The references for a plan's results, the graph unsplit and its module, and comparisons with them.
-
-NaN and infinity must be in the same places; otherwise the difference is infinite, which unlike NaN survives
-``max``.
-"""
+"""The references for a plan's results, the graph unsplit and its module, and comparisons with them."""
 
 from __future__ import annotations
 
@@ -10,10 +6,10 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,55 +17,35 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tensoropt.capture import WithLoss
-from tensoropt.capture.fidelity import doubled, seeded
-from tensoropt.capture.forward_calls import valid_values
+from tensoropt.capture.exporting import run_as_it_trains
+from tensoropt.capture.fidelity import copied
 from tensoropt.capture.no_grad import in_mode
 from tensoropt.capture.other_processes import no_other_processes
+from tensoropt.capture.steps import (
+    GRADIENT_FLOOR,
+    LEAST_OUTPUT,
+    Step,
+    apart,
+    difference,
+    largest_of,
+    precision,
+    rounding,
+    run_step,
+    seeded,
+    wide,
+)
 from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
-from tensoropt.verify.findings import MODULE_SHRUNK, Differences, within_tolerance
-
-LEAST_SCALE = 1e-30
-"""The least value that differences are relative to."""
-_LEAST_OUTPUT = 1e-12
-"""The same for a model's outputs and its loss."""
-
-
-def difference(got: Tensor, want: Tensor, whole: Tensor | None = None, floor: float = 0.0) -> float:
-    """Return the largest difference, relative to the largest finite value of ``whole``, or to ``floor``.
-
-    Args:
-        got: the result.
-        want: the expected result.
-        whole: the whole tensor if ``want`` is a piece; by default ``want``.
-
-    Returns:
-        0 for equal and for empty tensors; inf if one is NaN or infinite and the other is not the same, and
-        for tensors of different shapes.
-    """
-    if got.shape != want.shape:
-        return math.inf
-    if not want.numel():
-        return 0.0
-    # The expected value may be on the CPU, where the unsplit model's results are kept.
-    actual, wanted = _wide(got), _wide(want.to(got.device))
-    finite = wanted.isfinite()
-    # NaN equals nothing, itself included.
-    alike = (actual == wanted) | (actual.isnan() & wanted.isnan())
-    if bool(((~finite | ~actual.isfinite()) & ~alike).any()):
-        return math.inf
-    # If both have the same infinity, the difference would be NaN, which `max` passes on.
-    apart = torch.where(finite, actual - wanted, 0.0).abs().max()
-    return float(apart) / max(largest(want if whole is None else whole), floor, LEAST_SCALE)
+from tensoropt.verify.findings import Differences, explained
 
 
 def outputs_difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     assert len(got) == len(want), (len(got), len(want))
     pairs = zip(got, want, strict=True)
-    return max((difference(actual, expected, floor=_LEAST_OUTPUT) for actual, expected in pairs), default=0.0)
+    return max((difference(actual, expected, floor=LEAST_OUTPUT) for actual, expected in pairs), default=0.0)
 
 
 def named_difference(got: Mapping[str, Tensor], want: Mapping[str, Tensor], floor: float = 0.0) -> float:
@@ -77,47 +53,17 @@ def named_difference(got: Mapping[str, Tensor], want: Mapping[str, Tensor], floo
     return max((difference(value, want[name], floor=floor) for name, value in got.items()), default=0.0)
 
 
-class Worst(NamedTuple):
-    size: float
-    name: str
-
-
-def worst(differences: Mapping[str, float]) -> Worst:
-    """Return the largest difference; 0 without a name if there are none."""
-    name = max(differences, key=differences.__getitem__, default="")
-    return Worst(differences[name], name) if name else Worst(0.0, "")
-
-
-def largest(value: Tensor) -> float:
-    if not value.numel():
-        return 0.0
-    wide = _wide(value)
-    return float(torch.where(wide.isfinite(), wide, 0.0).abs().max())
-
-
-def largest_of(values: Iterable[Tensor]) -> float:
-    """Return the largest finite absolute value of several tensors, or 0."""
-    return max(map(largest, values), default=0.0)
-
-
 def not_finite(named: Mapping[str, Tensor]) -> dict[str, int]:
     """Return name -> number of NaN or infinite values, if any."""
-    counts = {name: int((~_wide(value).isfinite()).sum()) for name, value in named.items()}
+    counts = {name: int((~wide(value).isfinite()).sum()) for name, value in named.items()}
     return {name: count for name, count in counts.items() if count}
-
-
-def _wide(value: Tensor) -> Tensor:
-    value = value.detach()
-    # A lazily conjugated tensor has no real view before it is resolved.
-    return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).double()
 
 
 _OPTIMIZER_STEPS = 2
 """Optimizer steps before parameters are compared; the second starts from used state."""
-GRADIENT_FLOOR = 1e-3
-"""Gradients are relative to this share of the model's largest at least: BERT's key biases are near 0."""
 _NARROW_FLOOR = 5e-2
-"""The same under mixed precision, where rounding is 4e-3."""
+"""The least scale of gradients under mixed precision, where rounding is 4e-3, instead of
+:data:`~tensoropt.capture.steps.GRADIENT_FLOOR`."""
 
 
 def _smooth_optimizers(floor: float) -> dict[str, Any]:
@@ -304,8 +250,8 @@ class ModuleFindings:
         differences: of loss or outputs, of buffers after two calls, of gradients.
         not_finite: owner -> NaN or infinite values of the graph.
         worst_gradient: the parameter with the largest difference, by the model's name.
-        rounding: the change by narrow types inside the model, if any.
-        compared_in: the precision that decided.
+        rounding: the differences that rounding explains, if more than those of a float32 model.
+        compared_in: the model's lowest precision.
         worst_buffer: the buffer with the largest difference, by the model's name.
     """
 
@@ -318,147 +264,86 @@ class ModuleFindings:
 
     @property
     def ok(self) -> bool:
-        return within_tolerance(self.differences, rounding=self.rounding)
+        return explained(self.differences, self.rounding)
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
     """Compare the unsplit graph with its module, on the first rank; None for random models."""
     loaded = load_model(spec)
     # The module draws from PyTorch's generator and the graph by counters: their steps cannot be alike.
-    if _draws_at_random(loaded):
+    draws = any(draws_numbers(op) for op in loaded.captured.graph.operators)
+    if draws and spec.mode != "inference":
         return None
     ref = reference(loaded, seed)
     if rank:
         return None
     try:
-        return _against_module(loaded, ref, seed, torch.device(ref.ran_on))
+        return _against_module(loaded, ref, torch.device(ref.ran_on))
     except torch.OutOfMemoryError:
         pass
     torch.cuda.empty_cache()
-    return _against_module(loaded, ref, seed, torch.device("cpu"))
+    return _against_module(loaded, ref, torch.device("cpu"))
 
 
-def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torch.device) -> ModuleFindings:
+def _against_module(loaded: CapturedModel, ref: Results, device: torch.device) -> ModuleFindings:
     model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
     own.to(device)
-    args, kwargs = pytree.tree_map_only(Tensor, lambda v: v.to(device), (args, kwargs))
+    call = pytree.tree_map_only(Tensor, lambda v: v.to(device), (args, kwargs))
+    before = {name: buffer.clone() for name, buffer in own.named_buffers()}
     if loaded.spec.mode == "inference":
         calls = []
         with in_mode(own, "inference"), torch.no_grad(), no_other_processes():
             for _ in range(2):
-                given, named = _copied((args, kwargs))
+                given, named = copied(call)
                 with seeded(model=own):
                     calls.append(pytree.tree_leaves(own(*given, **named)))
         first, second = ([v for v in call if isinstance(v, Tensor)] for call in calls)
-        buffer = _worst_buffer(loaded, ref, own)
-        apart = max(outputs_difference(ref.outputs, first), outputs_difference(ref.repeated, second))
-        differences = Differences(apart, buffer=buffer.size)
-        return ModuleFindings(differences, ref.not_finite, worst_buffer=buffer.name)
-    losses, gradients = _own_step(own, model, args, kwargs)
-    findings = _compared(loaded, ref, own, losses, gradients, ref.floor)
-    if findings.ok:
-        return findings
-    wide = _unsplit_on(device, load_model(replace(loaded.spec, dtype="float64")), seed, ref.floor)
-    if precision(loaded) in ("bfloat16", "float16"):
-        # The module and its graph round at other places: each may be as far from the exact step as the narrow
-        # type takes it.
-        floor = _NARROW_FLOOR * largest_of(ref.gradients.values())
-        rounding = Differences(
-            outputs_difference(ref.outputs, wide.outputs),
-            named_difference(ref.gradients, wide.gradients, floor),
-            buffer=named_difference(ref.stepped, wide.stepped, GRADIENT_FLOOR),
+        found = Step([], {}, dict(own.named_buffers()))
+        buffer = apart(_step_of(loaded, ref, before), found).buffer
+        loss = max(outputs_difference(ref.outputs, first), outputs_difference(ref.repeated, second))
+        return ModuleFindings(Differences(loss, buffer=buffer.size), ref.not_finite, worst_buffer=buffer.name)
+    subject = run_as_it_trains(model if isinstance(model, WithLoss) else WithLoss(model, None))
+    graph, by_name = loaded.captured.graph, dict(own.named_parameters(remove_duplicate=False))
+    parameters = {str(t.key): by_name[str(t.key)] for t in graph.parameters if t.requires_grad}
+
+    def run() -> Tensor:
+        given, named = copied(call)
+        with seeded(model=own):
+            loss: Tensor = subject(*given, **named)
+        return loss
+
+    with in_mode(own, "train"), no_other_processes():
+        step = run_step(run, parameters, own, calls=2)
+        differs = apart(_step_of(loaded, ref, before), step, ref.floor)
+        findings = ModuleFindings(
+            Differences(differs.loss, differs.gradient.size, buffer=differs.buffer.size),
+            ref.not_finite,
+            differs.gradient.name,
+            compared_in=precision(graph),
+            worst_buffer=differs.buffer.name,
         )
-        narrow = _compared(loaded, ref, own, losses, gradients, floor)
-        return replace(narrow, rounding=rounding, compared_in=precision(loaded))
-    return _in_double(loaded, wide, findings)
+        if findings.ok:
+            return findings
+        allowed = rounding(run, parameters, own, step, graph)
+    return replace(
+        findings, rounding=Differences(allowed.loss, allowed.gradient.size, buffer=allowed.buffer.size)
+    )
 
 
-def _own_step(
-    own: torch.nn.Module, model: torch.nn.Module, args: Any, kwargs: Any
-) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Return (losses of two calls, gradients of the first) of the module itself, in its user's modes."""
-    subject = model if isinstance(model, WithLoss) else WithLoss(model, None)
-    # A layer that capture kept is not dropped here either.
-    with in_mode(own, "train"), valid_values(), no_other_processes():
-        given, named = _copied((args, kwargs))
-        with seeded(model=own):
-            loss = subject(*given, **named)
-            loss.backward()
-        # A second call reads the buffers that the first one wrote.
-        given, named = _copied((args, kwargs))
-        with seeded(model=own):
-            losses = [loss.detach(), subject(*given, **named).detach()]
-    parameters = dict(own.named_parameters(remove_duplicate=False))
-    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    return losses, gradients
+def _step_of(loaded: CapturedModel, ref: Results, before: Mapping[str, Tensor]) -> Step:
+    """Return the unsplit graph's step, under the model's names.
 
-
-def _copied(call: Any) -> Any:
-    """Copy the arguments of a call, which forward may change in place."""
-    return pytree.tree_map_only(Tensor, lambda v: v.detach().clone().requires_grad_(v.requires_grad), call)
-
-
-def _compared(
-    loaded: CapturedModel,
-    ref: Results,
-    own: torch.nn.Module,
-    losses: Sequence[Tensor],
-    gradients: Mapping[str, Tensor],
-    floor: float,
-) -> ModuleFindings:
-    apart: dict[str, float] = {}
-    for tensor in loaded.captured.graph.parameters:
-        if tensor.requires_grad:
-            actual = ref.gradients[tensor.name]
-            # Without a gradient, the loss does not depend on it.
-            wanted = gradients.get(str(tensor.key), torch.zeros_like(actual))
-            apart[str(tensor.key)] = difference(actual, wanted.to(actual.device), floor=floor)
-    most = worst(apart)
-    buffer = _worst_buffer(loaded, ref, own)
-    pairs = zip((ref.outputs, ref.repeated), losses, strict=True)
-    loss = max(outputs_difference(graph, [module]) for graph, module in pairs)
-    differences = Differences(loss, most.size, buffer=buffer.size)
-    return ModuleFindings(differences, ref.not_finite, most.name, worst_buffer=buffer.name)
-
-
-def _worst_buffer(loaded: CapturedModel, ref: Results, own: torch.nn.Module) -> Worst:
-    """Return the buffer with the largest difference between module and graph after two calls."""
-    name_of = {str(t.key): t.name for t in loaded.captured.graph.tensors.values() if t.name in ref.stepped}
-    before = dict(loaded.spec.build_to_run()[0].named_buffers()) if _has_others(own, name_of) else {}
-    apart: dict[str, float] = {}
-    for key, value in own.named_buffers():
-        # A plan does not change buffers that the graph lacks.
-        kept = ref.stepped[name_of[key]] if key in name_of else before.get(key)
-        if kept is not None:
-            apart[key] = difference(kept, value.to(kept.device), floor=GRADIENT_FLOOR)
-    return worst(apart)
-
-
-def _has_others(own: torch.nn.Module, tracked: Mapping[str, str]) -> bool:
-    return any(key not in tracked for key, _ in own.named_buffers())
-
-
-def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
-    """Return ``single``, or the findings in double precision if these show rounding."""
-    model, args, kwargs = loaded.spec.build_to_run()
-    own = model.model if isinstance(model, WithLoss) else model
-    args, kwargs = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
-    try:
-        losses, gradients = _own_step(own.double(), model, args, kwargs)
-    except (RuntimeError, TypeError, ValueError):  # code that takes one precision only
-        return single
-    findings = replace(_compared(loaded, wide, own, losses, gradients, wide.floor), compared_in="float64")
-    pairs = zip(findings.differences.compared.values(), single.differences.compared.values(), strict=True)
-    # Casts to float32 in the model's own code stay there, so that less shrinks than between two graphs.
-    return findings if findings.ok and all(d <= MODULE_SHRUNK * s for d, s in pairs if s > 0) else single
-
-
-def precision(loaded: CapturedModel) -> str:
-    """Return the lowest floating precision in the computation."""
-    used = {t.dtype for t in loaded.captured.graph.tensors.values()}
-    order = ("bfloat16", "float16", "float32", "float64")
-    return next((dtype for dtype in order if dtype in used), "float32")
+    Args:
+        before: the model's buffers; a plan does not change those that the graph lacks.
+    """
+    key_of = {tensor.name: str(tensor.key) for tensor in loaded.captured.graph.tensors.values()}
+    losses = [outputs[0] for outputs in (ref.outputs, ref.repeated)] if ref.gradients else []
+    return Step(
+        losses,
+        {key_of[name]: value for name, value in ref.gradients.items()},
+        {**before, **{key_of[name]: value for name, value in ref.stepped.items()}},
+    )
 
 
 _KINKED = re.compile(
@@ -471,16 +356,3 @@ def has_kinks(loaded: CapturedModel) -> bool:
     """Return whether rounding can change gradients by whole elements: ReLU at 0, maximum, comparison."""
     packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
     return any(_KINKED.fullmatch(packet) for packet in packets)
-
-
-def _draws_at_random(loaded: CapturedModel) -> bool:
-    """Return whether a training step depends on random numbers."""
-    if loaded.spec.mode == "inference":
-        return False
-    for op in loaded.captured.graph.operators:
-        if "scaled_dot_product_attention" in op.target:
-            if op.args[4] if len(op.args) > 4 else op.kwargs.get("dropout_p", 0.0):
-                return True
-        elif draws_numbers(op):
-            return True
-    return False

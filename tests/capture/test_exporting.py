@@ -16,10 +16,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from tensoropt.capture import capture, exporting
 from tensoropt.capture.exporting import _EAGER_NOTE
-from tensoropt.capture.fidelity import _trained_parameters
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
-from tests.models import Call
+from tests.models import Call, trained_by
 from tests.situations import gradients
 
 SITUATIONS = "tests/situations/gradients.py"
@@ -38,7 +37,7 @@ def test_both_kinds_give_the_graph_of_a_model_without():
 
 def test_a_reentrant_checkpoint_of_what_has_no_gradient_trains_nothing():
     graph = capture(*gradients.build_idle_reentrant()).graph
-    assert _trained_parameters(graph) == {"head.weight", "head.bias"}
+    assert trained_by(graph) == {"head.weight", "head.bias"}
     assert any("gives no gradient, as in the model" in note for note in graph.notes)
 
 
@@ -54,7 +53,7 @@ def test_a_selective_checkpoint():
         return torch.tanh(made).sum()
 
     graph = capture(Call(forward, layer=nn.Linear(8, 8)), (torch.randn(4, 8),)).graph
-    assert _trained_parameters(graph) == {"layer.weight", "layer.bias"}
+    assert trained_by(graph) == {"layer.weight", "layer.bias"}
     assert any(note.startswith(NOTE) for note in graph.notes)
 
 

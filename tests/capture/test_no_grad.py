@@ -15,11 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
-from tensoropt.capture.fidelity import _trained_parameters
 from tensoropt.capture.no_grad import in_mode
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
-from tests.models import Call
+from tests.models import Call, trained_by
 
 X = torch.randn(4, 8)
 
@@ -156,7 +155,7 @@ def test_a_loss_that_is_cut_off_from_the_parameters_is_refused(cut):
 def test_a_teacher_in_inference_mode_gets_no_gradient(name):
     built = load_model(f"tests/situations/gradients.py:{name}")
     graph = capture(built.model, built.args).graph
-    assert _trained_parameters(graph) == {"student.weight", "student.bias"}
+    assert trained_by(graph) == {"student.weight", "student.bias"}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_gradients_switched_on_inside(outer, inner):
         return F.mse_loss(m.student(x), wanted.clone()) + extra
 
     model = Call(forward, **{name: nn.Linear(8, 8) for name in ("student", "teacher", "inner")})
-    assert _trained_parameters(capture(model, (X,)).graph) == {
+    assert trained_by(capture(model, (X,)).graph) == {
         f"{layer}.{kind}" for layer in ("student", "inner") for kind in ("weight", "bias")
     }
 
@@ -197,4 +196,4 @@ def test_a_write_without_gradients_to_a_tensor_that_has_one_is_refused(write):
         capture(model, (X,))
     # What the region itself has made is its own.
     model = Call(lambda m, x: forward(m, x, torch.clone), layer=nn.Linear(8, 8))
-    assert _trained_parameters(capture(model, (X,)).graph) == {"layer.weight", "layer.bias"}
+    assert trained_by(capture(model, (X,)).graph) == {"layer.weight", "layer.bias"}

@@ -280,9 +280,6 @@ def test_an_index_that_counts_over_whole_dims_is_a_view_and_others_stay(name):
     assert name != "whole dims" or graph.operators[0].args[1] == [4, 1, 8]
 
 
-# -- the meta device ------------------------------------------------------------------------------
-
-
 # -- where operators come from --------------------------------------------------------------------
 
 
@@ -343,9 +340,6 @@ REFUSED = [
 def test_what_cannot_be_captured_at_all(model, more, pattern):
     with pytest.raises(CaptureError, match=pattern):
         capture(model, **{"args": (X,), "loss": torch.sum} | more)
-
-
-# -- refusals -----------------------------------------------------------------------------------------
 
 
 # -- values that are checked --------------------------------------------------------------------

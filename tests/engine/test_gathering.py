@@ -60,17 +60,6 @@ def test_a_block_is_gathered_together_as_the_one_before_begins():
     assert backward == [*[(gather, 256)] * 3, *[(scatter, 288)] * 4]
 
 
-def test_shards_are_reduced_over_copies_while_backward_goes_on(monkeypatch):
-    """Hybrid sharding, each weight's shard in a bucket of its own that is reduced once the shard is there."""
-    monkeypatch.setattr(parameters, "gradient_buckets", functools.partial(gradient_buckets, limit_bytes=1))
-    graph, values = captured_stack(bias=False)
-    _, backward = issued_by(data_parallel(graph, copies=2), values, X)
-    sent = [(c.kind, c.axes) for c in backward if c.kind != "all_gather"]
-    scatter, reduce = ("reduce_scatter", (1,)), ("all_reduce", (2,))
-    # Each is reduced as backward begins another block, or is over, before the next one's is scattered.
-    assert sent == [scatter, reduce] * 4
-
-
 @pytest.mark.parametrize(
     ("loop", "stored", "micro", "copies"),
     each_loop(

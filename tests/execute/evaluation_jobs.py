@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tensoropt import parallelize, sampler
-from tensoropt.verify.reference import difference
+from tensoropt.capture.steps import difference
 from tests.execute.habit_jobs import Mesh, parallel
 from tests.execute.jobs import build, data_parallel, refusal
 

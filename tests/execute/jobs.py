@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from tensoropt import TensorOptError, load_checkpoint, original_shape, parallelize, save_checkpoint
 from tensoropt.capture import Capture, capture
+from tensoropt.capture.steps import difference, largest_of
 from tensoropt.engine.gradients import Gradients
 from tensoropt.engine.models import CapturedModel, ModelSpec, open_model
 from tensoropt.engine.parameters import _is_strided
@@ -27,7 +28,7 @@ from tensoropt.sharding.configurations import Configuration, batch_strategies
 from tensoropt.sharding.reshard import redistribute
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
-from tensoropt.verify.reference import difference, largest_of, named_difference
+from tensoropt.verify.reference import named_difference
 from tests.placement.execute.random_placed import random_placed
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, TensorDataset
 
 import tensoropt
-from tensoropt.verify.reference import difference
+from tensoropt.capture.steps import difference
 from tests.execute import jobs
 from tests.execute.habit_jobs import parallel
 from tests.execute.jobs import build, heard, loss_of, refusal, whole

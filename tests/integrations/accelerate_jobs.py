@@ -14,7 +14,7 @@ from tests.execute.jobs import refusal
 from tests.integrations.averages import Average, in_two_parts
 from tests.integrations.lightning_jobs import EPOCHS, groups, how, loaders, ordered, samples, warmed_up
 from tests.integrations.planned import take_part
-from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Stream, build
+from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, build
 
 
 def made(plan: str | None) -> Accelerator:
@@ -91,16 +91,6 @@ def trained_on(accelerator: Accelerator, model: nn.Module, optimizer: Any, loade
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
     return losses
-
-
-def streamed(folder: Path, plan: str | None) -> dict[str, Any]:
-    """A loop over data without a length."""
-    accelerator, model = made(plan), build()
-    model, optimizer = accelerator.prepare(model, groups(model))
-    rows = GLOBAL // (model.data_world if plan is not None else 1)
-    batches = accelerator.prepare(DataLoader(Stream(), rows))
-    known = ({name: batch[name] for name in ("input_ids", "labels")} for batch in batches)
-    return {"losses": trained_on(accelerator, model, optimizer, known)}
 
 
 def measured(folder: Path, plan: str | None) -> dict[str, Any]:

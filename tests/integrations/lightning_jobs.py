@@ -237,37 +237,6 @@ def fitted_on_nodes(folder: Path, plan: str | None) -> dict[str, Any]:
     return briefly_fitted(folder, plan)
 
 
-def moved(folder: Path, plan: str | None) -> dict[str, Any]:
-    """Training by a pipeline that continues from the middle by another plan."""
-    seed_everything(3)
-    steps = 4 * EPOCH
-    trainer(folder, plan and "pipeline", steps).fit(Tuning(), *loaders())
-    module, made = Tuning(), trainer(folder, plan, steps)
-    made.fit(module, *loaders(), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
-    return found_by(module, made)
-
-
-def sampled(folder: Path, plan: str | None) -> dict[str, Any]:
-    """The losses by loaders of all kinds of orders, and of a Trainer by one that draws with replacement."""
-    model = build()
-    if plan is not None:
-        tensoropt.parallelize(model, **how(plan), batch="share")
-    optimizer = groups(model)
-    found: dict[str, Any] = {}
-    for name, loader in ordered(1 if plan is None else model.data_world).items():
-        torch.manual_seed(5)
-        found[name] = []
-        for batch in loader if plan is None else divided(loader, model):
-            loss = model(**batch).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            found[name].append(float(loss))
-    module, made = Tuning(), trainer(folder, plan, 2)
-    made.fit(module, ordered(1)["with replacement"], loaders()[1])
-    return found | {"fitted": module.losses}
-
-
 class Measuring(Tuning):
     """A module that also measures what the model returns beside its loss."""
 

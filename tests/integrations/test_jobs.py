@@ -60,8 +60,8 @@ BOTH = ["data", "tensor"]
         {
             "trainer": {"lengthened": ["data", "pipeline"], "moved": BOTH, "tuned": BOTH, "streamed": BOTH},
             "sft": {"briefly_trained": ["data"], "packed": BOTH},
-            "lightning": {"sampled": ["data"], "fitted_on_nodes": BOTH, "moved": ["data"]},
-            "accelerate": {"sampled": KINDS[1:], "streamed": ["data"]},
+            "lightning": {"fitted_on_nodes": BOTH},
+            "accelerate": {"sampled": KINDS[1:]},
         }
     ),
 )

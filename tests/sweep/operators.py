@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from tensoropt.capture import capture
+from tensoropt.capture.steps import largest_of
 from tensoropt.engine.models import model_values
 from tensoropt.errors import CaptureError
 from tensoropt.graph import OperatorGraph
@@ -38,7 +39,6 @@ from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.discovery.discover import signature
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tensoropt.verify.reference import largest_of
 from tests.engine.threads import largest_differences, step, unsplit_engine
 from tests.sharding.graph_check import check_graph, missing_splits
 

@@ -16,13 +16,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
+from tensoropt.capture.steps import largest_of
 from tensoropt.engine.models import model_values
 from tensoropt.errors import CaptureError
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tensoropt.verify.reference import largest_of
 from tests.engine.threads import largest_differences, step, unsplit_engine
 
 MESHES = ((1, 2), (1, 3), (1, 2, 2), (2, 2))

@@ -10,18 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensoropt.capture.steps import difference, largest, largest_of, worst
 from tensoropt.engine import models
 from tensoropt.engine.models import ModelSpec
-from tensoropt.verify.reference import (
-    difference,
-    largest,
-    largest_of,
-    module_difference,
-    named_difference,
-    not_finite,
-    outputs_difference,
-    worst,
-)
+from tensoropt.verify.reference import module_difference, named_difference, not_finite, outputs_difference
 from tests import naive
 
 NAN, INF = math.nan, math.inf

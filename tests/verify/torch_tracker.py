@@ -30,12 +30,11 @@ class NoModules:
     def __exit__(self, *_: Any) -> None: ...
 
 
-def torch_peak_bytes(step: RunStep, modules: Any = None) -> int:
+def torch_peak_bytes(step: RunStep) -> int:
     """The most bytes alive in a step, inputs and constants left out, by PyTorch's ``mem_tracker``.
 
     Args:
         step: one that was run already, so that the optimizer's state is there.
-        modules: tracks modules, instead of :class:`NoModules`.
     """
     engine = step.engine
     # Views of them are seen, so they are counted in any case; then they are taken off.
@@ -45,7 +44,7 @@ def torch_peak_bytes(step: RunStep, modules: Any = None) -> int:
     }
     kept = [*engine.parameter_tensors(), *engine.gradient_tensors(), *step.optimizer_state()]
     tracker = MemTracker()
-    tracker._mod_tracker = modules or NoModules()
+    tracker._mod_tracker = NoModules()
     tracker.track_external(*kept, *aside.values())
     del kept  # the step replaces the unsharded parameters, so nobody else may keep the old ones
     with tracker:

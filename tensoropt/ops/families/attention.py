@@ -126,6 +126,10 @@ def _attention_with_dropout(
     return weights @ v
 
 
+def _drops(op: Operator) -> bool:
+    return bool(op.args[4] if len(op.args) > 4 else op.kwargs.get("dropout_p", 0.0))
+
+
 def _evaluated_attention(op: Operator, call: LocalCall) -> LocalCall:
     if call.function in (BLOCKS_FORM, RING_FORM):
         return call
@@ -191,6 +195,7 @@ SPECS = (
             "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _skipping(_backward_flops, 7),
         },
         random=True,
+        draws=_drops,
         evaluated=_evaluated_attention,
     ),
     OpSpec(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -45,15 +44,14 @@ def dropout(b: Builder) -> None:
 # -- calls of one shard ---------------------------------------------------------------------------
 
 
-def pieces_of(shard: OperatorShard, operand: Operand, extra: Sequence[int] = ()) -> tuple[Any, ...]:
+def pieces_of(shard: OperatorShard, operand: Operand) -> tuple[Any, ...]:
     """Return (local size, global stride, step, axes) per atom of an output, in zig-zag order with the number
     of shards.
 
     An atom that an inner axis cuts unevenly has two entries.
     """
-    atoms = [size for dim in shard.atoms.atoms[operand.tensor] for size in dim]
+    sizes = shard.atoms.atom_sizes(operand.tensor)
     layout = shard.layout(operand, written=True)
-    sizes = [*atoms, *extra]
     pieces = []
     for position, size in enumerate(sizes):
         axes = tuple(a for a, c in enumerate(layout) if c == position and shard.mesh[a] > 1)

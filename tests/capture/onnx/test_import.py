@@ -131,43 +131,11 @@ VERSIONS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], int, Any]] = {
         9,
         lambda x: x[:, :, 1:5, -3:],
     ),
-    "slice 10 backwards": (
-        [node("Slice", "x s e a t", "y")],
-        {"s": INT([7, 6]), "e": INT([-99, 0]), "a": INT([2, -1]), "t": INT([-1, -3])},
-        11,
-        lambda x: x.flip(2)[..., [6, 3]],
-    ),
-    "clip 6": ([node("Clip", "x", "y", min=0.0, max=6.0)], {}, 9, lambda x: x.clamp(0, 6)),
-    "clip 11": ([node("Clip", "x low", "y")], {"low": np.float32(-0.5)}, 11, lambda x: x.clamp(-0.5)),
-    "pad 2": (
-        [node("Pad", "x", "y", pads=[0, 0, 1, 2, 0, 0, 3, 0], value=1.5)],
-        {},
-        9,
-        lambda x: F.pad(x, (2, 0, 1, 3), value=1.5),
-    ),
-    "pad 11 reflect": (
-        [node("Pad", "x p", "y", mode="reflect")],
-        {"p": INT([0, 0, 1, 2, 0, 0, 3, 0])},
-        11,
-        lambda x: F.pad(x, (2, 0, 1, 3), mode="reflect"),
-    ),
     "softmax 11 flattens": (
         [node("Softmax", "x", "y", axis=2)],
         {},
         11,
         lambda x: x.flatten(2).softmax(2).view_as(x),
-    ),
-    "squeeze 11": (
-        [node("ReduceMean", "x", "m", axes=[2, 3]), node("Squeeze", "m", "y", axes=[2, 3])],
-        {},
-        11,
-        lambda x: x.mean((2, 3)),
-    ),
-    "split 11": (
-        [node("Split", "x", "a b", axis=3, split=[2, 6]), node("Concat", "b a", "y", axis=3)],
-        {},
-        11,
-        lambda x: x.roll(-2, 3),
     ),
     "dropout 7": ([node("Dropout", "x", "y", ratio=0.9)], {}, 7, lambda x: x),
     "upsample 9": (

@@ -5,7 +5,6 @@ Making the cases is most of what they cost, so one test goes through all of them
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import warnings
@@ -120,14 +119,3 @@ def test_every_case_of_the_standard() -> None:
     wrong = [name for name in found if name not in ("right", "random", "refused")]
     assert not wrong, "\n".join(wrong)
     assert found["right"] >= LEAST_RIGHT * len(cases()), found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["test_add", "test_softmax_axis_1", "test_cast_FLOAT_to_DOUBLE"])
-def test_a_wrong_result_is_found(name: str) -> None:
-    (case,) = [c for c in cases() if c.name == name]
-    assert outcome(case) == "right"
-    inputs, outputs = case.data_sets[0]
-    moved = tensor(outputs[0]).numpy()
-    lie = dataclasses.replace(case, data_sets=[(inputs, [moved + moved.dtype.type(1)])])
-    assert outcome(lie).endswith(" off")

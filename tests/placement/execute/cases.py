@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tensoropt import Cluster, Settings, load_cluster
+from tensoropt.capture.steps import largest_of
 from tensoropt.costs.source import CostSource
 from tensoropt.engine.engine import Engine, unsplit_strategy
 from tensoropt.engine.models import CapturedModel, open_model
@@ -20,7 +21,7 @@ from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.strategy import PlacedStrategy
 from tensoropt.plan.plan import CollectiveCount, MeshInfo, ModelInfo, Plan, Predicted
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.verify.reference import largest_of, named_difference
+from tensoropt.verify.reference import named_difference
 from tests.execute.jobs import spec
 from tests.placement.execute.random_placed import random_placed
 

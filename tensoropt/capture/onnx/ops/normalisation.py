@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from tensoropt.capture.onnx.importer import Call, converter
-from tensoropt.capture.onnx.ops.shape import pad_constant
 from tensoropt.capture.onnx.values import OnnxError, Traced
 
 
@@ -73,23 +72,6 @@ def _rms_norm(call: Call) -> Traced:
     if scale.shape == shape:
         return F.rms_norm(x, shape, scale, epsilon)
     return F.rms_norm(x, shape, None, epsilon) * scale
-
-
-@converter("LRN")
-def _local_response_norm(call: Call) -> Traced:
-    """Return a local response norm; the window over channels is a sum of shifted copies, so all other dims
-    can be split."""
-    x, size = call[0], call.attribute("size")
-    alpha, beta, bias = (call.attribute(n, v) for n, v in {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}.items())
-    if not 1 <= size <= 4 * max(x.shape[1], 1):
-        raise OnnxError(f"its window of {size} channels is invalid for {x.shape[1]} channels")
-    before = (size - 1) // 2
-    pads = [(before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
-    squares = pad_constant(x * x, pads)
-    total = torch.narrow(squares, 1, 0, x.shape[1])
-    for start in range(1, size):
-        total = total + torch.narrow(squares, 1, start, x.shape[1])
-    return x / torch.pow(total * (alpha / size) + bias, beta)
 
 
 @converter("Dropout")

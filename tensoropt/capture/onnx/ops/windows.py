@@ -1,7 +1,4 @@
-"""Convolution and pooling: windows, strides and automatic padding.
-
-Pooling is PyTorch's own if it covers the case, else the window's sum, written out.
-"""
+"""Convolution and pooling: windows, strides and automatic padding."""
 
 from __future__ import annotations
 
@@ -122,24 +119,6 @@ def _pool_window(call: Call) -> tuple[_Window, bool]:
     return _window_of(call, tuple(call.attribute("kernel_shape"))), ceil and not same
 
 
-def _extended(window: _Window, sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return pads with which rounding down equals rounding up with the window's own pads.
-
-    As in ONNX since opset 19, and in PyTorch, a window that would start in the trailing padding is dropped.
-    """
-    pads = []
-    for size, k, s, d, (before, after) in zip(
-        sizes, window.kernel, window.strides, window.dilations, window.pads, strict=True
-    ):
-        reach = d * (k - 1) + 1
-        count = -(-(size + before + after - reach) // s) + 1
-        # The last window would start in the trailing padding.
-        if (count - 1) * s >= size + before:
-            count -= 1
-        pads.append((before, max(after, (count - 1) * s + reach - size - before)))
-    return tuple(pads)
-
-
 def _fits(window: _Window) -> bool:
     halves = zip(window.padding, window.kernel, strict=True)
     return window.symmetric and all(0 <= p <= k // 2 for p, k in halves)
@@ -153,9 +132,10 @@ def _max_pool(call: Call) -> Traced:
     window, ceil = _pool_window(call)
     padding = window.padding
     if not _fits(window):
-        pads = _extended(window, x.shape[2:]) if ceil else window.pads
+        if ceil:
+            raise OnnxError("uneven pads with ceil_mode=1 cannot be imported; pad in an operator before it")
         # Padded explicitly, with a value that is never the maximum.
-        x, padding, ceil = pad_constant(x, pads, -math.inf), (0,) * window.dims, False
+        x, padding = pad_constant(x, window.pads, -math.inf), (0,) * window.dims
     return _MAX[window.dims](x, window.kernel, window.strides, padding, window.dilations, ceil)
 
 
@@ -165,18 +145,10 @@ def _average_pool(call: Call) -> Traced:
     window, ceil = _pool_window(call)
     if any(d != 1 for d in window.dilations):
         raise OnnxError("dilations cannot be imported")
-    average, include = _AVERAGE[window.dims], bool(call.attribute("count_include_pad", 0))
-    if _fits(window):
-        return average(x, window.kernel, window.strides, window.padding, ceil, include)
-    pads = _extended(window, x.shape[2:]) if ceil else window.pads
-    # Pooling ones counts each window's elements; they are constants and fold away.
-    ones = call.builder.known(torch.ones(1, 1, *x.shape[2:], dtype=x.dtype))
-    if include:
-        ones = pad_constant(ones, window.pads, 1)
-        pads = tuple((b - wb, a - wa) for (b, a), (wb, wa) in zip(pads, window.pads, strict=True))
-        x = pad_constant(x, window.pads)
-    counted, summed = (average(pad_constant(t, pads), window.kernel, window.strides) for t in (ones, x))
-    return summed / counted
+    if not _fits(window):
+        raise OnnxError("uneven pads cannot be imported; pad in an operator before it")
+    include = bool(call.attribute("count_include_pad", 0))
+    return _AVERAGE[window.dims](x, window.kernel, window.strides, window.padding, ceil, include)
 
 
 @converter("GlobalAveragePool", "GlobalMaxPool")

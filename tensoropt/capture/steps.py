@@ -1,0 +1,268 @@
+"""One step of a model, which is afterwards as before, and how far another step is from it.
+
+NaN and infinity must be in the same places; otherwise the difference is infinite, which unlike NaN survives
+``max``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tensoropt.graph import OperatorGraph
+
+LEAST_SCALE = 1e-30
+"""The least value that differences are relative to."""
+LEAST_OUTPUT = 1e-12
+"""The same for a model's outputs and its loss."""
+GRADIENT_FLOOR = 1e-3
+"""Gradients are relative to this share of the model's largest at least: BERT's key biases are near 0."""
+ROUNDING_FACTOR = 10.0
+"""Up to this factor times the effect of changing all parameters by rounding counts as rounding; an
+assumption."""
+_UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
+"""The relative rounding error of one value, by the lowest precision in which anything is computed."""
+
+
+class Worst(NamedTuple):
+    size: float
+    name: str
+
+
+def worst(differences: Mapping[str, float]) -> Worst:
+    """Return the largest difference; 0 without a name if there are none."""
+    name = max(differences, key=differences.__getitem__, default="")
+    return Worst(differences[name], name) if name else Worst(0.0, "")
+
+
+def difference(got: Tensor, want: Tensor, whole: Tensor | None = None, floor: float = 0.0) -> float:
+    """Return the largest difference, relative to the largest finite value of ``whole``, or to ``floor``.
+
+    Args:
+        got: the result.
+        want: the expected result.
+        whole: the whole tensor if ``want`` is a piece; by default ``want``.
+
+    Returns:
+        0 for equal and for empty tensors; inf if one is NaN or infinite and the other is not the same, and
+        for tensors of different shapes.
+    """
+    if got.shape != want.shape:
+        return math.inf
+    if not want.numel():
+        return 0.0
+    # The expected value may be on the CPU, where the unsplit model's results are kept.
+    actual, wanted = wide(got), wide(want.to(got.device))
+    finite = wanted.isfinite()
+    # NaN equals nothing, itself included.
+    alike = (actual == wanted) | (actual.isnan() & wanted.isnan())
+    if bool(((~finite | ~actual.isfinite()) & ~alike).any()):
+        return math.inf
+    # If both have the same infinity, the difference would be NaN, which `max` passes on.
+    apart = torch.where(finite, actual - wanted, 0.0).abs().max()
+    return float(apart) / max(largest(want if whole is None else whole), floor, LEAST_SCALE)
+
+
+def largest(value: Tensor) -> float:
+    if not value.numel():
+        return 0.0
+    numbers = wide(value)
+    return float(torch.where(numbers.isfinite(), numbers, 0.0).abs().max())
+
+
+def largest_of(values: Iterable[Tensor]) -> float:
+    """Return the largest finite absolute value of several tensors, or 0."""
+    return max(map(largest, values), default=0.0)
+
+
+def wide(value: Tensor) -> Tensor:
+    value = value.detach()
+    # A lazily conjugated tensor has no real view before it is resolved.
+    return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).double()
+
+
+_SEED = 0
+"""The seed for numbers that are drawn while a model is captured."""
+
+
+@contextlib.contextmanager
+def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callable[[], bool]]:
+    """Seed Python's and numpy's generators, and restore their state at the end; while open, modules of the
+    model draw from copies of generators of their own.
+
+    Yields:
+        A function that returns whether a number has been drawn so far.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
+    fields = [vars(module) for module in (() if model is None else model.modules())]
+    own = [(holder, name, v) for holder in fields for name, v in holder.items() if isinstance(v, kinds)]
+    copies = {id(generator): copy.deepcopy(generator) for _, _, generator in own}
+    saved = random.getstate(), None if numpy is None else numpy.random.get_state()
+
+    def state() -> bytes:
+        shared = None if numpy is None else numpy.random.get_state()
+        return pickle.dumps((random.getstate(), shared, [*copies.values()]))
+
+    try:
+        for holder, name, generator in own:
+            holder[name] = copies[id(generator)]
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed % 2**32)
+        begun = state()
+        yield lambda: state() != begun
+    finally:
+        random.setstate(saved[0])
+        if numpy is not None:
+            numpy.random.set_state(saved[1])
+        for holder, name, generator in own:
+            holder[name] = generator
+
+
+DRAWN = (
+    "forward draws numbers of Python's or numpy's random module; the graph is the run that was drawn with "
+    f"seed {_SEED}, in this and every step (layers that it dropped stay dropped); what is to change from "
+    "step to step has to be a mask of torch.rand that is multiplied in"
+)
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
+    """While open, record what the code of a model's modules changes in them; restore it at the end.
+
+    Args:
+        values: also restore the contents of changed tensors; otherwise tensors are only put back in their
+            places.
+    """
+    modules = list(model.modules())
+    attributes = [dict(vars(module)) for module in modules]
+    contents = {id(v): (v, v.copy()) for fields in attributes for v in fields.values() if _holds_others(v)}
+    stored = [*model.parameters(), *model.buffers()] if values else []
+    copies = [(tensor, tensor.detach().clone()) for tensor in stored]
+    try:
+        yield
+    finally:
+        for module, before in zip(modules, attributes, strict=True):
+            vars(module).clear()
+            vars(module).update(before)
+        for holder, before in contents.values():
+            if isinstance(holder, list):
+                holder[:] = before
+            else:
+                holder.clear()
+                holder.update(before)
+        with torch.no_grad():
+            # By value, because kernels of norms change statistics without increasing a version.
+            for tensor, value in copies:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+
+def _holds_others(value: Any) -> bool:
+    return type(value) in (dict, list, set)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The losses of a model's calls, the gradients of the first, and the buffers after the last, by name."""
+
+    losses: Sequence[Tensor]
+    gradients: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+    @property
+    def finite(self) -> bool:
+        """Whether losses and gradients are numbers."""
+        return all(bool(value.isfinite().all()) for value in (*self.losses, *self.gradients.values()))
+
+
+class Apart(NamedTuple):
+    """The largest differences between two steps, and what differs most."""
+
+    loss: float
+    gradient: Worst
+    buffer: Worst
+
+
+def run_step(
+    run: Callable[[], Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module, calls: int = 1
+) -> Step:
+    """Run a step of a model, which is afterwards as before.
+
+    Args:
+        run: returns the loss of a call.
+        parameters: those that are trained, by name; without a gradient it is zero.
+        calls: how often it is called; another call reads the buffers that the first one wrote.
+    """
+    with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
+        torch.manual_seed(0)
+        losses = [run()]
+        found = torch.autograd.grad(losses[0], list(parameters.values()), allow_unused=True)
+        losses += [run() for _ in range(calls - 1)]
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    pairs = zip(parameters.items(), found, strict=True)
+    gradients = {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+    return Step([loss.detach() for loss in losses], gradients, buffers)
+
+
+def apart(actual: Step, expected: Step, floor: float | None = None) -> Apart:
+    """Return how far a step is from the expected one, in the buffers that both have.
+
+    Args:
+        floor: the least scale of gradients; by default a share of the expected step's largest.
+    """
+    if floor is None:
+        floor = GRADIENT_FLOOR * largest_of(expected.gradients.values())
+    losses = zip(actual.losses, expected.losses, strict=True)
+    gradients = {
+        name: difference(actual.gradients[name], value, floor=floor)
+        for name, value in expected.gradients.items()
+    }
+    buffers = {
+        name: difference(actual.buffers[name], value, floor=GRADIENT_FLOOR)
+        for name, value in expected.buffers.items()
+        if name in actual.buffers
+    }
+    loss = max((difference(made, wanted, floor=LEAST_OUTPUT) for made, wanted in losses), default=0.0)
+    return Apart(loss, worst(gradients), worst(buffers))
+
+
+def rounding(
+    run: Callable[[], Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    model: nn.Module,
+    expected: Step,
+    graph: OperatorGraph,
+) -> Apart:
+    """Return differences that rounding explains: several times those that the model's own step makes if all
+    of its parameters change by rounding."""
+    unit = _UNIT[precision(graph)]
+    generator = torch.Generator().manual_seed(0)
+    changes = []
+    with unchanged(model, values=True):
+        for _ in range(2):
+            with torch.no_grad():
+                for p in parameters.values():
+                    p.mul_(1 + unit * torch.randn(p.shape, generator=generator).to(p))
+            changes.append(apart(run_step(run, parameters, model, len(expected.losses)), expected))
+    loss, gradient, buffer = (max(sizes) for sizes in zip(*changes, strict=True))
+    gradient, buffer = (Worst(ROUNDING_FACTOR * one.size, one.name) for one in (gradient, buffer))
+    return Apart(ROUNDING_FACTOR * loss, gradient, buffer)
+
+
+def precision(graph: OperatorGraph) -> str:
+    """Return the lowest floating precision in a graph."""
+    used = {tensor.dtype for tensor in graph.tensors.values()}
+    order = ("bfloat16", "float16", "float32", "float64")
+    return next((dtype for dtype in order if dtype in used), "float32")

@@ -24,7 +24,7 @@ def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
         local_rank, local_ranks: the rank on this host, and the number of ranks on it.
     """
     threads = torch.get_num_threads()
-    cores = rank_cores(local_ranks, 1)
+    cores = rank_cores(local_ranks)
     go_back = pin_rank(cores[local_rank] if cores is not None else None)
     torch.set_num_threads(1)
 

@@ -185,7 +185,7 @@ def test_python_m_is_the_same_command():
 
 
 def test_explore_leaves_a_frontier_and_prints_it(did, explored):
-    out, err = did(*NET, "--cluster", "two.yaml", "--out", "again", "--epsilon", "0", "--notes")
+    out, err = did(*NET, "--cluster", "two.yaml", "--out", "again", "--epsilon", "0")
     assert "needs/" in out
     assert "of the FLOPs can be split in two or more ways" in out
     assert "exploring with model net.py:net" in err
@@ -289,7 +289,7 @@ def test_what_runs_today_stands_beside_the_frontier(json_of, did, run, place):
     assert "fsdp_reshard_after_forward: false" in Path("fsdp.yaml").read_text()
     # Without blocks FSDP gathers all parameters once, as ZeRO-2 does.
     assert "[parallelism]" in run(*told, "torchtitan")[1]
-    refused(run("export", "today", "--as", "deepspeed"), "give one DIR, and --point N")
+    refused(run("export", "today", "--as", "deepspeed"), "give --point N")
     refused(run("export", "today", "--as", "nobody"), "torchtitan, megatron, deepspeed, accelerate")
     refused(run(*told, "deepspeed", "--csv", "f.csv"), "give one of them")
     refused(run(*told, "deepsped"), "give one of torchtitan, megatron, deepspeed, accelerate")

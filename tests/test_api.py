@@ -82,8 +82,9 @@ def figures(exploration):
         ({"cluster": 2}, "a cluster is a text such as.*this is 2"),
         ({"optimizer": torch.optim.AdamW}, "optimizer must be a text, such as 'adam'"),
         ({"memory": True}, "memory must be a number or a text with a unit"),
+        ({"micro_batches": "many"}, "neither 'auto' nor a list"),
     ],
-    ids=["args", "number-as-loss", "loss-of-two", "micro-batches", "cluster", "optimizer", "memory"],
+    ids=["args", "number-as-loss", "loss-of-two", "number", "cluster", "optimizer", "memory", "word"],
 )
 def test_words_of_another_type_are_refused_in_a_sentence(given: dict[str, Any], words: str) -> None:
     call = {"args": (torch.ones(9, 8),), "loss": torch.sum, "cluster": "cpu:2", **given}
@@ -198,27 +199,6 @@ class Odd(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x).square().mean()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"optimizer": "lion"}, "use sgd, momentum, adam, adam_fused"),
-        ({"mode": "evaluate"}, "use train or inference"),
-        ({"epsilon": 1.5}, "not between 0 and 1"),
-        ({"max_points": 1}, "use at least 2"),
-        ({"micro_batches": (0,)}, "must be at least 1"),
-        ({"micro_batches": (3,)}, "do not divide the batch of 16"),
-        ({"micro_batches": "many"}, "neither 'auto' nor a list"),
-        ({"micro_batches": ()}, "at least one"),
-        ({"cluster": "dgx-v1000"}, "unknown cluster 'dgx-v1000'"),
-        ({"cluster": "local:0"}, "at least 1"),
-    ],
-    ids=str,
-)
-def test_settings_that_make_no_sense(store, settings, message):
-    with pytest.raises(TensorOptError, match=message):
-        explored(store, **settings)
 
 
 def test_micro_batches_that_the_model_refuses(store):

@@ -53,6 +53,9 @@ def test_settings_of_a_later_version_are_refused_with_a_sentence():
     ({"expert_imbalance": 0.5}, "expert_imbalance 0.5 is not at least 1; 1.2 says that the busiest rank"),
     ({"max_points": "few"}, "max_points 'few' is not valid: Input should be a valid integer"),
     ({"micro_batches": [2, 0]}, "micro-batch counts [2, 0] must be at least 1"),
+    ({"micro_batches": ()}, "no micro-batch count to search; use at least one"),
+    ({"max_points": 1}, "max_points 1 leaves no frontier; use at least 2"),
+    ({"optimizer": "lion"}, "unknown optimizer 'lion'; use sgd, momentum, adam, adam_fused"),
 ])  # fmt: skip
 def test_what_means_nothing_is_said_with_what_does(chosen, said):
     with pytest.raises(TensorOptError) as error:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import WHOLE, ProgressDisplay
 from tensoropt.errors import TensorOptError
+from tensoropt.units import counted
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
-    verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
+    verb.add_argument(
+        "dirs",
+        metavar="DIR",
+        nargs="+",
+        help="the folder given to explore --out; several, or folders of such folders, become one CSV",
+    )
     verb.add_argument("--csv", metavar="FILE", help="one row per point")
     verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
     config = verb.add_argument_group("launcher config")
@@ -46,10 +53,14 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         raise TensorOptError("--strategies is written beside --csv; give both")
     data: dict[str, Any] = {"csv": options.csv, "strategies": options.strategies}
     lines = []
+    from tensoropt.exploration.exploration_files import DESCRIBED
     from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
     from tensoropt.saved import opened
 
-    exploration = opened(options.dir)
+    (folder, *more) = options.dirs
+    if more or (Path(folder).is_dir() and not (Path(folder) / DESCRIBED).is_file()):
+        return _batch(options, data)
+    exploration = opened(folder)
     data["points"] = len(exploration.points)
     write_frontier_csv(exploration, options.csv)
     lines.append(f"{len(exploration.points)} points written to {options.csv}")
@@ -67,9 +78,11 @@ def _config(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     launcher_named(options.launcher)  # an unknown name is refused first
     if options.csv or options.strategies:
         raise TensorOptError("--as writes a config, and --csv a table; give one of them")
-    if options.point is None:
-        raise TensorOptError(f"--as {options.launcher} exports one point; give --point N")
-    exploration = opened(options.dir)
+    if len(options.dirs) > 1 or options.point is None:
+        raise TensorOptError(
+            f"--as {options.launcher} exports one point of one exploration; give one DIR, and --point N"
+        )
+    exploration = opened(options.dirs[0])
     title = exploration.title(exploration.index(point=options.point))
     job = export_job(exploration, options.launcher, options.point, nearest=options.nearest, progress=progress)
     notes = [f"{title} as a config of {options.launcher}: {job.sentence()}"]
@@ -90,6 +103,26 @@ def _config(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         return Answer(data, job.text.rstrip("\n"))
     write_text(options.to, job.text)
     return Answer(data, "\n".join([*notes, f"written to {options.to}"]))
+
+
+def _batch(options: argparse.Namespace, data: dict[str, Any]) -> Answer:
+    from tensoropt.exploration.batch import load_batch
+    from tensoropt.exploration.export import write_all_strategies_csv, write_frontiers_csv
+
+    found, left_out = load_batch(options.dirs)
+    write_frontiers_csv(found, options.csv)
+    data["points"] = sum(len(exploration.points) for exploration in found.values())
+    data["explorations"] = [
+        {"exploration": name, "cluster": one.cluster.get("name"), "points": len(one.points)}
+        for name, one in found.items()
+    ]
+    data["left_out"] = left_out
+    lines = [f"{data['points']} points of {counted(len(found), 'exploration')} written to {options.csv}"]
+    if options.strategies:
+        write_all_strategies_csv(found, options.strategies)
+        lines.append(f"their strategies written to {options.strategies}")
+    lines += [f"left out: {path}: {reason}" for path, reason in left_out.items()]
+    return Answer(data, "\n".join(lines))
 
 
 VERB = Verb("export", "write saved frontiers as CSV, a point as a launcher's config", _add_arguments, answer)

@@ -140,13 +140,28 @@ def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) ->
     For a pipeline the first axis is the stage number, and each stage has a row for the storage of its
     parameters.
     """
-    axes = max((len(space.mesh.names) for space in exploration.spaces), default=0)
+    _write_strategies(path, {"": exploration}, of_several=False)
+
+
+def write_all_strategies_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
+    """Write the strategies of several explorations, as :func:`write_strategies_csv`, then ``exploration``,
+    ``cluster`` (its name) and ``devices`` of each row."""
+    _write_strategies(path, explorations, of_several=True)
+
+
+def _write_strategies(
+    path: str | os.PathLike[str], explorations: Mapping[str, Findings], *, of_several: bool
+) -> None:
+    axes = max((len(s.mesh.names) for found in explorations.values() for s in found.spaces), default=0)
+    header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
     rows = []
-    for number, point in enumerate(exploration.points, 1):
-        groups = exploration.spaces[point.space].groups
-        of_point = _rows(plan_of(exploration, point), point.stages.stages, groups, axes)
-        rows += [[number, *row] for row in of_point]
-    _write_rows(path, ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"], rows)
+    for name, found in explorations.items():
+        for number, point in enumerate(found.points, 1):
+            space = found.spaces[point.space]
+            of_point = _rows(plan_of(found, point), point.stages.stages, space.groups, axes)
+            about = [name, found.cluster.get("name", ""), space.devices] if of_several else []
+            rows += [[number, *row, *about] for row in of_point]
+    _write_rows(path, [*header, *(["exploration", "cluster", "devices"] if of_several else [])], rows)
 
 
 def _rows(

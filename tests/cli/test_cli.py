@@ -289,7 +289,7 @@ def test_what_runs_today_stands_beside_the_frontier(json_of, did, run, place):
     assert "fsdp_reshard_after_forward: false" in Path("fsdp.yaml").read_text()
     # Without blocks FSDP gathers all parameters once, as ZeRO-2 does.
     assert "[parallelism]" in run(*told, "torchtitan")[1]
-    refused(run("export", "today", "--as", "deepspeed"), "give --point N")
+    refused(run("export", "today", "--as", "deepspeed"), "give one DIR, and --point N")
     refused(run("export", "today", "--as", "nobody"), "torchtitan, megatron, deepspeed, accelerate")
     refused(run(*told, "deepspeed", "--csv", "f.csv"), "give one of them")
     refused(run(*told, "deepsped"), "give one of torchtitan, megatron, deepspeed, accelerate")

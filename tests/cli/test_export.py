@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tensoropt import load_cluster, load_plan
 from tensoropt.cli.parser import main
 from tensoropt.exploration.exploration import load_exploration
-from tests.plan.explorations import small_exploration
+from tests.plan.explorations import rows_of, small_exploration
 
 
 @pytest.fixture
@@ -44,3 +46,63 @@ def test_what_cannot_be_used_says_why_and_writes_nothing(folder, capsys, name):
     assert main(["export", "out", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["out"]
+
+
+@pytest.fixture
+def batch(folder):
+    """An exploration, and a folder of folders: a sweep in which one cluster failed, damage, and other
+    files."""
+    base = load_exploration("out")
+    pipelined = small_exploration().points[0].changed(planner="zero")
+    for name, cluster in {"all/sweep/2-devices": "dgx-h100[2]", "all/sweep/4-devices": "dgx-a100[4]"}.items():
+        replace(base, cluster=load_cluster(cluster).to_dict(), points=(pipelined,)).save(folder / name)
+    (folder / "all/sweep/refused.json").write_text('{"l40s-pcie": "no plan fits"}')
+    (folder / "all/damaged").mkdir()
+    (folder / "all/damaged/exploration.json").write_text("{")
+    (folder / "all/nothing").mkdir()
+    (folder / "all/notes.txt").write_text("mine")
+    return folder
+
+
+def test_several_explorations_become_one_csv(batch, capsys):
+    assert main(["export", "out", "all", "--csv", "f.csv", "--strategies", "s.csv", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    points, strategies = rows_of("f.csv"), rows_of("s.csv")
+    assert data["points"] == len(points) == 6
+    found = ["out", "all/sweep/2-devices", "all/sweep/4-devices"]
+    assert [one["exploration"] for one in data["explorations"]] == found
+    clusters = dict(zip(found, ("dgx-h100[2]", "dgx-h100[2]", "dgx-a100[4]"), strict=True))
+    assert {row["exploration"]: row["cluster"] for row in points} == clusters
+    # What stands before is what the CSV of each exploration has.
+    main(["export", "out", "--csv", "one.csv", "--strategies", "one-s.csv"])
+    for several, one, behind in (
+        (points, rows_of("one.csv"), ["exploration", "cluster", "batch"]),
+        (strategies, rows_of("one-s.csv"), ["exploration", "cluster", "devices"]),
+    ):
+        assert list(several[0]) == [*one[0], *behind]
+        assert [{name: row[name] for name in one[0]} for row in several[: len(one)]] == one
+    assert {row["exploration"] for row in strategies} == set(found)
+    assert {row["devices"] for row in strategies} == {row["devices"] for row in points}
+
+
+def test_what_is_no_exploration_is_named(batch, capsys):
+    assert main(["export", "all", "--csv", "f.csv", "--json"]) == 0
+    left_out = json.loads(capsys.readouterr().out)["left_out"]
+    assert list(left_out) == ["all/damaged", "all/sweep/l40s-pcie"]
+    assert "is damaged" in left_out["all/damaged"]
+    assert left_out["all/sweep/l40s-pcie"] == "no plan fits"
+    assert main(["export", "all", "all/sweep", "--csv", "f.csv"]) == 0
+    out = capsys.readouterr().out
+    assert "2 points of 2 explorations written to f.csv" in out  # each once
+    assert all(f"{path}: {reason}" in out for path, reason in left_out.items())
+
+
+def test_a_folder_without_any_is_refused(batch, capsys):
+    for name, said in (
+        ("all/nothing", "all/nothing holds no exploration that can be read (it is empty)"),
+        ("nowhere", "nowhere holds no exploration"),
+        ("all/damaged", "all/damaged is damaged"),
+    ):
+        assert main(["export", "out", name, "--csv", "f.csv"]) == 2
+        assert said in capsys.readouterr().err
+    assert not Path("f.csv").exists()

@@ -56,9 +56,7 @@ def summary_lines(exploration: Exploration) -> list[str]:
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters{_trained_words(exploration)}, "
-        f"{report['operators']} operators in "
-        f"{report['groups']} groups, {report['hubs']} tensors with several readers, "
-        f"{report['shared_parameters']} tied parameters"
+        f"{report['operators']} operators"
     ]
     unknown = report.get("operators_without_rule") or []
     if unknown:

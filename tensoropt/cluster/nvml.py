@@ -18,6 +18,7 @@ from typing import Any
 from tensoropt.cluster.catalog import kind_by_nvml_name, named_kind
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
 from tensoropt.errors import ClusterError
+from tensoropt.units import counted
 
 
 def levels_from_pairs(
@@ -187,7 +188,11 @@ def gpu_cluster(nvml: Any = None) -> Cluster | None:
         nvml: an object with pynvml's functions; the module itself by default.
     """
     with _opened(nvml) as opened:
-        gpus = [] if opened is None else [gpu for gpu in _visible(opened) if not _partitioned(opened, gpu)]
+        visible = [] if opened is None else _visible(opened)
+        gpus = [gpu for gpu in visible if not _partitioned(opened, gpu)]
+        if left := len(visible) - len(gpus):
+            words = "%s with MIG instances left out; describe an instance in a cluster file to explore for it"
+            _logger.warning(words, counted(left, "GPU"))
         if not gpus:
             return None
         kinds = [_kind(opened, gpu) for gpu in gpus]
@@ -246,12 +251,9 @@ def _visible(nvml: Any) -> list[Any]:
 def _partitioned(nvml: Any, gpu: Any) -> bool:
     """Return whether a GPU is partitioned into MIG instances, which cannot talk to each other."""
     try:
-        partitioned = bool(nvml.nvmlDeviceGetMigMode(gpu)[0])
+        return bool(nvml.nvmlDeviceGetMigMode(gpu)[0])
     except nvml.NVMLError:  # it cannot be
         return False
-    if partitioned:
-        _logger.warning("a GPU with MIG instances is left out; describe an instance in a cluster file")
-    return partitioned
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:

@@ -95,7 +95,7 @@ def test_cards_with_mig_are_left_out(caplog):
     box = dgx_h100()
     box.partitioned = (2,)
     assert gpu_cluster(box).device_count == 7
-    assert "a GPU with MIG instances is left out; describe an instance in a cluster file" in caplog.text
+    assert "1 GPU with MIG instances left out; describe an instance in a cluster file" in caplog.text
     box.partitioned = tuple(range(8))
     assert gpu_cluster(box) is None
 

@@ -31,7 +31,8 @@ def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
 
     known = figures()
     data: list[dict[str, Any]] = []
-    rows = [["name", "size", "batch", "parameters", "operators", "GFLOPs", "what it is", "options"]]
+    rows = [["name", "size", "batch", "parameters", "operators", "groups", "treewidth", "GFLOPs",
+             "with a rule", "what it is", "options"]]  # fmt: skip
     for model in list_models():
         of = known.get(model.name)
         data.append(
@@ -42,13 +43,16 @@ def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
                 "options": model.overrides,
             }
         )
-        cells = ["-"] * 3
-        if of:
-            cells = [f"{of.parameters / 1e6:,.2f} M", str(of.operators), f"{of.flop / 1e9:,.4g}"]
+        cells = (
+            [f"{of.parameters / 1e6:,.2f} M", str(of.operators), str(of.groups),
+             f"<= {of.treewidth}", f"{of.flop / 1e9:,.4g}", f"{100 * of.rule_share:.1f} %"]
+            if of
+            else ["-"] * 6
+        )  # fmt: skip
         options = "&".join(f"{name}={value}" for name, value in model.overrides.items())
         about = f"zoo:{model.name}", model.size, str(model.batch)
         rows.append([*about, *cells, model.description, options])
-    return data, rows, (0, 1, 6, 7)
+    return data, rows, (0, 1, 9, 10)
 
 
 _FAMILIES = {

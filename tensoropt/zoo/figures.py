@@ -20,7 +20,10 @@ class Figures:
         kept_bytes: activations saved for backward (CPU kernels).
         output_bytes: the outputs of all forward operators but views.
         operators, groups: their numbers in the captured and the grouped graph.
+        treewidth: an upper bound on the search graph's (min-fill order).
         flop: the FLOP of forward and backward, multiply-adds counted as two.
+        rule_share: the share of forward FLOP in groups with rules for all operators.
+        split_share: the share of forward FLOP in groups that can be split at least two ways.
     """
 
     batch: int
@@ -30,7 +33,10 @@ class Figures:
     output_bytes: int
     operators: int
     groups: int
+    treewidth: int
     flop: float
+    rule_share: float
+    split_share: float
 
 
 @lru_cache(maxsize=1)

@@ -15,10 +15,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
+from networkx.algorithms.approximation import treewidth_min_fill_in
+
 from tensoropt import zoo
 from tensoropt.capture import capture
 from tensoropt.costs.tables import Template
-from tensoropt.evaluation.problem import prepare, unsplit
+from tensoropt.costs.variables import Variable
+from tensoropt.evaluation.problem import prepare, shares_of_flops, unsplit
 from tensoropt.graph import Operator, OperatorGraph
 from tensoropt.graph.ir import DTYPE_BYTES
 from tensoropt.ops.registry import resolve_function
@@ -46,6 +50,7 @@ def count(name: str, **settings: Any) -> Figures:
 
     graph = problem.graph
     templates = unsplit(graph, facts_of)
+    ruled, split = shares_of_flops(graph, templates)
     facts = [templates[g.name].facts[0] for g in graph.groups]
     return Figures(
         batch=zoo.entry(name).batch,
@@ -55,7 +60,11 @@ def count(name: str, **settings: Any) -> Figures:
         output_bytes=output_bytes(graph.atoms.graph),
         operators=len(graph.atoms.graph.operators),
         groups=len(graph.groups),
+        # A heuristic: an upper bound, which ``list models`` shows as such.
+        treewidth=treewidth_min_fill_in(variable_graph(graph))[0],
         flop=sum(f.forward_flops + f.backward_flops for f in facts),
+        rule_share=round(ruled, 6),
+        split_share=round(split, 6),
     )
 
 
@@ -91,6 +100,23 @@ def _is_view(op: Operator) -> bool:
     return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
+def variable_graph(graph: GroupGraph) -> nx.Graph:
+    """Return groups, hubs and tied parameters as the search sees them: an edge where two choices meet in a
+    cost."""
+    found = nx.Graph()
+    found.add_nodes_from(g.name for g in graph.groups)
+    producer = graph.atoms.graph.producer
+    for name in graph.hubs:
+        found.add_edge(Variable.of_hub(name), graph.group_of[producer[name].name].name)
+    for group in graph.groups:
+        for name in group.reads:
+            source = Variable.of_hub(name) if name in graph.hubs else graph.group_of[producer[name].name].name
+            found.add_edge(source, group.name)
+        for name in group.shared:
+            found.add_edge(Variable.of_parameter(name), group.name)
+    return found
+
+
 def main(names: list[str]) -> None:
     """Count the given models, or all, and write the file of figures after each."""
     path = Path(zoo.__file__).parent / FILE
@@ -104,7 +130,7 @@ def main(names: list[str]) -> None:
 
 
 def _write(path: Path, models: Mapping[str, object]) -> None:
-    packages = ("torch", "transformers")
+    packages = ("torch", "transformers", "networkx")
     data = {
         "about": "one training step, unsplit; made by `make zoo-figures` on the meta device",
         "versions": {package: version(package) for package in packages},

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.cluster import Cluster, load_cluster
-from tensoropt.cluster.local import hosts_alike
+from tensoropt.cluster.hosts import detected_hosts, taken_alike, together
+from tensoropt.cluster.hosts import network as network_between
 from tensoropt.console import shows_progress
-from tensoropt.errors import TensorOptError, import_extra
+from tensoropt.errors import ClusterError, TensorOptError, import_extra
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.links import measure_links as measure_links_of_mesh
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.ranks.hosts import gathered_from_hosts, in_job, job_ranks
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.session.refining import MAX_AXES
 from tensoropt.types import ProgressChoice, heard
@@ -28,10 +30,11 @@ def measure_links(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> dict[str, LinkFits]:
-    """Return fits of collectives and point-to-point messages of this machine, by mesh label.
+    """Return fits of collectives and point-to-point messages of this machine, or of a job's hosts, by mesh
+    label.
 
     Args:
-        cluster: ``local``, ``local:N`` or ``cpu:N``.
+        cluster: ``local``, ``local:N`` or ``cpu:N``; in a job, the file that :func:`detect` wrote.
         refresh: repeat measurements already in the store.
         store: the store for fits; by default the user's.
         progress: as in :func:`tensoropt.explore`.
@@ -40,7 +43,13 @@ def measure_links(
         TensorOptError: the cluster is not this machine, or has a single device.
     """
     where = load_cluster(cluster)
-    if (ranks := local_pool(where)) is None:
+    if (number := detected_hosts(where)) > 1 and job_ranks() is None:
+        raise TensorOptError(
+            f"links between {number} hosts are timed by all of them together; run on each: torchrun "
+            f"--nnodes {number} --nproc-per-node {where.device_count // number} ... -m tensoropt measure "
+            "links --cluster FILE"
+        )
+    if (ranks := local_pool(where, mixed=True)) is None:
         raise TensorOptError(
             f"{where.name} is neither this machine's CPU ranks nor its GPUs, so its links cannot be timed "
             "here; use local, local:N or cpu:N"
@@ -63,20 +72,28 @@ def measure_links(
     return fits
 
 
-def detect(hosts: int = 1, network: str = "") -> Cluster:
-    """Return this host as a cluster, or several that are assumed to be like it, which the cluster's
-    ``source`` states.
+def detect(hosts: int | None = None, network: str = "") -> Cluster:
+    """Return this host, or all hosts of a job, as a cluster.
+
+    In a torchrun job, one process per host reports its devices. Otherwise all hosts are assumed to be like
+    this one, which the cluster's ``source`` states.
 
     Args:
-        hosts: the number of hosts.
-        network: the catalogue's link between them, with the number of cards of each host before it if there
-            are several: ``IB-400G``, ``8xIB-400G``.
+        hosts: the number of hosts; by default those of the job, or this one.
+        network: the links between hosts, ``8xIB-400G`` or ``100Gbit/s``.
 
     Raises:
-        ClusterError: the number of hosts is below 1, or their network is unknown.
+        ClusterError: the number of hosts is below 1, their network is unknown, or they differ.
     """
     local = load_cluster("local")
-    return local if hosts == 1 else hosts_alike(local, hosts, network)
+    if hosts is not None and hosts < 1:
+        raise ClusterError(f"the number of hosts is {hosts}; give at least 1")
+    if hosts is None and in_job():
+        found = gathered_from_hosts(local.to_dict)
+        return together([Cluster.from_dict(data) for data in found], network_between(network))
+    if hosts is None or hosts == 1:
+        return local
+    return taken_alike(together([local] * hosts, network_between(network)), hosts)
 
 
 def dashboard(

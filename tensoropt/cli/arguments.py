@@ -88,12 +88,14 @@ class Verb:
         help: a description in a few words without a full stop.
         add_arguments: adds the verb's arguments to a parser.
         answer: runs the verb. It imports heavy modules itself, so that ``--help`` stays quick.
+        measures: whether it may measure on all hosts of a job that ``torchrun`` started.
     """
 
     name: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     answer: Callable[[argparse.Namespace, ProgressDisplay], Answer]
+    measures: bool = False
 
 
 MODEL_HELP = (

@@ -224,4 +224,6 @@ def _check_for_several(out: str) -> None:
         )
 
 
-VERB = arguments.Verb("explore", "find the cost frontier of a model on a cluster", _add_arguments, answer)
+VERB = arguments.Verb(
+    "explore", "find the cost frontier of a model on a cluster", _add_arguments, answer, measures=True
+)

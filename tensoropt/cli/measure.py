@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from tensoropt.cli.arguments import Answer, Verb
@@ -15,19 +16,21 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "what",
         choices=("links", "host", "profiles"),
-        help="links: time messages and collectives between ranks; host: describe this host, or several like "
-        "it, as a cluster file; profiles: the profile store's contents and the errors of its fits",
+        help="links: time messages and collectives between ranks; host: describe this host, or all hosts "
+        "of a job, as a cluster file; profiles: the profile store's contents and the errors of its fits",
     )
     links = verb.add_argument_group("links")
-    links.add_argument("--cluster", help="local, local:N or cpu:N")
+    links.add_argument(
+        "--cluster",
+        help="local or local:N; under torchrun, with one process per host, the file of `measure host`",
+    )
     links.add_argument("--refresh", action="store_true", help="repeat measurements that are in the store")
     host = verb.add_argument_group("host")
     host.add_argument(
         "--hosts",
         type=WHOLE,
-        default=1,
         metavar="N",
-        help="number of hosts like this one; default: %(default)s",
+        help="number of hosts like this one; under torchrun, with one process per host, each is detected",
     )
     host.add_argument(
         "--network", default="", metavar="8xIB-400G", help="the cards of each host, if there are several"
@@ -74,10 +77,13 @@ def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
 
 
 def _host(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
+    """Return the cluster that was found; the first process of a job writes and shows it."""
     from tensoropt.cluster.files import save_cluster
     from tensoropt.machine import detect
 
     found = detect(options.hosts, options.network)
+    if os.environ.get("RANK", "0") != "0":
+        return Answer(found.to_dict(), "")
     lines = [found.describe(), f"source: {found.source}"]
     if options.out:
         save_cluster(found, options.out)
@@ -117,4 +123,5 @@ VERB = Verb(
     "time this machine's links, describe it as a cluster, show its profiles",
     _add_arguments,
     answer,
+    measures=True,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -72,7 +73,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = argparse.Namespace(json="--json" in words, debug="--debug" in words)
         return _failed(asked, ProgressDisplay(), sentence(error), _EXIT_INPUT)
     with reserved_stdout(for_good=arguments is None) as answers:
-        return _run(options, ProgressDisplay(answers=answers))
+        return _on_all_hosts(options, ProgressDisplay(answers=answers))
+
+
+def _on_all_hosts(options: argparse.Namespace, progress: ProgressDisplay) -> int:
+    """Run a verb in the first process of a job, if it may measure there; the others serve it."""
+    # `measure host` runs on all hosts at once, as each detects its own devices.
+    together = VERBS[options.verb].measures and getattr(options, "what", "") != "host"
+    if together and "WORLD_SIZE" in os.environ:
+        from tensoropt.ranks.hosts import run_in_job
+
+        try:
+            return run_in_job(lambda: _run(options, progress))
+        except TensorOptError as error:
+            return _failed(options, progress, sentence(error), _EXIT_INPUT)
+    return _run(options, progress)
 
 
 def _run(options: argparse.Namespace, progress: ProgressDisplay) -> int:

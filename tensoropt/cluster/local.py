@@ -48,29 +48,6 @@ def local_cluster(count: int | None = None) -> Cluster:
     return replace(gpus.subset(count), name=f"local:{count}")
 
 
-def hosts_alike(host: Cluster, hosts: int, network: str) -> Cluster:
-    """Return a cluster of hosts like this one; arguments as of :func:`tensoropt.detect`.
-
-    Raises:
-        ClusterError: the number of hosts is below 1, or the catalogue lacks the link.
-    """
-    cards, name = re.fullmatch(r"(?:([1-9]\d*)x)?(.*)", network).groups()  # type: ignore[union-attr]
-    if not name:
-        raise ClusterError("hosts need the network between them; give --network, for example 8xIB-400G")
-    between = Level(name="node", size=count(hosts, "hosts"), link=link(name), link_count=int(cards or 1))
-    return Cluster(
-        name=f"{hosts} hosts",
-        devices=host.devices * hosts,
-        levels=(between, *host.levels),
-        pairs={
-            (low + base, high + base): value
-            for base in range(0, hosts * host.device_count, host.device_count)
-            for (low, high), value in host.pairs.items()
-        },
-        source=f"this host, for {hosts} hosts that are assumed to be alike",
-    )
-
-
 def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
     """Return a cluster of ``ranks`` CPU processes on this machine, each with an equal share of its memory."""
     count(ranks, "the number of CPU ranks")

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from tensoropt.cluster import Cluster, Mesh, host_seconds
+from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.cluster.local import most_ranks
 from tensoropt.console import about
 from tensoropt.costs.compute import (
@@ -101,9 +102,9 @@ class CostContext:
     def prefix(self) -> str:
         """The head of the store's keys for workloads timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
-        # CPU ranks share caches and memory bandwidth, so their number is part of the key; a GPU has
+        # CPU ranks of a host share caches and memory bandwidth, so their number is part of the key; a GPU has
         # its own.
-        ranks = self.cluster.device_count if device is None else 1
+        ranks = self.cluster.device_count // detected_hosts(self.cluster) if device is None else 1
         return measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
 
@@ -314,8 +315,13 @@ class Timings:
         """Return the fits of a mesh's links, with ``pairs`` of two ranks; None if unknown."""
         on = self.context
         # The links of a cluster file have the file's figures, even if its devices are this machine's.
-        if mesh.size == 1 or not has_local_links(on.cluster):
+        hosts = detected_hosts(on.cluster)
+        if mesh.size == 1 or not (has_local_links(on.cluster) or hosts > 1):
             return None
+        if hosts > 1 and (on.pool is None or on.pool.hosts < hosts):
+            # They are timed from all hosts at once; until then the file's figures count.
+            known = load_links(on.cluster, mesh, on.store)
+            return known if known.collectives else None
         if on.pool is None:
             # Links of more ranks than run here were never timed, and their pairs are many.
             timed = has_local_cores(on.cluster) and mesh.size <= most_ranks()

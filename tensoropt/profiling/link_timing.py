@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tensoropt.profiling.timers import local_timer
+from tensoropt.ranks.worker import common_clock
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _WARM_UPS = 2  # one for sizes with few repeats, because these are long
@@ -19,7 +19,7 @@ class SizeStamps(NamedTuple):
     """The repeats of one size on one rank, in seconds.
 
     Attributes:
-        starts, ends: from idle, on the clock that the processes of a machine share.
+        starts, ends: from idle, on the common clock.
         in_stream: behind work on the device; NaN if the host was not ahead, None on CPUs.
     """
 
@@ -46,6 +46,7 @@ def time_collective(
     """
     import torch.distributed as dist
 
+    clock = common_clock()
     handles = [dist.new_group(list(group)) for group in groups]  # every rank creates every group
     mine = next(index for index, group in enumerate(groups) if rank in group)
     try:
@@ -58,7 +59,7 @@ def time_collective(
                 # The repeats of a size are spread evenly over its laps: lap, lap + laps, ...
                 if turns := len(range(lap, repeats, laps)) if lap < laps else 0:
                     action = collective_call(kind, group, ranks, first, size)
-                    begun, ended = _repeat(action, turns)
+                    begun, ended = _repeat(action, turns, clock)
                     starts += begun
                     ends += ended
                     in_stream += _in_stream(action, turns, meet)
@@ -72,7 +73,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
     import torch
     import torch.distributed as dist
 
-    stamps = _Stamps()
+    clock, stamps = common_clock(), _Stamps()
     small = torch.zeros(1, device=_device())
     for size, repeats in plan:
         message = torch.zeros(max(1, size // 4), device=_device())
@@ -89,7 +90,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
             there_and_back(small)
 
         stamps.append(
-            SizeStamps(*_repeat(there_and_back, repeats), _in_stream(there_and_back, repeats, meet))
+            SizeStamps(*_repeat(there_and_back, repeats, clock), _in_stream(there_and_back, repeats, meet))
         )
     return stamps
 
@@ -113,8 +114,10 @@ def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) ->
     return calls[kind]
 
 
-def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], list[float]]:
-    """Run an action several times, each after a barrier; return its starts and ends."""
+def _repeat(
+    action: Callable[[], object], repeats: int, clock: Callable[[], float]
+) -> tuple[list[float], list[float]]:
+    """Run an action several times, each after a barrier; return its starts and ends on the common clock."""
     import torch
     import torch.distributed as dist
 
@@ -131,10 +134,10 @@ def _repeat(action: Callable[[], object], repeats: int) -> tuple[list[float], li
         # Before the barrier, so that a GPU's queue is empty when the clock is read.
         synchronise()
         dist.barrier()
-        starts.append(time.perf_counter())
+        starts.append(clock())
         action()
         synchronise()
-        ends.append(time.perf_counter())
+        ends.append(clock())
     return starts, ends
 
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import torch
 
 from tensoropt.cluster import Cluster, available_cores, named_kind, pin_rank, rank_cores
+from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE, most_ranks
 from tensoropt.cluster.nvml import gpu_cluster
 from tensoropt.errors import ClusterError
+from tensoropt.ranks.hosts import job_ranks
 from tensoropt.ranks.pool import RankPool
 
 _undo: list[Callable[[], None]] = []
@@ -118,12 +120,19 @@ def local_backend(cluster: Cluster) -> str | None:
     return "nccl" if names == [device.name for device in cluster.devices] else None
 
 
-def local_pool(cluster: Cluster) -> RankPool | None:
-    """Return a pool with one rank per device if the cluster is this machine, else None.
+def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
+    """Return a pool with one rank per device if the cluster is this machine or the hosts of this job; else
+    None.
+
+    Args:
+        mixed: whether hosts may have devices of several kinds, as for links.
 
     Raises:
-        ClusterError: there are too many ranks for this machine.
+        ClusterError: the job has other hosts, or there are too many ranks for this machine.
     """
+    if (ranks := job_ranks()) is not None and detected_hosts(cluster) > 1:
+        ranks.check(cluster)
+        return ranks if mixed or len(cluster.device_kinds) == 1 else None
     backend = local_backend(cluster)
     if backend == "gloo" and cluster.device_count > most_ranks():
         raise ClusterError(

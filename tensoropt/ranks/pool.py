@@ -86,6 +86,11 @@ class RankPool:
         self._finalizer = weakref.finalize(self, _clean_up, self._workers, self._directory)
 
     @property
+    def hosts(self) -> int:
+        """The number of hosts of the ranks."""
+        return 1
+
+    @property
     def process_ids(self) -> tuple[int, ...]:
         """The process ids by rank; empty while no workers run."""
         return tuple(worker.process.pid for worker in self._workers)

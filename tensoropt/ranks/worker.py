@@ -14,8 +14,10 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,12 +26,73 @@ from tensoropt.cluster import pin_rank
 
 _MANY_MODULES = 200
 _hear: Callable[[Any], object] | None = None
+_hosts = 1
+"""The number of hosts of the ranks of this worker's pool."""
 
 
 def tell(content: Any) -> None:
     """Send the parent a message before the called function ends; do nothing outside a pool."""
     if _hear is not None:
         _hear(content)
+
+
+@contextmanager
+def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
+    """Inside the block, pass the messages of :func:`tell` to a function."""
+    global _hear
+    before, _hear = _hear, hear
+    try:
+        yield
+    finally:
+        _hear = before
+
+
+def is_on(hosts: int) -> None:
+    """Set the number of hosts of this pool's ranks."""
+    global _hosts
+    _hosts = hosts
+
+
+def common_clock() -> Callable[[], float]:
+    """Return a clock, in seconds, that is synchronised over the ranks of the group; a collective.
+
+    On one host it is the monotonic clock. On several it has an offset to rank 0's, from the quickest of some
+    round trips, and is off by at most half of that trip. Clocks drift, so use it for one short measurement.
+    """
+    if _hosts == 1:
+        return time.perf_counter
+    behind_s = _seconds_behind()
+    return lambda: time.perf_counter() + behind_s
+
+
+_ECHOES = 20
+"""The number of round trips to compare two clocks; an assumption."""
+
+
+def _seconds_behind() -> float:
+    import torch
+    import torch.distributed as dist
+
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    rank, message = dist.get_rank(), torch.zeros(1, dtype=torch.float64, device=device)
+    dist.barrier()
+    if rank:
+        for _ in range(_ECHOES):
+            dist.recv(message, 0)
+            message.fill_(time.perf_counter())
+            dist.send(message, 0)
+        dist.recv(message, 0)
+        return float(message)
+    for other in range(1, dist.get_world_size()):
+        echoes: list[tuple[float, float]] = []
+        for _ in range(_ECHOES):
+            sent_s = time.perf_counter()
+            dist.send(message, other)
+            dist.recv(message, other)
+            theirs_s, back_s = float(message), time.perf_counter()
+            echoes.append((back_s - sent_s, (sent_s + back_s) / 2 - theirs_s))
+        dist.send(message.fill_(min(echoes)[1]), other)
+    return 0.0
 
 
 def main() -> None:

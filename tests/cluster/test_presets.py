@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import tensoropt
 from tensoropt.cluster import load_cluster
 from tensoropt.cluster.catalog import device_kind, kind_by_nvml_name, link, list_devices
-from tensoropt.cluster.files import save_cluster
-from tensoropt.cluster.local import hosts_alike
-from tensoropt.errors import ClusterError
 
 # GB, GB/s, and dense TFLOP/s of float32, TF32, float16 and bfloat16 with float32 sums, float8; None where the
 # hardware has no such units. Sparse figures of the sheets are halved.
@@ -110,22 +106,3 @@ def test_names_that_the_driver_reports_find_their_sheet(reported, name):
 @pytest.mark.parametrize("name", list_devices())
 def test_compute_capabilities(name):
     assert device_kind(name).capability == CAPABILITIES[name.split("-")[0]]
-
-
-def test_hosts_like_this_one_become_one_cluster_that_a_file_keeps(tmp_path):
-    links = {"pairs": [{"between": [0, 1], "link": "PCIe5"}]}
-    host = load_cluster({"devices": [{"kind": "H100-80GB", "count": 2}], "links": links})
-    made = hosts_alike(host, 2, "4xIB-200G")
-    assert (made.counts, made.link(2, 3)) == ("4 x H100-80GB", host.link(0, 1))
-    assert [(level.name, level.size, level.link.name, level.link_count) for level in made.levels] == [
-        ("node", 2, "IB-200G", 4), ("gpu", 2, "PCIe5", 1),
-    ]  # fmt: skip
-    for name in ("c.yaml", "c.json"):
-        save_cluster(made, tmp_path / name)
-        assert load_cluster(tmp_path / name) == made
-    with pytest.raises(ClusterError, match="end it in"):
-        save_cluster(made, tmp_path / "c.txt")
-    for hosts, network in ((0, "IB-200G"), (2, "IB-9"), (2, "0xIB-200G"), (2, "")):
-        with pytest.raises(ClusterError):
-            hosts_alike(host, hosts, network)
-    assert tensoropt.detect(2, "IB-400G").device_count == 2 * tensoropt.detect().device_count

@@ -33,8 +33,6 @@ _MOST_BYTES = 2**30
 unpack into more than a machine's memory must not kill the process."""
 DOCUMENT_BYTES = 2**20
 """Maximum size of a user's text file, which is parsed at once."""
-_MOST_MEMBERS = 64
-"""Maximum number of members of a gzip file."""
 _ARRAY = "ndarray"
 _RENAMES = ".renames"
 SETTINGS_FILE = "exploration.json"
@@ -50,23 +48,16 @@ def unpacked(content: bytes, name: object) -> bytes:
     Raises:
         TensorOptError: the content is larger, or damaged.
     """
-    parts: list[bytes] = []
-    room = _MOST_BYTES + 1
+    unpacker = zlib.decompressobj(wbits=31)
     try:
-        while content and room > 0:  # a gzip file may have several members
-            if len(parts) == _MOST_MEMBERS:
-                raise TensorOptError(f"'{name}' has more than {_MOST_MEMBERS} parts; explore again")
-            unpacker = zlib.decompressobj(wbits=31)
-            parts.append(unpacker.decompress(content, room))
-            room -= len(parts[-1])
-            if room > 0 and not unpacker.eof:
-                raise TensorOptError(f"'{name}' is incomplete; explore again")
-            content = unpacker.unused_data
+        found = unpacker.decompress(content, _MOST_BYTES + 1)
     except zlib.error as error:
         raise TensorOptError(f"'{name}' is damaged ({error}); explore again") from error
-    if room <= 0:
+    if len(found) > _MOST_BYTES:
         raise TensorOptError(f"'{name}' unpacks into more than {_MOST_BYTES >> 20} MiB; explore again")
-    return b"".join(parts)
+    if not unpacker.eof or unpacker.unused_data:
+        raise TensorOptError(f"'{name}' is incomplete; explore again")
+    return found
 
 
 def check_size(path: Path) -> None:

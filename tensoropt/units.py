@@ -90,6 +90,9 @@ _FLOPS = _Kind(
 )
 
 
+_COUNT = _Kind("a count", "50000 or 1.5T", "K, M, B, T", {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12})
+
+
 def _with_point(text: str) -> str:
     """Return a text whose number has no commas: ``1,024`` groups thousands, ``4,5`` is a decimal."""
     if re.match(r"\d{1,3}(,\d{3})+(?![\d,])", text):
@@ -161,6 +164,12 @@ def parse_flops(text: str) -> float:
     return _parse(text, _FLOPS)
 
 
+def parse_count(text: str) -> float:
+    """Return the number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K to T: powers of
+    1,000)."""
+    return _parse(text, _COUNT)
+
+
 def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
     for unit, factor in units:
         if abs(value) >= factor:
@@ -209,19 +218,6 @@ def format_number(value: float) -> str:
     # Rounded first: 9.999 has one decimal place less than 9.99.
     rounded = float(f"{value:.3g}")
     return f"{rounded:,.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
-
-
-_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
-def parse_count(text: str, name: str = "a count") -> float:
-    """Return the number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K to T: powers of
-    1,000)."""
-    match = _QUANTITY.match(_with_point(text.strip()))
-    unit = "" if match is None else match.group(3).strip().lower()
-    if match is None or unit not in _COUNTS:
-        raise TensorOptError(f"{name} '{text}' is not a count; write for example 1e9, 50000, 300B or 1.5T")
-    return float(match.group(1) + match.group(2)) * _COUNTS[unit]
 
 
 LEAST_SHARE = 1e-5

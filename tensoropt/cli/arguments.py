@@ -50,7 +50,7 @@ def amount_option(options: argparse.Namespace) -> Any:
     for unit in AMOUNTS:
         text = getattr(options, unit)
         if text is not None:
-            return Amount(parse_count(text, f"--{unit}"), unit)
+            return Amount(_read(unit, parse_count, text), unit)
     return None
 
 

@@ -18,12 +18,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     arguments.add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
-    verb.add_argument(
-        "--notes",
-        action="store_true",
-        help="also print the sources of the figures, counts and seconds; by default only what was left out "
-        "or not timed",
-    )
     arguments.add_headroom(verb)
     verb.add_argument(
         "--devices",
@@ -68,7 +62,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> arguments.
     amount, tariff = arguments.amount_option(options), arguments.tariff_option(options)
     asked = {} if amount is None else {"amount": amount}
     asked |= {} if tariff == CLUSTERS_OWN else {"tariff": tariff}
-    return explore(arguments.question_option(options), progress, options.out, asked, notes=options.notes)
+    return explore(arguments.question_option(options), progress, options.out, asked)
 
 
 def explore(
@@ -76,14 +70,11 @@ def explore(
     progress: ProgressDisplay,
     out: str,
     asked: Mapping[str, Any] | None = None,
-    *,
-    notes: bool = False,
 ) -> arguments.Answer:
     """Return the answer to a question about a model; the exploration is saved in ``out``.
 
     Args:
         asked: ``amount``, the length of a training, and ``tariff``, the prices of devices, if they matter.
-        notes: whether to print all notes.
     """
     asked = asked or {}
     if question.planners:
@@ -123,7 +114,7 @@ def explore(
             "",
             frontier_text(exploration),
             "",
-            *summary_lines(exploration, every=notes),
+            *summary_lines(exploration),
             f"saved: {folder}/frontier.csv and the files for `tensoropt choose {folder} --memory ...`",
         ]
     )

@@ -79,13 +79,12 @@ def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
 def _host(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
     """Return the cluster that was found; the first process of a job writes and shows it."""
     from tensoropt.cluster.files import save_cluster
-    from tensoropt.cluster.nvml import gpu_notes
     from tensoropt.machine import detect
 
     found = detect(options.hosts, options.network)
     if os.environ.get("RANK", "0") != "0":
         return Answer(found.to_dict(), "")
-    lines = [found.describe(), f"source: {found.source}", *gpu_notes()]
+    lines = [found.describe(), f"source: {found.source}"]
     if options.out:
         save_cluster(found, options.out)
         lines.append(f"saved: {options.out}; explore with --cluster {options.out}")

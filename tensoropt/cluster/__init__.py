@@ -3,38 +3,29 @@ descriptions."""
 
 from tensoropt.cluster.catalog import (
     ASSUMED,
-    Reached,
-    device_kind,
     host_seconds,
     job_spread,
-    link,
     list_clusters,
     list_devices,
-    list_links,
     named_kind,
     reached_by,
     slower_beside,
 )
 from tensoropt.cluster.files import load_cluster
-from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link, Mesh
+from tensoropt.cluster.hardware import Cluster, DeviceKind, Link, Mesh
 from tensoropt.cluster.local import available_cores, pin_rank, rank_cores
 
 __all__ = [
     "ASSUMED",
     "Cluster",
     "DeviceKind",
-    "Level",
     "Link",
     "Mesh",
-    "Reached",
     "available_cores",
-    "device_kind",
     "host_seconds",
     "job_spread",
-    "link",
     "list_clusters",
     "list_devices",
-    "list_links",
     "load_cluster",
     "named_kind",
     "pin_rank",

@@ -131,16 +131,7 @@ def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluste
     )
     devices = tuple(device for node in of_nodes for device in node)
     links = check_fields(entry.get("links", {}), _LINK_ENTRY_FIELDS, "links")
-    pairs, pairs_are_global = _pairs(links.get("pairs"), len(per_node), node_count)
-    # Pairs across nodes describe the whole cluster, so its levels are derived from them alone.
-    if pairs_are_global:
-        return Cluster(
-            name=str(entry.get("name", name)),
-            devices=devices,
-            levels=levels_from_pairs(pairs, len(devices), _level_name(per_node)),
-            pairs=pairs,
-            source=str(entry.get("source", "cluster file")),
-        )
+    pairs = _pairs(links["pairs"], len(per_node)) if "pairs" in links else {}
     levels = []
     if node_count > 1:
         outer, cards = _level_link(links, "inter_node", f"{node_count} nodes")
@@ -256,31 +247,24 @@ def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
     return link_from(entry["link"], where)
 
 
-def _pairs(value: object, per_node: int, nodes: int) -> tuple[dict[tuple[int, int], Link], bool]:
-    """Return (links by pair, whether they cover the whole cluster; otherwise they cover one node and are
-    repeated).
-    """
-    if value is None:
-        return {}, False
+def _pairs(value: object, devices: int) -> dict[tuple[int, int], Link]:
+    """Return the links by pair of one node, on which those of all nodes are alike."""
     if not isinstance(value, list) or not value:
         raise ClusterError("links.pairs must be a list such as [{between: [0, 1], alpha: 5us, beta: 25GB/s}]")
-    total = per_node * nodes
     links: dict[tuple[int, int], Link] = {}
     for position, item in enumerate(value):
         where = f"links.pairs[{position}]"
         entry = dict(check_fields(item, _PAIR_FIELDS, where))
-        pair = _ends(entry.pop("between", None), where, total)
+        pair = _ends(entry.pop("between", None), where, devices)
         if pair in links:
             raise ClusterError(f"{where}: the pair {pair} is given twice: a link serves both ways; keep one")
         links[pair] = _own_link(entry, where, f"{pair[0]}-{pair[1]}")
-    # A rank beyond the first node means that the pairs are numbered over the whole cluster.
-    covers_all = nodes == 1 or any(high >= per_node for _, high in links)
-    expected = all_pairs(total if covers_all else per_node)
+    expected = all_pairs(devices)
     missing = [pair for pair in expected if pair not in links]
     if missing:
         shown = ", ".join(str(pair) for pair in missing[:5]) + (", …" if len(missing) > 5 else "")
         raise ClusterError(f"links.pairs lacks {len(missing)} of {len(expected)} pairs: {shown}; add them")
-    return links, covers_all and nodes > 1
+    return links
 
 
 def _ends(ends: Any, where: str, total: int) -> tuple[int, int]:
@@ -293,7 +277,7 @@ def _ends(ends: Any, where: str, total: int) -> tuple[int, int]:
     )
     if not good:
         raise ClusterError(
-            f"{where} is between {ends!r}, but must name two different devices from 0 to {total - 1}: "
-            "between: [0, 1]"
+            f"{where} is between {ends!r}, but must name two different devices of a node from 0 to "
+            f"{total - 1}: between: [0, 1]; describe nodes that are not alike as one"
         )
     return min(ends), max(ends)

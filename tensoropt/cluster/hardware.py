@@ -161,17 +161,6 @@ class Mesh:
         """The shape as text, such as ``2x4``, for people and the ``mesh`` column of the frontier CSV."""
         return "x".join(str(size) for size in self.shape)
 
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """The rank distance between neighbours along each axis."""
-        return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
-
-    def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Return the coordinates of a rank on the grid."""
-        if not 0 <= rank < self.size:
-            raise ClusterError(f"rank {rank} is not on mesh {self.label}; ranks go from 0 to {self.size - 1}")
-        return tuple(rank // stride % size for stride, size in zip(self.strides, self.shape, strict=True))
-
     def normalise_axes(self, axes: Iterable[int]) -> tuple[int, ...]:
         """Return the sorted axis numbers without repeats; raise ClusterError for an axis that the mesh
         lacks.

@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,20 +86,18 @@ def most_ranks() -> int:
     return max(16, 2 * len(available_cores()))
 
 
-def rank_cores(world_size: int, threads: int = 1) -> tuple[tuple[int, ...], ...] | None:
-    """Return the cores of each rank, the same for measuring and for running; None if there are too few.
+def rank_cores(world_size: int) -> tuple[int, ...] | None:
+    """Return the core of each rank, the same for measuring and for running; None if there are too few.
 
     Two gloo ranks were measured to communicate about twice as fast when pinned as when unpinned, so a
     prediction holds only if both are pinned in the same way.
     """
     cores = available_cores()
-    if world_size * threads > len(cores):
-        return None
-    return tuple(cores[rank * threads : (rank + 1) * threads] for rank in range(world_size))
+    return None if world_size > len(cores) else cores[:world_size]
 
 
-def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
-    """Pin this thread and those it starts to ``cores`` (None: any), in Linux's batch scheduling class; return
+def pin_rank(core: int | None) -> Callable[[], None]:
+    """Pin this thread and those it starts to a core (None: any), in Linux's batch scheduling class; return
     a function that undoes it.
 
     A rank has several threads on a core: its own, PyTorch's and gloo's. In the batch class a thread that is
@@ -109,9 +107,9 @@ def pin_rank(cores: Iterable[int] | None) -> Callable[[], None]:
     A class that the process was given (real-time, idle) is kept. On systems other than Linux nothing happens.
     """
     undo: list[Callable[[], None]] = []
-    if cores is not None and hasattr(os, "sched_setaffinity"):
+    if core is not None and hasattr(os, "sched_setaffinity"):
         before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, set(cores))
+        os.sched_setaffinity(0, {core})
         undo.append(lambda: os.sched_setaffinity(0, before))
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         try:

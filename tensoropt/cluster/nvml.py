@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensoropt.cluster.catalog import kind_by_nvml_name, named_kind
 from tensoropt.cluster.hardware import Cluster, DeviceKind, Level, Link
 from tensoropt.errors import ClusterError
-from tensoropt.units import format_bytes
+from tensoropt.units import counted
 
 
 def levels_from_pairs(
@@ -62,16 +62,16 @@ def all_pairs(device_count: int) -> list[tuple[int, int]]:
     return list(combinations(range(device_count), 2))
 
 
-# NVML's common-ancestor levels, in the notation of `nvidia-smi topo -m`.
-_ANCESTORS = ((0, "PIX"), (10, "PIX"), (20, "PXB"), (30, "PHB"), (40, "NODE"), (50, "SYS"))
-# Usable share of a PCIe link's bandwidth, and latency per hop, by the path between two devices. PIX accounts
-# for packet overhead only; the others are estimates that `measure links` replaces.
+# By NVML's common-ancestor level of two devices: the path in the notation of `nvidia-smi topo -m`, the usable
+# share of a PCIe link's bandwidth, and the latency per hop. PIX accounts for packet overhead only; the others
+# are estimates that `measure links` replaces.
 _PCIE_PATHS = {
-    "PIX": (0.82, 5.7e-6),
-    "PXB": (0.80, 6.0e-6),
-    "PHB": (0.70, 6.5e-6),
-    "NODE": (0.63, 7.0e-6),
-    "SYS": (0.50, 9.0e-6),
+    0: ("PIX", 0.82, 5.7e-6),
+    10: ("PIX", 0.82, 5.7e-6),
+    20: ("PXB", 0.80, 6.0e-6),
+    30: ("PHB", 0.70, 6.5e-6),
+    40: ("NODE", 0.63, 7.0e-6),
+    50: ("SYS", 0.50, 9.0e-6),
 }
 _PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 # One NVLink, each way, by generation (NVML's link version); from the data sheets of P100, V100, A100, H100,
@@ -143,12 +143,11 @@ def _pcie(nvml: Any, first: Any, second: Any) -> Link:
     except nvml.NVMLError:
         # Assumption if NVML does not report the path: the slowest one.
         ancestor = 50
-    path = next(name for level, name in reversed(_ANCESTORS) if ancestor >= level)
+    path, share, latency = _PCIE_PATHS[ancestor]
     generation = min(
         _or(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, device, 3) for device in (first, second)
     )
     width = min(_or(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, device, 16) for device in (first, second))
-    share, latency = _PCIE_PATHS[path]
     return Link(
         name=path,
         latency_s=latency,
@@ -179,30 +178,27 @@ def _text_of(value: bytes | str) -> str:
 _logger = logging.getLogger(__name__)
 
 
-class _Gpu(NamedTuple):
-    """A GPU that NVML sees, by its own number."""
-
-    number: int
-    handle: Any
-
-
 def gpu_cluster(nvml: Any = None) -> Cluster | None:
     """Return the GPUs of this machine; None if NVML is missing or sees none.
 
-    Whole GPUs are used, including busy ones; those that are partitioned into MIG instances are left out.
-    :func:`gpu_notes` reports this.
+    Whole GPUs are used, including busy ones; those that are partitioned into MIG instances are left out, with
+    a warning.
 
     Args:
         nvml: an object with pynvml's functions; the module itself by default.
     """
     with _opened(nvml) as opened:
-        gpus = [] if opened is None else _whole(opened, _visible(opened))
+        visible = [] if opened is None else _visible(opened)
+        gpus = [gpu for gpu in visible if not _partitioned(opened, gpu)]
+        if left := len(visible) - len(gpus):
+            words = "%s with MIG instances left out; describe an instance in a cluster file to explore for it"
+            _logger.warning(words, counted(left, "GPU"))
         if not gpus:
             return None
-        kinds = [_kind(opened, gpu.handle) for gpu in gpus]
+        kinds = [_kind(opened, gpu) for gpu in gpus]
         # GPUs of the same name share one kind, with the smallest memory among them.
         least = {kind.name: min(k.memory_bytes for k in kinds if k.name == kind.name) for kind in kinds}
-        levels, pairs = _gpu_links(opened, [gpu.handle for gpu in gpus])
+        levels, pairs = _gpu_links(opened, gpus)
         return Cluster(
             name="local",
             devices=tuple(replace(kind, memory_bytes=least[kind.name]) for kind in kinds),
@@ -210,28 +206,6 @@ def gpu_cluster(nvml: Any = None) -> Cluster | None:
             pairs=pairs,
             source="NVML",
         )
-
-
-def gpu_notes(nvml: Any = None) -> tuple[str, ...]:
-    """Return notes for people on GPUs that are busy, partitioned into MIG instances, hidden, or of several
-    kinds, and on how they are handled. Empty without NVML.
-    """
-    with _opened(nvml) as opened:
-        if opened is None:
-            return ()
-        visible, count = _visible(opened), opened.nvmlDeviceGetCount()
-        if count and not visible:
-            shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-            return (f"{count} GPUs are here, but CUDA_VISIBLE_DEVICES='{shown}' shows none of them",)
-        gpus = _whole(opened, visible)
-        left_out = [
-            f"GPU {gpu.number} is partitioned into MIG instances and is left out; describe an instance in a "
-            "cluster file to explore for it"
-            for gpu in visible
-            if gpu not in gpus
-        ]
-        busy = [note for gpu in gpus if (note := _busy(opened, gpu))]
-        return (*left_out, *busy, *_mixed(opened, gpus))
 
 
 @contextlib.contextmanager
@@ -255,62 +229,31 @@ def _opened(nvml: Any) -> Iterator[Any]:
         nvml.nvmlShutdown()
 
 
-def _visible(nvml: Any) -> list[_Gpu]:
-    """Return the visible GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects them by number or by the
-    prefix of a UUID.
+def _visible(nvml: Any) -> list[Any]:
+    """Return the handles of the visible GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects them by number
+    or by the prefix of a UUID.
     """
-    gpus = [_Gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
+    gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
         return gpus
-    chosen: list[_Gpu] = []
+    chosen: list[Any] = []
     for item in (part.strip() for part in variable.split(",")):
         if item.isdigit() and int(item) < len(gpus):
             chosen.append(gpus[int(item)])
         elif item.startswith("GPU-"):
-            chosen += [g for g in gpus if _text_of(nvml.nvmlDeviceGetUUID(g.handle)).startswith(item)][:1]
+            chosen += [g for g in gpus if _text_of(nvml.nvmlDeviceGetUUID(g)).startswith(item)][:1]
         else:
             break  # as in CUDA: an invalid entry hides itself and all that follow
     return chosen
 
 
-def _whole(nvml: Any, gpus: Sequence[_Gpu]) -> list[_Gpu]:
-    """Return the GPUs that are not partitioned into MIG instances, which cannot talk to each other."""
-
-    def partitioned(gpu: _Gpu) -> bool:
-        try:
-            return bool(nvml.nvmlDeviceGetMigMode(gpu.handle)[0])
-        except nvml.NVMLError:  # it cannot be
-            return False
-
-    return [gpu for gpu in gpus if not partitioned(gpu)]
-
-
-# Assumption: the context of an idle process uses less than this share of a card's memory.
-_BUSY_SHARE = 0.05
-
-
-def _busy(nvml: Any, gpu: _Gpu) -> str:
-    memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
-    if memory.used <= _BUSY_SHARE * memory.total:
-        return ""
-    return (
-        f"GPU {gpu.number} ({_kind(nvml, gpu.handle).name}) is in use, with {format_bytes(memory.used)} of "
-        f"its {format_bytes(memory.total)}: plans assume that it is free, and times measured on it are too "
-        "long; leave it out with CUDA_VISIBLE_DEVICES"
-    )
-
-
-def _mixed(nvml: Any, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
-    kinds = Counter(_kind(nvml, gpu.handle).name for gpu in gpus)
-    if len(kinds) < 2:
-        return ()
-    return (
-        f"the GPUs are of several kinds ({', '.join(f'{count} x {name}' for name, count in kinds.items())}): "
-        "sharded plans run at the pace of the slowest in the memory of the smallest, and nothing is timed; "
-        "select GPUs of one kind with CUDA_VISIBLE_DEVICES, and set CUDA_DEVICE_ORDER=PCI_BUS_ID so that "
-        "CUDA numbers them as NVML does",
-    )
+def _partitioned(nvml: Any, gpu: Any) -> bool:
+    """Return whether a GPU is partitioned into MIG instances, which cannot talk to each other."""
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(gpu)[0])
+    except nvml.NVMLError:  # it cannot be
+        return False
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:

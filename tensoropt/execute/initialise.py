@@ -1,8 +1,8 @@
 """Drawing initial weights by a function, one layer at a time.
 
 ``init_weights(module)`` is called for each module as by ``model.apply(init_weights)``, with the same random
-numbers, but only the tensors that a call touches are in memory; all others are on the meta device. Trial
-calls on the meta device find out beforehand which tensors each call touches.
+numbers, but only tensors between the first and the last call that touches them are in memory; all others are
+on the meta device. Trial calls on the meta device find out beforehand which tensors each call touches.
 """
 
 from __future__ import annotations
@@ -21,18 +21,6 @@ from tensoropt.errors import PlanError
 
 InitWeights = Callable[[nn.Module], Any]
 
-_OVERWRITES = frozenset(
-    {
-        torch.ops.aten.normal_.default,
-        torch.ops.aten.uniform_.default,
-        torch.ops.aten.zero_.default,
-        torch.ops.aten.fill_.Scalar,
-        torch.ops.aten.fill_.Tensor,
-        torch.ops.aten.copy_.default,
-    }
-)
-"""Operators that overwrite a whole tensor."""
-
 
 @dataclass(eq=False)
 class _Cell:
@@ -43,14 +31,12 @@ class _Cell:
         names: its state-dict names, the main one first.
         slots: where it is registered: (a module's dict, key).
         visits: the ascending numbers of the calls that touch it.
-        rewritten: the calls that first overwrite it entirely.
     """
 
     own: torch.Tensor
     names: list[str] = field(default_factory=list)
     slots: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     visits: list[int] = field(default_factory=list)
-    rewritten: set[int] = field(default_factory=set)
 
     def make(self, device: str) -> torch.Tensor:
         """Return a tensor of the same shape and dtype, with its value if it has one and the device can hold
@@ -62,34 +48,19 @@ class _Cell:
             value = own.to(device, copy=True)
         return nn.Parameter(value, self.own.requires_grad) if isinstance(self.own, nn.Parameter) else value
 
-    def kept_after(self, visit: int, made: Collection[int]) -> bool:
-        """Return whether a later call among ``made`` reads the value after this call."""
-        later = next((v for v in self.visits if v > visit and v in made), None)
-        return later is not None and later not in self.rewritten
-
 
 class _Watch(TorchDispatchMode):
-    """Records which tensors operators touch, and which they first overwrite.
-
-    Attributes:
-        touched: for each touched cell, whether the first operator overwrote it entirely.
-        draws: whether any operator drew random numbers.
-    """
+    """Records which tensors operators touch."""
 
     def __init__(self, cells: dict[int, _Cell]):
         super().__init__()
         self.cells = cells
-        self.touched: dict[_Cell, bool] = {}
-        self.draws = False
+        self.touched: set[_Cell] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
-        for position, value in enumerate(tree_leaves((args, kwargs or {}))):
-            if isinstance(value, torch.Tensor):
-                cell = self.cells.get(_key(value))
-                if cell is not None and cell not in self.touched:
-                    whole = value.numel() == cell.own.numel()
-                    self.touched[cell] = position == 0 and whole and func in _OVERWRITES
+        for value in tree_leaves((args, kwargs or {})):
+            if isinstance(value, torch.Tensor) and _key(value) in self.cells:
+                self.touched.add(self.cells[_key(value)])
         return func(*args, **(kwargs or {}))
 
 
@@ -113,9 +84,6 @@ def _key(value: torch.Tensor) -> int:
 class Initialisation:
     """The values that ``init_weights`` gives a model, without holding the whole model in memory.
 
-    Attributes:
-        drawing: numbers of the calls that draw random numbers.
-
     Args:
         model: the model, on any device, left unchanged; the function sees its values if it has any.
         init_weights: called with each module, under ``torch.no_grad()``.
@@ -132,7 +100,6 @@ class Initialisation:
         self.modules = list(_children_first(model))
         self.cells = _cells(model)
         self._by_name = {name: cell for cell in self.cells for name in cell.names}
-        self.drawing: set[int] = set()
         self._shadows = {cell: cell.make("meta") for cell in self.cells}
         self._look()
 
@@ -150,92 +117,75 @@ class Initialisation:
     def stream(self, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, value) of tensors on the CPU, each as soon as no further call changes it.
 
-        Every run yields the same values. Calls that touch none of ``names`` are skipped, unless they draw
-        random numbers before a call that is needed.
+        Every run yields the same values. Calls after the last that touches one of ``names`` are skipped.
         """
         name_of = {self._by_name[name]: name for name in names}
-        needed = {visit for cell in name_of for visit in cell.visits}
-        last = max(needed & self.drawing, default=-1)
-        visits = sorted(needed | {visit for visit in self.drawing if visit < last})
-        touched: dict[int, list[_Cell]] = {visit: [] for visit in visits}
-        for cell in self.cells:
-            for visit in cell.visits:
-                if visit in touched:
-                    touched[visit].append(cell)
         alive: dict[_Cell, torch.Tensor] = {}
         state = torch.Generator().manual_seed(self.seed).get_state()
-        for visit in visits:
-            for cell in touched[visit]:
-                if cell not in alive:
-                    alive[cell] = cell.make("cpu")
+        for visit in range(max((cell.visits[-1] for cell in name_of), default=-1) + 1):
+            touched = [cell for cell in self.cells if visit in cell.visits]
+            alive |= {cell: cell.make("cpu") for cell in touched if cell not in alive}
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(state)
                 self._call(visit, alive)
                 state = torch.get_rng_state()
-            for cell in touched[visit]:
-                if cell.kept_after(visit, touched):
-                    continue
-                if cell in name_of and visit == cell.visits[-1]:
-                    # In one expression: a local name would keep the value alive during the next call.
-                    yield name_of[cell], alive.pop(cell).detach()
-                else:
-                    del alive[cell]
+            for cell in touched:
+                if visit == cell.visits[-1]:
+                    if cell in name_of:
+                        # In one expression: a local name would keep the value alive during the next call.
+                        yield name_of[cell], alive.pop(cell).detach()
+                    else:
+                        del alive[cell]
 
     def _look(self) -> None:
         for visit in range(len(self.modules)):
-            touched, draws = self._call(visit, {})
-            if draws:
-                self.drawing.add(visit)
-            for cell, rewritten in touched.items():
+            for cell in self._call(visit):
                 cell.visits.append(visit)
-                if rewritten:
-                    cell.rewritten.add(visit)
 
-    def _call(self, visit: int, alive: dict[_Cell, torch.Tensor]) -> tuple[dict[_Cell, bool], bool]:
+    def _call(self, visit: int, alive: dict[_Cell, torch.Tensor] | None = None) -> set[_Cell]:
         """Call the function for one module, with ``alive`` in memory and all other tensors on the meta
-        device.
+        device; without ``alive`` as a trial. Return the cells that it touched.
 
-        Updates ``alive`` if the function replaces tensors. Returns the cells that it touched, and whether it
-        drew random numbers.
+        Updates ``alive`` if the function replaces tensors.
         """
         module = self.modules[visit]
-        with self._standing(alive) as standing, torch.no_grad():
+        with self._standing(alive or {}) as standing, torch.no_grad():
             watch = _Watch({_key(value): cell for cell, value in standing.items()})
             try:
-                with watch, nullcontext() if alive else _on_meta():
+                with watch, _on_meta() if alive is None else nullcontext():
                     self.init_weights(module)
             except Exception as error:
-                where = "" if alive else " on the meta device, where it may not read values"
+                where = " on the meta device, where it may not read values" if alive is None else ""
                 raise PlanError(
                     f"init_weights failed for {self.names[module]} ({type(module).__name__}){where}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            touched = dict(watch.touched)
+            touched = watch.touched
             for cell, value in standing.items():
                 holder, key = cell.slots[0]
                 replacement = next((h[k] for h, k in cell.slots if h[k] is not value), holder[key])
                 if replacement is value and _key(replacement) in watch.cells:
                     continue
                 # `module.weight = …` or `module.weight.data = …` leaves nothing of the earlier tensor.
-                touched[cell] = True
+                touched.add(cell)
                 if replacement is None or tuple(replacement.shape) != tuple(cell.own.shape):
                     shape = None if replacement is None else tuple(replacement.shape)
                     raise PlanError(
                         f"init_weights gave {cell.names[0]} the shape {shape} instead of "
                         f"{tuple(cell.own.shape)}; it has to keep shapes"
                     )
-                if cell in alive:
+                if alive is not None and cell in alive:
                     alive[cell] = replacement
-                else:
+                else:  # of the trial nothing is kept in memory
                     self._shadows[cell] = cell.make("meta")
             # The call on the meta device did not show this: the value written is lost.
-            unseen = [cell.names[0] for cell in touched if alive and cell not in alive]
+            unseen = [cell.names[0] for cell in touched if alive is not None and cell not in alive]
             if unseen:
                 raise PlanError(
                     f"init_weights touched {unseen[0]} when called for {self.names[module]}, but not in "
                     "its trial call on the meta device; it must do the same in every call"
                 )
-        return touched, watch.draws
+        return touched
 
     @contextmanager
     def _standing(self, alive: dict[_Cell, torch.Tensor]) -> Iterator[dict[_Cell, torch.Tensor]]:

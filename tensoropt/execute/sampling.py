@@ -7,6 +7,7 @@ share rows (tensor parallelism); it can resume at any step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,6 +46,10 @@ class PlanSampler(Sampler[int]):
         drop_last: whether to leave out rows that do not fill a global batch.
         batch_size: rows of a global batch; by default the plan's; free in evaluation.
 
+    Raises:
+        PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch has fewer
+            rows than there are shares.
+
     Attributes:
         global_batch_size: the rows of a global batch.
         batch_size: rows of this rank per call.
@@ -64,6 +69,11 @@ class PlanSampler(Sampler[int]):
         batch_size: int | None = None,
     ):
         parallel = parallel_of(model)
+        if not parallel.global_rows:
+            raise PlanError(
+                "no input of this plan has a batch dim, so there are no rows to divide; pass inputs as they "
+                "are"
+            )
         self.share = parallel.engine.share
         self.global_batch_size = batch_size or parallel.global_rows
         self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
@@ -74,6 +84,17 @@ class PlanSampler(Sampler[int]):
             self._rows = self.share.rows(parallel.global_rows)  # the rows in the plan's micro-batches
         self.batch_size = len(self._rows)
         self.epoch = self.start = 0
+        world, rows, last = self.num_replicas, self.global_batch_size, self._last()
+        if not self.batch_size:
+            raise PlanError(
+                f"batches of {rows} rows cannot be divided among the {world} data-parallel ranks; pass "
+                f"batch_size={world} or more"
+            )
+        if 0 < last < world:
+            raise PlanError(
+                f"the last of the batches of {rows} rows from {len(dataset)} samples has {last}, which "
+                f"cannot be divided among {world} ranks; pass drop_last=True, or other samples"
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Draw a new order and begin at its start; call it on every rank with the same number before each
@@ -111,38 +132,6 @@ class PlanSampler(Sampler[int]):
         yield from (order[count - self._last() + row] for row in self._of_last())
 
 
-def sampler(
-    model: nn.Module,
-    dataset: Sized,
-    *,
-    shuffle: bool = True,
-    seed: int = 0,
-    drop_last: bool = False,
-    batch_size: int | None = None,
-) -> PlanSampler:
-    """Return a sampler of this rank's rows for a parallelized model; see :class:`PlanSampler`.
-
-    Raises:
-        PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch has fewer
-            rows than there are shares.
-    """
-    if not parallel_of(model).global_rows:
-        raise PlanError(
-            "no input of this plan has a batch dim, so there are no rows to divide; pass inputs as they are"
-        )
-    order = PlanSampler(
-        model, dataset, shuffle=shuffle, seed=seed, drop_last=drop_last, batch_size=batch_size
-    )
-    world, rows = order.num_replicas, order.global_batch_size
-    if not order.batch_size:
-        raise PlanError(
-            f"batches of {rows} rows cannot be divided among the {world} data-parallel "
-            f"ranks; pass batch_size={world} or more"
-        )
-    last = 0 if drop_last else len(dataset) % rows
-    if 0 < last < world:
-        raise PlanError(
-            f"the last of the batches of {rows} rows from {len(dataset)} samples has {last}, which cannot be "
-            f"divided among {world} ranks; pass drop_last=True, or other samples"
-        )
-    return order
+def sampler(model: nn.Module, dataset: Sized, **settings: Any) -> PlanSampler:
+    """Return a sampler of this rank's rows for a parallelized model; see :class:`PlanSampler`."""
+    return PlanSampler(model, dataset, **settings)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,89 +29,70 @@ _MODEL = "model"
 """The model's key in a checkpoint that also has an optimizer."""
 
 
-class _StoredWeights(ABC):
+@dataclass(frozen=True)
+class _StoredWeights:
     """Tensors in files, by state-dict key.
 
     Attributes:
         path: the path as given.
+        names: the keys of all tensors.
+        read: returns a whole tensor on the CPU, in memory of its own.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
-
-    @property
-    @abstractmethod
-    def names(self) -> Collection[str]:
-        """The keys of all tensors."""
-
-    @abstractmethod
-    def read(self, name: str) -> torch.Tensor:
-        """Return a whole tensor on the CPU, in memory of its own."""
+    path: Path
+    names: Collection[str]
+    read: Callable[[str], torch.Tensor]
 
 
-class _DistributedCheckpoint(_StoredWeights):
-    """A folder of ``torch.distributed.checkpoint`` with a model's state dict, possibly under the key
+def _distributed_checkpoint(path: Path) -> _StoredWeights:
+    """Return a folder of ``torch.distributed.checkpoint`` with a model's state dict, possibly under the key
     ``model``."""
+    reader = FileSystemReader(path)
+    metadata = reader.read_metadata()
+    # Keys of nested dicts are joined by dots; the paths distinguish `{"model": {"x": …}}` from a submodule
+    # named "model".
+    paths, keys = metadata.planner_data or {}, {}
+    for key, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            outer, *inner = paths.get(key, (key,))
+            keys[".".join(map(str, inner)) if inner and outer == _MODEL else key] = key, entry
 
-    def __init__(self, path: Path):
-        super().__init__(path)
-        self.reader = FileSystemReader(path)
-        metadata = self.reader.read_metadata()
-        entries = metadata.state_dict_metadata
-        self.entries = {k: v for k, v in entries.items() if isinstance(v, TensorStorageMetadata)}
-        # Keys of nested dicts are joined by dots; this distinguishes `{"model": {"x": …}}` from a submodule
-        # named "model".
-        paths = metadata.planner_data or {}
-        self.keys = {self._name(key, paths.get(key, ())): key for key in self.entries}
-
-    @staticmethod
-    def _name(key: str, path: tuple[Any, ...]) -> str:
-        nested = len(path) > 1 and path[0] == _MODEL
-        return ".".join(map(str, path[1:])) if nested else key
-
-    @property
-    def names(self) -> Collection[str]:
-        return self.keys
-
-    def read(self, name: str) -> torch.Tensor:
-        key = self.keys[name]
-        entry = self.entries[key]
+    def read(name: str) -> torch.Tensor:
+        key, entry = keys[name]
         value = torch.empty(entry.size, dtype=entry.properties.dtype)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the missing process group, which is intended
-            dcp.load({key: value}, storage_reader=self.reader, no_dist=True)  # type: ignore[attr-defined]
+            dcp.load({key: value}, storage_reader=reader, no_dist=True)  # type: ignore[attr-defined]
         return value
 
+    return _StoredWeights(path, keys, read)
 
-class _Safetensors(_StoredWeights):
-    def __init__(self, path: Path):
-        super().__init__(path)
-        self._open = import_extra("safetensors", "safetensors", f"reading {path}").safe_open
-        self.file_of: dict[str, Path] = {}
-        for file in [path] if path.is_file() else sorted(path.glob(f"*{_ENDING}")):
-            with self._opened(file) as content:
-                for name in content.keys():  # noqa: SIM118, it is no mapping
-                    if name in self.file_of:
-                        raise PlanError(
-                            f"{name} is in {self.file_of[name].name} and in {file.name} of {path}; keep "
-                            "one of them"
-                        )
-                    self.file_of[name] = file
 
-    def _opened(self, file: Path) -> Any:
+def _safetensors(path: Path) -> _StoredWeights:
+    safe_open = import_extra("safetensors", "safetensors", f"reading {path}").safe_open
+
+    def opened(file: Path) -> Any:
         try:
-            return self._open(file, framework="pt", device="cpu")
+            return safe_open(file, framework="pt", device="cpu")
         except Exception as error:
             raise PlanError(f"{file} is not a safetensors file ({error}); correct checkpoint=") from None
 
-    @property
-    def names(self) -> Collection[str]:
-        return self.file_of
+    file_of: dict[str, Path] = {}
+    for file in [path] if path.is_file() else sorted(path.glob(f"*{_ENDING}")):
+        with opened(file) as content:
+            for name in content.keys():  # noqa: SIM118, it is no mapping
+                if name in file_of:
+                    raise PlanError(
+                        f"{name} is in {file_of[name].name} and in {file.name} of {path}; keep one of them"
+                    )
+                file_of[name] = file
 
-    def read(self, name: str) -> torch.Tensor:
-        with self._opened(self.file_of[name]) as content:
+    def read(name: str) -> torch.Tensor:
+        with opened(file_of[name]) as content:
             value: torch.Tensor = content.get_tensor(name)
         return value
+
+    return _StoredWeights(path, file_of, read)
 
 
 def _open_weights(path: str | os.PathLike[str]) -> _StoredWeights:
@@ -124,9 +105,9 @@ def _open_weights(path: str | os.PathLike[str]) -> _StoredWeights:
     source = Path(path)
     # `torch.distributed.checkpoint` writes this file last: without it a checkpoint is incomplete.
     if (source / ".metadata").is_file():
-        return _DistributedCheckpoint(source)
+        return _distributed_checkpoint(source)
     if (source.is_file() and source.suffix == _ENDING) or any(source.glob(f"*{_ENDING}")):
-        return _Safetensors(source)
+        return _safetensors(source)
     problem = "has no weights that can be read" if source.exists() else "does not exist"
     raise PlanError(
         f"checkpoint {source} {problem}; give a folder of torch.distributed.checkpoint (save_checkpoint "

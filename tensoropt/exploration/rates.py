@@ -234,7 +234,7 @@ def amount_of(text: str) -> Amount | None:
             f"'{text.strip()[:60]}' is not an amount of training; write 1e9 tokens or 50000 samples"
         )
     count, unit = match.groups()
-    return Amount(parse_count(count, "the amount"), unit.rstrip("s") + "s")
+    return Amount(parse_count(count), unit.rstrip("s") + "s")
 
 
 def _count(value: float) -> str:

@@ -362,11 +362,6 @@ class AtomGraph:
         """The greatest common divisor of the sizes of all atoms in zig-zag order."""
         return gcd(*(self.atom_sizes(name)[position] for name, position in self.zigzag))
 
-    def discoveries(self) -> dict[str, str]:
-        """Target -> what discovery found, in words."""
-        targets = self.graph.by_name
-        return {targets[name].target: str(discovery) for name, discovery in self.discovered.items()}
-
     def lost(self) -> dict[str, str]:
         """Target -> why discovery could not run it, in words."""
         targets = self.graph.by_name

@@ -10,7 +10,7 @@ import torch
 from tensoropt.cluster import Cluster, available_cores, named_kind, pin_rank, rank_cores
 from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.cluster.local import ANY_CORE, THIS_MACHINE, most_ranks
-from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
+from tensoropt.cluster.nvml import gpu_cluster
 from tensoropt.errors import ClusterError
 from tensoropt.ranks.hosts import job_ranks
 from tensoropt.ranks.pool import RankPool
@@ -26,7 +26,7 @@ def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
         local_rank, local_ranks: the rank on this host, and the number of ranks on it.
     """
     threads = torch.get_num_threads()
-    cores = rank_cores(local_ranks, 1)
+    cores = rank_cores(local_ranks)
     go_back = pin_rank(cores[local_rank] if cores is not None else None)
     torch.set_num_threads(1)
 
@@ -82,34 +82,27 @@ def why_no_gpu() -> str:
 
 
 def local_notes(cluster: Cluster) -> tuple[str, ...]:
-    """Return notes on this machine's detected GPUs and their use; empty for requested CPU ranks."""
-    if cluster.source == THIS_MACHINE and cluster.name.startswith("local"):
-        seen = gpu_notes()
-        if not seen and torch.cuda.is_available():
-            count = torch.cuda.device_count()
-            seen = (f"PyTorch sees {count} GPUs, but NVML, which describes them, does not answer",)
-        return tuple(f"{note}: plans are for CPU ranks" for note in seen)
+    """Return why this machine's GPUs are not used or not timed; empty for requested CPU ranks."""
+    if cluster.source == THIS_MACHINE and cluster.name.startswith("local") and torch.cuda.is_available():
+        return (
+            f"PyTorch sees {torch.cuda.device_count()} GPUs, but NVML, which describes them, names none that "
+            "can be used: plans are for CPU ranks",
+        )
     gpus = gpu_cluster() if cluster.source == "NVML" else None
-    if gpus is None or gpus.devices[: cluster.device_count] != cluster.devices:
+    if gpus is None or gpus.devices[: cluster.device_count] != cluster.devices or local_backend(cluster):
         return ()
-    return (*gpu_notes(), *_untimed(cluster))
-
-
-def _untimed(cluster: Cluster) -> tuple[str, ...]:
-    """Return why this machine's GPUs are not timed."""
-    if local_backend(cluster) is not None or len(cluster.device_kinds) > 1:
-        return ()
-    words = f"{cluster.device_count} x {cluster.device.name}"
     reason = why_no_gpu()
     if not reason and not torch.distributed.is_nccl_available():
         reason = f"PyTorch {torch.__version__} is built without NCCL; install a build that has it"
+    if not reason and len(cluster.device_kinds) > 1:
+        reason = "ranks must be of one kind; select GPUs with CUDA_VISIBLE_DEVICES"
     if not reason:
         names = ", ".join(local_gpus()) or "none"
         remedy = "look at CUDA_VISIBLE_DEVICES and set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         reason = f"PyTorch sees other GPUs ({names}); {remedy}"
     return (
-        f"this machine's {words} cannot be timed, so costs come from data sheets: {reason}, or explore with "
-        f"--cluster cpu:{cluster.device_count} for CPU ranks",
+        f"this machine's {cluster.counts} cannot be timed, so costs come from data sheets: {reason}, or "
+        f"explore with --cluster cpu:{cluster.device_count} for CPU ranks",
     )
 
 

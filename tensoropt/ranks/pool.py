@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import shutil
 import subprocess
@@ -46,7 +45,6 @@ class RankPool:
         timeout_s: the time-out of one run, and of a collective.
         backend: ``gloo``, or ``nccl`` with GPU r for rank r.
         share_gpu: with gloo, give all ranks the first GPU; times are then meaningless.
-        pin: pin rank r to cores ``r*threads …``, or with ``nccl`` to those near its GPU.
         interface: the network interface of gloo, the loopback by default.
         prefixes: per rank, a command before the worker's (such as ``ip netns exec NAME``).
     """
@@ -54,35 +52,32 @@ class RankPool:
     def __init__(
         self,
         world_size: int,
-        threads: int = 1,
         timeout_s: float = 120.0,
         *,
         start_timeout_s: float = 180.0,
         backend: str = "gloo",
         share_gpu: bool = False,
-        pin: bool = True,
         interface: str | None = None,
         prefixes: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        if world_size < 1 or threads < 1 or timeout_s <= 0:
+        if world_size < 1 or timeout_s <= 0:
             raise MeasurementError(
-                f"a pool of {world_size} ranks with {threads} threads and a time-out of {timeout_s} s is"
-                " impossible; give at least 1 rank, 1 thread and more than 0 s"
+                f"a pool of {world_size} ranks with a time-out of {timeout_s} s is impossible; give at least "
+                "1 rank and more than 0 s"
             )
         if share_gpu and backend != "gloo":
             raise MeasurementError(
                 f"{backend} takes one rank per GPU; give backend='gloo' for ranks that share a GPU"
             )
         self.world_size = world_size
-        self.threads = threads
         self.timeout_s = timeout_s
         self.backend = backend
         self.share_gpu = share_gpu
         self._start_timeout_s = start_timeout_s
         self._interface = interface or ("lo" if sys.platform == "linux" else "lo0")
         self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
-        can_pin = pin and hasattr(os, "sched_setaffinity")
-        self._cores = self._cores_of_ranks() if can_pin else None
+        # Ranks that share a GPU wait for each other in any case.
+        self._cores = None if backend == "nccl" else rank_cores(world_size)
         self._workers: list[WorkerProcess] = []
         self._directory = Path(tempfile.mkdtemp(prefix="tensoropt-pool-"))
         self._epoch = 0
@@ -119,7 +114,7 @@ class RankPool:
                 self._epoch += 1  # a new file: the last group's store still has its ranks' addresses
                 for rank, prefix in enumerate(self._prefixes):
                     log = self._directory / f"rank-{rank}.log"
-                    self._workers.append(start_worker(log, prefix, self.threads, self._interface))
+                    self._workers.append(start_worker(log, prefix, self._interface))
                 self._send_all("setup", [self._setup(rank) for rank in range(self.world_size)])
                 try:
                     self._collect("start", self._start_timeout_s)
@@ -204,17 +199,12 @@ class RankPool:
         return {
             "rank": rank,
             "world_size": self.world_size,
-            "threads": self.threads,
-            "cores": None if self._cores is None else self._cores[rank],
+            "core": None if self._cores is None else self._cores[rank],
             "backend": self.backend,
             "gpu": self._gpu(rank),
             "store": self._store(),
             "timeout_s": self.timeout_s,
         }
-
-    def _cores_of_ranks(self) -> tuple[tuple[int, ...], ...] | None:
-        # Ranks that share a GPU wait for each other in any case.
-        return None if self.backend == "nccl" else rank_cores(self.world_size, self.threads)
 
     def _gpu(self, rank: int) -> int | None:
         if self.share_gpu:

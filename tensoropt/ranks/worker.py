@@ -168,12 +168,12 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
         setup.update(content)
         on_cpu = setup["gpu"] is None
         if on_cpu:
-            pin_rank(setup["cores"])  # before PyTorch starts threads
-        elif setup["cores"] is not None:
-            os.sched_setaffinity(0, setup["cores"])
+            pin_rank(setup["core"])  # before PyTorch starts threads
+        elif setup["core"] is not None:
+            os.sched_setaffinity(0, {setup["core"]})
         import torch
 
-        torch.set_num_threads(setup["threads"])
+        torch.set_num_threads(1)
         torch.set_num_interop_threads(1)
         if not on_cpu:
             torch.cuda.set_device(setup["gpu"])

@@ -70,12 +70,11 @@ def kill_all(workers: list[WorkerProcess]) -> None:
         workers.pop().kill()
 
 
-def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str) -> WorkerProcess:
+def start_worker(log: Path, prefix: Sequence[str], interface: str) -> WorkerProcess:
     """Start a worker, which then waits for messages.
 
     Args:
         prefix: a command before the worker's.
-        threads: set in its environment for libraries.
         interface: gloo's network interface.
     """
     ours, theirs = socket.socketpair()
@@ -84,8 +83,8 @@ def start_worker(log: Path, prefix: Sequence[str], threads: int, interface: str)
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
         "PYTHONFAULTHANDLER": "1",
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": interface,
     }
     command = [sys.executable, "-P", "-c", _WORKER, str(theirs.fileno()), str(lifeline_read)]

@@ -51,15 +51,12 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]:
-    """Return what was left out or not timed, in a few readable lines; with ``every``, also facts about the
-    model and the search, and the sources of figures."""
+def summary_lines(exploration: Exploration) -> list[str]:
+    """Return what was left out or not timed, in a few readable lines; the report has the rest."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters{_trained_words(exploration)}, "
-        f"{report['operators']} operators in "
-        f"{report['groups']} groups, {report['hubs']} tensors with several readers, "
-        f"{report['shared_parameters']} tied parameters"
+        f"{report['operators']} operators"
     ]
     unknown = report.get("operators_without_rule") or []
     if unknown:
@@ -67,20 +64,11 @@ def summary_lines(exploration: Exploration, *, every: bool = False) -> list[str]
     if report.get("micro_batches_refused"):
         lines.append(f"micro-batches refused: {report['micro_batches_refused']}")
     lines += [f"note: {note}" for note in notes_of(exploration, missing=True)]
-    lines.append(timing_words(exploration))
-    if not every:
-        return lines
-    discovered = report.get("operators_discovered") or {}
-    lines += [f"discovered rule for {target}: splits {dims}" for target, dims in discovered.items()]
     if "split_share_of_flops" in report:
         lines.append(
             f"{100 * report['split_share_of_flops']:.1f} % of the FLOPs can be split in two or more ways"
         )
-    lines += [f"note: {note}" for note in notes_of(exploration, missing=False)]
-    lines += fit_lines(report.get("fit") or [])
-    seconds = report.get("seconds", {})
-    lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in seconds.items()))
-    return lines
+    return [*lines, timing_words(exploration)]
 
 
 def _trained_words(exploration: Exploration) -> str:

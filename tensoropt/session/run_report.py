@@ -137,15 +137,7 @@ def run_report(searched: Searched, seconds: Mapping[str, float]) -> dict[str, An
     spreads = [e["spread"] for e in costs.timings.records.values() if "spread" in e]
     return {
         "operators": len(graph.operators),
-        "groups": len(problem.graph.groups),
-        "hubs": len(problem.graph.hubs),
-        "shared_parameters": len(problem.graph.shared),
         "operators_without_rule": sorted({op.target for op in graph.operators if not spaces[op.name].known}),
-        "operators_discovered": {
-            target: found
-            for target, found in problem.graph.atoms.discoveries().items()
-            if any(spaces[op.name].discovered for op in graph.operators if op.target == target)
-        },
         "split_share_of_flops": searched.split_share,
         "model_flops": dict(searched.model_flops),
         "peak_flops": dict(costs.timings.peaks),

@@ -185,7 +185,7 @@ def test_python_m_is_the_same_command():
 
 
 def test_explore_leaves_a_frontier_and_prints_it(did, explored):
-    out, err = did(*NET, "--cluster", "two.yaml", "--out", "again", "--epsilon", "0", "--notes")
+    out, err = did(*NET, "--cluster", "two.yaml", "--out", "again", "--epsilon", "0")
     assert "needs/" in out
     assert "of the FLOPs can be split in two or more ways" in out
     assert "exploring with model net.py:net" in err

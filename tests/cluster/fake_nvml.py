@@ -25,8 +25,6 @@ class FakeNvml:
     usable: bool = True
     names: dict[int, str] = field(default_factory=dict)
     """Of the cards that are not called like the others."""
-    used: dict[int, int] = field(default_factory=dict)
-    """Bytes that others have, by card."""
     partitioned: tuple[int, ...] = ()
     """The cards with MIG instances."""
     wires: list[list[int]] = field(init=False)
@@ -61,7 +59,7 @@ class FakeNvml:
         return f"GPU-{handle}abc"
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(total=self.memory_bytes, used=self.used.get(handle, 0))
+        return SimpleNamespace(total=self.memory_bytes)
 
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
         if "H100" not in self.name and "A100" not in self.name:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_nvml import FakeNvml, dgx_a100, dgx_h100, dgx_v100, table, titan_box
 
 from tensoropt import ClusterError, load_cluster
-from tensoropt.cluster.nvml import gpu_cluster, gpu_notes
+from tensoropt.cluster.nvml import gpu_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +51,11 @@ def test_the_preset_agrees_with_the_recorded_box():
             assert ours.bandwidth_bytes_per_s == pytest.approx(theirs.bandwidth_bytes_per_s, rel=0.02)
 
 
-def test_pix_and_node_paths():
-    cluster = gpu_cluster(titan_box())
-    assert cluster.device.name == "TITAN-RTX"
+def test_pix_and_node_paths_also_between_kinds():
+    box = titan_box()
+    box.names = {1: "Tesla V100-SXM2-32GB"}
+    cluster = gpu_cluster(box)
+    assert [device.name for device in cluster.devices] == ["TITAN-RTX", "V100-32GB", "TITAN-RTX"]
     assert [cluster.link(*pair).name for pair in ((0, 1), (0, 2), (1, 2))] == ["PIX", "NODE", "NODE"]
     assert cluster.link(0, 1).bandwidth_bytes_per_s > cluster.link(0, 2).bandwidth_bytes_per_s
     assert cluster.levels[0].link.name == "NODE"
@@ -89,52 +91,13 @@ def test_a_device_outside_the_catalogue_gets_nvmls_figures():
     assert cluster.meshes()[0].shape == (1,)
 
 
-GIB = 2**30
-
-
-def test_a_quiet_box_needs_no_words():
-    assert gpu_notes(dgx_h100()) == ()
-    box = titan_box()
-    box.usable = False
-    assert gpu_notes(box) == ()
-
-
-def test_busy_cards_are_said_and_kept(monkeypatch):
-    box = dgx_h100()
-    box.used = {3: 41 * GIB, 5: GIB}
-    assert gpu_cluster(box).device_count == 8
-    (note,) = gpu_notes(box)
-    assert note.startswith("GPU 3 (H100-80GB) is in use, with 41 GiB of its 79.6 GiB")
-    assert note.endswith("leave it out with CUDA_VISIBLE_DEVICES")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,4")
-    assert gpu_notes(box) == ()
-    assert gpu_cluster(box).device_count == 4
-
-
-def test_hidden_cards_are_said(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpu_notes(dgx_h100()) == ("8 GPUs are here, but CUDA_VISIBLE_DEVICES='' shows none of them",)
-
-
-def test_cards_with_mig_are_left_out():
+def test_cards_with_mig_are_left_out(caplog):
     box = dgx_h100()
     box.partitioned = (2,)
     assert gpu_cluster(box).device_count == 7
-    (note,) = gpu_notes(box)
-    assert note.startswith("GPU 2 is partitioned into MIG instances and is left out; describe an instance")
+    assert "1 GPU with MIG instances left out; describe an instance in a cluster file" in caplog.text
     box.partitioned = tuple(range(8))
     assert gpu_cluster(box) is None
-    assert len(gpu_notes(box)) == 8
-
-
-def test_mixed_cards_are_said():
-    box = titan_box()
-    box.names = {1: "Tesla V100-SXM2-32GB"}
-    cluster = gpu_cluster(box)
-    assert [device.name for device in cluster.devices] == ["TITAN-RTX", "V100-32GB", "TITAN-RTX"]
-    (note,) = gpu_notes(box)
-    assert note.startswith("the GPUs are of several kinds (2 x TITAN-RTX, 1 x V100-32GB): sharded plans run")
-    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in note
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.cluster import Cluster, Level, Link, Mesh, device_kind, load_cluster
+from tensoropt.cluster import Cluster, Link, Mesh, load_cluster
+from tensoropt.cluster.catalog import device_kind
+from tensoropt.cluster.hardware import Level
 from tensoropt.costs.communication import CommunicationModel, _pair_ring_bandwidth, group_link
 from tensoropt.errors import ClusterError, MeasurementError
 from tensoropt.profiling.link_fits import LinkFit, Segment

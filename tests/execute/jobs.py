@@ -331,12 +331,6 @@ def optimizers(rank, world, name, mesh, seed):
     return found
 
 
-def long_run(rank, world, name, mesh, steps):
-    """(ours, plain) losses of a training run."""
-    twins = Twins(name, mesh, 4, torch.optim.AdamW, lr=3e-3)
-    return [twins.step() for _ in range(steps)]
-
-
 def compiled(rank, world, name, mesh, backend):
     """Gradients of the second step under ``torch.compile``, against the plain model."""
     twins = Twins(name, mesh, 3)

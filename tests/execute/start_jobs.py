@@ -120,6 +120,8 @@ def save(rank, world, path):
 
 LAYER = 4 * (2 * WIDTH * WIDTH + 2 * WIDTH)
 """Bytes of the largest layer: the weight and bias of ``up``."""
+TIED = 4 * VOCABULARY * WIDTH
+"""Bytes of the weight that embedding and output share."""
 SMALL = 4 * (2 * WIDTH * DEPTH + 8 * WIDTH + 256)
 """Bytes of buffers, which the model and the engine both have for a while, of single norms and of the
 batch."""

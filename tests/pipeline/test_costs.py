@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensoropt import ClusterError, Settings
-from tensoropt.cluster import Cluster, DeviceKind, Level, Link, Mesh, device_kind, load_cluster
+from tensoropt.cluster import Cluster, DeviceKind, Link, Mesh, load_cluster
+from tensoropt.cluster.catalog import device_kind
+from tensoropt.cluster.hardware import Level
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.source import CostSource
 from tensoropt.pipeline.costs import (

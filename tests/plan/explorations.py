@@ -69,9 +69,8 @@ def small_exploration() -> Exploration:
         settings={"optimizer": "adam", "mode": "train"},
         versions={"tensoropt": "0"},
         report={
-            "operators": 2, "groups": 2, "hubs": 1, "shared_parameters": 1,
-            "operators_without_rule": ["aten.odd"], "micro_batches_refused": "", "notes": ["a note"],
-            "seconds": {"search": 0.1}, "workloads_measured": 0,
+            "operators": 2, "operators_without_rule": ["aten.odd"], "micro_batches_refused": "",
+            "notes": ["a note"], "seconds": {"search": 0.1}, "workloads_measured": 0,
         },
     )  # fmt: skip
 

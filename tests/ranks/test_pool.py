@@ -247,7 +247,7 @@ def test_reset_gives_a_new_group_in_the_same_processes(pool):
     assert pool.run(add_ranks, 0.0)[0].tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("arguments", [(0,), (2, 0), (2, 1, 0.0)])
+@pytest.mark.parametrize("arguments", [(0,), (2, 0.0)])
 def test_impossible_pools_are_refused(arguments):
     with pytest.raises(MeasurementError, match="impossible"):
         RankPool(*arguments)

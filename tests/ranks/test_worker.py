@@ -34,8 +34,7 @@ def test_a_rank_gets_what_its_device_needs(monkeypatch, backend, gpu, done):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(torch, "set_num_interop_threads", lambda count: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.append(f"gpu {device}"))
-    monkeypatch.setattr(worker, "_hosts", 0)
-    setup = {"rank": 1, "backend": backend, "gpu": gpu, "cores": None, "threads": 1, "hosts": 1}
+    setup = {"rank": 1, "backend": backend, "gpu": gpu, "core": None}
     worker._obey("setup", setup, {})
     assert seen == done
 

@@ -154,9 +154,6 @@ class Discovery:
     refused: str = ""
     lost: bool = False
 
-    def __str__(self) -> str:
-        return self.refused or "; ".join(map(str, self.splits)) or "no split recombines"
-
     def to_record(self) -> dict[str, Any]:
         """Return the findings as plain data; of refusals, only lost operators."""
         if self.lost:

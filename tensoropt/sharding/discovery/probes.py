@@ -13,7 +13,6 @@ from tensoropt.ops.registry import bind, samples_of
 
 SUM, WHOLE, MEAN = -1, -2, -3
 """How parts of an output recombine if the loop does not index it: as a sum, as equal copies, as a mean."""
-_KINDS = {SUM: "sum", WHOLE: "whole", MEAN: "mean"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +21,6 @@ class Split:
 
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]
-
-    def __str__(self) -> str:
-        cut = ", ".join(f"operand {i} dim {d}" for i, d in enumerate(self.reads) if d is not None)
-        return f"{cut} -> {', '.join(_KINDS.get(w, f'dim {w}') for w in self.writes)}"
 
 
 @dataclass(frozen=True)

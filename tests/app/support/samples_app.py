@@ -71,8 +71,8 @@ def exploration(
         "settings": {"mode": "train", "optimizer": "adam", "micro_batches": "auto", "epsilon": 1e-3,
                      "dtype": "float32"},
         "versions": {"tensoropt": "0"},
-        "report": {"operators": 4, "groups": 4, "hubs": 0, "shared_parameters": 0, "workloads_measured": 0,
-                   "device": "H100-80GB", "notes": ["not searched: meshes of more than 2 axes (1)"]},
+        "report": {"operators": 4, "workloads_measured": 0, "device": "H100-80GB",
+                   "notes": ["not searched: meshes of more than 2 axes (1)"]},
     }  # fmt: skip
     return Exploration(tuple(points), tuple(spaces or (space(),)), **{**fields, **more})
 

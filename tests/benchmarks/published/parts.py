@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tensoropt.cluster import Reached, reached_by
-from tensoropt.cluster.catalog import host_seconds
+from tensoropt.cluster import reached_by
+from tensoropt.cluster.catalog import Reached, host_seconds
 from tensoropt.costs.compute import RooflineCompute, moved_bytes
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.calls import CostClass

@@ -180,7 +180,7 @@ def test_sums_and_means():
 def test_what_is_found_is_used_and_right():
     for function in (row_softplus, lambda x, w: moments(x)[0] * w + moments(x)[1]):
         atoms = refine_graph(graph_of(function))
-        assert atoms.discoveries()
+        assert atoms.discovered
         report = check_graph(atoms, thorough=True)
         assert not report.mismatches, str(report)
         assert not report.unknown

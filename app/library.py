@@ -10,17 +10,16 @@ and does not affect others.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.cluster_offers import SomeDevices, folders_in, same_step, some_devices
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.exploration_files import DESCRIBED, Costs, read_costs, read_described
+from tensoropt.exploration.exploration_files import DESCRIBED, LISTED, read_described
 from tensoropt.exploration.verified import Verified, load_verified
 from tensoropt.question.model_source import is_onnx
 from tensoropt.question.settings import settings_fields
@@ -30,6 +29,8 @@ from .recent import Recent
 _MOST = 10_000
 """Maximum number of cached heads and costs; reading one takes about a millisecond."""
 Indexed = TypeVar("Indexed")
+Costs = tuple[list[float], list[float]]
+"""Bytes that each point needs of a device, and seconds."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class _Index:
 
     def costs(self, folder: Path) -> Costs:
         """Return the costs of an exploration's points; empty if they cannot be read."""
-        return self._once("costs", folder, read_costs, lambda _: Costs(*[np.array([])] * 3))
+        return self._once("costs", folder, _costs, lambda _: ([], []))
 
     def _once(
         self, kind: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
@@ -90,6 +91,12 @@ class _Index:
 
         value: Indexed = self._recent.get((kind, folder, state.st_mtime_ns, state.st_size), make)
         return value
+
+
+def _costs(folder: Path) -> Costs:
+    with open(folder / LISTED, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [float(row["needs_bytes"]) for row in rows], [float(row["time_s"]) for row in rows]
 
 
 def _head(folder: Path) -> Head:

@@ -289,7 +289,7 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
         TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
     """
     fields = read_files(directory)
-    known = {name: fields.pop(name) for name in ("graph_facts",) if name in fields}
+    facts = fields.pop("graph_facts")
     found = Exploration(**fields)
-    vars(found).update(known)  # cached, so that nothing reads the graph for them
+    vars(found)["graph_facts"] = facts  # cached, so that nothing reads the graph for them
     return found

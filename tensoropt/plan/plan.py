@@ -25,7 +25,6 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
-    model_validator,
 )
 
 from tensoropt.cluster import Cluster
@@ -182,8 +181,6 @@ def _example(value: Any) -> Any:
 
 
 _SCHEMA = "tensoropt.plan/4"
-_OLD_SCHEMAS = ("tensoropt.plan/1", "tensoropt.plan/2", "tensoropt.plan/3")
-"""Older schemas, with ``placed`` or ``pipeline`` in place of ``stages``; :func:`load_plan` reads them."""
 
 
 class _Strict(BaseModel):
@@ -409,11 +406,6 @@ class Predicted(_Strict):
     exact: bool = True
     gap: float | None = 0.0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_went(cls, data: Any) -> Any:
-        return {k: v for k, v in data.items() if k != "allocator"} if isinstance(data, dict) else data
-
     @property
     def tensor_bytes(self) -> float:
         """The memory of tensors alone, as a tensor tracker measures it."""
@@ -555,18 +547,6 @@ class Plan(_Recomputing):
     __str__ = __repr__  # pydantic's own would list every field
 
 
-def _converted(data: dict[str, Any]) -> dict[str, Any]:
-    data = {**data, "schema": _SCHEMA}
-    stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
-    given = {name: value for name, value in stages.items() if value is not None}
-    if len(given) > 1:
-        raise PlanError("the plan has both 'placed' and 'pipeline'; leave out one of them")
-    if isinstance(mesh := data.get("mesh"), dict):
-        # The first placed plans did not mark their mesh as placed.
-        data["mesh"] = {**mesh, "placed": mesh.get("placed", False) or "placed" in given}
-    return {**data, "stages": next(iter(given.values()), None)}
-
-
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Return the checked plan of a file.
 
@@ -592,13 +572,13 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     # Numbers with thousands of digits, deeply nested lists, ...
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
-    schemas = (*_OLD_SCHEMAS, _SCHEMA)
-    if not isinstance(data, dict) or data.get("schema") not in schemas:
+    if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        known = " or ".join(f"'{schema}'" for schema in schemas)
-        raise PlanError(f"{path} is not a plan: its schema is {found!r}, not {known}")
+        raise PlanError(
+            f"{path} is not a plan: its schema is {found!r}, not '{_SCHEMA}'; choose the plan again"
+        )
     try:
-        plan = Plan.model_validate(data if data["schema"] == _SCHEMA else _converted(data))
+        plan = Plan.model_validate(data)
         check_plan(plan)
     except ValidationError as error:
         first = error.errors()[0]

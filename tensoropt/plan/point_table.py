@@ -9,7 +9,7 @@ import numpy as np
 
 from tensoropt.plan.figures import FLAG, KEPT
 from tensoropt.plan.point import Point, by_strategy
-from tensoropt.plan.point_records import record_of
+from tensoropt.plan.point_records import WITH_INDICES, StagesRecord
 from tensoropt.plan.space import Space
 
 _Strategy = tuple[tuple[int, ...], tuple[int, ...]]
@@ -102,19 +102,19 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
 
 def read_points(
     arrays: Mapping[str, np.ndarray],
-    spaces: int | None = None,
-    carried: Mapping[int, Mapping[str, Any]] | None = None,
+    spaces: int,
+    carried: Mapping[int, Mapping[str, Any]],
 ) -> tuple[Point, ...]:
     """Return the points that :func:`point_arrays` stored.
 
     Args:
-        spaces: the number of spaces; without it, points have figures but no strategies.
+        spaces: the number of spaces.
         carried: plans of points without indices, by row.
 
     Raises:
         ValueError: the arrays do not match.
     """
-    space, planner, carried = arrays["space"], arrays["planner"], carried or {}
+    space, planner = arrays["space"], arrays["planner"]
     columns = {name: arrays[name] for name in KEPT if name in arrays}
     if any(column.shape != space.shape for column in (planner, *columns.values())):
         raise ValueError("columns of different lengths")
@@ -132,10 +132,8 @@ def read_points(
     sent = (arrays[name].tolist() for name in ("send_kind", "send_axes", "sends"))
     for kind, axes, (row, size, times) in zip(*sent, strict=True):
         sends[row].append((kind, over[axes], size, times))
-    strategies: dict[int, _Strategy] = dict.fromkeys(
-        range(len(space)) if spaces is None else carried, ((), ())
-    )
-    for s in range(spaces or 0):
+    strategies: dict[int, _Strategy] = dict.fromkeys(carried, ((), ()))
+    for s in range(spaces):
         strategies |= _strategies(s, arrays)
     if len(strategies) != len(space):
         raise ValueError("points without a strategy")
@@ -147,7 +145,7 @@ def read_points(
             options=strategies[row][1],
             collectives=tuple(sends[row]),
             planner=by,
-            record=record_of(carried.get(row, {})),
+            record=StagesRecord.from_data(carried[row]["record"]) if row in carried else WITH_INDICES,
         )
         for row, (of_space, by) in enumerate(zip(space.tolist(), planner.tolist(), strict=True))
     )

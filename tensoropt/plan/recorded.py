@@ -42,10 +42,9 @@ class RecordedWork:
     """Facts and seconds of one workload, for one micro-batch.
 
     Attributes:
-        forward_host_s, backward_host_s: the host's seconds to issue it; 0 if the host is the device, and in
-            explorations that predate this split.
+        forward_host_s, backward_host_s: the host's seconds to issue it; 0 if the host is the device.
         weight_gradient_s: seconds of the weight-gradient product in its backward
-            (:meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`); 0 in older explorations.
+            (:meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`).
     """
 
     facts: Facts
@@ -275,7 +274,7 @@ class RecordedCosts:
         """
         part = self.recorded.parts.get(key)
         if part is None and len(self.cluster.device_kinds) > 1:
-            raise TensorOptError(f"the costs of {key} were not saved (by an older version); explore again")
+            raise TensorOptError(f"the costs of {key} were not saved; explore again")
         return part or self.recorded.whole
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:

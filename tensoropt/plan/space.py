@@ -28,7 +28,7 @@ class Space:
         notes: where the search was heuristic.
         regions: group -> its repeated block, if that may be recomputed; the group's index counts its
             configurations once plain, then once recomputed.
-        sequence: group -> its label for splitting the sequence, if any. Empty in older explorations.
+        sequence: group -> its label for splitting the sequence, if any.
         moves: tensors that backward may gather again: after the options of its variables, a point has an
             option for each, 1 to gather it again.
         recipes: block -> recipe -> for each of the block's groups, ``1`` if the recipe runs it once, else

@@ -191,8 +191,6 @@ def test_pipelines_say_their_parts_and_their_schedule():
     assert plan_names([made], [of]).names == wanted
     interleaved = pipelined("interleaved_1f1b", [stage] * 8)
     assert plan_names([interleaved], [of]).names[0].endswith("PP 4 interleaved 1F1B (8 stages)")
-    partly = stage.model_copy(update={"once": ("up",)})  # of an earlier version, without recipes
-    assert "1 block recomputed in part" in plan_names([pipelined("1f1b", [partly] * 4, "h.0")], [of]).names[0]
     alone = Space(MeshInfo(shape=(2,), names=("stage",)), 2, {}, {}, {}, {})
     single = stage.model_copy(update={"groups": {"up": ("rows",)}, "stored": {"w": ("R",)}})
     assert plan_names([pipelined("gpipe", [single] * 2)], [alone]).names == ("2 micro-batches · PP 2 GPipe",)

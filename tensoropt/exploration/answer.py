@@ -17,7 +17,7 @@ import numpy as np
 
 from tensoropt.costs.device_fit import TIGHT
 from tensoropt.exploration.rates import RatesOf
-from tensoropt.exploration.recommended import Recommendation, a_config_says, recommended
+from tensoropt.exploration.recommended import Recommendation, recommended
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import (
     HEURISTICS,
@@ -47,10 +47,8 @@ _MOST_NAMED = 4
 _MANY = 10
 """A step at least this many times as long is reported as a factor, not in per cent."""
 _GIB = 2.0**30
-_ALIKE = 0.005
-"""Differences in step time below this share are not worth more memory."""
-_LEAST = 0.001
-"""A faster plan is named only if it is faster by at least this share."""
+_ALIKE = 0.03
+"""Differences in step time below this share, within the error of predictions, are not mentioned."""
 
 
 class Baseline(NamedTuple):
@@ -104,7 +102,6 @@ class Budgeted:
         baselines: one per usual strategy found, in the usual order.
         more_bytes: the additional memory for which :attr:`gain` is given.
         gain: the share by which that memory shortens the fastest step; 0 if it does not.
-        next_bytes: the memory beyond the limit that the next faster plan needs; None if there is none.
     """
 
     findings: Findings
@@ -115,7 +112,6 @@ class Budgeted:
     baselines: tuple[Baseline, ...]
     more_bytes: float
     gain: float
-    next_bytes: float | None
 
     @property
     def row(self) -> int | None:
@@ -149,8 +145,8 @@ class Budgeted:
         return ", ".join([*figures, *_pace_words(self.findings, self.row)])
 
     def beside(self, memory: Callable[[float], str] = format_bytes) -> list[str]:
-        """Return sentences: a faster plan if any, baselines that do not fit, the others' step times, and the
-        gain from more memory."""
+        """Return sentences: baselines that do not fit, the others' step times, and the gain from more
+        memory."""
         if self.chosen is None:
             return []
         plans = [base for base in self.baselines if not base.note]
@@ -158,43 +154,20 @@ class Budgeted:
         over = [f"{base.short} (needs {memory(base.needs_bytes)})" for base in named if not base.fits]
         said = [f"{self._called(base)} {base.verdict(memory)}" for base in named if base.fits]
         do = "does" if len(over) == 1 else "do"
-        sentences = [self.faster_words] if self.faster_words else []
-        sentences += [f"{_listed(over)} {do} not fit."] if over else []
+        sentences = [f"{_listed(over)} {do} not fit."] if over else []
         sentences += [f"{'; '.join(said)}."] if said else []
         sentences += [
             f"{base.short} {base.verdict(memory)} ({base.note})."
             for base in self.baselines
             if base.note and base.point.time_s < (1 - _ALIKE) * self.findings.all_points[base.row].time_s
         ]
-        told = launcher_words(self.findings, self.chosen.row, plans)
-        return [*sentences, *told, self.more_words(memory)]
+        bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
+        return [*sentences, f"{without_zeros(memory(self.more_bytes))} more buys {bought}."]
 
     def _called(self, base: Baseline) -> str:
         """Return a baseline's name in the variant that fits: ``DDP``, or ``DDP recomputed``."""
         again = is_recomputed(self.findings.names[base.row])
         return f"{base.short} recomputed" if again else base.short
-
-    @property
-    def faster_words(self) -> str:
-        """``Up to 2 % faster by point 148 (DP 8 · ZeRO-2).``; "" if no plan that fits is faster."""
-        if self.chosen is None or self.chosen.faster < _LEAST:
-            return ""
-        name = self.findings.names[self.chosen.fastest]
-        return f"Up to {share_words(self.chosen.faster)} faster by {self._fastest} ({name})."
-
-    @property
-    def _fastest(self) -> str:
-        """``point 148``: the fastest plan that fits; "" if none does."""
-        return "" if self.chosen is None else self.findings.title(self.chosen.fastest).partition(" of ")[0]
-
-    def more_words(self, memory: Callable[[float], str] = format_bytes) -> str:
-        """Return ``1 GiB more buys nothing.``, or how much more memory shortens the step."""
-        if self.next_bytes is None:
-            than = f" than {self._fastest}" if self.faster_words else ""
-            plan = "usual strategy" if self.findings.settings.get("first") else "plan that was searched"
-            return f"No {plan} is faster{than}."
-        bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
-        return f"{without_zeros(memory(self.more_bytes))} more buys {bought}."
 
     def sentence(
         self,
@@ -215,8 +188,6 @@ class Budgeted:
             "budget_bytes": self.limit_bytes,
             "point": None if self.row is None else self.row + 1,
             "rule": None if self.chosen is None else self.chosen.rule,
-            "fastest": None if self.chosen is None else self.chosen.fastest + 1,
-            "faster": None if self.chosen is None else self.chosen.faster,
             "baselines": [
                 {
                     "title": base.title,
@@ -258,8 +229,7 @@ def answer(
     def best_s(limit_bytes: float) -> float:
         return float(times[asked[needs[asked] <= limit_bytes]].min(initial=np.inf))
 
-    chosen, fastest_s = recommended(findings, limit, asked), best_s(limit)
-    faster = asked[times[asked] < fastest_s * (1 - SAME)]
+    chosen = recommended(findings, limit, asked)
     return Budgeted(
         findings,
         limit,
@@ -268,8 +238,7 @@ def answer(
         int(asked[np.argmin(needs[asked])]) if len(asked) else None,
         tuple(_baselines(findings, limit, None if chosen is None else float(times[chosen.row]))),
         more,
-        0.0 if chosen is None else 1.0 - best_s(limit + more) / fastest_s,
-        float(needs[faster].min()) - limit if chosen is not None and len(faster) else None,
+        0.0 if chosen is None else 1.0 - best_s(limit + more) / best_s(limit),
     )
 
 
@@ -336,31 +305,6 @@ def _pace_words(findings: Findings, row: int) -> list[str]:
     known = (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s))
     said = [f"{format_number(per_s)} {what}/s" for what, per_s in known if per_s is not None][:1]
     return said + (["bound by the host"] if findings.all_points[row].host_bound else [])
-
-
-def launcher_words(
-    findings: Findings,
-    row: int,
-    plans: Sequence[Baseline],
-    time: Callable[[float], str] = format_seconds,
-) -> list[str]:
-    """Return a sentence on the fastest baseline that fits and that a launcher's config can express; empty if
-    the answer's plan is itself one, or there is none.
-
-    Args:
-        row: index of the answer's plan.
-        plans: the baselines.
-    """
-    own = findings.all_points[row]
-    if a_config_says(findings.names[row]):
-        return []
-    said = [plan for plan in plans if plan.fits and a_config_says(findings.names[plan.row])]
-    if not said:
-        return []
-    best = min(said, key=lambda plan: (plan.point.time_s, plan.point.memory_bytes))
-    name, more = brief_name(findings.names[best.row]), best.point.time_s / own.time_s - 1.0
-    price = f"+{share_words(more)}" if more > 0 else "as fast"
-    return [f"A launcher's config can express {name}: {time(best.point.time_s)} a step ({price})."]
 
 
 def _devices_words(findings: Findings) -> str:

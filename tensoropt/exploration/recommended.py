@@ -29,12 +29,10 @@ class Recommendation(NamedTuple):
 
     Attributes:
         row, fastest: their indices in :attr:`Findings.all_points`.
-        faster: the share by which the fastest's step is shorter; 0 if they are the same.
     """
 
     row: int
     fastest: int
-    faster: float
 
     @property
     def rule(self) -> str:
@@ -51,8 +49,8 @@ def recommended(
     """Return the simplest plan within :data:`_WITHIN` of the fastest, among those that fit a limit; None if
     none fits.
 
-    Simplicity compares, in this order: whether a launcher's config can express the plan, its kinds of
-    parallelism, the share of time in operators split otherwise than its name says, micro-batches, time.
+    Simplicity compares, in this order: the parts of the plan's name that no launcher's config can express,
+    its kinds of parallelism, the name's length, time.
 
     Args:
         rows: indices of the points to consider; by default all, other planners' included.
@@ -65,24 +63,22 @@ def recommended(
     # Of equals, the leanest.
     fastest = int(fitting[np.lexsort((needs[fitting], times[fitting]))[0]])
     near = fitting[times[fitting] <= times[fastest] * (1 + _WITHIN)].tolist()
-    spaces, shares = findings.all_points.column("space"), findings.exceptions
 
     def complexity(row: int) -> tuple[float, ...]:
         name = findings.names[row]
-        micro_batches = findings.spaces[spaces[row]].micro_batches
-        return (
-            not a_config_says(name), kinds_of(name), float(shares[row]), micro_batches,
-            float(times[row]), float(needs[row]),
-        )  # fmt: skip
+        return _beyond_configs(name), kinds_of(name), len(name), float(times[row]), float(needs[row])
 
-    row = min(near, key=complexity)
-    return Recommendation(row, fastest, max(1.0 - float(times[fastest] / times[row]), 0.0))
+    return Recommendation(min(near, key=complexity), fastest)
 
 
 def a_config_says(name: str) -> bool:
     """Return whether a launcher's config can express a plan of this name: all operators are split alike, and
     only whole blocks are recomputed."""
-    return all(_FOR_A_CONFIG.fullmatch(part) for part in name.split(JOIN))
+    return not _beyond_configs(name)
+
+
+def _beyond_configs(name: str) -> int:
+    return sum(_FOR_A_CONFIG.fullmatch(part) is None for part in name.split(JOIN))
 
 
 def kinds_of(name: str) -> int:

@@ -20,7 +20,7 @@ from tensoropt.frontier import knee
 from tensoropt.plan.graph_facts import GraphFacts, Weights
 from tensoropt.plan.needs import all_needs, device_of, point_needs
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.plan_names import YOUR_JOB, Named, plan_names, planner_title
+from tensoropt.plan.plan_names import YOUR_JOB, plan_names, planner_title
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_table import PointTable
 from tensoropt.plan.space import Space
@@ -73,24 +73,10 @@ class Findings:
         return PointTable((*points, *(others[row] for row in new))) if new else points
 
     @cached_property
-    def _named(self) -> Named:
-        return plan_names(self.all_points, self.spaces, self.model.adapters, self.weights)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The display name of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
-        return self._named.names
-
-    @property
-    def exceptions(self) -> np.ndarray:
-        """For each of :attr:`all_points`, the share of its time in operators split otherwise than its name
-        begins."""
-        return self._named.exceptions
-
-    @property
-    def weights(self) -> Weights:
-        """The weights of operators and parameters in plan names."""
-        return Weights() if self.graph_facts is None else self.graph_facts.weights
+        weights = Weights() if self.graph_facts is None else self.graph_facts.weights
+        return plan_names(self.all_points, self.spaces, self.model.adapters, weights)
 
     @property
     def is_dense_transformer(self) -> bool:

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -200,75 +200,28 @@ def splits_experts(label: str) -> bool:
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
-class Named(NamedTuple):
-    """The names of points.
-
-    Attributes:
-        exceptions: for each point, the share of its plan that differs from the beginning of its name: the
-            largest of three shares: operators' seconds on an axis, bytes of parameters with other storage
-            than most, and blocks recomputed otherwise than most. It is 1 for placed operators.
-    """
-
-    names: tuple[str, ...]
-    exceptions: np.ndarray
-
-
 def plan_names(
     points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = _ALIKE
-) -> Named:
+) -> tuple[str, ...]:
     """Return the name of every point; one call, since points of a space share most look-ups.
 
     Args:
         adapters: the trained adapters, such as ``LoRA r16``; "" if everything is trained.
         weights: those of operators and parameters.
     """
-    names, exceptions = [""] * len(points), np.ones(len(points))
+    names = [""] * len(points)
     of_spaces, records = by_strategy(points)
     for i, record in records.items():
         space = spaces[points[i].space]
         counts, stored, experts = _of_stages(record, space, weights)
         names[i] = _staged_name(record, space, counts, stored, experts)
-        if not record.placing:
-            otherwise = _stored_otherwise(stored[None])[0]
-            exceptions[i] = max(_other_way(counts[None]).max(initial=0.0), otherwise)
     for number, rows in of_spaces.items():
         space = spaces[number]
         told = _of_space([points[i] for i in rows], space, weights)
-        every = list(told.ways())
-        for i, name in zip(rows, _sharded_names(told, every), strict=True):
+        for i, name in zip(rows, _sharded_names(told), strict=True):
             names[i] = name
-        split = [axis for axis, size in enumerate(space.mesh.shape) if size > 1]
-        exceptions[rows] = np.maximum(
-            _other_way(told.counts[:, split]).max(axis=1, initial=0.0), _stored_otherwise(told.stored)
-        )
-        if blocks := len(told.once):
-            alike = np.array([max(ways.values(), default=0) for ways in every])
-            exceptions[rows] = np.maximum(exceptions[rows], 1.0 - alike / blocks)
     added = f"{JOIN}{adapters}" if adapters else ""
-    return Named(tuple(f"{name}{added}" for name in names), exceptions)
-
-
-def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
-    """Return (points,) the share of parameters' bytes that are not stored as most are."""
-    possible, shards = stored[:, 0], stored[:, 1:]
-    ways = np.concatenate([shards, (possible - shards.sum(axis=1))[:, None]], axis=1)
-    return 1.0 - np.divide(ways.max(axis=1), possible, out=np.ones_like(possible), where=possible > 0)
-
-
-def _other_way(counts: np.ndarray) -> np.ndarray:
-    """Return (points, axes) the share of the operators' seconds for which an axis has another use than its
-    name, or a use that goes with it."""
-    named = counts[..., :OTHER]
-    named = np.where(named.any(axis=-1, keepdims=True), named, counts[..., OTHER : OTHER + 1])
-    main = named.argmax(axis=-1)
-    total = counts[..., :_KINDS].sum(axis=-1)
-    along = (main == TENSOR) & _is_along(counts)
-    meant = named.max(axis=-1) + counts[..., WHOLE] + counts[..., ADDED]
-    meant += np.where((main == SEQUENCE) | along, counts[..., OTHER], 0.0)
-    meant += np.where(along, counts[..., SEQUENCE], 0.0)
-    by_heads = (main == SEQUENCE) & (counts[..., HEADS] > counts[..., QUERIES])
-    meant += np.where(by_heads, counts[..., HEADS], 0.0)
-    return 1.0 - np.divide(np.minimum(meant, total), total, out=np.ones_like(total), where=total > 0)
+    return tuple(f"{name}{added}" for name in names)
 
 
 def _of_stages(
@@ -394,9 +347,9 @@ def _of_space(points: Sequence[Point], space: Space, weights: Weights) -> _OfSpa
     return _OfSpace(space, counts, stored, once, experts)
 
 
-def _sharded_names(told: _OfSpace, every: Sequence[Counter[str]]) -> Iterator[str]:
+def _sharded_names(told: _OfSpace) -> Iterator[str]:
     space, known = told.space, dict[bytes, str]()
-    for i, ways in enumerate(every):
+    for i, ways in enumerate(told.ways()):
         # Formatting is slow, and many points share their first words.
         key = told.counts[i].tobytes() + told.stored[i].tobytes()
         if key not in known:

@@ -16,7 +16,6 @@ from flask import Response, request
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import write_frontier_csv, write_frontiers_csv, write_strategies_csv
-from tensoropt.exploration.verified import Verified
 from tensoropt.report.detail import detail
 
 from .context import Context
@@ -43,7 +42,6 @@ class _Query:
     exploration: Exploration
     model: str
     point: int
-    verified: tuple[Verified, ...]
     view: View
 
 
@@ -65,7 +63,7 @@ def _written(write: Callable[[Exploration, Path], None]) -> Callable[[_Query], s
 
 def _page(query: _Query) -> str:
     view = replace(query.view, point=query.point)
-    return frontier_page(FrontierData.of(query.exploration, query.model), view, query.verified)
+    return frontier_page(FrontierData.of(query.exploration, query.model), view)
 
 
 def _trace(query: _Query) -> str:
@@ -115,8 +113,7 @@ def register(app: Dash, context: Context) -> None:
         try:
             model = context.library.model_name(exploration.model.source)
             view = View.from_query(request.query_string.decode("ascii", "replace"))
-            verified = context.library.verified(key)
-            text = make(_Query(exploration, model, int(point) - 1, verified, view))
+            text = make(_Query(exploration, model, int(point) - 1, view))
         except TensorOptError as error:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -11,14 +11,12 @@ import gzip
 import json
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Html, facts_rows, filled, table_html
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.version import __version__
@@ -122,13 +120,13 @@ def _colours(palette: Palette) -> list[str]:
     return re.findall(r"#[0-9a-f]{6}|rgba\([^)]*\)", json.dumps(asdict(palette)))
 
 
-def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] = ()) -> str:
+def frontier_page(data: FrontierData, view: View) -> str:
     """Return a page that needs no server: the answer, the plot with the view's point and budget, that point's
     facts, baselines, all points and the assumptions."""
     found = data.answer(view)
     row = data.chosen(view, found)
     view = replace(view, exploration="file", point=row, whole=True)
-    card = point_card(data, view, row, verified)
+    card = point_card(data, view, row)
     size, time = data.units.memory.name, data.units.time.name
     columns = ["point", f"needs, {size}", f"time, {time}", "found by", "plan"]
     # Evenly thinned, not cut off, to cover the whole frontier; always with the selected point.
@@ -164,5 +162,5 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
         ),
         thinned=Html(f"<p>Every {step}th of {len(data):,} is listed.</p>" if step > 1 else ""),
         points=table_html([columns, *points], left=(3, 4)),
-        said=facts_rows(assumptions(data, view, verified)),
+        said=facts_rows(assumptions(data, view)),
     )

@@ -196,11 +196,7 @@ def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
     reads = ", ".join(f"{size:,} {name}" for size, name in sizes if size is not None)
     steps = amount.steps(work)
     cost = rates.cost(steps)
-    money = (
-        f"money unknown: {rates.whys['per_hour']}"
-        if cost is None
-        else f"costs {row.rated.tariff.words(cost)}"
-    )
+    money = f"money unknown: {rates.whys['per_hour']}" if cost is None else f"costs {format_number(cost)}"
     hours = f"{_hours_words(rates.hours(steps))}, {format_number(rates.device_hours(steps))} device-hours"
     return [
         Fact("throughput", f"{', '.join(speeds)}; a step reads {reads}")

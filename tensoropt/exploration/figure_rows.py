@@ -104,7 +104,6 @@ def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
         "tokens_per_s": one.tokens_per_s,
         "mfu": one.mfu,
         "price_per_hour": one.per_hour,
-        "currency": row.rated.tariff.currency,
         "amount": amount.words,
         "steps": steps,
         "hours": one.hours(steps),

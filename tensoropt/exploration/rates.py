@@ -19,7 +19,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.cluster.hardware import DeviceKind
 from tensoropt.errors import ClusterError, TensorOptError, suggest
 from tensoropt.plan.findings import Findings
-from tensoropt.units import format_number, parse_count, read_number
+from tensoropt.units import parse_count, read_number
 
 _MODEL_FLOPS = "model_flops"
 """Key of the report for FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
@@ -120,7 +120,6 @@ class Tariff:
 
     price: float | None = None
     by_kind: Mapping[str, float] = field(default_factory=dict)
-    currency: str = ""
 
     def __post_init__(self) -> None:
         for name, price in (("all devices", self.price), *self.by_kind.items()):
@@ -140,10 +139,6 @@ class Tariff:
                 raise TensorOptError(
                     f"price given for {name}, which is no device of the cluster; {suggest(name, known)}"
                 )
-
-    def words(self, amount: float) -> str:
-        """Return money with three significant digits and the currency."""
-        return f"{format_number(amount)} {self.currency}".rstrip()
 
 
 CLUSTERS_OWN = Tariff()

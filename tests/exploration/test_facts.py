@@ -61,7 +61,7 @@ def test_a_point_on_gpus_has_a_verdict_with_what_its_process_takes():
 
 
 def test_what_is_unknown_of_rates_says_why():
-    row = FigureRow.of(FOUND, 0, Tariff(2.0, {}, "EUR"))
+    row = FigureRow.of(FOUND, 0, Tariff(2.0))
     assert [fact.name for fact in rate_facts(row)] == ["throughput", "MFU", "1,000 steps"]
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import Baseline, Budgeted, without_plans
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import range_of
 from tensoropt.exploration.rates import THOUSAND_STEPS, Amount, Rates, RatesOf, amount_of
 from tensoropt.exploration.recommended import a_config_says, recommended
+from tensoropt.exploration.time_range import range_of
 from tensoropt.plan.plan_names import YOUR_JOB, brief_name, planner_title
 from tensoropt.units import format_number, format_seconds, share_words
 

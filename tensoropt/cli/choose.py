@@ -108,9 +108,10 @@ def _described(
     """Return (lines on a point, with the requested training's time and cost; data that its figures lack:
     ``rates``, ``fit`` and ``range``).
     """
-    from tensoropt.exploration.facts import range_data, rate_facts
+    from tensoropt.exploration.facts import rate_facts
     from tensoropt.exploration.figure_rows import FigureRow, rates_data
     from tensoropt.exploration.rates import kinds_of
+    from tensoropt.exploration.time_range import range_of
     from tensoropt.plan.facts_table import fact_lines
     from tensoropt.report.table import point_lines
 
@@ -118,10 +119,11 @@ def _described(
     tariff.check(kinds_of(exploration))
     row = FigureRow.of(exploration, index, tariff)
     budget = exploration.settings.get("memory_bytes") if memory_bytes is None else memory_bytes
+    spread = range_of(exploration, index)
     data = {
         "rates": rates_data(row, amount),
         "fit": exploration.fit(index, budget).to_data(),
-        "range": range_data(exploration, index),
+        "range": None if spread is None else {"words": spread.words(), **asdict(spread)},
     }
     return [*point_lines(row), *fact_lines(rate_facts(row, amount))], data
 

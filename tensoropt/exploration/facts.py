@@ -7,19 +7,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
 
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
+from tensoropt.exploration.time_range import range_of
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.figures import BYTES, LISTED, SECONDS, worded
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
-from tensoropt.plan.time_range import UNLIKE, TimeRange, time_range
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import (
     LEAST_SHARE,
@@ -55,6 +53,7 @@ def facts(
         memory, time: format bytes and seconds in the page's units.
     """
     point, space = row.point, row.space
+    spread = range_of(row.findings, row.index)
     hidden = f", {time(point.hidden_s)} hidden" if hides(point) else ""
     found = (
         Fact("memory per device", point.memory_bytes, BYTES.words),
@@ -73,7 +72,7 @@ def facts(
         Fact("communication", time(point.communication_s) + hidden),
         *_fit(row),
         Fact("proven", _proof_words(point, memory, time)),
-        *_range(row, time),
+        *([Fact("range", spread.words(time), source=spread.source)] if spread is not None else []),
     )
     return {fact.name: fact for fact in found}
 
@@ -81,43 +80,6 @@ def facts(
 def _fit(row: FigureRow) -> list[Fact]:
     on_gpus = for_gpus(row.findings.cluster)
     return [Fact(FIT, row.findings.fit(row.index).words)] if on_gpus else []
-
-
-def range_of(findings: Findings, index: int) -> TimeRange | None:
-    """Return the range of a point's step time; None unless it is predicted from GPU data sheets and published
-    jobs resemble it."""
-    found = _any_range(findings, index)
-    return found if found is not None and _has_range(findings, index) else None
-
-
-def range_words(findings: Findings, index: int, time: Callable[[float], str] = format_seconds) -> str:
-    """Return :func:`range_of` in words; a caveat if no published job resembles it; "" for times not from data
-    sheets."""
-    found = _any_range(findings, index)
-    if found is None:
-        return ""
-    return found.words(time) if _has_range(findings, index) else UNLIKE
-
-
-def _any_range(findings: Findings, index: int) -> TimeRange | None:
-    point = findings.all_points[index]
-    return time_range(point.time_s, point.sources, gpus=for_gpus(findings.cluster))
-
-
-def _has_range(findings: Findings, index: int) -> bool:
-    trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
-    return trains and not findings.all_points[index].host_bound and findings.is_dense_transformer
-
-
-def range_data(findings: Findings, index: int) -> dict[str, Any] | None:
-    """Return :func:`range_words`, with :func:`range_of` if any, as plain data."""
-    words, found = range_words(findings, index), range_of(findings, index)
-    return {"words": words, **({} if found is None else asdict(found))} if words else None
-
-
-def _range(row: FigureRow, time: Callable[[float], str]) -> list[Fact]:
-    words, found = range_words(row.findings, row.index, time), range_of(row.findings, row.index)
-    return [Fact("range", words, source="" if found is None else found.source)] if words else []
 
 
 def _listed_facts(point: Point) -> list[Fact]:

@@ -8,10 +8,11 @@ from typing import Any
 from tensoropt.console import columns
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import Compared, compared, limits_asked
-from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, range_words
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.notes import notes_of
+from tensoropt.exploration.time_range import range_of
 from tensoropt.plan.facts_table import Fact, fact_lines, named
 from tensoropt.plan.figures import worded
 from tensoropt.units import counted, format_bytes, format_seconds
@@ -95,7 +96,7 @@ def point_lines(row: FigureRow) -> list[str]:
     point, named_facts = row.point, facts(row)
     words = worded(point, "compute {compute_s}, communication {communication_s}")
     named_facts["time"] = Fact("time", words, source=source_words(point.sources))
-    between = f" ({said})" if (said := range_words(row.findings, row.index)) else ""
+    between = f" ({spread.words()})" if (spread := range_of(row.findings, row.index)) else ""
     title, needed = row.findings.title(row.index), format_bytes(row.needs)
     return [
         worded(point, f"{title}: {needed} per device, {{time_s}} per step") + between,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensoropt.cluster import job_spread
+from tensoropt.exploration.rates import for_gpus
+from tensoropt.plan.findings import Findings
 from tensoropt.types import DATA_SHEET
 from tensoropt.units import format_seconds, share_words
-
-UNLIKE = "from a data sheet; no published job resembles it"
-"""Remark on a time from data sheets for which no published job shows the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +17,12 @@ class TimeRange:
     """A range of step times in seconds.
 
     Attributes:
-        low_s, middle_s, high_s: a fast job's time, the predicted time, a slow job's time.
+        low_s, high_s: a fast job's time, a slow job's time.
         holds: the share of jobs within such a range.
         source: its basis, in words.
     """
 
     low_s: float
-    middle_s: float
     high_s: float
     holds: float
     source: str
@@ -38,21 +36,20 @@ class TimeRange:
         return f"{time(self.low_s)} to {time(self.high_s)} for {share_words(self.holds)} of published jobs"
 
 
-def time_range(time_s: float, sources: Mapping[str, float], *, gpus: bool) -> TimeRange | None:
-    """Return the range of a predicted time; None if none of it comes from GPU data sheets.
+def range_of(findings: Findings, index: int) -> TimeRange | None:
+    """Return the range of a point's step time; None unless it is predicted from GPU data sheets and published
+    jobs resemble it: dense transformers, trained in 16 bits.
 
     Measured seconds do not vary between teams, so their share narrows the range.
-
-    Args:
-        sources: shares of the seconds by source (:data:`~tensoropt.types.SOURCES`).
-        gpus: whether the devices are GPUs.
     """
-    share = sources.get(DATA_SHEET, 0.0) if gpus else 0.0
-    if not share:
+    point, spread = findings.all_points[index], job_spread()
+    share = point.sources.get(DATA_SHEET, 0.0)
+    trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
+    alike = trains and not point.host_bound and findings.is_dense_transformer
+    if not (share and alike and for_gpus(findings.cluster)):
         return None
-    spread = job_spread()
 
     def varied(factor: float) -> float:
-        return time_s * (1.0 + share * (factor - 1.0))
+        return point.time_s * (1.0 + share * (factor - 1.0))
 
-    return TimeRange(varied(spread.well_tuned), time_s, varied(spread.slow), spread.holds, spread.source)
+    return TimeRange(varied(spread.well_tuned), varied(spread.slow), spread.holds, spread.source)

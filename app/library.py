@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.cluster_offers import SomeDevices, folders_in, same_step, some_devices
+from tensoropt.exploration.cluster_offers import folders_in, same_step
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED, LISTED, read_described
 from tensoropt.question.model_source import is_onnx
@@ -41,7 +41,7 @@ class Head:
         cluster: its name.
         step: a key shared by comparable explorations (:func:`same_step`).
         kind: the kind of the smallest device.
-        kinds: the kinds of its devices, with the fields that a tariff needs.
+        kinds: the kinds of its devices.
         settings: (name, words) of settings that distinguish explorations of one model.
         batch: samples per step; None if unknown.
         devices: the number of the cluster's devices.
@@ -51,7 +51,7 @@ class Head:
     cluster: str = ""
     step: tuple[Any, ...] = ()
     kind: str = ""
-    kinds: tuple[SomeDevices, ...] = ()
+    kinds: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     devices: int = 0
@@ -109,7 +109,7 @@ def _head(folder: Path) -> Head:
         cluster=str(cluster["name"]),
         step=same_step(str(model["fingerprint"]), settings),
         kind=str(least["name"]),
-        kinds=some_devices(cluster),
+        kinds=tuple(str(kind["name"]) for kind in cluster["kinds"]),
         settings=(
             ("devices", str(len(cluster.get("devices", ())))),
             ("batch", str(model.get("batch") or "")),
@@ -239,9 +239,12 @@ class Library:
         # Input sizes of an ONNX file may differ in more than the batch.
         if not own.source or is_onnx(own.source):
             return []
-        same = own.source, own.step[1:], own.kinds, own.cluster
+        same = own.source, own.step[1:], own.kinds, own.devices, own.cluster
         return self._others(
-            key, lambda head: (head.source, head.step[1:], head.kinds, head.cluster) == same and head.batch
+            key,
+            lambda head: (
+                head.batch and (head.source, head.step[1:], head.kinds, head.devices, head.cluster) == same
+            ),
         )
 
     def _others(self, key: str, is_meant: Callable[[Head], Any]) -> list[Entry]:

@@ -211,9 +211,8 @@ def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
     table, cluster = RatesOf(found, question.tariff), str(found.cluster["name"])
     if table.cluster is None:
         return ClusterOffer(cluster, reason="the cluster was not saved with it; explore again")
-    kinds = some_devices(found.cluster)
-    devices = ", ".join(f"{some.count} x {some.kind}" for some in kinds)
-    row = ClusterOffer(cluster, devices, table.work.samples, count=sum(some.count for some in kinds))
+    devices, count = table.cluster.counts, table.cluster.device_count
+    row = ClusterOffer(cluster, devices, table.work.samples, count=count)
     room = _room(found, question.memory_bytes)
     best = recommended(found, room)
     if best is None:
@@ -239,29 +238,6 @@ def _room(found: Exploration, memory_bytes: float | None) -> float:
 def fits_within(found: Exploration, memory_bytes: float | None) -> bool:
     """Return whether any plan fits a budget, or without one the exploration's own limit."""
     return recommended(found, _room(found, memory_bytes)) is not None
-
-
-@dataclass(frozen=True)
-class SomeDevices:
-    """Devices of one kind: their number, each one's memory, and their own price per hour."""
-
-    kind: str
-    count: int
-    memory_bytes: float
-    price: float | None
-
-
-def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
-    """Return a saved cluster's devices, grouped by kind."""
-    return tuple(
-        SomeDevices(
-            str(kind["name"]),
-            sum(number == place for number in cluster.get("devices", ())),
-            float(kind["memory_bytes"]),
-            None if kind.get("price_per_hour") is None else float(kind["price_per_hour"]),
-        )
-        for place, kind in enumerate(cluster["kinds"])
-    )
 
 
 _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from tensoropt.errors import TensorOptError, import_extra
 from tensoropt.exploration.export import Compared
-from tensoropt.plan.point import FRONTIER, SAME, Point, with_others
+from tensoropt.plan.point import FRONTIER, SAME, Point, reduce_points
 from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
@@ -94,7 +94,7 @@ def compare(
             done += 1
     progress("compare", total, total, f"{len(points_by_key)} points")
     # Gaps come last: a later planner's point may be the best within an earlier row's memory.
-    all_points = with_others(frontier, list(points_by_key.values()))
+    all_points = reduce_points([*frontier, *points_by_key.values()])
     compared: list[Compared] = []
     for limit, of_limit in rows.items():
         compared.append(_frontier_row(all_points, limit, task.search_s, task.refusal))

@@ -11,7 +11,7 @@ from tensoropt.evaluation.problem import micro_batch_counts
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.point import unbeaten, with_others
+from tensoropt.plan.point import reduce_points, unbeaten
 from tensoropt.planners.compare import compare
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
@@ -84,7 +84,7 @@ def with_planners(
     others = certified(searched.spaces, others)
     # The simulator's figures differ from the tables' sums by strategy, so that another planner's point may
     # lie below the frontier that was tracked in those sums.
-    merged = unbeaten(with_others(frontier, others))
+    merged = unbeaten(reduce_points([*frontier, *others]))
     # What ran beside the search stays, unless it was asked again.
     asked = {entry.name for entry in entries}
     before = tuple(point for point in exploration.others if point.planner not in asked)

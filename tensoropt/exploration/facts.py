@@ -165,7 +165,7 @@ def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
         if speeds
         else Fact("throughput", None, note=work.whys["samples"]),
         Fact("MFU", None, note=rates.whys["mfu"])
-        if rates.mfu is None or rates.flops_per_s is None
+        if rates.mfu is None
         else Fact(
             "MFU",
             rates.mfu,

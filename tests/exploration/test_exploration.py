@@ -104,11 +104,6 @@ def test_no_points_are_no_error():
     ElementTree.fromstring(found._repr_html_())
 
 
-def test_what_other_planners_found_is_counted():
-    found = replace(small_exploration(), others=(point(9 * MIB, 0.5, 0, planner="megatron"),))
-    assert "1 point of other planners: megatron" in repr(found)
-
-
 def test_points_spaces_and_plans_are_short():
     found = small_exploration()
     (space, *_), (first, *_), plan = found.spaces, found.points, found.plan(0)

@@ -38,8 +38,7 @@ class Compared:
         search_s: seconds of searching and simulating its plans.
         gap: its time over the best known time within its memory, less 1; at least 0. None without a plan.
         notes: why it has no plan, or its remarks on the result.
-        needs_bytes: memory that the plan needs on a device, process included; None while planners run, as
-            they know only tensors.
+        needs_bytes: memory that the plan needs on a device, process included; None without a plan.
     """
 
     planner: str

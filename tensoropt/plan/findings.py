@@ -37,7 +37,7 @@ class Findings:
         model, cluster, settings, versions: as in a plan.
         report: facts about the run: operators, groups, coverage, seconds per stage, notes.
         others: points of other planners in the same spaces, each with its planner's name.
-        comparison: each planner's result, in the form of :mod:`tensoropt.planners.compare`.
+        comparison: each planner's result (:class:`~tensoropt.exploration.export.Compared`).
         costs: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`), or a
             function that returns them; None if an operator has an argument that no file can hold.
     """

@@ -281,8 +281,7 @@ def _checked(exploration: Exploration, folder: Path) -> Exploration:
         str(exploration.cluster["name"]), len(exploration.cluster["devices"])
         if min(float(kind["memory_bytes"]) for kind in exploration.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
-        spaces = exploration.all_points.column("space")
-        if not ((spaces >= 0) & (spaces < len(exploration.spaces))).all():
+        if not all(0 <= point.space < len(exploration.spaces) for point in exploration.all_points):
             raise ValueError("a point without a space")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(

@@ -66,7 +66,7 @@ class FrontierData:
     @cached_property
     def planner(self) -> tuple[str, ...]:
         """The planner that found each row."""
-        return tuple(self.exploration.all_points.column("planner").tolist())
+        return self.exploration.all_points.planners
 
     @cached_property
     def line(self) -> np.ndarray:

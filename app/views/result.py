@@ -225,7 +225,7 @@ def baseline_rows(data: FrontierData, found: Budgeted) -> tuple[BaselineRow, ...
     memory = data.units.memory.text
 
     def row(base: Baseline) -> BaselineRow:
-        verdict = base.verdict(memory)
+        verdict = base.verdict()
         return BaselineRow(
             base.title,
             data.exploration.names[base.row],

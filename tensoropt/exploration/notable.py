@@ -40,7 +40,7 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
     if not count:
         return found
-    table, fitting = PointTable.of(findings.points), findings.within(findings.limit_bytes)
+    table, fitting = PointTable(findings.points), findings.within(findings.limit_bytes)
     fastest = int(fitting[-1]) if len(fitting) else count - 1
     if len(fitting):
         add(fastest, "fastest")

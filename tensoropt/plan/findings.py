@@ -66,11 +66,9 @@ class Findings:
     @cached_property
     def all_points(self) -> PointTable:
         """The frontier's points, then other planners' points that are not among them."""
-        points, others = PointTable.of(self.points), PointTable.of(self.others)
-        by_others = np.isin(points.column("planner"), others.column("planner"))
-        known = {points[row].identity for row in np.flatnonzero(by_others)}
-        new = [row for row, point in enumerate(others) if point.identity not in known]
-        return PointTable((*points, *(others[row] for row in new))) if new else points
+        by = {point.planner for point in self.others}
+        known = {point.identity for point in self.points if point.planner in by}
+        return PointTable((*self.points, *(p for p in self.others if p.identity not in known)))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

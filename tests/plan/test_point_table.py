@@ -11,20 +11,9 @@ import pytest
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import load_exploration
-from tensoropt.plan.figures import KEPT
 from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point_records import StagesRecord
-from tests.plan.explorations import MIB, point, small_exploration
-
-
-def test_a_column_has_the_figure_of_every_point():
-    found = replace(small_exploration(), others=(point(9 * MIB, 0.5, 0, planner="zero", gap=None),))
-    table = found.all_points
-    for name in KEPT:
-        told = [np.nan if figure is None else figure for figure in [getattr(p, name) for p in table]]
-        assert np.array_equal(table.column(name), told, equal_nan=True), name
-    assert table.column("planner").tolist() == ["frontier"] * 4 + ["zero"]
-    assert np.isnan(table.column("gap")).tolist() == [False] * 4 + [True]
+from tests.plan.explorations import point, small_exploration
 
 
 def test_what_was_saved_is_read_as_it_was(tmp_path):

@@ -48,10 +48,8 @@ class FrontierData:
         return len(self.exploration.all_points)
 
     def facts(self, row: int) -> dict[str, Fact]:
-        """Return the facts of a row, in the page's units."""
-        return facts(
-            FigureRow.of(self.exploration, row), memory=self.units.memory.text, time=self.units.time.text
-        )
+        """Return the facts of a row."""
+        return facts(FigureRow.of(self.exploration, row))
 
     @property
     def needs(self) -> np.ndarray:

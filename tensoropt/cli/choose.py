@@ -123,7 +123,7 @@ def _described(
     data = {
         "rates": rates_data(row, amount),
         "fit": exploration.fit(index, budget).to_data(),
-        "range": None if spread is None else {"words": spread.words(), **asdict(spread)},
+        "range": None if spread is None else {"words": spread.words, **asdict(spread)},
     }
     return [*point_lines(row), *fact_lines(rate_facts(row, amount))], data
 

@@ -6,15 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
 from tensoropt.exploration.time_range import range_of
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.facts_table import Fact
-from tensoropt.plan.figures import BYTES, LISTED, SECONDS, worded
+from tensoropt.plan.figures import LISTED, worded
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
@@ -41,45 +39,27 @@ FIT = "on a device"
 """Name of the fact on whether a plan fits."""
 
 
-def facts(
-    row: FigureRow,
-    *,
-    memory: Callable[[float], str] = format_bytes,
-    time: Callable[[float], str] = format_seconds,
-) -> dict[str, Fact]:
-    """Return the facts of a point, by name.
-
-    Args:
-        memory, time: format bytes and seconds in the page's units.
-    """
-    point, space = row.point, row.space
+def facts(row: FigureRow) -> dict[str, Fact]:
+    """Return the facts of a point, by name."""
+    point, space, sources = row.point, row.space, source_words(row.point.sources)
     spread = range_of(row.findings, row.index)
-    hidden = f", {time(point.hidden_s)} hidden" if hides(point) else ""
+    hidden = f", {format_seconds(point.hidden_s)} hidden" if hides(point) else ""
     found = (
-        Fact("memory per device", point.memory_bytes, BYTES.words),
         Fact("memory", _memory_words(point)),
-        Fact("time per step", point.time_s, SECONDS.words),
-        Fact("time", _time_words(point)),
+        Fact("time", worded(point, "compute {compute_s}, communication {communication_s}"), source=sources),
         *([Fact("host", host_words(point))] if point.host_s else []),
         *_listed_facts(point),
-        Fact("figures", source_words(point.sources) or "none"),
+        Fact("figures", sources or "none"),
         Fact("planner", planner_title(point.planner)),
-        Fact("plan", row.name),
         Fact("mesh", space.mesh.label, note=counted(space.devices, "device")),
         Fact("micro-batches", space.micro_batches),
-        Fact("devices", space.devices),
-        Fact("compute", point.compute_s, time),
-        Fact("communication", time(point.communication_s) + hidden),
-        *_fit(row),
-        Fact("proven", _proof_words(point, memory, time)),
-        *([Fact("range", spread.words(time), source=spread.source)] if spread is not None else []),
+        Fact("compute", point.compute_s, format_seconds),
+        Fact("communication", format_seconds(point.communication_s) + hidden),
+        *([Fact(FIT, row.findings.fit(row.index).words)] if for_gpus(row.findings.cluster) else []),
+        Fact("proven", _proof_words(point)),
+        *([Fact("range", spread.words, source=spread.source)] if spread is not None else []),
     )
     return {fact.name: fact for fact in found}
-
-
-def _fit(row: FigureRow) -> list[Fact]:
-    on_gpus = for_gpus(row.findings.cluster)
-    return [Fact(FIT, row.findings.fit(row.index).words)] if on_gpus else []
 
 
 def _listed_facts(point: Point) -> list[Fact]:
@@ -96,13 +76,6 @@ def hides(point: Point) -> bool:
     return point.hidden_s > 1e-6 * point.time_s
 
 
-def _time_words(point: Point) -> str:
-    hidden = ", {hidden_s} hidden" if hides(point) else ""
-    return worded(
-        point, "compute {compute_s}, waiting for communication {exposed_s}" + hidden + ", idle {idle_s}"
-    )
-
-
 def _memory_words(point: Point) -> str:
     parts = {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **point.terms}
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
@@ -116,7 +89,7 @@ def host_words(step: TwoQueues) -> str:
     return f"{format_seconds(step.host_s)} to issue the step, {waits}"
 
 
-def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[float], str]) -> str:
+def _proof_words(point: Point) -> str:
     if point.gap is None:
         return "nothing: its planner is a heuristic, or the search used one"
     if point.gap > PROOF:
@@ -131,7 +104,7 @@ def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[f
             f"it takes at most {share_words(max(point.gap, LEAST_SHARE))} longer than any searched plan with "
             "no more memory"
         )
-    sums = f"{memory(point.additive_memory_bytes)} and {time(point.additive_time_s)} for this one"
+    sums = worded(point, "{additive_memory_bytes} and {additive_time_s} for this one")
     return (
         f"{better}, by the search's sums ({sums}). The figures above are simulated, with memory "
         "peaks and waits, and not proven."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensoropt.cluster import job_spread
@@ -27,13 +26,11 @@ class TimeRange:
     holds: float
     source: str
 
-    def words(self, time: Callable[[float], str] = format_seconds) -> str:
-        """Return the range in words: ``306 ms to 393 ms for 80 % of published jobs``.
-
-        Args:
-            time: formats seconds.
-        """
-        return f"{time(self.low_s)} to {time(self.high_s)} for {share_words(self.holds)} of published jobs"
+    @property
+    def words(self) -> str:
+        """The range in words: ``306 ms to 393 ms for 80 % of published jobs``."""
+        ends = f"{format_seconds(self.low_s)} to {format_seconds(self.high_s)}"
+        return f"{ends} for {share_words(self.holds)} of published jobs"
 
 
 def range_of(findings: Findings, index: int) -> TimeRange | None:

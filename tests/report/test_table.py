@@ -94,8 +94,8 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it():
     # A quarter of its seconds are from data sheets.
     assert told.low_s == pytest.approx(0.2 * (1 + (spread.well_tuned - 1) / 4))
     assert told.high_s == pytest.approx(0.2 * (1 + (spread.slow - 1) / 4))
-    assert line.endswith(f"({told.words()})")
-    assert facts(FigureRow.of(found, 1))["range"].words.startswith(told.words())
+    assert line.endswith(f"({told.words})")
+    assert facts(FigureRow.of(found, 1))["range"].words.startswith(told.words)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
 )
 
 from tensoropt.cluster import Cluster
@@ -287,30 +285,16 @@ class TransferPlan(_Strict):
     backward: bool = False
 
 
-_LEFT_OUT = ("once", "gathered_again")
-
-
-class _Recomputing(_Strict):
-    """The recomputation in backward.
-
-    ``recomputed`` names repeated blocks that run again, wholly or in part; ``once`` the operator groups in
-    them that do not; ``gathered_again`` the tensors whose gathered copies are not kept but gathered again
-    (:mod:`tensoropt.sharding.gathered_again`). Empty ``once`` and ``gathered_again`` are not written to
-    files.
-    """
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = write(self)
-        return {name: value for name, value in data.items() if name not in _LEFT_OUT or value}
-
-
-class StagePlan(_Recomputing):
+class StagePlan(_Strict):
     """One stage's strategy without its mesh, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes
     it.
 
     Attributes:
         begins: its first operator group; "" for the first stage.
+        recomputed: repeated blocks that run again in backward, wholly or in part.
+        once: the operator groups in them that do not.
+        gathered_again: tensors whose gathered copies are not kept but gathered again
+            (:mod:`tensoropt.sharding.gathered_again`).
     """
 
     begins: str = ""
@@ -412,13 +396,13 @@ class Predicted(_Strict):
         return self.memory_bytes - sum(self.terms.values())
 
 
-class Plan(_Recomputing):
+class Plan(_Strict):
     """A plan file; field types give shapes and units.
 
     Without ``stages``, a plan is one stage on the whole mesh. Stages with a schedule form a pipeline
     (:mod:`tensoropt.pipeline`), with more detail per stage than ``operators`` and ``parameters``. Without a
     schedule, every operator or piece of one runs on one device (:mod:`tensoropt.placement`); the mesh is the
-    row of devices, and figures are those of the fullest.
+    row of devices, and figures are those of the fullest. What is recomputed is said as in :class:`StagePlan`.
     """
 
     # An alias, since pydantic's BaseModel has a method named schema.
@@ -496,8 +480,8 @@ class Plan(_Recomputing):
             "hubs": {name: list(layout) for name, layout in self.hubs.items()},
             "stored": {name: list(p.stored) for name, p in self.parameters.items()},
             "recomputed": list(self.recomputed),
-            **({"once": list(self.once)} if self.once else {}),
-            **({"gathered_again": list(self.gathered_again)} if self.gathered_again else {}),
+            "once": list(self.once),
+            "gathered_again": list(self.gathered_again),
         }
 
     def strategy(self, graph: Any) -> Any:

@@ -10,10 +10,9 @@ from typing import Any
 
 from tensoropt.costs.variables import variables
 from tensoropt.plan.plan import MeshInfo
-from tensoropt.units import counted
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Space:
     """The searched space of one mesh and micro-batch count.
 
@@ -90,10 +89,3 @@ class Space:
     def variables(self) -> tuple[str, ...]:
         """The variables in the order of a point's indices; a hub and a group may share a name."""
         return variables(self.groups, self.hubs, self.shared)
-
-    def __repr__(self) -> str:
-        hubs = counted(len(self.hubs), "tensor with several readers", "tensors with several readers")
-        return (
-            f"Space(mesh {self.mesh.label}, {counted(self.micro_batches, 'micro-batch', 'micro-batches')}: "
-            f"{counted(len(self.groups), 'group')}, {hubs}, {counted(len(self.shared), 'tied parameter')})"
-        )

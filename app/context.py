@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.verified import Verified
 from tensoropt.report.detail import detail
 
 from .jobs.manager import JobManager
@@ -44,6 +45,13 @@ class Context:
     def exploration(self, view: View) -> Exploration | None:
         """Return a view's exploration; None if it names none."""
         return self.library.load(view.exploration) if view.exploration else None
+
+    def verified(self, view: View) -> tuple[tuple[Verified, ...], str]:
+        """Return (verifications of the view's plans, "") or (none, why they cannot be read)."""
+        try:
+            return self.library.verified(view.exploration), ""
+        except TensorOptError as error:
+            return (), str(error)
 
     def frontier(self, view: View) -> FrontierData | None:
         """Return a view's frontier; None if its exploration is missing or unreadable."""

@@ -16,6 +16,7 @@ from flask import Response, request
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
+from tensoropt.exploration.verified import Verified
 from tensoropt.report.detail import detail
 
 from .context import Context
@@ -42,6 +43,7 @@ class _Query:
     exploration: Exploration
     model: str
     point: int
+    verified: tuple[Verified, ...]
     view: View
 
 
@@ -63,7 +65,7 @@ def _written(write: Callable[[Exploration, Path], None]) -> Callable[[_Query], s
 
 def _page(query: _Query) -> str:
     view = replace(query.view, point=query.point)
-    return frontier_page(FrontierData.of(query.exploration, query.model), view)
+    return frontier_page(FrontierData.of(query.exploration, query.model), view, query.verified)
 
 
 def _trace(query: _Query) -> str:
@@ -113,7 +115,8 @@ def register(app: Dash, context: Context) -> None:
         try:
             model = context.library.model_name(exploration.model.source)
             view = View.from_query(request.query_string.decode("ascii", "replace"))
-            text = make(_Query(exploration, model, int(point) - 1, view))
+            verified = context.library.verified(key)
+            text = make(_Query(exploration, model, int(point) - 1, verified, view))
         except TensorOptError as error:
             return _words(409, str(error))
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}

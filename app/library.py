@@ -20,6 +20,7 @@ from tensoropt.errors import TensorOptError
 from tensoropt.exploration.cluster_offers import folders_in, same_step
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.exploration_files import DESCRIBED, LISTED, read_described
+from tensoropt.exploration.verified import Verified, load_verified
 from tensoropt.question.model_source import is_onnx
 from tensoropt.question.settings import settings_fields
 
@@ -254,6 +255,14 @@ class Library:
     def model_name(self, source: str) -> str:
         """Return a model's display name: its upload's or the zoo's name, or the last part of its file's."""
         return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
+
+    def verified(self, key: str) -> tuple[Verified, ...]:
+        """Return the verifications of an exploration's plans.
+
+        Raises:
+            UnknownExplorationError, TensorOptError: no such key; the file is damaged.
+        """
+        return load_verified(self.entry(key).folder)
 
     def load(self, key: str) -> Exploration:
         """Return the exploration of a key.

@@ -11,12 +11,14 @@ import gzip
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
 from tensoropt.exploration.answer import answer
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Html, facts_rows, filled, table_html
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.version import __version__
@@ -120,13 +122,13 @@ def _colours(palette: Palette) -> list[str]:
     return re.findall(r"#[0-9a-f]{6}|rgba\([^)]*\)", json.dumps(asdict(palette)))
 
 
-def frontier_page(data: FrontierData, view: View) -> str:
+def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] = ()) -> str:
     """Return a page that needs no server: the answer, the plot with the view's point and budget, that point's
     facts, baselines, all points and the assumptions."""
     found = data.answer(view)
     row = data.chosen(view, found)
     view = replace(view, exploration="file", point=row, whole=True)
-    card = point_card(data, view, row)
+    card = point_card(data, view, row, verified)
     size, time = data.units.memory.name, data.units.time.name
     columns = ["point", f"needs, {size}", f"time, {time}", "found by", "plan"]
     # Evenly thinned, not cut off, to cover the whole frontier; always with the selected point.
@@ -162,5 +164,5 @@ def frontier_page(data: FrontierData, view: View) -> str:
         ),
         thinned=Html(f"<p>Every {step}th of {len(data):,} is listed.</p>" if step > 1 else ""),
         points=table_html([columns, *points], left=(3, 4)),
-        said=facts_rows(assumptions(data, view)),
+        said=facts_rows(assumptions(data, view, verified)),
     )

@@ -15,7 +15,7 @@ from ..downloads import address
 from ..views.frontier import FrontierData
 from ..views.operators import beside_rows, bottom_rows, columns_of, operator_rows, table_rows
 from ..views.plan import Bar, device_bars, memory_bar, owner_rows, owners_words, step_bar, step_rows
-from ..views.point import point_card
+from ..views.point import of_point, point_card, verified_words
 from ..views.result import two_digits
 from . import parts
 from .wiring import Callbacks
@@ -65,7 +65,9 @@ def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> A
         text = parts.empty("No plan to show yet", dcc.Link("Plan it first", href="/new"))
         return text, parts.visible(False), *(None,) * 4, search
     row = data.chosen(view)
-    card = point_card(data, view, row)
+    verified = context.verified(view)[0]
+    card, ran = point_card(data, view, row, verified), of_point(data, row, verified)
+    said = "" if ran is None else verified_words(ran, data)
     head = [
         html.P(card.name, className="plan-name"),
         html.P(
@@ -77,6 +79,7 @@ def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> A
         ),
         html.P(card.verdict, className=f"verdict {card.mark}"),
         parts.hint(f"{card.title}. {card.dominant}"),
+        *([parts.note(said, "warn")] if "far off" in said else []),
         html.Details([html.Summary("All figures"), parts.facts(card.facts)]),
     ]
     memory = [*_bar(memory_bar(data, view, row)), *_devices(data, row)]

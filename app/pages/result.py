@@ -303,7 +303,7 @@ def _list(context: Context, _: Any, search: Any, listed: Any) -> Any:
     head = ["", "plan", "needs", "a step", "against the recommended plan"]
     return (
         parts.plain_table(["", "", ""], rows), {},
-        _assumed(assumptions(data, view)),
+        _assumed(assumptions(data, view, *context.verified(view))),
         parts.scrolled("Plans made by hand", parts.plain_table(head, hand, numbers=(2, 3))),
         *_money_words(view.headroom, view.price, view.amount), count_words(data), about,
     )  # fmt: skip

@@ -43,7 +43,8 @@ def files(data: FrontierData) -> tuple[File, ...]:
 
 
 def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
-    """Return the commands that explore again, choose this point, run it and check it."""
+    """Return the commands that explore again, choose this point, run it, check it and save the check's
+    results."""
     folder = command_folder(entry)
     rerun = folder if entry.origin == "opened" else f"out/{entry.key}"
     return commands_for(data.exploration, folder, rerun, row)

@@ -1,12 +1,14 @@
 """A point in words and figures.
 
-The basis of figures is shown, too: settings, defaults, sources, and what was left out.
+Plans that were run show measurements beside predictions. The basis of figures is shown, too: settings,
+defaults, sources, and what was left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from tensoropt.costs.device_fit import FAILS, TIGHT
@@ -16,9 +18,11 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, noted, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.notes import notes_of
+from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
 from tensoropt.plan.point import FRONTIER, Point
 from tensoropt.question.settings import settings_fields
+from tensoropt.report.ran import ran_words
 from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.report.table import timing_words
 from tensoropt.simulate.recording import MEMORY_KINDS
@@ -28,18 +32,56 @@ from .frontier import FrontierData, tariff_of
 from .result import amount_in
 from .units import digits, percent, unit_for
 
+_MOST_LISTED = 4
+NOT_YET = "not verified yet; run the last command of Export"
+
+
+def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Verified | None:
+    """Return the verification of one point; None if its plan was not run."""
+    return next((v for v in verified if v.is_of(data.exploration, row)), None)
+
+
+def verified_words(run: Verified, data: FrontierData) -> str:
+    """Return the results of running a plan, in the page's units."""
+    return ran_words(run, data.exploration.cluster, data.units.memory.text, data.units.time.text)
+
+
+def verified_lines(data: FrontierData, verified: Sequence[Verified]) -> tuple[str, ...]:
+    """Return a line per point that was run, in order; :data:`NOT_YET` if there is none."""
+    found = [(run.point_of(data.exploration), run) for run in verified]
+    runs = sorted(((row, run) for row, run in found if row is not None), key=itemgetter(0))
+    lines = [
+        f"{data.title(row)}: {verified_words(run, data)} ({run.checked_on})"
+        for row, run in runs[:_MOST_LISTED]
+    ]
+    if len(runs) > _MOST_LISTED:
+        lines.append(f"and {len(runs) - _MOST_LISTED} more")
+    return tuple(lines) or (NOT_YET,)
+
+
 NOTE, ORIGIN = "note", "origin"
 """Labels of notes on what was left out or not timed, and on the sources of figures."""
 
 
-def assumptions(data: FrontierData, view: View) -> tuple[Fact, ...]:
-    """Return labelled values: first the basis of figures and the headroom, then the question."""
+def assumptions(
+    data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
+) -> tuple[Fact, ...]:
+    """Return labelled values: first the basis of figures and the headroom, then the question.
+
+    Args:
+        verified: the verifications of plans.
+        fault: why these cannot be read; "" if they can.
+    """
     exploration = data.exploration
     settings = exploration.settings
     whole = unit_for(data.capacity_bytes)
     price = _price(data, view)
     facts = [
         Fact("figures", timing_words(exploration)),
+        *(
+            Fact("predicted / measured", line)
+            for line in ((fault,) if fault else verified_lines(data, verified))
+        ),
         Fact(
             "memory of a device",
             f"{whole.limit(data.capacity_bytes)}, of which a plan may need {data.limit_words(view)}",
@@ -150,14 +192,16 @@ class PointCard:
     facts: tuple[Fact, ...]
 
 
-def point_card(data: FrontierData, view: View, row: int) -> PointCard:
-    """Return a point's card."""
+def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Verified] = ()) -> PointCard:
+    """Return a point's card, with verification results if any."""
     point = data.exploration.all_points[row]
     unit, time = data.units.memory, data.units.time
     facts = data.facts(row)
+    ran = of_point(data, row, verified)
     said = [
         *named(facts, *(["planner"] if point.planner != FRONTIER else []), *SHOWN),
         *_rates_of(data, view, row),
+        *([Fact("verified", verified_words(ran, data))] if ran is not None else []),
     ]
     return PointCard(
         title=data.title(row),

@@ -37,6 +37,9 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--dtype", choices=("float32", "bfloat16"), help="with --random: the dtype of computation"
     )
+    verb.add_argument(
+        "--save", metavar="DIR", help="save the findings with the exploration that the plan is from"
+    )
     add_onnx(verb)
     where = verb.add_mutually_exclusive_group()
     where.add_argument(
@@ -75,13 +78,20 @@ def _verify_plan(options: argparse.Namespace, progress: ProgressDisplay) -> dict
     plan = load_plan(options.target)
     from tensoropt.verify import verify_plan
 
-    return verify_plan(plan, where=options.where, progress=progress)
+    data = verify_plan(plan, where=options.where, progress=progress)
+    if options.save:
+        from tensoropt.exploration.verified import save_verified
+
+        save_verified(options.save, plan, data)
+    return data
 
 
 _COMPARED = ("loss", "gradient", "buffer")
 
 
 def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> dict[str, Any]:
+    if options.save:
+        raise TensorOptError("--save is for a plan; random strategies are not points of an exploration")
     from tensoropt.question.question import onnx_options
     from tensoropt.verify import verify_random
 

@@ -1,24 +1,43 @@
 """Keys of plans: equal for plans that do the same, whatever their figures.
 
-A key is 16 hex digits: a hash of the model, optimizer, mesh and everything that a plan states on its
-operators, parameters and tensors. Plans do not store it.
+A key is 16 hex digits: an order-independent hash of the model, optimizer, mesh and everything that a plan
+states on its operators, parameters and tensors. Plans do not store it.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import reduce
 from hashlib import blake2b
+from operator import xor
+from typing import Any
 
 from tensoropt.plan.plan import Plan
 
-_DONE = {
-    "mesh", "micro_batches", "optimizer", "operators", "hubs", "parameters", "recomputed", "once",
-    "gathered_again", "stages",
-}  # fmt: skip
-"""The fields of a plan that say what is done."""
-
 
 def plan_key(plan: Plan) -> str:
-    done = plan.model_dump(mode="json", include=_DONE, exclude={"stages": {"peak_bytes"}})
-    text = json.dumps([plan.model.fingerprint, done], sort_keys=True)
-    return blake2b(text.encode(), digest_size=8).hexdigest()
+    mesh, step = plan.mesh, (plan.model.fingerprint, plan.optimizer)
+    base = _hash(("step", step, mesh.shape, mesh.names, mesh.placed, plan.micro_batches))
+    return f"{reduce(xor, map(_hash, _said(plan)), base):016x}"
+
+
+def _said(plan: Plan) -> Iterator[tuple[Any, ...]]:
+    for name, one in plan.operators.items():
+        place = one.device, one.order, one.backward_order
+        yield "operator", name, list(one.axes.values()), place
+    for name, parameter in plan.parameters.items():
+        yield "parameter", name, parameter.stored, parameter.device
+    for name, layout in plan.hubs.items():
+        yield "hub", name, layout
+    for word in ("recomputed", "once", "gathered_again"):
+        for name in getattr(plan, word):
+            yield word.replace("_", " "), name
+    for name, own in plan.kind.key.items():
+        data = plan.info.model_dump(mode="json", include=set(own))
+        yield name, {field: value for field, value in data.items() if value or field != "kinds"}
+
+
+def _hash(piece: object) -> int:
+    text = json.dumps(piece, sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

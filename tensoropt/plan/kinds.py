@@ -5,7 +5,8 @@ Code that shows, saves or explains plans uses these words and treats all kinds a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 STAGE_AXIS = "stage"
 """The mesh axis of a pipeline's stages."""
@@ -19,6 +20,7 @@ class PlanKind:
         name: the kind's name.
         first_axes: the axis of its stages; operators are split along the others.
         placed: whether each operator runs on one device.
+        key: what distinguishes its stages in a key (:mod:`tensoropt.plan.keys`).
         rows: the meaning of operator rows' seconds if not those of every device; else "".
         each: the devices for which a memory peak is given.
         mesh_words: words before the mesh's sizes.
@@ -35,6 +37,7 @@ class PlanKind:
     name: str
     first_axes: tuple[str, ...] = ()
     placed: bool = False
+    key: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rows: str = ""
     each: str = "each device"
     mesh_words: str = ""
@@ -58,6 +61,7 @@ PIPELINED = PlanKind(
     "pipeline",
     first_axes=(STAGE_AXIS,),
     rows="seconds of a rank of the operator's stage, in all micro-batches",
+    key={"pipeline": ("schedule", "again", "stages", "kinds")},
     each="the devices of each stage",
     mesh_words="pp",
     strategies="each of its stages has its own",
@@ -71,6 +75,7 @@ PLACED = PlanKind(
     "placed plan",
     first_axes=("device",),
     placed=True,
+    key={"placed": ("splits", "transfers")},
     mesh_words="placed on ",
     strategies="each of its operators runs on one device",
     headline="fullest, busiest; all messages",

@@ -118,7 +118,7 @@ def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Comma
 
 
 def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) -> tuple[Command, ...]:
-    """Return the commands that repeat the exploration, choose a point, run it and verify it.
+    """Return the commands that repeat the exploration, choose a point, run it, verify it and save the result.
 
     Args:
         folder: the exploration's folder.
@@ -133,5 +133,8 @@ def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) 
             f"tensoropt choose {shlex.quote(folder)} --point {index + 1} --out plan.json",
         ),
         *run_ways(exploration.cluster, devices, "plan.json"),
-        Command("Check it beside the unsplit model", "tensoropt verify plan.json"),
+        Command(
+            "Check it beside the unsplit model, and save the result",
+            f"tensoropt verify plan.json --save {shlex.quote(folder)}",
+        ),
     )

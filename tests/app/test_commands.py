@@ -114,3 +114,4 @@ def test_the_plan_is_run_and_checked_by_the_lines_that_say_so(explored, tmp_path
             env=environment, capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, f"{command.line}\n{done.stdout}\n{done.stderr}"
+    assert json.loads((entry.folder / "verified.json").read_text())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from tensoropt import Exploration, TensorOptError, load_cluster, saved
 from tensoropt.cli.parser import main
+from tensoropt.exploration.verified import _SCHEMA, FILE
+from tensoropt.plan.keys import plan_key
 from tensoropt.units import headroom_bytes
 from tests.exploration.test_rates import explored
 
@@ -50,6 +53,31 @@ def test_the_same_as_data(capsys):
 def test_a_trace_is_written(capsys, tmp_path):
     assert "ui.perfetto.dev" in chosen(capsys, "--trace", str(tmp_path / "step.json"))
     assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+
+
+def test_what_running_a_plan_showed_stands_beside_what_was_predicted(capsys, tmp_path):
+    plan = saved.load_exploration(Path(SHIPPED)).plan(2)
+    one = {
+        "key": plan_key(plan), "mesh": "8", "micro_batches": plan.micro_batches,
+        "memory_predicted_bytes": 2.0**30, "time_predicted_s": 0.4,
+        "memory_tracked_bytes": 2.0**30, "time_measured_s": 0.35,
+        "loss_difference": 0.0, "gradient_difference": 0.0, "ok": True, "checked_on": "8 H100-80GB",
+        "error": "",
+    }  # fmt: skip
+    folder = tmp_path / "own"
+    shutil.copytree(SHIPPED, folder)
+    (folder / FILE).write_text(json.dumps({"schema": _SCHEMA, "plans": [one]}))
+    assert main(["choose", str(folder), "--point", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "measured: 1 GiB tracked (1 GiB predicted, ±0 %); 350 ms measured (400 ms predicted" in out
+    assert main(["choose", str(folder), "--point", "3", "--json"]) == 0
+    (ran,) = json.loads(capsys.readouterr().out)["verified"]
+    assert ran["time_measured_s"] == 0.35
+    assert main(["choose", str(folder), "--point", "2"]) == 0
+    assert "measured:" not in capsys.readouterr().out
+    (folder / FILE).write_text("{")
+    assert main(["choose", str(folder), "--point", "3"]) == 2
+    assert "verify again" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -86,4 +86,4 @@ def test_the_lines_follow_each_other(origin, again, from_):
     assert [line.partition("(")[0] for line in lines[3:5]] == ["tensoropt.parallelize", "PlanTrainer"]
     assert lines[5].startswith("torchrun --nproc-per-node 8")
     assert lines[5].endswith(" --cpu")  # the plan is for GPUs
-    assert parsed(lines[6]).target == "plan.json"
+    assert parsed(lines[6]).save == from_

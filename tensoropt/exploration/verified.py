@@ -1,0 +1,119 @@
+"""Results of running an exploration's plans, kept in a file beside it: ``tensoropt verify PLAN --save DIR``
+writes it, the dashboard shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from tensoropt.errors import TensorOptError
+from tensoropt.exploration.exploration import Exploration, load_exploration
+from tensoropt.files import write_text
+from tensoropt.plan.keys import plan_key
+from tensoropt.plan.plan import Plan
+
+_SCHEMA = "tensoropt.verified/2"
+FILE = "verified.json"
+_MEASURED = ("memory_tracked_bytes", "time_measured_s", "loss_difference", "gradient_difference")
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Predictions and measurements of one plan, in bytes and seconds; None if not measured (fake ranks).
+
+    Attributes:
+        key: the key of the plan (:mod:`tensoropt.plan.keys`).
+        checked_on: the machine it ran on, in words.
+        error: why it did not run; "" if it did.
+    """
+
+    key: str
+    mesh: str
+    micro_batches: int
+    memory_predicted_bytes: float
+    time_predicted_s: float
+    memory_tracked_bytes: float | None
+    time_measured_s: float | None
+    loss_difference: float | None
+    gradient_difference: float | None
+    ok: bool
+    checked_on: str
+    error: str = ""
+
+    @classmethod
+    def of(cls, plan: Plan, found: Mapping[str, Any]) -> Verified:
+        """Return the record of a :func:`tensoropt.verify.verify_plan` result."""
+        (one,) = found["plans"]
+        return cls(
+            key=plan_key(plan),
+            mesh=plan.mesh.label,
+            micro_batches=plan.micro_batches,
+            memory_predicted_bytes=plan.predicted.tensor_bytes,
+            time_predicted_s=plan.predicted.time_s,
+            ok=bool(found["ok"]),
+            checked_on=str(found["checked_on"]),
+            error=str(one["error"] or ""),
+            **{name: one[name] for name in _MEASURED},
+        )
+
+    def is_of(self, exploration: Exploration, point: int) -> bool:
+        """Return whether this record is of point ``point`` of ``exploration.all_points``."""
+        space = exploration.spaces[exploration.all_points[point].space]
+        # A cheap test that rules most points out.
+        return space.micro_batches == self.micro_batches and plan_key(exploration.plan(point)) == self.key
+
+    def point_of(self, exploration: Exploration) -> int | None:
+        """Return the index of the point that this record is of; None if there is none."""
+        # Try the plan's own index first; it is right unless the exploration was costed again.
+        nearest = np.argsort(abs(exploration.all_points.time - self.time_predicted_s), kind="stable")
+        return next((row for row in nearest.tolist() if self.is_of(exploration, row)), None)
+
+
+def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str, Any]) -> Verified:
+    """Save a result of running a plan beside its exploration, replacing an earlier one of the same plan.
+
+    Raises:
+        TensorOptError: the folder holds no exploration, or none with this plan.
+    """
+    exploration = load_exploration(folder)
+    new = Verified.of(plan, found)
+    if plan.model.fingerprint != exploration.model.fingerprint or new.point_of(exploration) is None:
+        raise TensorOptError(
+            f"the plan is not a point of the exploration in {folder}, so nothing was saved there; name the "
+            "folder that it was chosen from"
+        )
+    kept = [old for old in load_verified(folder) if old.key != new.key]
+    data = {"schema": _SCHEMA, "plans": _PLAIN.dump_python((*kept, new))}
+    write_text(Path(folder) / FILE, json.dumps(data, indent=1) + "\n")
+    return new
+
+
+_PLAIN = TypeAdapter(tuple[Verified, ...])
+
+
+def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
+    """Return the results of running an exploration's plans; empty if none was verified.
+
+    Raises:
+        TensorOptError: the file is damaged, or of a version without the plans' keys.
+    """
+    file = Path(folder) / FILE
+    if not file.is_file():
+        return ()
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data["schema"] != _SCHEMA:
+            raise ValueError(f"schema {data['schema']!r} and not {_SCHEMA!r}, which names plans")
+        return _PLAIN.validate_python(data["plans"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TensorOptError(
+            f"{file} is damaged ({' '.join(str(error).split())}); delete it and verify again"
+        ) from error

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import JOIN
+from tensoropt.plan.plan_names import JOIN, exceptions
 from tensoropt.units import share_words
 
 _WITHIN = 0.03
@@ -49,8 +49,8 @@ def recommended(
     """Return the simplest plan within :data:`_WITHIN` of the fastest, among those that fit a limit; None if
     none fits.
 
-    Simplicity compares, in this order: the parts of the plan's name that no launcher's config can express,
-    its kinds of parallelism, the name's length, time.
+    Simplicity compares, in this order: whether a launcher's config can express the plan, its kinds of
+    parallelism, the share of time in operators split otherwise than its name says, micro-batches, time.
 
     Args:
         rows: indices of the points to consider; by default all, other planners' included.
@@ -64,9 +64,13 @@ def recommended(
     fastest = int(fitting[np.lexsort((needs[fitting], times[fitting]))[0]])
     near = fitting[times[fitting] <= times[fastest] * (1 + _WITHIN)].tolist()
 
+    points = [findings.all_points[row] for row in near]
+    shares = dict(zip(near, exceptions(points, findings.spaces, findings.weights).tolist(), strict=True))
+
     def complexity(row: int) -> tuple[float, ...]:
-        name = findings.names[row]
-        return _beyond_configs(name), kinds_of(name), len(name), float(times[row]), float(needs[row])
+        name, space = findings.names[row], findings.spaces[findings.all_points[row].space]
+        simple = not a_config_says(name), kinds_of(name), shares[row], space.micro_batches
+        return *simple, float(times[row]), float(needs[row])
 
     return Recommendation(min(near, key=complexity), fastest)
 
@@ -74,11 +78,7 @@ def recommended(
 def a_config_says(name: str) -> bool:
     """Return whether a launcher's config can express a plan of this name: all operators are split alike, and
     only whole blocks are recomputed."""
-    return not _beyond_configs(name)
-
-
-def _beyond_configs(name: str) -> int:
-    return sum(_FOR_A_CONFIG.fullmatch(part) is None for part in name.split(JOIN))
+    return all(_FOR_A_CONFIG.fullmatch(part) for part in name.split(JOIN))
 
 
 def kinds_of(name: str) -> int:

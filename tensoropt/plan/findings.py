@@ -73,8 +73,12 @@ class Findings:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The display name of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
-        weights = Weights() if self.graph_facts is None else self.graph_facts.weights
-        return plan_names(self.all_points, self.spaces, self.model.adapters, weights)
+        return plan_names(self.all_points, self.spaces, self.model.adapters, self.weights)
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of operators and parameters in plan names."""
+        return Weights() if self.graph_facts is None else self.graph_facts.weights
 
     @property
     def is_dense_transformer(self) -> bool:

@@ -224,6 +224,50 @@ def plan_names(
     return tuple(f"{name}{added}" for name in names)
 
 
+def exceptions(points: Sequence[Point], spaces: Sequence[Space], weights: Weights = _ALIKE) -> np.ndarray:
+    """Return (points,) the share of each plan that differs from the beginning of its name: the largest of
+    operators' seconds on an axis, bytes of parameters with other storage than most, and blocks recomputed
+    otherwise than most; 1 for placed operators.
+    """
+    shares = np.ones(len(points))
+    of_spaces, records = by_strategy(points)
+    for i, record in records.items():
+        if not record.placing:
+            counts, stored, _ = _of_stages(record, spaces[points[i].space], weights)
+            shares[i] = max(_other_way(counts[None]).max(initial=0.0), _stored_otherwise(stored[None])[0])
+    for number, rows in of_spaces.items():
+        told = _of_space([points[i] for i in rows], spaces[number], weights)
+        split = [axis for axis, size in enumerate(spaces[number].mesh.shape) if size > 1]
+        otherwise = _other_way(told.counts[:, split]).max(axis=1, initial=0.0)
+        alike = [max(ways.values(), default=0) / max(len(told.once), 1) for ways in told.ways()]
+        again = 1.0 - np.array(alike) if told.once else np.zeros(len(rows))
+        shares[rows] = np.maximum(np.maximum(otherwise, _stored_otherwise(told.stored)), again)
+    return shares
+
+
+def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
+    """Return (points,) the share of parameters' bytes that are not stored as most are."""
+    possible, shards = stored[:, 0], stored[:, 1:]
+    ways = np.concatenate([shards, (possible - shards.sum(axis=1))[:, None]], axis=1)
+    return 1.0 - np.divide(ways.max(axis=1), possible, out=np.ones_like(possible), where=possible > 0)
+
+
+def _other_way(counts: np.ndarray) -> np.ndarray:
+    """Return (points, axes) the share of the operators' seconds for which an axis has another use than its
+    name, or a use that goes with it."""
+    named = counts[..., :OTHER]
+    named = np.where(named.any(axis=-1, keepdims=True), named, counts[..., OTHER : OTHER + 1])
+    main = named.argmax(axis=-1)
+    total = counts[..., :_KINDS].sum(axis=-1)
+    along = (main == TENSOR) & _is_along(counts)
+    meant = named.max(axis=-1) + counts[..., WHOLE] + counts[..., ADDED]
+    meant += np.where((main == SEQUENCE) | along, counts[..., OTHER], 0.0)
+    meant += np.where(along, counts[..., SEQUENCE], 0.0)
+    by_heads = (main == SEQUENCE) & (counts[..., HEADS] > counts[..., QUERIES])
+    meant += np.where(by_heads, counts[..., HEADS], 0.0)
+    return 1.0 - np.divide(np.minimum(meant, total), total, out=np.ones_like(total), where=total > 0)
+
+
 def _of_stages(
     record: StagesRecord, space: Space, weights: Weights
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:

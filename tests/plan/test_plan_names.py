@@ -21,6 +21,7 @@ from tensoropt.plan.plan_names import (
     TENSOR,
     WHOLE,
     brief_name,
+    exceptions,
     family,
     is_recomputed,
     plan_names,
@@ -259,10 +260,23 @@ def test_what_takes_little_time_or_few_bytes_is_not_in_the_name():
         for choice, options in (((0, 1), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (0, 1))):
             made = [point(1.0, 1.0, 0, choice=choice, options=options)]
             names[share, choice, options] = plan_names(made, [of], weights=weights)[0]
+            assert exceptions(made, [of], weights) == pytest.approx([share])
     assert list(names.values()) == [
         "DP 8", "DP 8 · ZeRO-2", "DP 8",
         "DP 8 (TP 2 %)", "DP 8 · ZeRO-2 98 %", "DP 8 · ZeRO-2 2 %",
     ]  # fmt: skip
+
+
+def test_the_share_of_exceptions_is_of_what_a_name_leaves_open():
+    """None in what belongs to the kind of parallelism, some in blocks that are recomputed otherwise."""
+    groups = {name: group([["d0", "d1"], ["d0", "out_features"]], [[[]]] * 2, "d0") for name in ALONG}
+    of = space(groups, (4, 2), micro_batches=1, sequence=ALONG)
+    points = [point(1.0, 1.0, 0, choice=c, options=(0,) * 4) for c in ((0, 1, 0, 1), (0, 0, 0, 0))]
+    assert exceptions(points, [of]).tolist() == [0.0, 0.0]
+    plain = group([["rows"]], [[[]]])
+    blocks = space(dict.fromkeys("abc", plain), (8,), regions={n: f"h.{n}" for n in "abc"}, micro_batches=1)
+    again = [point(1.0, 1.0, 0, choice=c, options=(0,) * 3) for c in ((0, 0, 0), (1, 1, 1), (1, 0, 0))]
+    assert exceptions(again, [blocks]) == pytest.approx([0.0, 0.0, 1 / 3])
 
 
 def test_convolutions_split_along_the_batch_are_data_parallel():

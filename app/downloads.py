@@ -15,7 +15,7 @@ from flask import Response, request
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.export import write_frontier_csv, write_frontiers_csv, write_strategies_csv
+from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.exploration.verified import Verified
 from tensoropt.report.detail import detail
 
@@ -132,7 +132,7 @@ def register(app: Dash, context: Context) -> None:
                 return _words(404, str(error))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "file.csv"
-            write_frontiers_csv(found, path)
+            write_frontier_csv(found, path)
             text = path.read_bytes()
         headers = {"Content-Disposition": 'attachment; filename="frontiers.csv"'}
         return Response(text, mimetype="text/csv", headers=headers)

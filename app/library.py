@@ -10,17 +10,16 @@ and does not affect others.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.cluster_offers import SomeDevices, folders_in, same_step, some_devices
+from tensoropt.exploration.cluster_offers import folders_in, same_step
 from tensoropt.exploration.exploration import Exploration, load_exploration
-from tensoropt.exploration.exploration_files import DESCRIBED, Costs, read_costs, read_described
+from tensoropt.exploration.exploration_files import DESCRIBED, LISTED, read_described
 from tensoropt.exploration.verified import Verified, load_verified
 from tensoropt.question.model_source import is_onnx
 from tensoropt.question.settings import settings_fields
@@ -30,6 +29,8 @@ from .recent import Recent
 _MOST = 10_000
 """Maximum number of cached heads and costs; reading one takes about a millisecond."""
 Indexed = TypeVar("Indexed")
+Costs = tuple[list[float], list[float]]
+"""Bytes that each point needs of a device, and seconds."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Head:
         cluster: its name.
         step: a key shared by comparable explorations (:func:`same_step`).
         kind: the kind of the smallest device.
-        kinds: the kinds of its devices, with the fields that a tariff needs.
+        kinds: the kinds of its devices.
         settings: (name, words) of settings that distinguish explorations of one model.
         batch: samples per step; None if unknown.
         devices: the number of the cluster's devices.
@@ -51,7 +52,7 @@ class Head:
     cluster: str = ""
     step: tuple[Any, ...] = ()
     kind: str = ""
-    kinds: tuple[SomeDevices, ...] = ()
+    kinds: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     devices: int = 0
@@ -70,7 +71,7 @@ class _Index:
 
     def costs(self, folder: Path) -> Costs:
         """Return the costs of an exploration's points; empty if they cannot be read."""
-        return self._once("costs", folder, read_costs, lambda _: Costs(*[np.array([])] * 3))
+        return self._once("costs", folder, _costs, lambda _: ([], []))
 
     def _once(
         self, kind: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
@@ -92,6 +93,12 @@ class _Index:
         return value
 
 
+def _costs(folder: Path) -> Costs:
+    with open(folder / LISTED, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [float(row["needs_bytes"]) for row in rows], [float(row["time_s"]) for row in rows]
+
+
 def _head(folder: Path) -> Head:
     data = read_described(folder)
     model, cluster, settings = data["model"], data["cluster"], data["settings"]
@@ -103,7 +110,7 @@ def _head(folder: Path) -> Head:
         cluster=str(cluster["name"]),
         step=same_step(str(model["fingerprint"]), settings),
         kind=str(least["name"]),
-        kinds=some_devices(cluster),
+        kinds=tuple(str(kind["name"]) for kind in cluster["kinds"]),
         settings=(
             ("devices", str(len(cluster.get("devices", ())))),
             ("batch", str(model.get("batch") or "")),
@@ -233,9 +240,12 @@ class Library:
         # Input sizes of an ONNX file may differ in more than the batch.
         if not own.source or is_onnx(own.source):
             return []
-        same = own.source, own.step[1:], own.kinds, own.cluster
+        same = own.source, own.step[1:], own.kinds, own.devices, own.cluster
         return self._others(
-            key, lambda head: (head.source, head.step[1:], head.kinds, head.cluster) == same and head.batch
+            key,
+            lambda head: (
+                head.batch and (head.source, head.step[1:], head.kinds, head.devices, head.cluster) == same
+            ),
         )
 
     def _others(self, key: str, is_meant: Callable[[Head], Any]) -> list[Entry]:
@@ -280,8 +290,7 @@ def _checked(exploration: Exploration, folder: Path) -> Exploration:
         str(exploration.cluster["name"]), len(exploration.cluster["devices"])
         if min(float(kind["memory_bytes"]) for kind in exploration.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
-        spaces = exploration.all_points.column("space")
-        if not ((spaces >= 0) & (spaces < len(exploration.spaces))).all():
+        if not all(0 <= point.space < len(exploration.spaces) for point in exploration.all_points):
             raise ValueError("a point without a space")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(

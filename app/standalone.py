@@ -152,7 +152,7 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
         **asdict(LIGHT),
         **{f"dark_{name}": colour for name, colour in asdict(DARK).items()},
         made=f"Made by TensorOpt {__version__}.",
-        answer=found.sentence(data.units.memory.text, data.units.time.text),
+        answer=found.sentence(),
         plot=_plot(data, view, Html(), carries=True),
         point=data.exploration.title(row),
         name=card.name,

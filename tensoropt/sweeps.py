@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,10 @@ from pathlib import Path
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
-from tensoropt.exploration.batch import REFUSED
 from tensoropt.exploration.batch_sweep import folder_of_batch, next_batch
 from tensoropt.exploration.cluster_offers import fits_within
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import StepWork
-from tensoropt.files import write_text
 from tensoropt.question.model_source import ModelSourceError, default_batch
 from tensoropt.sharding.constraints import ConstraintError, LackingDevicesError
 from tensoropt.types import Progress
@@ -130,8 +127,7 @@ class _Running:
         return None
 
     def ended(self) -> Sweep:
-        """Return the sweep, and save its failures."""
+        """Return the sweep."""
         if not self.explorations:
             raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in self.refused.items()))
-        write_text(self.out / REFUSED, json.dumps(self.refused, indent=1) + "\n")
         return Sweep(tuple(self.explorations), self.refused)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensoropt.exploration.answer import Budgeted
-from tensoropt.exploration.facts import range_of
+from tensoropt.exploration.time_range import range_of
 from tensoropt.plan.plan_names import JOIN
 
 from ..state import View
@@ -124,7 +124,7 @@ def _selected(data: FrontierData, row: int, colours: Palette) -> Json:
     spread, second = range_of(data.exploration, row), _second(data).factor
     band: Json = {"visible": False}
     if spread is not None:
-        ends = (spread.high_s - spread.middle_s, spread.middle_s - spread.low_s)
+        ends = (spread.high_s - data.time[row], data.time[row] - spread.low_s)
         band = {
             "visible": True, "symmetric": False, "color": colours.band, "thickness": 12, "width": 0,
             "array": [ends[0] / second], "arrayminus": [ends[1] / second],

@@ -160,7 +160,7 @@ def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
         found = ""
         if len(keys) == 1:
             costs = context.library.costs_of(context.library.entry(keys[0]))
-            found = found_words(costs.needs.tolist(), costs.time.tolist(), len(costs.needs))
+            found = found_words(*costs, len(costs[0]))
         card = job_card(job, now, keys, found, manager.growing(job.id), manager.first(job.id))
         cards.append((card, manager.log(job.id)))
     return cards

@@ -48,10 +48,8 @@ class FrontierData:
         return len(self.exploration.all_points)
 
     def facts(self, row: int) -> dict[str, Fact]:
-        """Return the facts of a row, in the page's units."""
-        return facts(
-            FigureRow.of(self.exploration, row), memory=self.units.memory.text, time=self.units.time.text
-        )
+        """Return the facts of a row."""
+        return facts(FigureRow.of(self.exploration, row))
 
     @property
     def needs(self) -> np.ndarray:
@@ -66,7 +64,7 @@ class FrontierData:
     @cached_property
     def planner(self) -> tuple[str, ...]:
         """The planner that found each row."""
-        return tuple(self.exploration.all_points.column("planner").tolist())
+        return self.exploration.all_points.planners
 
     @cached_property
     def line(self) -> np.ndarray:

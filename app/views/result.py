@@ -10,11 +10,11 @@ from urllib.parse import urlencode
 import numpy as np
 
 from tensoropt.errors import TensorOptError
-from tensoropt.exploration.answer import Baseline, Budgeted, launcher_words, without_plans
+from tensoropt.exploration.answer import Baseline, Budgeted, without_plans
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.facts import range_of
 from tensoropt.exploration.rates import THOUSAND_STEPS, Amount, Rates, RatesOf, amount_of
 from tensoropt.exploration.recommended import a_config_says, recommended
+from tensoropt.exploration.time_range import range_of
 from tensoropt.plan.plan_names import YOUR_JOB, brief_name, planner_title
 from tensoropt.units import format_number, format_seconds, share_words
 
@@ -102,7 +102,7 @@ def answer_line(data: FrontierData, view: View, found: Budgeted, row: int) -> An
         _cost(rated, rates, view),
         plain(name),
         name,
-        _runs_in(data, found, row),
+        _runs_in(name),
         _beside(data, view, found, row),
     )
 
@@ -116,13 +116,10 @@ def _cost(rated: RatesOf, rates: Rates, view: View) -> str:
     return "" if cost is None else f"{format_number(cost)} for {amount.words}"
 
 
-def _runs_in(data: FrontierData, found: Budgeted, row: int) -> str:
-    if a_config_says(data.exploration.names[row]):
+def _runs_in(name: str) -> str:
+    if a_config_says(name):
         return "Runs in TensorOpt ✓ and by the config of a launcher ✓ (Export)."
-    known = [base for base in found.baselines if not base.note]
-    nearest = launcher_words(data.exploration, row, known, two_digits)
-    none = ["No known plan fits that one can express."]
-    return " ".join(["Runs in TensorOpt ✓; a launcher's config cannot express it ✕.", *(nearest or none)])
+    return "Runs in TensorOpt ✓; a launcher's config cannot express it ✕ (Export writes the closest)."
 
 
 def _beside(data: FrontierData, view: View, found: Budgeted, row: int) -> str:
@@ -228,7 +225,7 @@ def baseline_rows(data: FrontierData, found: Budgeted) -> tuple[BaselineRow, ...
     memory = data.units.memory.text
 
     def row(base: Baseline) -> BaselineRow:
-        verdict = base.verdict(memory)
+        verdict = base.verdict()
         return BaselineRow(
             base.title,
             data.exploration.names[base.row],

@@ -36,7 +36,6 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
         help="price per device-hour, of all devices or of one kind (repeat it, or separate by commas); "
         "default: the cluster's prices, if it has any",
     )
-    group.add_argument("--currency", default="", metavar="EUR", help="name of the currency; default: none")
 
 
 def amount_option(options: argparse.Namespace) -> Any:
@@ -55,7 +54,7 @@ def amount_option(options: argparse.Namespace) -> Any:
 
 
 def tariff_option(options: argparse.Namespace) -> Any:
-    """Return the :class:`~tensoropt.exploration.rates.Tariff` given by ``--price`` and ``--currency``.
+    """Return the :class:`~tensoropt.exploration.rates.Tariff` given by ``--price``.
 
     Raises:
         TensorOptError: a price is not a number, or the same devices have several.
@@ -63,7 +62,7 @@ def tariff_option(options: argparse.Namespace) -> Any:
     from tensoropt.exploration.rates import Tariff, prices_of
 
     price, by_kind = prices_of(",".join(options.price))
-    return Tariff(price, by_kind, options.currency.strip())
+    return Tariff(price, by_kind)
 
 
 class Answer(NamedTuple):

@@ -108,9 +108,10 @@ def _described(
     """Return (lines on a point, with the requested training's time and cost and the results of its runs; data
     that its figures lack: ``rates``, ``fit``, ``range``, and ``verified``, a list).
     """
-    from tensoropt.exploration.facts import range_data, rate_facts
+    from tensoropt.exploration.facts import rate_facts
     from tensoropt.exploration.figure_rows import FigureRow, rates_data
     from tensoropt.exploration.rates import kinds_of
+    from tensoropt.exploration.time_range import range_of
     from tensoropt.exploration.verified import load_verified
     from tensoropt.plan.facts_table import Fact, fact_lines
     from tensoropt.report.ran import ran_words
@@ -120,12 +121,13 @@ def _described(
     tariff.check(kinds_of(exploration))
     row = FigureRow.of(exploration, index, tariff)
     budget = exploration.settings.get("memory_bytes") if memory_bytes is None else memory_bytes
+    spread = range_of(exploration, index)
     ran = [run for run in load_verified(options.dir) if run.is_of(exploration, index)]
     words = [Fact("measured", f"{ran_words(r, exploration.cluster)} ({r.checked_on})") for r in ran]
     data = {
         "rates": rates_data(row, amount),
         "fit": exploration.fit(index, budget).to_data(),
-        "range": range_data(exploration, index),
+        "range": None if spread is None else {"words": spread.words, **asdict(spread)},
         "verified": [asdict(run) for run in ran],
     }
     return [*point_lines(row), *fact_lines([*words, *rate_facts(row, amount)])], data

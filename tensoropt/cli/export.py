@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
 
 from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import WHOLE, ProgressDisplay
@@ -18,7 +16,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         "dirs",
         metavar="DIR",
         nargs="+",
-        help="the folder given to explore --out; several, or folders of such folders, become one CSV",
+        help="the folder given to explore --out; several, or a folder of them, become one CSV",
     )
     verb.add_argument("--csv", metavar="FILE", help="one row per point")
     verb.add_argument("--strategies", metavar="FILE", help="with --csv: one row per point and operator")
@@ -51,22 +49,26 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         )
     if options.strategies and not options.csv:
         raise TensorOptError("--strategies is written beside --csv; give both")
-    data: dict[str, Any] = {"csv": options.csv, "strategies": options.strategies}
-    lines = []
-    from tensoropt.exploration.exploration_files import DESCRIBED
+    from tensoropt.exploration.cluster_offers import loaded
     from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
-    from tensoropt.saved import opened
 
-    (folder, *more) = options.dirs
-    if more or (Path(folder).is_dir() and not (Path(folder) / DESCRIBED).is_file()):
-        return _batch(options, data)
-    exploration = opened(folder)
-    data["points"] = len(exploration.points)
-    write_frontier_csv(exploration, options.csv)
-    lines.append(f"{len(exploration.points)} points written to {options.csv}")
+    found = {name: one for folder in options.dirs for name, one in loaded(folder).items()}
+    saved = found[options.dirs[0]] if list(found) == options.dirs[:1] else found
+    write_frontier_csv(saved, options.csv)
+    points = sum(len(exploration.points) for exploration in found.values())
+    lines = [f"{points} points of {counted(len(found), 'exploration')} written to {options.csv}"]
     if options.strategies:
-        write_strategies_csv(exploration, options.strategies)
+        write_strategies_csv(saved, options.strategies)
         lines.append(f"their strategies written to {options.strategies}")
+    data = {
+        "csv": options.csv,
+        "strategies": options.strategies,
+        "points": points,
+        "explorations": [
+            {"exploration": name, "cluster": one.cluster.get("name"), "points": len(one.points)}
+            for name, one in found.items()
+        ],
+    }
     return Answer(data, "\n".join(lines))
 
 
@@ -103,26 +105,6 @@ def _config(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
         return Answer(data, job.text.rstrip("\n"))
     write_text(options.to, job.text)
     return Answer(data, "\n".join([*notes, f"written to {options.to}"]))
-
-
-def _batch(options: argparse.Namespace, data: dict[str, Any]) -> Answer:
-    from tensoropt.exploration.batch import load_batch
-    from tensoropt.exploration.export import write_all_strategies_csv, write_frontiers_csv
-
-    found, left_out = load_batch(options.dirs)
-    write_frontiers_csv(found, options.csv)
-    data["points"] = sum(len(exploration.points) for exploration in found.values())
-    data["explorations"] = [
-        {"exploration": name, "cluster": one.cluster.get("name"), "points": len(one.points)}
-        for name, one in found.items()
-    ]
-    data["left_out"] = left_out
-    lines = [f"{data['points']} points of {counted(len(found), 'exploration')} written to {options.csv}"]
-    if options.strategies:
-        write_all_strategies_csv(found, options.strategies)
-        lines.append(f"their strategies written to {options.strategies}")
-    lines += [f"left out: {path}: {reason}" for path, reason in left_out.items()]
-    return Answer(data, "\n".join(lines))
 
 
 VERB = Verb("export", "write saved frontiers as CSV, a point as a launcher's config", _add_arguments, answer)

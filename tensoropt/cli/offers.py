@@ -28,7 +28,6 @@ def offers_answer(sweep: Any, asked: dict[str, Any]) -> Answer:
         "budgets_bytes": list(found.budgets_bytes),
         **best,
         "amount": found.question.amount.words,
-        "currency": found.question.tariff.currency,
         "clusters": offers_data(found),
     }
     return Answer(data, "\n".join(lines))
@@ -49,7 +48,6 @@ def _budget_table(offers: Any) -> str:
 
 
 def _table(offers: Any) -> str:
-    currency = offers.question.tariff.currency or "money"
     tokens = any(row.rates is not None and row.rates.tokens_per_s is not None for row in offers.rows)
     weak = ["batch", "tokens/s" if tokens else "samples/s"] if offers.weak else []
     head = [
@@ -58,9 +56,9 @@ def _table(offers: Any) -> str:
         *weak,
         "time/step",
         "memory",
-        f"{currency}/h",
+        "money/h",
         "hours",
-        currency,
+        "money",
         "plan",
         "",
     ]
@@ -83,7 +81,7 @@ def _table(offers: Any) -> str:
                 _remark(offers, row),
             ]
         )
-    caption = f"hours and {currency} are of {offers.question.amount.words}"
+    caption = f"hours and money are of {offers.question.amount.words}"
     return "\n".join([columns(rows, left=(0, 1, len(head) - 2, len(head) - 1)), caption])
 
 

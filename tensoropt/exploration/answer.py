@@ -9,7 +9,7 @@ All of them are simulated like every point.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from tensoropt.costs.device_fit import TIGHT
 from tensoropt.exploration.rates import RatesOf
-from tensoropt.exploration.recommended import Recommendation, a_config_says, recommended
+from tensoropt.exploration.recommended import Recommendation, recommended
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import (
     HEURISTICS,
@@ -44,13 +44,9 @@ _LOCAL_NOTE = (
 _ORDER = ("DDP", _LOCAL, *_ZERO_TITLES.values(), "TP (Megatron)")
 _MOST_NAMED = 4
 """The largest number of baselines in the sentence; tables list all."""
-_MANY = 10
-"""A step at least this many times as long is reported as a factor, not in per cent."""
 _GIB = 2.0**30
-_ALIKE = 0.005
-"""Differences in step time below this share are not worth more memory."""
-_LEAST = 0.001
-"""A faster plan is named only if it is faster by at least this share."""
+_ALIKE = 0.03
+"""Differences in step time below this share, within the error of predictions, are not mentioned."""
 
 
 class Baseline(NamedTuple):
@@ -79,16 +75,14 @@ class Baseline(NamedTuple):
         """The title without its brackets: ``FSDP``."""
         return self.title.partition(" (")[0]
 
-    def verdict(self, memory: Callable[[float], str] = format_bytes) -> str:
-        """Return ``+4 %``, ``as fast``, ``12 times as long``, ``fits``, or ``does not fit, needs 31 GiB``."""
+    def verdict(self) -> str:
+        """Return ``+4 %``, ``as fast``, ``fits``, or ``does not fit, needs 31 GiB``."""
         if not self.fits:
-            return f"does not fit, needs {memory(self.needs_bytes)}"
+            return f"does not fit, needs {format_bytes(self.needs_bytes)}"
         if self.longer is None:
             return "fits"
         if abs(self.longer) < SAME:
             return "as fast"
-        if self.longer >= _MANY - 1:
-            return f"{1 + self.longer:.0f} times as long"
         return f"{'+' if self.longer > 0 else '−'}{share_words(abs(self.longer))}"
 
 
@@ -104,7 +98,6 @@ class Budgeted:
         baselines: one per usual strategy found, in the usual order.
         more_bytes: the additional memory for which :attr:`gain` is given.
         gain: the share by which that memory shortens the fastest step; 0 if it does not.
-        next_bytes: the memory beyond the limit that the next faster plan needs; None if there is none.
     """
 
     findings: Findings
@@ -115,7 +108,6 @@ class Budgeted:
     baselines: tuple[Baseline, ...]
     more_bytes: float
     gain: float
-    next_bytes: float | None
 
     @property
     def row(self) -> int | None:
@@ -127,86 +119,55 @@ class Budgeted:
         """The recommended plan's name; "" if none fits."""
         return "" if self.row is None else self.findings.names[self.row]
 
-    def costs(
-        self,
-        memory: Callable[[float], str] = format_bytes,
-        time: Callable[[float], str] = format_seconds,
-    ) -> str:
+    def costs(self) -> str:
         """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``; if no plan fits, the leanest plan's
         memory."""
         if self.leanest is None:
             return "there is no plan"
         if self.row is None:
-            least = memory(self.findings.needs[self.leanest])
+            least = format_bytes(self.findings.needs[self.leanest])
             name = brief_name(self.findings.names[self.leanest])
             return f"no plan fits; the leanest needs {least} ({name})"
         budget = None if self.limit_words else self.limit_bytes
         tight = " (tight)" if self.findings.verdict(self.row, budget) == TIGHT else ""
         figures = [
-            f"{time(self.findings.all_points[self.row].time_s)} a step",
-            f"{memory(self.findings.needs[self.row])}{tight}",
+            f"{format_seconds(self.findings.all_points[self.row].time_s)} a step",
+            f"{format_bytes(self.findings.needs[self.row])}{tight}",
         ]
         return ", ".join([*figures, *_pace_words(self.findings, self.row)])
 
-    def beside(self, memory: Callable[[float], str] = format_bytes) -> list[str]:
-        """Return sentences: a faster plan if any, baselines that do not fit, the others' step times, and the
-        gain from more memory."""
+    def beside(self) -> list[str]:
+        """Return sentences: baselines that do not fit, the others' step times, and the gain from more
+        memory."""
         if self.chosen is None:
             return []
         plans = [base for base in self.baselines if not base.note]
         named = [base for base in plans if base.row != self.row][:_MOST_NAMED]
-        over = [f"{base.short} (needs {memory(base.needs_bytes)})" for base in named if not base.fits]
-        said = [f"{self._called(base)} {base.verdict(memory)}" for base in named if base.fits]
+        over = [f"{base.short} (needs {format_bytes(base.needs_bytes)})" for base in named if not base.fits]
+        said = [f"{self._called(base)} {base.verdict()}" for base in named if base.fits]
         do = "does" if len(over) == 1 else "do"
-        sentences = [self.faster_words] if self.faster_words else []
-        sentences += [f"{_listed(over)} {do} not fit."] if over else []
+        sentences = [f"{_listed(over)} {do} not fit."] if over else []
         sentences += [f"{'; '.join(said)}."] if said else []
         sentences += [
-            f"{base.short} {base.verdict(memory)} ({base.note})."
+            f"{base.short} {base.verdict()} ({base.note})."
             for base in self.baselines
             if base.note and base.point.time_s < (1 - _ALIKE) * self.findings.all_points[base.row].time_s
         ]
-        told = launcher_words(self.findings, self.chosen.row, plans)
-        return [*sentences, *told, self.more_words(memory)]
+        bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
+        return [*sentences, f"{without_zeros(format_bytes(self.more_bytes))} more buys {bought}."]
 
     def _called(self, base: Baseline) -> str:
         """Return a baseline's name in the variant that fits: ``DDP``, or ``DDP recomputed``."""
         again = is_recomputed(self.findings.names[base.row])
         return f"{base.short} recomputed" if again else base.short
 
-    @property
-    def faster_words(self) -> str:
-        """``Up to 2 % faster by point 148 (DP 8 · ZeRO-2).``; "" if no plan that fits is faster."""
-        if self.chosen is None or self.chosen.faster < _LEAST:
-            return ""
-        name = self.findings.names[self.chosen.fastest]
-        return f"Up to {share_words(self.chosen.faster)} faster by {self._fastest} ({name})."
-
-    @property
-    def _fastest(self) -> str:
-        """``point 148``: the fastest plan that fits; "" if none does."""
-        return "" if self.chosen is None else self.findings.title(self.chosen.fastest).partition(" of ")[0]
-
-    def more_words(self, memory: Callable[[float], str] = format_bytes) -> str:
-        """Return ``1 GiB more buys nothing.``, or how much more memory shortens the step."""
-        if self.next_bytes is None:
-            than = f" than {self._fastest}" if self.faster_words else ""
-            plan = "usual strategy" if self.findings.settings.get("first") else "plan that was searched"
-            return f"No {plan} is faster{than}."
-        bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
-        return f"{without_zeros(memory(self.more_bytes))} more buys {bought}."
-
-    def sentence(
-        self,
-        memory: Callable[[float], str] = format_bytes,
-        time: Callable[[float], str] = format_seconds,
-    ) -> str:
+    def sentence(self) -> str:
         """Return the whole answer: ``Within 24 GiB of each of 8 H100-80GB: DP 8 · ZeRO-2, 250 ms a step, 13.6
         GiB. DDP (needs 31 GiB) does not fit. FSDP +4 %; TP +15 %. 1 GiB more buys nothing.``"""
-        found = ", ".join(filter(None, (self.name, self.costs(memory, time))))
-        within = f"Within {without_zeros(memory(self.limit_bytes))}{self.limit_words} of"
+        found = ", ".join(filter(None, (self.name, self.costs())))
+        within = f"Within {without_zeros(format_bytes(self.limit_bytes))}{self.limit_words} of"
         within += f" {_devices_words(self.findings)}"
-        return " ".join([f"{within}: {found}.", *self.beside(memory)])
+        return " ".join([f"{within}: {found}.", *self.beside()])
 
     def to_data(self) -> dict[str, Any]:
         """Return the sentence and its figures as plain data; points are numbered from 1."""
@@ -215,8 +176,6 @@ class Budgeted:
             "budget_bytes": self.limit_bytes,
             "point": None if self.row is None else self.row + 1,
             "rule": None if self.chosen is None else self.chosen.rule,
-            "fastest": None if self.chosen is None else self.chosen.fastest + 1,
-            "faster": None if self.chosen is None else self.chosen.faster,
             "baselines": [
                 {
                     "title": base.title,
@@ -240,36 +199,28 @@ def answer(
     findings: Findings,
     budget_bytes: float | None = None,
     headroom: float | str | None = None,
-    rows: Sequence[int] | np.ndarray | None = None,
 ) -> Budgeted:
     """Return the answer within a budget (by default the exploration's own) and a headroom
-    (:func:`~tensoropt.costs.device_fit.usable_bytes`).
-
-    Args:
-        rows: indices of the points to consider; by default all, other planners' included.
-    """
+    (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
     if budget_bytes is None and headroom is None:
         budget_bytes = findings.settings.get("memory_bytes")
     limit = findings.usable_bytes(budget_bytes, headroom)
     needs, times = findings.needs, findings.all_points.time
-    asked = np.arange(len(needs)) if rows is None else np.asarray(rows, dtype=int)
     more = _GIB if limit >= 4 * _GIB else limit / 4
 
     def best_s(limit_bytes: float) -> float:
-        return float(times[asked[needs[asked] <= limit_bytes]].min(initial=np.inf))
+        return float(times[needs <= limit_bytes].min(initial=np.inf))
 
-    chosen, fastest_s = recommended(findings, limit, asked), best_s(limit)
-    faster = asked[times[asked] < fastest_s * (1 - SAME)]
+    chosen = recommended(findings, limit)
     return Budgeted(
         findings,
         limit,
         _limit_words(findings, limit, budget_bytes),
         chosen,
-        int(asked[np.argmin(needs[asked])]) if len(asked) else None,
+        int(np.argmin(needs)) if len(needs) else None,
         tuple(_baselines(findings, limit, None if chosen is None else float(times[chosen.row]))),
         more,
-        0.0 if chosen is None else 1.0 - best_s(limit + more) / fastest_s,
-        float(needs[faster].min()) - limit if chosen is not None and len(faster) else None,
+        0.0 if chosen is None else 1.0 - best_s(limit + more) / best_s(limit),
     )
 
 
@@ -320,7 +271,7 @@ def without_plans(findings: Findings) -> dict[str, str]:
     for row in findings.comparison:
         if row["planner"] != FRONTIER:
             why[str(row["planner"])] = "; ".join(map(str, row["notes"]))
-    have = set(findings.all_points.column("planner").tolist())
+    have = set(findings.all_points.planners)
     # A refusal often begins with its planner's name, which the row shows already.
     short = {name: words.removeprefix(f"{name} finds ") for name, words in why.items() if words}
     return {
@@ -338,31 +289,6 @@ def _pace_words(findings: Findings, row: int) -> list[str]:
     return said + (["bound by the host"] if findings.all_points[row].host_bound else [])
 
 
-def launcher_words(
-    findings: Findings,
-    row: int,
-    plans: Sequence[Baseline],
-    time: Callable[[float], str] = format_seconds,
-) -> list[str]:
-    """Return a sentence on the fastest baseline that fits and that a launcher's config can express; empty if
-    the answer's plan is itself one, or there is none.
-
-    Args:
-        row: index of the answer's plan.
-        plans: the baselines.
-    """
-    own = findings.all_points[row]
-    if a_config_says(findings.names[row]):
-        return []
-    said = [plan for plan in plans if plan.fits and a_config_says(findings.names[plan.row])]
-    if not said:
-        return []
-    best = min(said, key=lambda plan: (plan.point.time_s, plan.point.memory_bytes))
-    name, more = brief_name(findings.names[best.row]), best.point.time_s / own.time_s - 1.0
-    price = f"+{share_words(more)}" if more > 0 else "as fast"
-    return [f"A launcher's config can express {name}: {time(best.point.time_s)} a step ({price})."]
-
-
 def _devices_words(findings: Findings) -> str:
     """Return ``each of 8 H100-80GB``."""
     kinds = list(dict.fromkeys(kind["name"] for kind in findings.cluster["kinds"]))
@@ -377,9 +303,9 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:
-    planners = findings.all_points.column("planner")
-    for row in np.flatnonzero(~np.isin(planners, OWN)).tolist():
-        planner = str(planners[row])
+    for row, planner in enumerate(findings.all_points.planners):
+        if planner in OWN:
+            continue
         if planner.startswith(YOUR_JOB):
             yield row, planner_title(planner)
         elif planner == "zero":

@@ -134,22 +134,16 @@ class Offers:
         if cheapest is not None:
             assert cheapest.cost is not None
             yield (
-                f"Cheapest {said}: {self._label(cheapest)}, {question.tariff.words(cheapest.cost)} for "
+                f"Cheapest {said}: {self._label(cheapest)}, {format_number(cheapest.cost)} for "
                 f"{question.amount.words} at {format_seconds(_seconds(cheapest))} a step."
             )
-        else:
-            among = f" of a plan {said}" if limit else ""
-            yield f"Cheapest unknown: no price{among} is known."
-        cost = "of unknown price" if fastest.cost is None else question.tariff.words(fastest.cost)
+        cost = "of unknown price" if fastest.cost is None else format_number(fastest.cost)
         assert fastest.rates is not None
         named = ((fastest.rates.samples_per_s, "samples/s"), (fastest.rates.tokens_per_s, "tokens/s"))
         speeds = [f"{format_number(rate)} {name}" for rate, name in named if rate is not None]
         by_sample = f" ({', '.join(speeds)})" if self.weak and speeds else ""
         step = f"{format_seconds(_seconds(fastest))} a step{by_sample}"
         yield f"Fastest {said}: {self._label(fastest)}, {step}, {cost}."
-        unknown = [row.cluster for row in self.within if row.cost is None]
-        if unknown and cheapest is not None:
-            yield f"Not compared by cost, as their price is unknown: {', '.join(unknown)}."
 
     def _label(self, row: ClusterOffer) -> str:
         return f"{row.cluster} at batch {row.batch}" if self.weak else row.cluster
@@ -217,9 +211,8 @@ def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
     table, cluster = RatesOf(found, question.tariff), str(found.cluster["name"])
     if table.cluster is None:
         return ClusterOffer(cluster, reason="the cluster was not saved with it; explore again")
-    kinds = some_devices(found.cluster)
-    devices = ", ".join(f"{some.count} x {some.kind}" for some in kinds)
-    row = ClusterOffer(cluster, devices, table.work.samples, count=sum(some.count for some in kinds))
+    devices, count = table.cluster.counts, table.cluster.device_count
+    row = ClusterOffer(cluster, devices, table.work.samples, count=count)
     room = _room(found, question.memory_bytes)
     best = recommended(found, room)
     if best is None:
@@ -245,29 +238,6 @@ def _room(found: Exploration, memory_bytes: float | None) -> float:
 def fits_within(found: Exploration, memory_bytes: float | None) -> bool:
     """Return whether any plan fits a budget, or without one the exploration's own limit."""
     return recommended(found, _room(found, memory_bytes)) is not None
-
-
-@dataclass(frozen=True)
-class SomeDevices:
-    """Devices of one kind: their number, each one's memory, and their own price per hour."""
-
-    kind: str
-    count: int
-    memory_bytes: float
-    price: float | None
-
-
-def some_devices(cluster: Mapping[str, Any]) -> tuple[SomeDevices, ...]:
-    """Return a saved cluster's devices, grouped by kind."""
-    return tuple(
-        SomeDevices(
-            str(kind["name"]),
-            sum(number == place for number in cluster.get("devices", ())),
-            float(kind["memory_bytes"]),
-            None if kind.get("price_per_hour") is None else float(kind["price_per_hour"]),
-        )
-        for place, kind in enumerate(cluster["kinds"])
-    )
 
 
 _OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
@@ -330,6 +300,21 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
             yield child
 
 
+def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
+    """Return the explorations of :func:`folders_in` by their folder.
+
+    Raises:
+        TensorOptError: there is none, or one is damaged.
+    """
+    found = {str(path): load_exploration(path) for path in folders_in(folder)}
+    if not found:
+        raise TensorOptError(
+            f"{folder} holds no exploration (no {DESCRIBED} in it or in a folder of it); run `tensoropt "
+            "explore` with --out"
+        )
+    return found
+
+
 def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
     """Return the explorations of a folder, ascending in devices, then batch; a single one if the folder is
     itself an exploration.
@@ -337,12 +322,7 @@ def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
     Raises:
         TensorOptError: there is none, one is damaged, or they differ in model or settings.
     """
-    sweep = [load_exploration(path) for path in folders_in(folder)]
-    if not sweep:
-        raise TensorOptError(
-            f"{folder} holds no exploration (no {DESCRIBED} in it or in a folder of it); run `tensoropt "
-            "explore` with --out"
-        )
+    sweep = list(loaded(folder).values())
     steps = {same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}
     if len(steps) > 1 and not of_batches(sweep):
         raise TensorOptError(

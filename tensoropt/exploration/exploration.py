@@ -52,21 +52,6 @@ def _rows(findings: Findings) -> list[list[str]]:
     ]
 
 
-def _counted(findings: Findings, shown: int) -> str:
-    count = len(findings.points)
-    return counted(count, "point") if shown == count else f"{shown} of {counted(count, 'point')} shown"
-
-
-def _remarks(findings: Findings) -> list[str]:
-    exact = sum(point.exact for point in findings.points)
-    searched = f"{counted(len(findings.spaces), 'space')} (mesh and micro-batches) searched"
-    lines = [f"{searched}; {counted(exact, 'point')} proven exact in the additive model"]
-    if findings.others:
-        names = ", ".join(dict.fromkeys(point.planner for point in findings.others))
-        lines.append(f"{counted(len(findings.others), 'point')} of other planners: {names}")
-    return lines
-
-
 def _answered(findings: Findings) -> str:
     return answer(findings).sentence() if findings.points and findings.cluster.get("kinds") else ""
 
@@ -75,8 +60,9 @@ def _table(findings: Findings) -> tuple[list[list[str]], str]:
     """Return the table's rows, header first, and the number of points in it."""
     if not findings.points:
         return [["no points"]], ""
-    rows = _rows(findings)
-    return rows, _counted(findings, len(rows) - 1)
+    rows, count = _rows(findings), counted(len(findings.points), "point")
+    shown = len(rows) - 1
+    return rows, count if shown == len(findings.points) else f"{shown} of {count} shown"
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +101,7 @@ class Exploration(Findings):
         rows, count = _table(self)
         said = wrap(_answered(self), _WIDTH)
         table = columns(rows, left=left_of(rows[0]))
-        return "\n".join([_headline(self), *said, table, *filter(None, [count]), *_remarks(self)])
+        return "\n".join([_headline(self), *said, table, *filter(None, [count])])
 
     def _repr_html_(self) -> str:
         picture = ""
@@ -126,8 +112,7 @@ class Exploration(Findings):
                 picture = importlib.import_module("tensoropt_app.standalone").notebook_plot(self, "")
         rows, count = _table(self)
         above = f"<p><b>{escape(_headline(self))}</b></p><p>{escape(said)}</p>"
-        below = "".join(f"<p>{escape(line)}</p>" for line in (count, *_remarks(self)))
-        return f"<div>{above}{picture}{table_html(rows, left_of(rows[0]))}{below}</div>"
+        return f"<div>{above}{picture}{table_html(rows, left_of(rows[0]))}<p>{count}</p></div>"
 
     def check_budget(self) -> None:
         """Raise :class:`NothingFitsError` if no point fits the exploration's budget."""
@@ -289,7 +274,7 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
         TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
     """
     fields = read_files(directory)
-    known = {name: fields.pop(name) for name in ("graph_facts",) if name in fields}
+    facts = fields.pop("graph_facts")
     found = Exploration(**fields)
-    vars(found).update(known)  # cached, so that nothing reads the graph for them
+    vars(found)["graph_facts"] = facts  # cached, so that nothing reads the graph for them
     return found

@@ -10,9 +10,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,12 @@ from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.files import SETTINGS_FILE, check_size, folder_lock, plain, unpacked, written_together
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.graph_facts import GraphFacts
-from tensoropt.plan.needs import all_needs, device_of
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.point import Point, by_strategy
-from tensoropt.plan.point_records import record_of
-from tensoropt.plan.point_table import PointTable, point_arrays, read_points
+from tensoropt.plan.point import by_strategy
+from tensoropt.plan.point_table import point_arrays, read_points
 from tensoropt.plan.space import Space
 
 _SCHEMA = "tensoropt.exploration/4"
-_RECORDS_BY_KIND = "tensoropt.exploration/3"
-"""Schema with records named after plan kinds; read, and saved as :data:`_SCHEMA`."""
-_OLD_SCHEMA = "tensoropt.exploration/2"
-"""Schema with points inside :data:`DESCRIBED`; read, and saved as :data:`_SCHEMA`."""
 DESCRIBED, POINTS, LISTED = SETTINGS_FILE, "points.npz", "frontier.csv"
 STRATEGIES, RECORDED = "strategies.json.gz", "recorded.json.gz"
 _SPACES = TypeAdapter(tuple[Space, ...])
@@ -102,17 +95,16 @@ def _read_files(folder: Path) -> dict[str, Any]:
     try:
         data = read_described(folder)
         check_size(folder / POINTS)
-        if data.get("schema") not in (_SCHEMA, _RECORDS_BY_KIND, _OLD_SCHEMA):
+        if data.get("schema") != _SCHEMA:
             raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{_SCHEMA}'; explore again")
         fields: dict[str, Any] = {
-            **(_read_old if data["schema"] == _OLD_SCHEMA else _read_tables)(folder, data),
+            **_read_tables(folder, data),
             "model": ModelInfo(**data["model"]),
             "comparison": tuple(data["comparison"]),
             **{name: data[name] for name in ("cluster", "settings", "versions", "report")},
+            "graph_facts": _GRAPH.validate_python(data["graph"]),
         }
         costs_saved = bool(data["recorded"])
-        # Folders of earlier versions have no facts: these are found once more in the graph.
-        known = {"graph_facts": _GRAPH.validate_python(data["graph"])} if "graph" in data else {}
     except TensorOptError:
         raise
     # Damaged files may raise any error; the message names the folder and the remedy.
@@ -120,45 +112,13 @@ def _read_files(folder: Path) -> dict[str, Any]:
         raise TensorOptError(
             f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
         ) from error
-    costs = _costs_in(folder) if costs_saved else None
-    return {**fields, "costs": costs if known or costs is None else costs(), **known}
+    return {**fields, "costs": _costs_in(folder) if costs_saved else None}
 
 
 def read_described(folder: Path) -> dict[str, Any]:
     """Return the content of :data:`DESCRIBED`, unchecked."""
     check_size(folder / DESCRIBED)
     return dict(json.loads((folder / DESCRIBED).read_text(encoding="utf-8")))
-
-
-@dataclass(frozen=True, eq=False)
-class Costs:
-    """Columns of a frontier: needed bytes per device and seconds of each point, and its number of devices."""
-
-    needs: np.ndarray
-    time: np.ndarray
-    devices: np.ndarray
-
-
-def read_costs(folder: Path) -> Costs:
-    """Return the costs of a saved frontier's points; the large strategies file is read only if needed."""
-    with folder_lock(folder):
-        return _read_costs(folder)
-
-
-def _read_costs(folder: Path) -> Costs:
-    data = read_described(folder)
-    check_size(folder / POINTS)
-    cluster = device_of(data["cluster"])
-    if data["schema"] == _OLD_SCHEMA:
-        found = _read_old(folder, data)
-        points, spaces = PointTable.of(found["points"]), found["spaces"]
-        devices = np.array([space.devices for space in spaces], dtype=int)[points.column("space")]
-        return Costs(all_needs(points, lambda: spaces, cluster), points.time, devices)
-    with np.load(folder / POINTS) as arrays:
-        points = PointTable(read_points(arrays)[: int(data["points"])])
-        devices = arrays["devices"][: len(points)]
-    spaces_of = cache(lambda: _read_tables(folder, data)["spaces"])
-    return Costs(all_needs(points, spaces_of, cluster), points.time, devices)
 
 
 def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,31 +132,6 @@ def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     if len(rows) != count + int(data["others"]):
         raise TensorOptError(f"{folder}: {POINTS} and {DESCRIBED} are of different runs; explore again")
     return {"points": rows[:count], "others": rows[count:], "spaces": spaces}
-
-
-def _read_old(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables of an old folder, with figures in ``data`` and index arrays per space."""
-    points: list[Point | None] = [None] * len(data["points"])
-    with np.load(folder / POINTS) as arrays:
-        for s in range(len(data["spaces"])):
-            rows = zip(arrays[f"points_{s}"], arrays[f"choice_{s}"], arrays[f"options_{s}"], strict=True)
-            for i, choice, options in rows:
-                points[i] = _old_point(data["points"][i], choice, options)
-    if any(point is None for point in points):
-        raise TensorOptError(f"{folder}: {POINTS} and {DESCRIBED} are of different runs; explore again")
-    return {
-        "points": tuple(point for point in points if point is not None),
-        "others": tuple(_old_point(o, o["choice"], o["options"]) for o in data["others"]),
-        "spaces": _SPACES.validate_python(data["spaces"]),
-    }
-
-
-def _old_point(data: Mapping[str, Any], choice: Sequence[int], options: Sequence[int]) -> Point:
-    fields = {**data, "choice": tuple(map(int, choice)), "options": tuple(map(int, options))}
-    fields["collectives"] = tuple((k, tuple(a), b, c) for k, a, b, c in data["collectives"])
-    record = record_of({name: fields.pop(name, None) for name in ("placed", "pipeline")})
-    fields.pop("allocator", None)  # points no longer have allocator peaks
-    return Point.of(**fields, record=record)
 
 
 def _costs_in(folder: Path) -> Callable[[], Any]:

@@ -38,8 +38,7 @@ class Compared:
         search_s: seconds of searching and simulating its plans.
         gap: its time over the best known time within its memory, less 1; at least 0. None without a plan.
         notes: why it has no plan, or its remarks on the result.
-        needs_bytes: memory that the plan needs on a device, process included; None while planners run, as
-            they know only tensors.
+        needs_bytes: memory that the plan needs on a device, process included; None without a plan.
     """
 
     planner: str
@@ -109,20 +108,14 @@ def _write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Seque
         writer.writerows(rows)
 
 
-def write_frontier_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
-    """Write one row per point, ascending in memory, strictly descending in time."""
-    _write_points(path, {"": exploration}, of_several=False)
+def write_frontier_csv(saved: Findings | Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
+    """Write one row per point, ascending in memory, strictly descending in time.
 
-
-def write_frontiers_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
-    """Write the rows of several frontiers, then ``exploration``, ``cluster`` (its name) and ``batch``
-    (samples per step). ``devices`` is among the fixed columns."""
-    _write_points(path, explorations, of_several=True)
-
-
-def _write_points(
-    path: str | os.PathLike[str], explorations: Mapping[str, Findings], *, of_several: bool
-) -> None:
+    Args:
+        saved: an exploration, or several by name: their rows then end with ``exploration``, ``cluster`` (its
+            name) and ``batch`` (samples per step).
+    """
+    explorations, of_several = _by_name(saved)
     header = [f.name for f in FIGURES] + (["exploration", "cluster", "batch"] if of_several else [])
     cells = []
     for name, found in explorations.items():
@@ -133,25 +126,23 @@ def _write_points(
     _write_rows(path, header, cells)
 
 
-def write_strategies_csv(exploration: Findings, path: str | os.PathLike[str]) -> None:
+def _by_name(saved: Findings | Mapping[str, Findings]) -> tuple[Mapping[str, Findings], bool]:
+    """Return explorations by name, and whether they were given so."""
+    return ({"": saved}, False) if isinstance(saved, Findings) else (saved, True)
+
+
+def write_strategies_csv(saved: Findings | Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
     """Write one row per point and operator group: the dim that each mesh axis splits, and the storage of
     parameters.
 
     For a pipeline the first axis is the stage number, and each stage has a row for the storage of its
     parameters.
+
+    Args:
+        saved: an exploration, or several by name: their rows then end with ``exploration``, ``cluster`` (its
+            name) and ``devices``.
     """
-    _write_strategies(path, {"": exploration}, of_several=False)
-
-
-def write_all_strategies_csv(explorations: Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
-    """Write the strategies of several explorations, as :func:`write_strategies_csv`, then ``exploration``,
-    ``cluster`` (its name) and ``devices`` of each row."""
-    _write_strategies(path, explorations, of_several=True)
-
-
-def _write_strategies(
-    path: str | os.PathLike[str], explorations: Mapping[str, Findings], *, of_several: bool
-) -> None:
+    explorations, of_several = _by_name(saved)
     axes = max((len(s.mesh.names) for found in explorations.values() for s in found.spaces), default=0)
     header = ["point", "operator", *(f"axis_{i}" for i in range(axes)), "options"]
     rows = []

@@ -6,20 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
-
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.rates import HOUR_S, THOUSAND_STEPS, Amount, for_gpus
+from tensoropt.exploration.time_range import range_of
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.facts_table import Fact
-from tensoropt.plan.figures import BYTES, LISTED, SECONDS, worded
+from tensoropt.plan.figures import LISTED, worded
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
-from tensoropt.plan.time_range import UNLIKE, TimeRange, time_range
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
 from tensoropt.units import (
     LEAST_SHARE,
@@ -43,81 +39,27 @@ FIT = "on a device"
 """Name of the fact on whether a plan fits."""
 
 
-def facts(
-    row: FigureRow,
-    *,
-    memory: Callable[[float], str] = format_bytes,
-    time: Callable[[float], str] = format_seconds,
-) -> dict[str, Fact]:
-    """Return the facts of a point, by name.
-
-    Args:
-        memory, time: format bytes and seconds in the page's units.
-    """
-    point, space = row.point, row.space
-    hidden = f", {time(point.hidden_s)} hidden" if hides(point) else ""
+def facts(row: FigureRow) -> dict[str, Fact]:
+    """Return the facts of a point, by name."""
+    point, space, sources = row.point, row.space, source_words(row.point.sources)
+    spread = range_of(row.findings, row.index)
+    hidden = f", {format_seconds(point.hidden_s)} hidden" if hides(point) else ""
     found = (
-        Fact("memory per device", point.memory_bytes, BYTES.words),
         Fact("memory", _memory_words(point)),
-        Fact("time per step", point.time_s, SECONDS.words),
-        Fact("time", _time_words(point)),
+        Fact("time", worded(point, "compute {compute_s}, communication {communication_s}"), source=sources),
         *([Fact("host", host_words(point))] if point.host_s else []),
         *_listed_facts(point),
-        Fact("figures", source_words(point.sources) or "none"),
+        Fact("figures", sources or "none"),
         Fact("planner", planner_title(point.planner)),
-        Fact("plan", row.name),
         Fact("mesh", space.mesh.label, note=counted(space.devices, "device")),
         Fact("micro-batches", space.micro_batches),
-        Fact("devices", space.devices),
-        Fact("compute", point.compute_s, time),
-        Fact("communication", time(point.communication_s) + hidden),
-        *_fit(row),
-        Fact("proven", _proof_words(point, memory, time)),
-        *_range(row, time),
+        Fact("compute", point.compute_s, format_seconds),
+        Fact("communication", format_seconds(point.communication_s) + hidden),
+        *([Fact(FIT, row.findings.fit(row.index).words)] if for_gpus(row.findings.cluster) else []),
+        Fact("proven", _proof_words(point)),
+        *([Fact("range", spread.words, source=spread.source)] if spread is not None else []),
     )
     return {fact.name: fact for fact in found}
-
-
-def _fit(row: FigureRow) -> list[Fact]:
-    on_gpus = for_gpus(row.findings.cluster)
-    return [Fact(FIT, row.findings.fit(row.index).words)] if on_gpus else []
-
-
-def range_of(findings: Findings, index: int) -> TimeRange | None:
-    """Return the range of a point's step time; None unless it is predicted from GPU data sheets and published
-    jobs resemble it."""
-    found = _any_range(findings, index)
-    return found if found is not None and _has_range(findings, index) else None
-
-
-def range_words(findings: Findings, index: int, time: Callable[[float], str] = format_seconds) -> str:
-    """Return :func:`range_of` in words; a caveat if no published job resembles it; "" for times not from data
-    sheets."""
-    found = _any_range(findings, index)
-    if found is None:
-        return ""
-    return found.words(time) if _has_range(findings, index) else UNLIKE
-
-
-def _any_range(findings: Findings, index: int) -> TimeRange | None:
-    point = findings.all_points[index]
-    return time_range(point.time_s, point.sources, gpus=for_gpus(findings.cluster))
-
-
-def _has_range(findings: Findings, index: int) -> bool:
-    trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
-    return trains and not findings.all_points[index].host_bound and findings.is_dense_transformer
-
-
-def range_data(findings: Findings, index: int) -> dict[str, Any] | None:
-    """Return :func:`range_words`, with :func:`range_of` if any, as plain data."""
-    words, found = range_words(findings, index), range_of(findings, index)
-    return {"words": words, **({} if found is None else asdict(found))} if words else None
-
-
-def _range(row: FigureRow, time: Callable[[float], str]) -> list[Fact]:
-    words, found = range_words(row.findings, row.index, time), range_of(row.findings, row.index)
-    return [Fact("range", words, source="" if found is None else found.source)] if words else []
 
 
 def _listed_facts(point: Point) -> list[Fact]:
@@ -134,13 +76,6 @@ def hides(point: Point) -> bool:
     return point.hidden_s > 1e-6 * point.time_s
 
 
-def _time_words(point: Point) -> str:
-    hidden = ", {hidden_s} hidden" if hides(point) else ""
-    return worded(
-        point, "compute {compute_s}, waiting for communication {exposed_s}" + hidden + ", idle {idle_s}"
-    )
-
-
 def _memory_words(point: Point) -> str:
     parts = {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **point.terms}
     return ", ".join(f"{kind} {format_bytes(size)}" for kind, size in parts.items() if size)
@@ -154,7 +89,7 @@ def host_words(step: TwoQueues) -> str:
     return f"{format_seconds(step.host_s)} to issue the step, {waits}"
 
 
-def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[float], str]) -> str:
+def _proof_words(point: Point) -> str:
     if point.gap is None:
         return "nothing: its planner is a heuristic, or the search used one"
     if point.gap > PROOF:
@@ -169,7 +104,7 @@ def _proof_words(point: Point, memory: Callable[[float], str], time: Callable[[f
             f"it takes at most {share_words(max(point.gap, LEAST_SHARE))} longer than any searched plan with "
             "no more memory"
         )
-    sums = f"{memory(point.additive_memory_bytes)} and {time(point.additive_time_s)} for this one"
+    sums = worded(point, "{additive_memory_bytes} and {additive_time_s} for this one")
     return (
         f"{better}, by the search's sums ({sums}). The figures above are simulated, with memory "
         "peaks and waits, and not proven."
@@ -196,18 +131,14 @@ def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
     reads = ", ".join(f"{size:,} {name}" for size, name in sizes if size is not None)
     steps = amount.steps(work)
     cost = rates.cost(steps)
-    money = (
-        f"money unknown: {rates.whys['per_hour']}"
-        if cost is None
-        else f"costs {row.rated.tariff.words(cost)}"
-    )
+    money = f"money unknown: {rates.whys['per_hour']}" if cost is None else f"costs {format_number(cost)}"
     hours = f"{_hours_words(rates.hours(steps))}, {format_number(rates.device_hours(steps))} device-hours"
     return [
         Fact("throughput", f"{', '.join(speeds)}; a step reads {reads}")
         if speeds
         else Fact("throughput", None, note=work.whys["samples"]),
         Fact("MFU", None, note=rates.whys["mfu"])
-        if rates.mfu is None or rates.flops_per_s is None
+        if rates.mfu is None
         else Fact(
             "MFU",
             rates.mfu,

@@ -99,12 +99,11 @@ def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
     return {
         "samples_per_step": work.samples,
         "tokens_per_step": work.tokens,
-        "model_flops_per_step": None if work.flops is None else sum(work.flops.values()),
+        "model_flops_per_step": sum(work.flops.values()),
         "samples_per_s": one.samples_per_s,
         "tokens_per_s": one.tokens_per_s,
         "mfu": one.mfu,
         "price_per_hour": one.per_hour,
-        "currency": row.rated.tariff.currency,
         "amount": amount.words,
         "steps": steps,
         "hours": one.hours(steps),

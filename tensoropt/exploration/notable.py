@@ -8,10 +8,8 @@ from tensoropt.exploration.recommended import recommended
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import OTHER_FAMILY, family
 from tensoropt.plan.point_table import PointTable
-from tensoropt.units import format_bytes, without_zeros
+from tensoropt.units import format_bytes
 
-_CARDS_GIB = (16, 24, 40, 80)
-"""Memory sizes of common cards."""
 _NOTABLE = 30
 """The maximum number of points in a short table, and in a plot that is not zoomed."""
 _FEW = 5
@@ -22,23 +20,12 @@ _NO_CONSTRAINT = 0.25
 """If the whole frontier needs less than this share of a device, memory is no constraint (an assumption)."""
 
 
-def _marks_of(findings: Findings) -> dict[int, list[str]]:
-    """Return the special points: ``fastest`` and ``knee`` among those that fit, and ``leanest``."""
-    marks: dict[int, list[str]] = {}
-    fitting = findings.within(findings.limit_bytes)
-    of_fitting = ((int(fitting[-1]), "fastest"), (findings.knee, "knee")) if len(fitting) else ()
-    for index, word in (*of_fitting[:1], (0, "leanest"), *of_fitting[1:]):
-        marks.setdefault(index, []).append(word)
-    return marks
-
-
 def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]:
     """Return at most ``most`` points of the frontier, ascending, as a mapping from index to remark.
 
     They are added in this order: ``fastest`` of those that fit, ``leanest``, ``knee``, ``recommended``; the
-    fastest of each family of plans, within the exploration's memory and within each of :data:`_CARDS_GIB`;
-    then, without a remark, points that differ from the previous one by more than 1 % in memory and time,
-    evenly spread.
+    fastest of each family of plans; then, without a remark, points that differ from the previous one by more
+    than 1 % in memory and time, evenly spread.
 
     Args:
         most: by default :data:`_NOTABLE`, or fewer if memory is no constraint (:func:`unconstrained_words`).
@@ -53,24 +40,17 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
 
     if not count:
         return found
-    table, marks = PointTable.of(findings.points), _marks_of(findings)
-    fitting = findings.within(findings.limit_bytes)
+    table, fitting = PointTable(findings.points), findings.within(findings.limit_bytes)
     fastest = int(fitting[-1]) if len(fitting) else count - 1
-    for row, titles in marks.items():
-        for title in titles:
-            add(row, title)
+    if len(fitting):
+        add(fastest, "fastest")
+    add(0, "leanest")
+    if len(fitting):
+        add(findings.knee, "knee")
     best = recommended(findings, findings.limit_bytes)
     if best is not None and best.row < count:
         add(best.row, "recommended")
 
-    asked, within = findings.settings.get("memory_bytes"), dict[int, list[str]]()
-    for limit in dict.fromkeys(
-        (*((float(asked),) if asked else ()), *(size * 2.0**30 for size in _CARDS_GIB))
-    ):
-        # Descending in time. The overall fastest is marked already.
-        rows = findings.within(limit)
-        if len(rows) and rows[-1] < fastest:
-            within.setdefault(int(rows[-1]), []).append(without_zeros(format_bytes(limit)))
     families = {OTHER_FAMILY, family(findings.names[fastest])}
     # Of points with one name, keep the last, which is the fastest.
     last = {name: row for row, name in enumerate(findings.names[:count])}
@@ -79,8 +59,6 @@ def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]
         if title not in families:
             families.add(title)
             add(row, f"fastest {title}")
-    for row, words in within.items():
-        add(row, f"fastest within {' to '.join(dict.fromkeys((words[0], words[-1])))}")
     rows = np.unique([*_apart(table.memory, table.time), *found])
     for row in rows[np.linspace(0, len(rows) - 1, most).astype(int)].tolist():
         add(row)

@@ -19,7 +19,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.cluster.hardware import DeviceKind
 from tensoropt.errors import ClusterError, TensorOptError, suggest
 from tensoropt.plan.findings import Findings
-from tensoropt.units import format_number, parse_count, read_number
+from tensoropt.units import parse_count, read_number
 
 _MODEL_FLOPS = "model_flops"
 """Key of the report for FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
@@ -34,13 +34,13 @@ class StepWork:
 
     Attributes:
         samples, tokens: of the global batch; None if unknown.
-        flops: the model's FLOP by number format; None if unknown.
+        flops: the model's FLOP by number format.
         whys: reasons by the name of each attribute that is None.
     """
 
     samples: int | None
     tokens: int | None
-    flops: Mapping[str, float] | None
+    flops: Mapping[str, float]
     whys: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -54,10 +54,7 @@ class StepWork:
         tokens, why = _tokens(findings, inputs, samples)
         if tokens is None:
             whys["tokens"] = why
-        flops = findings.report.get(_MODEL_FLOPS)
-        if flops is None:
-            whys["flops"] = "it was saved without the FLOP of its model; explore or recost it again"
-        return cls(samples, tokens, flops, whys)
+        return cls(samples, tokens, findings.report.get(_MODEL_FLOPS, {}), whys)
 
 
 def _inputs(findings: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -120,7 +117,6 @@ class Tariff:
 
     price: float | None = None
     by_kind: Mapping[str, float] = field(default_factory=dict)
-    currency: str = ""
 
     def __post_init__(self) -> None:
         for name, price in (("all devices", self.price), *self.by_kind.items()):
@@ -140,10 +136,6 @@ class Tariff:
                 raise TensorOptError(
                     f"price given for {name}, which is no device of the cluster; {suggest(name, known)}"
                 )
-
-    def words(self, amount: float) -> str:
-        """Return money with three significant digits and the currency."""
-        return f"{format_number(amount)} {self.currency}".rstrip()
 
 
 CLUSTERS_OWN = Tariff()
@@ -289,7 +281,7 @@ class Rates:
     devices: int
     samples_per_s: float | None
     tokens_per_s: float | None
-    flops_per_s: float | None
+    flops_per_s: float
     mfu: float | None
     per_hour: float | None
     whys: Mapping[str, str] = field(default_factory=dict)
@@ -332,7 +324,7 @@ class RatesOf:
             devices,
             samples_per_s=None if work.samples is None else work.samples / step_s,
             tokens_per_s=None if work.tokens is None else work.tokens / step_s,
-            flops_per_s=None if work.flops is None else sum(work.flops.values()) / step_s,
+            flops_per_s=sum(work.flops.values()) / step_s,
             mfu=None if ideal_s is None else ideal_s / step_s,
             per_hour=per_hour,
             whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
@@ -355,8 +347,6 @@ class RatesOf:
         return ideal_s, None if unknown else float(sum(p for p in prices if p is not None)), whys
 
     def _ideal_s(self, kinds: tuple[DeviceKind, ...]) -> tuple[float | None, str]:
-        if self.work.flops is None:
-            return None, self.work.whys["flops"]
         if not self.work.flops:
             return None, "its model has no product whose FLOP are counted"
         seconds, measured = 0.0, self.findings.report.get(_PEAK_FLOPS) or {}

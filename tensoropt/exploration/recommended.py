@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import JOIN
+from tensoropt.plan.plan_names import JOIN, exceptions
 from tensoropt.units import share_words
 
 _WITHIN = 0.03
@@ -29,12 +29,10 @@ class Recommendation(NamedTuple):
 
     Attributes:
         row, fastest: their indices in :attr:`Findings.all_points`.
-        faster: the share by which the fastest's step is shorter; 0 if they are the same.
     """
 
     row: int
     fastest: int
-    faster: float
 
     @property
     def rule(self) -> str:
@@ -65,18 +63,16 @@ def recommended(
     # Of equals, the leanest.
     fastest = int(fitting[np.lexsort((needs[fitting], times[fitting]))[0]])
     near = fitting[times[fitting] <= times[fastest] * (1 + _WITHIN)].tolist()
-    spaces, shares = findings.all_points.column("space"), findings.exceptions
+
+    points = [findings.all_points[row] for row in near]
+    shares = dict(zip(near, exceptions(points, findings.spaces, findings.weights).tolist(), strict=True))
 
     def complexity(row: int) -> tuple[float, ...]:
-        name = findings.names[row]
-        micro_batches = findings.spaces[spaces[row]].micro_batches
-        return (
-            not a_config_says(name), kinds_of(name), float(shares[row]), micro_batches,
-            float(times[row]), float(needs[row]),
-        )  # fmt: skip
+        name, space = findings.names[row], findings.spaces[findings.all_points[row].space]
+        simple = not a_config_says(name), kinds_of(name), shares[row], space.micro_batches
+        return *simple, float(times[row]), float(needs[row])
 
-    row = min(near, key=complexity)
-    return Recommendation(row, fastest, max(1.0 - float(times[fastest] / times[row]), 0.0))
+    return Recommendation(min(near, key=complexity), fastest)
 
 
 def a_config_says(name: str) -> bool:

@@ -77,8 +77,8 @@ class YourJob(NamedTuple):
 
 def your_jobs(findings: Findings) -> tuple[YourJob, ...]:
     """Return the users' jobs, in the order given."""
-    planners = findings.all_points.column("planner").tolist()
-    rows = iter([row for row, planner in enumerate(planners) if str(planner).startswith(YOUR_JOB)])
+    planners = findings.all_points.planners
+    rows = iter([row for row, planner in enumerate(planners) if planner.startswith(YOUR_JOB)])
     return tuple(_job(findings, told, rows) for told in findings.report.get("jobs", ()))
 
 

@@ -49,17 +49,7 @@ def plan_part(
     stages, recipes = [], dict[str, str]()
     for begin, of_stage in zip(begins, strategy.stages, strict=True):
         data = of_stage.to_data()
-        stages.append(
-            StagePlan(
-                begins=begin,
-                groups={name: tuple(labels) for name, labels in data["groups"].items()},
-                hubs={name: tuple(layout) for name, layout in data["hubs"].items()},
-                stored={name: tuple(layout) for name, layout in data["stored"].items()},
-                recomputed=tuple(data["recomputed"]),
-                once=tuple(data.get("once", ())),
-                gathered_again=tuple(data.get("gathered_again", ())),
-            )
-        )
+        stages.append(StagePlan(begins=begin, **{n: part for n, part in data.items() if n != "mesh"}))
         for region in of_stage.recomputed:
             recipes[region.name] = recipe_name(of_stage.graph, region, of_stage.once) or IN_PART
         for group in of_stage.graph.groups:

@@ -20,7 +20,7 @@ from tensoropt.frontier import knee
 from tensoropt.plan.graph_facts import GraphFacts, Weights
 from tensoropt.plan.needs import all_needs, device_of, point_needs
 from tensoropt.plan.plan import ModelInfo
-from tensoropt.plan.plan_names import YOUR_JOB, Named, plan_names, planner_title
+from tensoropt.plan.plan_names import YOUR_JOB, plan_names, planner_title
 from tensoropt.plan.point import Point
 from tensoropt.plan.point_table import PointTable
 from tensoropt.plan.space import Space
@@ -37,7 +37,7 @@ class Findings:
         model, cluster, settings, versions: as in a plan.
         report: facts about the run: operators, groups, coverage, seconds per stage, notes.
         others: points of other planners in the same spaces, each with its planner's name.
-        comparison: each planner's result, in the form of :mod:`tensoropt.planners.compare`.
+        comparison: each planner's result (:class:`~tensoropt.exploration.export.Compared`).
         costs: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`), or a
             function that returns them; None if an operator has an argument that no file can hold.
     """
@@ -66,26 +66,14 @@ class Findings:
     @cached_property
     def all_points(self) -> PointTable:
         """The frontier's points, then other planners' points that are not among them."""
-        points, others = PointTable.of(self.points), PointTable.of(self.others)
-        by_others = np.isin(points.column("planner"), others.column("planner"))
-        known = {points[row].identity for row in np.flatnonzero(by_others)}
-        new = [row for row, point in enumerate(others) if point.identity not in known]
-        return PointTable((*points, *(others[row] for row in new))) if new else points
+        by = {point.planner for point in self.others}
+        known = {point.identity for point in self.points if point.planner in by}
+        return PointTable((*self.points, *(p for p in self.others if p.identity not in known)))
 
     @cached_property
-    def _named(self) -> Named:
-        return plan_names(self.all_points, self.spaces, self.model.adapters, self.weights)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The display name of each of :attr:`all_points` (:mod:`tensoropt.plan.plan_names`)."""
-        return self._named.names
-
-    @property
-    def exceptions(self) -> np.ndarray:
-        """For each of :attr:`all_points`, the share of its time in operators split otherwise than its name
-        begins."""
-        return self._named.exceptions
+        return plan_names(self.all_points, self.spaces, self.model.adapters, self.weights)
 
     @property
     def weights(self) -> Weights:

@@ -22,10 +22,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
-    model_validator,
 )
 
 from tensoropt.cluster import Cluster
@@ -182,8 +179,6 @@ def _example(value: Any) -> Any:
 
 
 _SCHEMA = "tensoropt.plan/4"
-_OLD_SCHEMAS = ("tensoropt.plan/1", "tensoropt.plan/2", "tensoropt.plan/3")
-"""Older schemas, with ``placed`` or ``pipeline`` in place of ``stages``; :func:`load_plan` reads them."""
 
 
 class _Strict(BaseModel):
@@ -290,30 +285,16 @@ class TransferPlan(_Strict):
     backward: bool = False
 
 
-_LEFT_OUT = ("once", "gathered_again")
-
-
-class _Recomputing(_Strict):
-    """The recomputation in backward.
-
-    ``recomputed`` names repeated blocks that run again, wholly or in part; ``once`` the operator groups in
-    them that do not; ``gathered_again`` the tensors whose gathered copies are not kept but gathered again
-    (:mod:`tensoropt.sharding.gathered_again`). Empty ``once`` and ``gathered_again`` are not written to
-    files.
-    """
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = write(self)
-        return {name: value for name, value in data.items() if name not in _LEFT_OUT or value}
-
-
-class StagePlan(_Recomputing):
+class StagePlan(_Strict):
     """One stage's strategy without its mesh, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes
     it.
 
     Attributes:
         begins: its first operator group; "" for the first stage.
+        recomputed: repeated blocks that run again in backward, wholly or in part.
+        once: the operator groups in them that do not.
+        gathered_again: tensors whose gathered copies are not kept but gathered again
+            (:mod:`tensoropt.sharding.gathered_again`).
     """
 
     begins: str = ""
@@ -409,24 +390,19 @@ class Predicted(_Strict):
     exact: bool = True
     gap: float | None = 0.0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_went(cls, data: Any) -> Any:
-        return {k: v for k, v in data.items() if k != "allocator"} if isinstance(data, dict) else data
-
     @property
     def tensor_bytes(self) -> float:
         """The memory of tensors alone, as a tensor tracker measures it."""
         return self.memory_bytes - sum(self.terms.values())
 
 
-class Plan(_Recomputing):
+class Plan(_Strict):
     """A plan file; field types give shapes and units.
 
     Without ``stages``, a plan is one stage on the whole mesh. Stages with a schedule form a pipeline
     (:mod:`tensoropt.pipeline`), with more detail per stage than ``operators`` and ``parameters``. Without a
     schedule, every operator or piece of one runs on one device (:mod:`tensoropt.placement`); the mesh is the
-    row of devices, and figures are those of the fullest.
+    row of devices, and figures are those of the fullest. What is recomputed is said as in :class:`StagePlan`.
     """
 
     # An alias, since pydantic's BaseModel has a method named schema.
@@ -504,8 +480,8 @@ class Plan(_Recomputing):
             "hubs": {name: list(layout) for name, layout in self.hubs.items()},
             "stored": {name: list(p.stored) for name, p in self.parameters.items()},
             "recomputed": list(self.recomputed),
-            **({"once": list(self.once)} if self.once else {}),
-            **({"gathered_again": list(self.gathered_again)} if self.gathered_again else {}),
+            "once": list(self.once),
+            "gathered_again": list(self.gathered_again),
         }
 
     def strategy(self, graph: Any) -> Any:
@@ -555,18 +531,6 @@ class Plan(_Recomputing):
     __str__ = __repr__  # pydantic's own would list every field
 
 
-def _converted(data: dict[str, Any]) -> dict[str, Any]:
-    data = {**data, "schema": _SCHEMA}
-    stages = {name: data.pop(name, None) for name in ("placed", "pipeline")}
-    given = {name: value for name, value in stages.items() if value is not None}
-    if len(given) > 1:
-        raise PlanError("the plan has both 'placed' and 'pipeline'; leave out one of them")
-    if isinstance(mesh := data.get("mesh"), dict):
-        # The first placed plans did not mark their mesh as placed.
-        data["mesh"] = {**mesh, "placed": mesh.get("placed", False) or "placed" in given}
-    return {**data, "stages": next(iter(given.values()), None)}
-
-
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Return the checked plan of a file.
 
@@ -592,13 +556,13 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     # Numbers with thousands of digits, deeply nested lists, ...
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not a plan: {error}") from error
-    schemas = (*_OLD_SCHEMAS, _SCHEMA)
-    if not isinstance(data, dict) or data.get("schema") not in schemas:
+    if not isinstance(data, dict) or data.get("schema") != _SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        known = " or ".join(f"'{schema}'" for schema in schemas)
-        raise PlanError(f"{path} is not a plan: its schema is {found!r}, not {known}")
+        raise PlanError(
+            f"{path} is not a plan: its schema is {found!r}, not '{_SCHEMA}'; choose the plan again"
+        )
     try:
-        plan = Plan.model_validate(data if data["schema"] == _SCHEMA else _converted(data))
+        plan = Plan.model_validate(data)
         check_plan(plan)
     except ValidationError as error:
         first = error.errors()[0]

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -200,52 +200,49 @@ def splits_experts(label: str) -> bool:
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
-class Named(NamedTuple):
-    """The names of points.
-
-    Attributes:
-        exceptions: for each point, the share of its plan that differs from the beginning of its name: the
-            largest of three shares: operators' seconds on an axis, bytes of parameters with other storage
-            than most, and blocks recomputed otherwise than most. It is 1 for placed operators.
-    """
-
-    names: tuple[str, ...]
-    exceptions: np.ndarray
-
-
 def plan_names(
     points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = _ALIKE
-) -> Named:
+) -> tuple[str, ...]:
     """Return the name of every point; one call, since points of a space share most look-ups.
 
     Args:
         adapters: the trained adapters, such as ``LoRA r16``; "" if everything is trained.
         weights: those of operators and parameters.
     """
-    names, exceptions = [""] * len(points), np.ones(len(points))
+    names = [""] * len(points)
     of_spaces, records = by_strategy(points)
     for i, record in records.items():
         space = spaces[points[i].space]
         counts, stored, experts = _of_stages(record, space, weights)
         names[i] = _staged_name(record, space, counts, stored, experts)
-        if not record.placing:
-            otherwise = _stored_otherwise(stored[None])[0]
-            exceptions[i] = max(_other_way(counts[None]).max(initial=0.0), otherwise)
     for number, rows in of_spaces.items():
         space = spaces[number]
         told = _of_space([points[i] for i in rows], space, weights)
-        every = list(told.ways())
-        for i, name in zip(rows, _sharded_names(told, every), strict=True):
+        for i, name in zip(rows, _sharded_names(told), strict=True):
             names[i] = name
-        split = [axis for axis, size in enumerate(space.mesh.shape) if size > 1]
-        exceptions[rows] = np.maximum(
-            _other_way(told.counts[:, split]).max(axis=1, initial=0.0), _stored_otherwise(told.stored)
-        )
-        if blocks := len(told.once):
-            alike = np.array([max(ways.values(), default=0) for ways in every])
-            exceptions[rows] = np.maximum(exceptions[rows], 1.0 - alike / blocks)
     added = f"{JOIN}{adapters}" if adapters else ""
-    return Named(tuple(f"{name}{added}" for name in names), exceptions)
+    return tuple(f"{name}{added}" for name in names)
+
+
+def exceptions(points: Sequence[Point], spaces: Sequence[Space], weights: Weights = _ALIKE) -> np.ndarray:
+    """Return (points,) the share of each plan that differs from the beginning of its name: the largest of
+    operators' seconds on an axis, bytes of parameters with other storage than most, and blocks recomputed
+    otherwise than most; 1 for placed operators.
+    """
+    shares = np.ones(len(points))
+    of_spaces, records = by_strategy(points)
+    for i, record in records.items():
+        if not record.placing:
+            counts, stored, _ = _of_stages(record, spaces[points[i].space], weights)
+            shares[i] = max(_other_way(counts[None]).max(initial=0.0), _stored_otherwise(stored[None])[0])
+    for number, rows in of_spaces.items():
+        told = _of_space([points[i] for i in rows], spaces[number], weights)
+        split = [axis for axis, size in enumerate(spaces[number].mesh.shape) if size > 1]
+        otherwise = _other_way(told.counts[:, split]).max(axis=1, initial=0.0)
+        alike = [max(ways.values(), default=0) / max(len(told.once), 1) for ways in told.ways()]
+        again = 1.0 - np.array(alike) if told.once else np.zeros(len(rows))
+        shares[rows] = np.maximum(np.maximum(otherwise, _stored_otherwise(told.stored)), again)
+    return shares
 
 
 def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
@@ -394,9 +391,9 @@ def _of_space(points: Sequence[Point], space: Space, weights: Weights) -> _OfSpa
     return _OfSpace(space, counts, stored, once, experts)
 
 
-def _sharded_names(told: _OfSpace, every: Sequence[Counter[str]]) -> Iterator[str]:
+def _sharded_names(told: _OfSpace) -> Iterator[str]:
     space, known = told.space, dict[bytes, str]()
-    for i, ways in enumerate(every):
+    for i, ways in enumerate(told.ways()):
         # Formatting is slow, and many points share their first words.
         key = told.counts[i].tobytes() + told.stored[i].tobytes()
         if key not in known:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from tensoropt.plan.figures import BREAKDOWNS, KEPT, kept_figures, worded
 from tensoropt.plan.kinds import SHARDED, PlanKind
 from tensoropt.plan.plan import StagesInfo
@@ -201,14 +199,18 @@ def reduce_points(
     items: Sequence[Item],
     costs: Callable[[Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
 ) -> tuple[Item, ...]:
-    """Return the items that no other beats in (memory, time), up to rounding of time, ascending in memory;
-    the first of equal ones.
+    """Return the items that no other beats in (memory, time), up to rounding, ascending in memory; the first
+    of equal ones.
     """
+
+    def rounded(item: Item) -> tuple[float, ...]:
+        return tuple(float(f"{cost:.12g}") for cost in costs(item))
+
     kept: list[Item] = []
     best = float("inf")
     # Ascending in memory, then time: an item stays if it is strictly faster than all leaner ones. sorted() is
     # stable, so the first of equal items stays.
-    for item in sorted(items, key=costs):
+    for item in sorted(items, key=rounded):
         time_s = costs(item)[1]
         # Steps bound by one host take the same time, up to rounding.
         if time_s * (1 + SAME) < best:
@@ -222,35 +224,6 @@ PROOF = 0.1
 SAME = 1e-9
 """Relative differences below this are rounding: placed and sharded plans are summed in different orders, with
 some 1e-16 per term."""
-
-
-def with_others(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point, ...]:
-    """Return a frontier merged with other points that beat its points or lie between them.
-
-    Another point is added only if no frontier point needs as little of both, up to rounding. A point is
-    dropped if another needs as little of one, up to rounding, and less of the other.
-
-    Args:
-        points: ascending in memory, descending in time.
-    """
-    memory = np.array([point.memory_bytes for point in points])
-    best = np.array([np.inf, *(point.time_s for point in points)])
-    new = [
-        other
-        for other in others
-        if other.time_s * (1 + SAME)
-        < best[np.searchsorted(memory, other.memory_bytes * (1 + SAME), side="right")]
-    ]
-    kept = reduce_points([*points, *new])
-    return tuple(point for point in kept if not any(_beats(other, point) for other in others))
-
-
-def _beats(other: Point, point: Point) -> bool:
-    """Return whether another point needs less memory or time and no more of the other, up to rounding."""
-    memory, time_s = other.memory_bytes, other.time_s
-    if memory > point.memory_bytes * (1 + SAME) or time_s > point.time_s * (1 + SAME):
-        return False
-    return memory < point.memory_bytes * (1 - SAME) or time_s < point.time_s * (1 - SAME)
 
 
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -1,6 +1,7 @@
 """Records: the plans of placed and pipelined points, which have no indices.
 
-:func:`record_of` and :meth:`StagesRecord.to_data` read and write their JSON in a saved exploration.
+:meth:`StagesRecord.from_data` and :meth:`StagesRecord.to_data` read and write their JSON in a saved
+exploration.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class StagesRecord:
             first.
         recomputed: the recomputed blocks of all stages.
         notes: its planner's remarks.
-        recipes: the recipes of partly recomputed blocks; empty in records of an earlier version.
+        recipes: the recipes of partly recomputed blocks.
     """
 
     stages: StagesInfo | None = None
@@ -84,16 +85,12 @@ class StagesRecord:
     @property
     def recomputing(self) -> tuple[str, ...]:
         """The number or part of recomputed blocks, in words."""
-        otherwise = IN_PART if not self.recipes and any(stage.once for stage in self.info.stages) else FULL
-        ways = Counter(self.recipes.get(block, otherwise) for block in self.recomputed)
-        return recomputed_words(ways)
+        return recomputed_words(Counter(self.recipes.get(block, FULL) for block in self.recomputed))
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> StagesRecord:
-        """Return the record written by :meth:`to_data`, also by older versions with ``placed`` or
-        ``pipeline`` in place of ``stages``."""
-        name = next(name for name in ("stages", "placed", "pipeline") if name in data)
-        return _PLAIN.validate_python({**data, "stages": data[name]})
+        """Return the record written by :meth:`to_data`."""
+        return _PLAIN.validate_python(data)
 
     def to_data(self) -> dict[str, Any]:
         """Return the record as plain data."""
@@ -105,9 +102,3 @@ _PLAIN = TypeAdapter(StagesRecord)
 
 WITH_INDICES = StagesRecord()
 """The record of every point with indices."""
-
-
-def record_of(saved: Mapping[str, Any]) -> StagesRecord:
-    """Return the record in the fields of a saved point of any version."""
-    data = saved.get("record") or saved.get("placed") or saved.get("pipeline")
-    return StagesRecord.from_data(data) if data else WITH_INDICES

@@ -1,72 +1,39 @@
-"""Points as a table with a column per figure, stored as the arrays of a file."""
+"""Points as a table, and as the arrays of a file with a column per figure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex, overload
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from tensoropt.plan.figures import FLAG, KEPT
 from tensoropt.plan.point import Point, by_strategy
-from tensoropt.plan.point_records import record_of
+from tensoropt.plan.point_records import WITH_INDICES, StagesRecord
 from tensoropt.plan.space import Space
 
 _Strategy = tuple[tuple[int, ...], tuple[int, ...]]
 """Choice and options of a point."""
 
 
-class PointTable(Sequence[Point]):
-    """Points in order, with each figure as a column."""
+class PointTable(tuple[Point, ...]):
+    """Points in order, with the columns that are asked for again and again."""
 
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, points: Sequence[Point]):
-        self._points = tuple(points)
-        self._columns: dict[str, np.ndarray] = {}
-
-    @classmethod
-    def of(cls, points: Sequence[Point]) -> PointTable:
-        """Return a table of points; a table is returned unchanged."""
-        return points if isinstance(points, PointTable) else cls(points)
-
-    def column(self, name: str) -> np.ndarray:
-        """Return a figure of all points, NaN if unknown; also ``space`` and ``planner``."""
-        if name not in self._columns:
-            self._columns[name] = self._column(name)
-        return self._columns[name]
-
-    def _column(self, name: str) -> np.ndarray:
-        if name in KEPT:
-            default = KEPT[name].default
-            return np.array([point.figures.get(name, default) for point in self], dtype=float)
-        return np.array([getattr(point, name) for point in self], dtype=str if name == "planner" else int)
-
-    @property
+    @cached_property
     def memory(self) -> np.ndarray:
         """Bytes per device of all points; with :attr:`time`, the input of the frontier functions."""
-        return self.column("memory_bytes")
+        return np.array([point.memory_bytes for point in self], dtype=float)
 
-    @property
+    @cached_property
     def time(self) -> np.ndarray:
         """Seconds per step of all points."""
-        return self.column("time_s")
+        return np.array([point.time_s for point in self], dtype=float)
 
-    def __len__(self) -> int:
-        return len(self._points)
-
-    @overload
-    def __getitem__(self, row: SupportsIndex) -> Point: ...
-    @overload
-    def __getitem__(self, row: slice) -> tuple[Point, ...]: ...
-    def __getitem__(self, row: SupportsIndex | slice) -> Point | tuple[Point, ...]:
-        return self._points[row]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._points == tuple(other)
-
-    def __repr__(self) -> str:
-        return repr(self._points)
+    @cached_property
+    def planners(self) -> tuple[str, ...]:
+        """The planner of each point."""
+        return tuple(point.planner for point in self)
 
 
 def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, np.ndarray]:
@@ -75,9 +42,8 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
     ``space``, ``planner``, ``devices`` and ``micro_batches`` are columns, too. ``sends`` has (row, bytes,
     count) of each collective, ``send_kind`` and ``send_axes`` its words.
     """
-    table = PointTable.of(points)
-    space = table.column("space")
-    arrays = {"planner": table.column("planner"), "space": space}
+    space = np.array([point.space for point in points], dtype=int)
+    arrays = {"planner": np.array([point.planner for point in points], dtype=str), "space": space}
     for name in KEPT:
         # NaN even for figures with a default, so that a point is read back as it was made.
         column = np.array([point.figures.get(name, np.nan) for point in points], dtype=float)
@@ -102,19 +68,19 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
 
 def read_points(
     arrays: Mapping[str, np.ndarray],
-    spaces: int | None = None,
-    carried: Mapping[int, Mapping[str, Any]] | None = None,
+    spaces: int,
+    carried: Mapping[int, Mapping[str, Any]],
 ) -> tuple[Point, ...]:
     """Return the points that :func:`point_arrays` stored.
 
     Args:
-        spaces: the number of spaces; without it, points have figures but no strategies.
+        spaces: the number of spaces.
         carried: plans of points without indices, by row.
 
     Raises:
         ValueError: the arrays do not match.
     """
-    space, planner, carried = arrays["space"], arrays["planner"], carried or {}
+    space, planner = arrays["space"], arrays["planner"]
     columns = {name: arrays[name] for name in KEPT if name in arrays}
     if any(column.shape != space.shape for column in (planner, *columns.values())):
         raise ValueError("columns of different lengths")
@@ -132,10 +98,8 @@ def read_points(
     sent = (arrays[name].tolist() for name in ("send_kind", "send_axes", "sends"))
     for kind, axes, (row, size, times) in zip(*sent, strict=True):
         sends[row].append((kind, over[axes], size, times))
-    strategies: dict[int, _Strategy] = dict.fromkeys(
-        range(len(space)) if spaces is None else carried, ((), ())
-    )
-    for s in range(spaces or 0):
+    strategies: dict[int, _Strategy] = dict.fromkeys(carried, ((), ()))
+    for s in range(spaces):
         strategies |= _strategies(s, arrays)
     if len(strategies) != len(space):
         raise ValueError("points without a strategy")
@@ -147,7 +111,7 @@ def read_points(
             options=strategies[row][1],
             collectives=tuple(sends[row]),
             planner=by,
-            record=record_of(carried.get(row, {})),
+            record=StagesRecord.from_data(carried[row]["record"]) if row in carried else WITH_INDICES,
         )
         for row, (of_space, by) in enumerate(zip(space.tolist(), planner.tolist(), strict=True))
     )

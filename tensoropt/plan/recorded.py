@@ -42,10 +42,9 @@ class RecordedWork:
     """Facts and seconds of one workload, for one micro-batch.
 
     Attributes:
-        forward_host_s, backward_host_s: the host's seconds to issue it; 0 if the host is the device, and in
-            explorations that predate this split.
+        forward_host_s, backward_host_s: the host's seconds to issue it; 0 if the host is the device.
         weight_gradient_s: seconds of the weight-gradient product in its backward
-            (:meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`); 0 in older explorations.
+            (:meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`).
     """
 
     facts: Facts
@@ -59,11 +58,13 @@ class RecordedWork:
 
 @dataclass(frozen=True)
 class RecordedCompute:
-    """Compute costs saved with an exploration; a :class:`~tensoropt.costs.prices.ComputeCosts`."""
+    """Compute costs and overheads on some devices of a cluster; a
+    :class:`~tensoropt.costs.prices.ComputeCosts`."""
 
     works: Mapping[str, RecordedWork]
     optimizer_s_per_element: float
     source: str
+    overheads: Overheads
 
     def of(self, work: Workload) -> RecordedWork:
         """Return the facts and seconds of a workload.
@@ -98,14 +99,6 @@ class RecordedCompute:
 
 
 @dataclass(frozen=True)
-class RecordedPart:
-    """Workload seconds and overheads on some devices of a cluster."""
-
-    compute: RecordedCompute
-    overheads: Overheads
-
-
-@dataclass(frozen=True)
 class Recorded:
     """The operator graph, and the costs behind an exploration's points.
 
@@ -118,15 +111,10 @@ class Recorded:
     """
 
     graph: OperatorGraph
-    whole: RecordedPart
+    whole: RecordedCompute
     links: Mapping[str, LinkFits]
     discovered: Mapping[str, Any] = field(default_factory=dict)
-    parts: Mapping[str, RecordedPart] = field(default_factory=dict)
-
-    @property
-    def compute(self) -> RecordedCompute:
-        """Seconds of workloads that all devices run."""
-        return self.whole.compute
+    parts: Mapping[str, RecordedCompute] = field(default_factory=dict)
 
     @cached_property
     def grouped(self) -> GroupGraph:
@@ -143,9 +131,8 @@ class Recorded:
     def joined(self, other: Recorded) -> Recorded:
         """Return a copy with the costs of further strategies of this model."""
 
-        def with_works(part: RecordedPart, more: RecordedPart) -> RecordedPart:
-            works = {**more.compute.works, **part.compute.works}
-            return replace(part, compute=replace(part.compute, works=works))
+        def with_works(part: RecordedCompute, more: RecordedCompute) -> RecordedCompute:
+            return replace(part, works={**more.works, **part.works})
 
         parts = {key: with_works(self.parts.get(key, part), part) for key, part in other.parts.items()}
         return replace(
@@ -166,9 +153,9 @@ class Recorded:
             work: returns the changed record of a workload, given its key and record.
         """
 
-        def of_part(part: RecordedPart) -> RecordedPart:
-            works = {key: work(key, recorded) for key, recorded in part.compute.works.items()}
-            return RecordedPart(replace(part.compute, works=works), overheads(part.overheads))
+        def of_part(part: RecordedCompute) -> RecordedCompute:
+            works = {key: work(key, recorded) for key, recorded in part.works.items()}
+            return replace(part, works=works, overheads=overheads(part.overheads))
 
         parts = {key: of_part(part) for key, part in self.parts.items()}
         return replace(self, whole=of_part(self.whole), parts=parts)
@@ -229,7 +216,7 @@ class RecordedCosts:
         recorded: Recorded,
         cluster: Cluster,
         settings: Settings,
-        part: RecordedPart | None = None,
+        part: RecordedCompute | None = None,
     ):
         self.recorded, self.cluster, self.settings = recorded, cluster, settings
         self.part = part or recorded.whole
@@ -237,9 +224,9 @@ class RecordedCosts:
         self.beside = runs_beside(cluster.device_type, settings.overlap)
         # Facts of single-device work equal the whole's, and are saved with the seconds.
         parts = [recorded.parts.get(_device_key(kind)) for kind in cluster.device_kinds]
-        works = [part.compute.works for part in (*parts, self.part) if part is not None]
+        works = [part.works for part in (*parts, self.part) if part is not None]
         known = {key: work for of_part in works for key, work in of_part.items()}
-        self.facts = self.timings = _Saved(replace(self.part.compute, works=known))
+        self.facts = self.timings = _Saved(replace(self.part, works=known))
 
     def on(self, kinds: Sequence[DeviceKind]) -> RecordedCosts:
         """Return the costs among devices of some of the cluster's kinds; itself for all kinds."""
@@ -253,11 +240,11 @@ class RecordedCosts:
 
     def compute(self) -> RecordedCompute:
         """Return the seconds of workloads that all devices run at once."""
-        return self.part.compute
+        return self.part
 
     def compute_on(self, kind: DeviceKind) -> RecordedCompute:
         """Return the seconds of workloads on one kind of devices."""
-        return self._part(_device_key(kind)).compute
+        return self._part(_device_key(kind))
 
     def overheads(self) -> Overheads:
         """Return a step's overheads on the slowest device kind."""
@@ -267,7 +254,7 @@ class RecordedCosts:
         """Return a step's overheads on one device kind."""
         return self._part(_device_key(kind)).overheads
 
-    def _part(self, key: str) -> RecordedPart:
+    def _part(self, key: str) -> RecordedCompute:
         """Return the costs of a part of the devices; the whole's if all kinds agree.
 
         Raises:
@@ -275,7 +262,7 @@ class RecordedCosts:
         """
         part = self.recorded.parts.get(key)
         if part is None and len(self.cluster.device_kinds) > 1:
-            raise TensorOptError(f"the costs of {key} were not saved (by an older version); explore again")
+            raise TensorOptError(f"the costs of {key} were not saved; explore again")
         return part or self.recorded.whole
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
@@ -382,8 +369,8 @@ class CostRecorder:
         if not self._priced:
             return None
         parts = {key: self._part(key) for key in self._priced}
-        whole = parts.pop("", None) or RecordedPart(
-            RecordedCompute({}, 0.0, self.costs.compute().source), self.costs.overheads()
+        whole = parts.pop("", None) or RecordedCompute(
+            {}, 0.0, self.costs.compute().source, self.costs.overheads()
         )
         discovered = {
             signature(atoms.graph.by_name[name], atoms.graph): discovery.to_record()
@@ -405,26 +392,25 @@ class CostRecorder:
         product_s = compute.weight_gradient_s(work, facts)
         self._works[key][work.key] = RecordedWork(facts, *seconds, compute.source_of(work), *host, product_s)
 
-    def _part(self, key: str) -> RecordedPart:
+    def _part(self, key: str) -> RecordedCompute:
         compute, overheads = self._priced[key]
-        saved = RecordedCompute(self._works[key], compute.optimizer_s_per_element, compute.source)
-        return RecordedPart(saved, overheads)
+        return RecordedCompute(self._works[key], compute.optimizer_s_per_element, compute.source, overheads)
 
 
-def _part_to_dict(part: RecordedPart) -> dict[str, Any]:
+def _part_to_dict(part: RecordedCompute) -> dict[str, Any]:
     return {
-        "works": {key: _work_to_list(work) for key, work in sorted(part.compute.works.items())},
-        "optimizer_s_per_element": part.compute.optimizer_s_per_element,
-        "source": part.compute.source,
+        "works": {key: _work_to_list(work) for key, work in sorted(part.works.items())},
+        "optimizer_s_per_element": part.optimizer_s_per_element,
+        "source": part.source,
         # Saved files use an older name than the class.
         "upkeep": asdict(part.overheads),
     }
 
 
-def _part_from_dict(data: Mapping[str, Any]) -> RecordedPart:
+def _part_from_dict(data: Mapping[str, Any]) -> RecordedCompute:
     works = {key: _work_from_list(work) for key, work in data["works"].items()}
-    compute = RecordedCompute(works, data["optimizer_s_per_element"], data["source"])
-    return RecordedPart(compute, Overheads.from_record(data["upkeep"]))
+    overheads = Overheads.from_record(data["upkeep"])
+    return RecordedCompute(works, data["optimizer_s_per_element"], data["source"], overheads)
 
 
 def _work_to_list(work: RecordedWork) -> list[Any]:

@@ -10,10 +10,9 @@ from typing import Any
 
 from tensoropt.costs.variables import variables
 from tensoropt.plan.plan import MeshInfo
-from tensoropt.units import counted
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Space:
     """The searched space of one mesh and micro-batch count.
 
@@ -28,7 +27,7 @@ class Space:
         notes: where the search was heuristic.
         regions: group -> its repeated block, if that may be recomputed; the group's index counts its
             configurations once plain, then once recomputed.
-        sequence: group -> its label for splitting the sequence, if any. Empty in older explorations.
+        sequence: group -> its label for splitting the sequence, if any.
         moves: tensors that backward may gather again: after the options of its variables, a point has an
             option for each, 1 to gather it again.
         recipes: block -> recipe -> for each of the block's groups, ``1`` if the recipe runs it once, else
@@ -90,10 +89,3 @@ class Space:
     def variables(self) -> tuple[str, ...]:
         """The variables in the order of a point's indices; a hub and a group may share a name."""
         return variables(self.groups, self.hubs, self.shared)
-
-    def __repr__(self) -> str:
-        hubs = counted(len(self.hubs), "tensor with several readers", "tensors with several readers")
-        return (
-            f"Space(mesh {self.mesh.label}, {counted(self.micro_batches, 'micro-batch', 'micro-batches')}: "
-            f"{counted(len(self.groups), 'group')}, {hubs}, {counted(len(self.shared), 'tied parameter')})"
-        )

@@ -1,25 +1,16 @@
-"""Planners side by side: the same task, the same simulator, one row each, the frontier's first.
-
-A row's gap is its time over the shortest time of any point of the comparison that needs no more memory, less
-1. The frontier's row covers all points shown, planners' points too: it has no gap, and a note if its fastest
-plan is a planner's.
-"""
+"""Planners side by side: the same task, the same simulator, one row each, the frontier's first."""
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tensoropt.errors import TensorOptError, import_extra
-from tensoropt.exploration.export import Compared
-from tensoropt.plan.point import FRONTIER, SAME, Point, with_others
+from tensoropt.plan.point import FRONTIER, Point
 from tensoropt.planners.registry import ENTRIES, Entry, planner
 from tensoropt.planners.task import PlanningTask
 from tensoropt.types import Progress
-from tensoropt.units import format_seconds
 
 
 def cp_sat(name: str) -> Any:
@@ -69,69 +60,38 @@ def compare(
     task: PlanningTask,
     entries: Sequence[Entry],
     limits: Sequence[float | None],
-    frontier: Sequence[Point],
     seed: int,
     progress: Progress,
-) -> tuple[tuple[Compared, ...], tuple[Point, ...]]:
-    """Return (for each limit the frontier's row, then one row per planner; all points that planners found).
+) -> tuple[tuple[dict[str, Any], ...], tuple[Point, ...]]:
+    """Return (for each limit a row for the frontier, then one per planner; all points that planners found).
+
+    Figures follow from the points (:func:`tensoropt.exploration.export.compared`), as a later planner's point
+    may be the best within an earlier row's memory.
 
     Args:
         limits: bytes; None for all trade-offs that a planner finds.
-        frontier: the points so far, ascending in memory.
     """
-    points_by_key: dict[object, Point] = {}
-    each_limit = tuple(limits) or (None,)
-    rows: dict[float | None, list[Compared]] = {limit: [] for limit in each_limit}
-    done, total = 0, len(rows) * len(entries)
-    for limit, of_limit in rows.items():
+    points: dict[object, Point] = {}
+    rows: list[dict[str, Any]] = []
+    each_limit = dict.fromkeys(limits or (None,))
+    total = len(each_limit) * len(entries)
+
+    def add(name: str, limit: float | None, search_s: float, notes: Sequence[str] = ()) -> None:
+        rows.append({"planner": name, "limit_bytes": limit, "search_s": search_s, "notes": list(notes)})
+
+    for limit in each_limit:
+        add(FRONTIER, limit, task.search_s)
         for entry in entries:
-            progress("compare", done, total, entry.name)
-            row, points = _run(task, entry, limit, seed)
-            of_limit.append(row)
-            # A plan that several planners, or one planner under several limits, find counts once.
-            for p in points:
-                points_by_key.setdefault(p.identity, p)
-            done += 1
-    progress("compare", total, total, f"{len(points_by_key)} points")
-    # Gaps come last: a later planner's point may be the best within an earlier row's memory.
-    all_points = with_others(frontier, list(points_by_key.values()))
-    compared: list[Compared] = []
-    for limit, of_limit in rows.items():
-        compared.append(_frontier_row(all_points, limit, task.search_s, task.refusal))
-        compared += (_with_gap(row, all_points) for row in of_limit)
-    return tuple(compared), tuple(points_by_key.values())
-
-
-def _run(task: PlanningTask, entry: Entry, limit: float | None, seed: int) -> tuple[Compared, list[Point]]:
-    start = time.perf_counter()
-    try:
-        points = entry.points(task, limit, seed)
-    except TensorOptError as refusal:
-        spent = time.perf_counter() - start
-        return Compared(entry.name, limit, None, None, 0, spent, None, (str(refusal),)), []
-    spent = time.perf_counter() - start
-    best, notes = points[-1].point, points[-1].notes
-    row = Compared(entry.name, limit, best.memory_bytes, best.time_s, len(points), spent, None, notes)
-    return row, [each.point for each in points]
-
-
-def _frontier_row(points: Sequence[Point], limit: float | None, search_s: float, refusal: str) -> Compared:
-    fitting = [p for p in points if limit is None or p.memory_bytes <= limit]
-    notes: tuple[str, ...] = (f"no sharded plan: {refusal}",) if refusal else ()
-    if not fitting:
-        return Compared(FRONTIER, limit, None, None, 0, search_s, None, (*notes, "no plan fits"))
-    best = fitting[-1]
-    if best.planner != FRONTIER:
-        own = [p.time_s for p in fitting if p.planner == FRONTIER]
-        note = f"; the search's own fastest takes {format_seconds(own[-1])}" if own else ""
-        notes = (*notes, f"its fastest plan is from {best.planner}{note}")
-    return Compared(FRONTIER, limit, best.memory_bytes, best.time_s, len(fitting), search_s, 0.0, notes)
-
-
-def _with_gap(row: Compared, points: Sequence[Point]) -> Compared:
-    if row.memory_bytes is None or row.time_s is None:
-        return row
-    end = bisect_right([p.memory_bytes for p in points], row.memory_bytes * (1 + SAME))
-    assert end, "a row's own point is among those known"
-    gap = row.time_s / points[end - 1].time_s - 1.0
-    return replace(row, gap=0.0 if gap < SAME else gap)
+            progress("compare", len(rows) - 1, total, entry.name)
+            start = time.perf_counter()
+            try:
+                found = entry.points(task, limit, seed)
+            except TensorOptError as refusal:
+                add(entry.name, limit, time.perf_counter() - start, [str(refusal)])
+                continue
+            add(entry.name, limit, time.perf_counter() - start, found[-1].notes)
+            # A plan that one planner finds under several limits counts once.
+            for each in found:
+                points.setdefault(each.point.identity, each.point)
+    progress("compare", total, total, f"{len(points)} points")
+    return tuple(rows), tuple(points.values())

@@ -8,11 +8,11 @@ from typing import Any
 from tensoropt.console import columns
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.export import Compared, compared, limits_asked
-from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts, range_words
+from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts
 from tensoropt.exploration.figure_rows import FigureRow
-from tensoropt.exploration.frontier_table import source_words
 from tensoropt.exploration.notes import notes_of
-from tensoropt.plan.facts_table import Fact, fact_lines, named
+from tensoropt.exploration.time_range import range_of
+from tensoropt.plan.facts_table import fact_lines, named
 from tensoropt.plan.figures import worded
 from tensoropt.units import counted, format_bytes, format_seconds
 
@@ -80,16 +80,14 @@ def _trained_words(exploration: Exploration) -> str:
 
 def point_lines(row: FigureRow) -> list[str]:
     """Return one point in words."""
-    point, named_facts = row.point, facts(row)
-    words = worded(point, "compute {compute_s}, communication {communication_s}")
-    named_facts["time"] = Fact("time", words, source=source_words(point.sources))
-    between = f" ({said})" if (said := range_words(row.findings, row.index)) else ""
+    point = row.point
+    between = f" ({spread.words})" if (spread := range_of(row.findings, row.index)) else ""
     title, needed = row.findings.title(row.index), format_bytes(row.needs)
     return [
         worded(point, f"{title}: {needed} per device, {{time_s}} per step") + between,
         f"  {row.name}",
         f"  mesh {row.space.mesh.label}, {counted(row.space.micro_batches, 'micro-batch', 'micro-batches')}",
-        *fact_lines(named(named_facts, FIT, "memory", "time", "host", *LISTED_NAMES)),
+        *fact_lines(named(facts(row), FIT, "memory", "time", "host", *LISTED_NAMES)),
     ]
 
 

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import micro_batch_counts
 from tensoropt.exploration.exploration import Exploration
+from tensoropt.exploration.export import compared, limits_asked
 from tensoropt.placement.points import placed_space
 from tensoropt.placement.prices import PlacedPrices
-from tensoropt.plan.point import unbeaten, with_others
+from tensoropt.plan.point import reduce_points, unbeaten
 from tensoropt.planners.compare import compare
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.registry import Entry
@@ -80,22 +81,24 @@ def with_planners(
     with ExitStack() as stack:
         task = planning_task(session, searched, exploration, {entry.kind for entry in entries}, stack)
         seed = exploration.model.seed
-        rows, others = compare(task, entries, limits, frontier, seed, session.progress)
+        rows, others = compare(task, entries, limits, seed, session.progress)
     others = certified(searched.spaces, others)
     # The simulator's figures differ from the tables' sums by strategy, so that another planner's point may
     # lie below the frontier that was tracked in those sums.
-    merged = unbeaten(with_others(frontier, others))
+    merged = unbeaten(reduce_points([*frontier, *others]))
     # What ran beside the search stays, unless it was asked again.
     asked = {entry.name for entry in entries}
     before = tuple(point for point in exploration.others if point.planner not in asked)
-    compared = replace(
+    found = replace(
         exploration,
         spaces=task.base.spaces,
         points=merged,
         others=(*before, *others),
-        comparison=tuple({**asdict(row), "notes": list(row.notes)} for row in rows),
+        comparison=rows,
     )
-    return only_used_spaces(replace(compared, costs=record_used(session, searched, compared)))
+    figures = [row for limit in limits_asked(found) for row in compared(found, limit)]
+    found = replace(found, comparison=tuple({**asdict(row), "notes": list(row.notes)} for row in figures))
+    return only_used_spaces(replace(found, costs=record_used(session, searched, found)))
 
 
 def planning_task(

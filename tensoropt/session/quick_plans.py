@@ -21,7 +21,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.plan_names import HEURISTICS
-from tensoropt.plan.point import Point, reduce_points, unbeaten, with_others
+from tensoropt.plan.point import Point, reduce_points, unbeaten
 from tensoropt.planners.quick import (
     BASELINES,
     LEAST_S,
@@ -291,7 +291,7 @@ def _asked_within_points(
     heuristics = [entry for entry in entries if entry.name in HEURISTICS]
     asked: set[float] = set()
     while True:
-        points = with_others(exploration.points, certified(searched.spaces, [*asking.found.values()]))
+        points = reduce_points([*exploration.points, *certified(searched.spaces, [*asking.found.values()])])
         memory = [point.memory_bytes for point in points]
         limits = [limit for limit in (*(_LESS * m for m in memory[:1]), *memory) if limit not in asked]
         most = min(MOST_LIMITS + 1 - len(asked), len(limits))

@@ -432,9 +432,8 @@ class Strategy:
             "hubs": {name: list(layout_names(layout)) for name, layout in self.hubs.items()},
             "stored": {name: list(layout_names(layout)) for name, layout in self.stored.items()},
             "recomputed": [region.name for region in self.recomputed],
-            # Absent if empty, as in the data of earlier versions.
-            **({"once": sorted(self.once)} if self.once else {}),
-            **({"gathered_again": sorted(self.gathered_again)} if self.gathered_again else {}),
+            "once": sorted(self.once),
+            "gathered_again": sorted(self.gathered_again),
         }
 
     @classmethod

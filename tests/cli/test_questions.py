@@ -21,7 +21,7 @@ BEGINS = {
     "Which plan within 24 GiB? If none: which would?": r"Within 24 GiB of each of 2 H100-80GB: .+ a step",
     "How many GPUs?": r"Fewest devices that fit: \d+ x H100-80GB \(.+ of each\)",
     "And to train adapters alone?": r"Fewest devices that fit: \d+ x H100-80GB \(.+ of each\)",
-    "8 H100, or 16 A100?": r"Cheapest unknown: no price is known.\nFastest without limits: dgx-",
+    "8 H100, or 16 A100?": r"Fastest without limits: dgx-",
     "What does a billion tokens cost?": r"(?s)Within .+?1B tokens: [^\n]+; costs [0-9]",
 }
 """How each answer begins."""

@@ -76,7 +76,7 @@ def sentences(
 
 
 def test_the_answer_names_the_largest_that_fits_and_the_fastest_by_sample():
-    largest, _, fastest = sentences(SWEEP)
+    largest, fastest = sentences(SWEEP)
     why = "does not fit: needs 120 GiB, a device may use 76 GiB"
     assert largest == f"Largest batch that fits: 32; 64 does not ({why})."
     assert fastest.startswith("Fastest without limits: dgx-h100 at batch 32, 2 s a step (16")

@@ -80,17 +80,16 @@ def test_steps_of_different_batches_are_compared_by_sample():
 def test_what_has_no_price_is_said_and_can_be_the_fastest_only():
     found = offers(ALL, ClusterQuestion(tariff=Tariff(by_kind={"A100-80GB": 1.0})))
     assert names(found) == ("dgx-a100", "dgx-h100")
-    assert "Not compared by cost, as their price is unknown: dgx-h100." in " ".join(found.sentences())
     nothing = offers(ALL, ClusterQuestion())
     assert nothing.cheapest is None
-    assert "Cheapest unknown" in " ".join(nothing.sentences())
+    assert "of unknown price" in " ".join(nothing.sentences())
 
 
 def test_the_answer_in_words():
-    asked = ClusterQuestion(amount=Amount(1e6, "tokens"), tariff=Tariff(by_kind=PRICES, currency="EUR"))
+    asked = ClusterQuestion(amount=Amount(1e6, "tokens"), tariff=Tariff(by_kind=PRICES))
     cheapest, fastest = offers(ALL, asked).sentences()
-    assert cheapest == ("Cheapest without limits: dgx-a100, 0.326 EUR for 1,000,000 tokens at 600 ms a step.")
-    assert fastest == "Fastest without limits: dgx-h100, 400 ms a step, 0.651 EUR."
+    assert cheapest == ("Cheapest without limits: dgx-a100, 0.326 for 1,000,000 tokens at 600 ms a step.")
+    assert fastest == "Fastest without limits: dgx-h100, 400 ms a step, 0.651."
     nothing = offers(ALL, replace(asked, memory_bytes=GIB)).sentences()
     assert list(nothing) == ["No cluster is within 1 GiB a device."]
 

@@ -40,16 +40,6 @@ def test_a_point_says_what_it_is_once(asked):
     assert named[fitting[-1]][0] == "fastest"  # never what does not fit
     assert found.knee in fitting
     assert "knee" in named[found.knee]
-    limits = [limit for limit in (16 * GIB, 24 * GIB, 40 * GIB) if limit < (asked or 80 * GIB)]
-    for limit in limits:
-        assert f"fastest within {limit / GIB:.0f} GiB" in named[int(found.within(limit)[-1])]
-    # All points lie below the largest card: what is fastest within it is fastest of all.
-    assert "80 GiB" not in str(named)
-
-
-def test_limits_with_one_answer_are_said_together():
-    found = frontier([(1, 9.0), (2, 8.0), (70, 1.0)])
-    assert notable(found)[1][-1:] == ["fastest within 16 GiB to 40 GiB"]
 
 
 def test_the_fastest_of_each_family_has_its_name(monkeypatch):

@@ -105,7 +105,6 @@ def test_a_device_without_tensor_cores_computes_tf32_as_float32():
 
 
 @pytest.mark.parametrize(("found", "name", "why"), [
-    (explored(), "mfu", "saved without the FLOP of its model"),
     (explored(flops={}), "mfu", "no product whose FLOP are counted"),
     (explored("dgx-v100[2]", flops={"bfloat16": 1e9}), "mfu", "no peak of bfloat16 is known for V100-32GB"),
     (explored(flops={"float32": 1.0}), "per_hour", "no price of a device-hour is known for H100-80GB"),

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.plan.point import SAME, Point, _beats, reduce_points, with_others
+from tensoropt.plan.point import SAME, Point, reduce_points
 
 ROUNDING = 1e-15
 
@@ -28,7 +28,7 @@ def figures(points: tuple[Point, ...]) -> list[tuple[float, float, str]]:
 def test_a_leaner_plan_takes_the_place_of_a_point_that_is_faster_by_rounding():
     points = (point(1.0, 9.0), point(4.0, 2.0), point(5.0, 1.0))
     other = point(3.0, 2.0 * (1 + ROUNDING), "tofu")
-    assert figures(with_others(points, [other])) == [
+    assert figures(reduce_points([*points, other])) == [
         (1, 9, "frontier"),
         figures((other,))[0],
         (5, 1, "frontier"),
@@ -38,13 +38,13 @@ def test_a_leaner_plan_takes_the_place_of_a_point_that_is_faster_by_rounding():
 def test_a_faster_plan_takes_the_place_of_a_point_that_is_leaner_by_rounding():
     points = (point(1.0, 9.0), point(4.0, 2.0))
     other = point(4.0 * (1 + ROUNDING), 1.5, "tofu")
-    assert figures(with_others(points, [other])) == [(1, 9, "frontier"), figures((other,))[0]]
+    assert figures(reduce_points([*points, other])) == [(1, 9, "frontier"), figures((other,))[0]]
 
 
 def test_a_plan_that_differs_by_rounding_alone_does_not_come_in():
     points = (point(1.0, 9.0), point(4.0, 2.0))
     others = [point(4.0 * (1 - ROUNDING), 2.0, "tofu"), point(4.0, 2.0 * (1 - ROUNDING), "zero")]
-    assert with_others(points, others) == points
+    assert reduce_points([*points, *others]) == points
 
 
 off = st.sampled_from((-ROUNDING, 0, ROUNDING))
@@ -57,10 +57,9 @@ def test_no_other_beats_what_remains(own, given_others):
         memory, time_s, off, of_memory = cost
         return point(memory * (1 + off * of_memory), time_s * (1 + off * (not of_memory)), planner)
 
-    points = reduce_points([made(c, "frontier") for c in own], lambda p: (p.memory_bytes, p.time_s))
+    points = reduce_points([made(c, "frontier") for c in own])
     others = [made(c, "tofu") for c in given_others]
-    kept = with_others(points, others)
-    assert not any(_beats(other, p) for other in others for p in kept)
+    kept = reduce_points([*points, *others])
     for a, b in itertools.pairwise(kept):
         assert a.memory_bytes < b.memory_bytes
         assert a.time_s > b.time_s

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import load_exploration
-from tensoropt.exploration.exploration_files import read_costs
-from tensoropt.plan.figures import KEPT
-from tensoropt.plan.keys import plan_key
-from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.plan.plan import StagesInfo
 from tensoropt.plan.point_records import StagesRecord
-from tensoropt.report.detail import detail
-from tests.plan.explorations import MIB, point, small_exploration
-
-OLD = Path(__file__).parent / "data" / "exploration-2"
-"""Four points, saved when their figures lay in exploration.json."""
-BY_KIND = OLD.parent / "exploration-3"
-"""Six points and a pipeline between three placed plans, saved when records were named after their kinds."""
-
-
-def test_a_column_has_the_figure_of_every_point():
-    found = replace(small_exploration(), others=(point(9 * MIB, 0.5, 0, planner="zero", gap=None),))
-    table = found.all_points
-    for name in KEPT:
-        told = [np.nan if figure is None else figure for figure in [getattr(p, name) for p in table]]
-        assert np.array_equal(table.column(name), told, equal_nan=True), name
-    assert table.column("planner").tolist() == ["frontier"] * 4 + ["zero"]
-    assert np.isnan(table.column("gap")).tolist() == [False] * 4 + [True]
+from tests.plan.explorations import point, small_exploration
 
 
 def test_what_was_saved_is_read_as_it_was(tmp_path):
@@ -58,35 +36,6 @@ def test_files_of_two_runs_are_refused(tmp_path):
     shutil.copy(tmp_path / "a" / "points.npz", tmp_path / "b")
     with pytest.raises(TensorOptError, match="of different runs; explore again"):
         load_exploration(tmp_path / "b")
-
-
-def test_what_an_earlier_version_saved_is_read_and_saved_anew(tmp_path):
-    found = load_exploration(OLD)
-    assert json.loads((OLD / "exploration.json").read_text())["schema"] == "tensoropt.exploration/2"
-    assert tuple(found.points) == small_exploration().points
-    found.save(tmp_path)
-    assert load_exploration(tmp_path).points == found.points
-    for one in (OLD, tmp_path):
-        costs = read_costs(one)
-        assert (costs.needs.tolist(), costs.devices.tolist()) == (found.needs.tolist(), [2] * 4)
-
-
-def test_records_that_an_earlier_version_saved_are_read_and_saved_anew(tmp_path):
-    found = load_exploration(BY_KIND)
-    assert json.loads((BY_KIND / "exploration.json").read_text())["schema"] == "tensoropt.exploration/3"
-    assert [point.kind for point in found.others] == [PLACED, PIPELINED, PLACED, PLACED]
-    assert tuple(plan_key(found.plan(row)) for row in range(6, 9)) == (
-        "651940bd85417f03",
-        "53dee8fe3aaaea02",
-        "6f738a24fe87810d",
-    )
-    assert found.names[7:9] == ("16 micro-batches · PP 2 GPipe", "placed on 2 devices · 4 operators cut")
-    # Its costs do not include those of plans without indices.
-    for index in (7, 8):
-        with pytest.raises(TensorOptError, match="not saved, or are of another version; explore again"):
-            detail(found, index)
-    found.save(tmp_path)
-    assert load_exploration(tmp_path).others == found.others
 
 
 @pytest.mark.parametrize("damage", [

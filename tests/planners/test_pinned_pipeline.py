@@ -10,7 +10,7 @@ import pytest
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
-from tensoropt.plan.point_records import record_of
+from tensoropt.plan.point_records import StagesRecord
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedPipelinePoint, simulate_pinned_pipeline
 from tensoropt.profiling.store import ProfileStore
@@ -94,7 +94,7 @@ def test_stages_take_as_long_as_their_hosts_to_issue_them():
 def test_a_pipeline_is_named_by_the_recipe_of_its_blocks(recipe: str, said: str) -> None:
     record = pinned(places=2, micro_batches=4, recompute=recipe).point.record
     assert said in record.recomputing
-    assert record_of({"record": record.to_data()}) == record
+    assert StagesRecord.from_data(record.to_data()) == record
 
 
 def test_cuts_that_the_model_does_not_have_are_refused():

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from tensoropt import Exploration, load_cluster
-from tensoropt.exploration.facts import facts, range_data, range_of
+from tensoropt.cluster import job_spread
+from tensoropt.exploration.facts import facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import frontier_text
+from tensoropt.exploration.time_range import range_of
 from tensoropt.ops.registry import is_dense_transformer
 from tensoropt.plan.graph_facts import GraphFacts
 from tensoropt.plan.plan import ModelInfo
@@ -87,12 +89,12 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it():
     (line, *_) = point_lines(FigureRow.of(found, 1))
     assert "200 ms per step (" in line
     assert line.endswith(" for 80 % of published jobs)")
-    data = range_data(found, 1)
+    spread, told = job_spread(), range_of(found, 1)
     # A quarter of its seconds are from data sheets.
-    assert 0.15 < data["low_s"] < data["middle_s"] == 0.2 < data["high_s"] < 0.25
-    assert facts(FigureRow.of(found, 1))["range"].words.startswith(line.partition("(")[2][:-1])
-    assert line.endswith(f"({data['words']})")
-    assert range_data(small_exploration(), 1) is None
+    assert told.low_s == pytest.approx(0.2 * (1 + (spread.well_tuned - 1) / 4))
+    assert told.high_s == pytest.approx(0.2 * (1 + (spread.slow - 1) / 4))
+    assert line.endswith(f"({told.words})")
+    assert facts(FigureRow.of(found, 1))["range"].words.startswith(told.words)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +107,23 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it():
         {"settings": {"optimizer": "adam", "mode": "train", "dtype": "float32"}},
         {"model": ModelInfo(source="zoo:toy", fingerprint="f" * 64, parameters=100, mode="inference")},
         {"points": tuple(point((9 + i) * MIB, 0.2, 1, host_s=0.21, idle_s=0.1) for i in range(2))},
+        {"points": (point(9 * MIB, 0.2, 1, sources={"measured": 1.0}),) * 2},
+        {"cluster": {"name": "toy"}},
     ],
-    ids=["convolutions", "experts", "no attention", "unknown", "float32", "inference", "host-bound"],
+    ids=[
+        "convolutions",
+        "experts",
+        "no attention",
+        "unknown",
+        "float32",
+        "inference",
+        "host-bound",
+        "measured",
+        "no GPUs",
+    ],
 )
-def test_a_time_that_no_published_job_is_like_says_so_everywhere(changes):
+def test_a_time_that_no_published_job_is_like_has_none(changes):
     found = like_published_jobs(**changes)
-    words = "from a data sheet; no published job resembles it"
-    assert point_lines(FigureRow.of(found, 1))[0].endswith(f"({words})")
-    assert range_data(found, 1) == {"words": words}
-    assert facts(FigureRow.of(found, 1))["range"].words == words
     assert range_of(found, 1) is None
+    assert point_lines(FigureRow.of(found, 1))[0].endswith(" per step")
+    assert "range" not in facts(FigureRow.of(found, 1))

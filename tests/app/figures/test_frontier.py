@@ -12,7 +12,7 @@ from tensoropt_app.library import READY_MADE, Library
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
 
-from tensoropt.plan.time_range import TimeRange
+from tensoropt.exploration.time_range import TimeRange
 
 HANDS = (
     point(45 * GIB, 0.55, planner="data_parallel", choice=(2, 2, 2, 2)),
@@ -52,7 +52,7 @@ def test_a_plan_made_by_hand_that_lies_far_above_is_named_at_the_edge():
 def test_a_time_with_a_range_has_a_bar_through_its_point(monkeypatch):
     assert figure(View(point=4))["data"][drawing.SELECTED]["error_y"] == {"visible": False}
     time_s = DATA.time[4]
-    ranged = TimeRange(0.9 * time_s, time_s, 1.2 * time_s, 0.8, "w")
+    ranged = TimeRange(0.9 * time_s, 1.2 * time_s, 0.8, "w")
     monkeypatch.setattr(drawing, "range_of", lambda *_: ranged)
     bar = figure(View(point=4))["data"][drawing.SELECTED]["error_y"]
     assert bar["array"] == pytest.approx([0.2 * time_s * 1e3])

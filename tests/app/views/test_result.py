@@ -78,7 +78,7 @@ def test_baselines_are_in_their_best_form_and_refusals_say_why():
     tried = {"megatron": {"refusal": "megatron finds no plan: heads do not divide"}}
     data = FrontierData.of(replace(DATA.exploration, report={**DATA.exploration.report, "tried": tried}))
     rows = {row.title: row for row in result.baseline_rows(data, data.answer(View()))}
-    assert rows["DDP"].verdict == "does not fit, needs 90.0 GiB"
+    assert rows["DDP"].verdict == "does not fit, needs 90 GiB"
     (refused,) = [row for row in rows.values() if not row.plan]
     assert "heads do not divide" in refused.verdict
 

@@ -1,0 +1,52 @@
+"""Ranges of step times: how far published jobs deviate from predictions by GPU data sheets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensoropt.cluster import job_spread
+from tensoropt.exploration.rates import for_gpus
+from tensoropt.plan.findings import Findings
+from tensoropt.types import DATA_SHEET
+from tensoropt.units import format_seconds, share_words
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """A range of step times in seconds.
+
+    Attributes:
+        low_s, high_s: a fast job's time, a slow job's time.
+        holds: the share of jobs within such a range.
+        source: its basis, in words.
+    """
+
+    low_s: float
+    high_s: float
+    holds: float
+    source: str
+
+    @property
+    def words(self) -> str:
+        """The range in words: ``306 ms to 393 ms for 80 % of published jobs``."""
+        ends = f"{format_seconds(self.low_s)} to {format_seconds(self.high_s)}"
+        return f"{ends} for {share_words(self.holds)} of published jobs"
+
+
+def range_of(findings: Findings, index: int) -> TimeRange | None:
+    """Return the range of a point's step time; None unless it is predicted from GPU data sheets and published
+    jobs resemble it: dense transformers, trained in 16 bits.
+
+    Measured seconds do not vary between teams, so their share narrows the range.
+    """
+    point, spread = findings.all_points[index], job_spread()
+    share = point.sources.get(DATA_SHEET, 0.0)
+    trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
+    alike = trains and not point.host_bound and findings.is_dense_transformer
+    if not (share and alike and for_gpus(findings.cluster)):
+        return None
+
+    def varied(factor: float) -> float:
+        return point.time_s * (1.0 + share * (factor - 1.0))
+
+    return TimeRange(varied(spread.well_tuned), varied(spread.slow), spread.holds, spread.source)

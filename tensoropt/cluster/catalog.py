@@ -48,6 +48,11 @@ def list_devices() -> tuple[str, ...]:
     return tuple(_preset("devices"))
 
 
+def list_links() -> tuple[str, ...]:
+    """Return the names of the links that cluster files may use."""
+    return tuple(_preset("links"))
+
+
 def list_clusters() -> tuple[str, ...]:
     """Return the names of the cluster presets; the ``NAMExN`` family is listed as ``NAMExN``, for any N."""
     names = []

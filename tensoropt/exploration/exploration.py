@@ -273,8 +273,4 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
     Raises:
         TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
     """
-    fields = read_files(directory)
-    facts = fields.pop("graph_facts")
-    found = Exploration(**fields)
-    vars(found)["graph_facts"] = facts  # cached, so that nothing reads the graph for them
-    return found
+    return Exploration(**read_files(directory))

@@ -10,8 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pydantic import TypeAdapter
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.export import write_frontier_csv
 from tensoropt.files import SETTINGS_FILE, check_size, folder_lock, plain, unpacked, written_together
-from tensoropt.plan.findings import Findings
+from tensoropt.plan.findings import Findings, SavedCosts
 from tensoropt.plan.graph_facts import GraphFacts
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import by_strategy
@@ -42,6 +41,7 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
         TensorOptError: the folder cannot be written; its old content is kept.
     """
     folder = Path(directory)
+    recorded = findings.costs if isinstance(findings.costs, SavedCosts) else findings.recorded
     data = {
         "schema": _SCHEMA,
         "model": findings.model.model_dump(mode="json"),
@@ -52,7 +52,7 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
         "points": len(findings.points),
         "others": len(findings.others),
         "comparison": [dict(row) for row in findings.comparison],
-        "recorded": findings.recorded is not None,
+        "recorded": recorded is not None,
         "graph": _GRAPH.dump_python(findings.graph_facts, mode="json"),
     }
     rows = (*findings.points, *findings.others)
@@ -60,11 +60,11 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
         "spaces": findings.spaces,
         "carried": {row: {"record": record.to_data()} for row, record in by_strategy(rows)[1].items()},
     }
-    names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if findings.recorded else [])]
+    names = [POINTS, STRATEGIES, DESCRIBED, LISTED, *([RECORDED] if recorded is not None else [])]
     # All at once: indices and figures of different runs would make false plans.
     with written_together([folder / name for name in names]) as (packed, named, described, listed, *kept):
         for path in kept:
-            findings.recorded.save(path)
+            recorded.save(path)
         with open(packed, "wb") as file:
             np.savez_compressed(file, **point_arrays(rows, findings.spaces))  # type: ignore[arg-type]
         # Without a timestamp, so that the same exploration gives the same bytes.
@@ -102,9 +102,8 @@ def _read_files(folder: Path) -> dict[str, Any]:
             "model": ModelInfo(**data["model"]),
             "comparison": tuple(data["comparison"]),
             **{name: data[name] for name in ("cluster", "settings", "versions", "report")},
-            "graph_facts": _GRAPH.validate_python(data["graph"]),
         }
-        costs_saved = bool(data["recorded"])
+        facts = _GRAPH.validate_python(data["graph"])
     except TensorOptError:
         raise
     # Damaged files may raise any error; the message names the folder and the remedy.
@@ -112,7 +111,7 @@ def _read_files(folder: Path) -> dict[str, Any]:
         raise TensorOptError(
             f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
         ) from error
-    return {**fields, "costs": _costs_in(folder) if costs_saved else None}
+    return {**fields, "costs": None if facts is None else _costs_in(folder, facts)}
 
 
 def read_described(folder: Path) -> dict[str, Any]:
@@ -134,17 +133,12 @@ def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"points": rows[:count], "others": rows[count:], "spaces": spaces}
 
 
-def _costs_in(folder: Path) -> Callable[[], Any]:
-    if not (folder / RECORDED).is_file():
+def _costs_in(folder: Path, facts: GraphFacts) -> SavedCosts:
+    path = folder / RECORDED
+    if not path.is_file():
         raise TensorOptError(
             f"{folder} has lost its {RECORDED}; copy it from where it was saved, or explore again"
         )
-    check_size(folder / RECORDED)
+    check_size(path)
     # Read now, as another process may write the folder again, and understood when it is needed.
-    return partial(_understood, (folder / RECORDED).read_bytes(), folder / RECORDED)
-
-
-def _understood(content: bytes, path: Path) -> Any:
-    from tensoropt.plan.recorded import read_recorded  # imports torch, which figures alone do not need
-
-    return read_recorded(content, path)
+    return SavedCosts(facts, path.read_bytes(), path)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,30 @@ from tensoropt.plan.space import Space
 from tensoropt.units import headroom_bytes
 
 
+@dataclass(frozen=True, eq=False)
+class SavedCosts:
+    """The saved operator graph and costs of an exploration, read when they are needed: that imports PyTorch.
+
+    Attributes:
+        facts: the facts of the graph.
+        content, path: the content of the file, and where it was.
+    """
+
+    facts: GraphFacts
+    content: bytes
+    path: Path
+
+    @cached_property
+    def recorded(self) -> Any:
+        from tensoropt.plan.recorded import read_recorded
+
+        return read_recorded(self.content, self.path)
+
+    def save(self, path: Path) -> None:
+        """Write them as they were."""
+        path.write_bytes(self.content)
+
+
 @dataclass(frozen=True)
 class Findings:
     """The points, the spaces they come from, and the facts about the run that found them.
@@ -38,8 +63,8 @@ class Findings:
         report: facts about the run: operators, groups, coverage, seconds per stage, notes.
         others: points of other planners in the same spaces, each with its planner's name.
         comparison: each planner's result (:class:`~tensoropt.exploration.export.Compared`).
-        costs: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`), or a
-            function that returns them; None if an operator has an argument that no file can hold.
+        costs: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`), or saved
+            ones; None if an operator has an argument that no file can hold.
     """
 
     points: Sequence[Point]
@@ -53,14 +78,16 @@ class Findings:
     comparison: tuple[Mapping[str, Any], ...] = ()
     costs: Any = field(default=None, repr=False, compare=False)
 
-    @cached_property
+    @property
     def recorded(self) -> Any:
         """The operator graph and the costs used; reading saved ones imports PyTorch."""
-        return self.costs() if callable(self.costs) else self.costs
+        return self.costs.recorded if isinstance(self.costs, SavedCosts) else self.costs
 
     @cached_property
     def graph_facts(self) -> GraphFacts | None:
         """The facts of the operator graph; None if it was not saved."""
+        if isinstance(self.costs, SavedCosts):
+            return self.costs.facts
         return None if self.recorded is None else GraphFacts.of(self.recorded.graph, self.cluster)
 
     @cached_property

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 import tensoropt
-from tensoropt.cluster import link, load_cluster
+from tensoropt.cluster import load_cluster
+from tensoropt.cluster.catalog import link
 from tensoropt.cluster.files import save_cluster
 from tensoropt.cluster.hosts import Network, network, together
 from tensoropt.errors import ClusterError

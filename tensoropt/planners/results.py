@@ -129,10 +129,9 @@ def _simulated_answer(
 ) -> SimulatedPoint:
     """Return a placement with its simulated figures and its planner's notes."""
     simulated = simulate_placement(graph.problem, answer.placement)
-    notes = (*answer.notes, *graph.prices.limits.notes)
     space = task.placed_space(simulated.micro_batches)
-    point = placed_point(graph, simulated, planner=planner, space=space, notes=notes)
-    return SimulatedPoint(point, notes)
+    point = placed_point(graph, simulated, planner=planner, space=space)
+    return SimulatedPoint(point, (*answer.notes, *graph.prices.limits.notes))
 
 
 def best_placements(

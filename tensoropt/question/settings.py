@@ -35,9 +35,6 @@ else:
     ComputeDtype = Literal["auto", "float32", "bfloat16"]
     Constrained = Any
 
-_RETIRED = {"space": "any", "soft_placement": False}
-"""Settings of earlier versions, with the only value that is still supported."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -355,19 +352,13 @@ class Settings:
         Raises:
             TensorOptError: a setting is unknown to this version.
         """
-        for name, value in _RETIRED.items():
-            if data.get(name, value) != value:
-                raise TensorOptError(
-                    f"this was made with {name}={data[name]!r}, which is no longer supported; explore again"
-                )
-        data = {name: value for name, value in data.items() if name not in _RETIRED}
         try:
             kind_of(data.get("optimizer", "adam"))  # checks the name without running user code
-            # Files that predate the count of process memory count only tensors.
+            # What does not say counts only tensors.
             tensors = {"process_memory": False}
             return cls(**{**tensors, **data, "constraints": data.get("constraints") or None})
         except TypeError as error:
-            raise TensorOptError(f"{error}: this was made by a later version; explore again") from None
+            raise TensorOptError(f"{error}: this was made by another version; explore again") from None
 
 
 def settings_fields() -> Iterator[Setting]:

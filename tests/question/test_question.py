@@ -117,7 +117,7 @@ def test_all_in_effect_is_said_in_one_line():
     ({"model": "zoo:mlp"}, "not a question of this version (cluster"),
     ({"model": "zoo:mlp", "cluster": "x", "wish": 1}, "not a question of this version (wish"),
     ({"model": "zoo:mlp", "cluster": "x", "settings": {"dtype": "int3"}}, "unknown dtype 'int3'"),
-    ({"model": "zoo:mlp", "cluster": "x", "settings": {"wisdom": 3}}, "made by a later version"),
+    ({"model": "zoo:mlp", "cluster": "x", "settings": {"wisdom": 3}}, "made by another version"),
     ([], "not a question of this version (it"),
 ])  # fmt: skip
 def test_what_is_no_question_is_refused(data, said):

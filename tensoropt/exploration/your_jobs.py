@@ -11,7 +11,7 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import YOUR_JOB, brief_name
 from tensoropt.units import format_bytes, format_seconds, share_words
 
-_ALIKE = 0.005
+_ALIKE = 0.03
 """A plan counts as better if it gains at least this share."""
 
 

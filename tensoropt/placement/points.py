@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tensoropt.cluster import Cluster
@@ -145,9 +144,7 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
     return Space(mesh, micro_batches, keys=dict(keys))
 
 
-def placed_point(
-    graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int, notes: Sequence[str] = ()
-) -> Point:
+def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
     """Return a simulated placement as a point of space ``space``.
 
     Memory is the fullest device's, the breakdown the busiest's: ``communication_s`` is the time with a
@@ -163,7 +160,7 @@ def placed_point(
     for operator, device in enumerate(simulated.placement.device):
         additive[device] += simulated.problem.step_bytes(operator)
     return stages_point(
-        replace(plan_part(graph.graph, simulated), notes=tuple(notes)),
+        plan_part(graph.graph, simulated),
         _seconds_by_source(graph, simulated),
         sent,
         memory_bytes=simulated.memory_bytes + sum(simulated.problem.devices.terms.values()),

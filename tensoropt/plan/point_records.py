@@ -50,7 +50,6 @@ class StagesRecord:
         operators, parameters: those of all stages; entries of several stages are listed once, as in the
             first.
         recomputed: the recomputed blocks of all stages.
-        notes: its planner's remarks.
         recipes: the recipes of partly recomputed blocks.
     """
 
@@ -58,7 +57,6 @@ class StagesRecord:
     operators: Mapping[str, OperatorPlan] = field(default_factory=dict)
     parameters: Mapping[str, ParameterPlan] = field(default_factory=dict)
     recomputed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     recipes: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property

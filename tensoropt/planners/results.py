@@ -147,10 +147,9 @@ def _simulated_answer(
 ) -> SimulatedPoint:
     """Return a placement with its simulated figures and its planner's notes, with ``more`` at their end."""
     simulated = simulate_placement(graph.problem, answer.placement)
-    notes = (*answer.notes, *graph.prices.limits.notes)
     space = task.placed_space(simulated.micro_batches)
-    point = placed_point(graph, simulated, planner=planner, space=space, notes=notes)
-    return SimulatedPoint(point, (*notes, *more))
+    point = placed_point(graph, simulated, planner=planner, space=space)
+    return SimulatedPoint(point, (*answer.notes, *graph.prices.limits.notes, *more))
 
 
 def _check_room_for_tensors(planner: str, graph: PricedGraph, limit: float | None) -> None:

@@ -354,7 +354,7 @@ class Settings:
         """
         try:
             kind_of(data.get("optimizer", "adam"))  # checks the name without running user code
-            # Files that predate the count of process memory count only tensors.
+            # What does not say counts only tensors.
             tensors = {"process_memory": False}
             return cls(**{**tensors, **data, "constraints": data.get("constraints") or None})
         except TypeError as error:

@@ -37,7 +37,7 @@ def test_settings_are_written_in_the_order_that_saved_explorations_have():
 def test_settings_of_another_version_are_refused_with_a_sentence():
     with pytest.raises(TensorOptError, match=r"'wisdom' is not a setting.*another version; explore again"):
         Settings.from_dict({**Settings().to_dict(), "wisdom": 3})
-    # What was kept before process memory could be counted counts tensors.
+    # What does not say whether process memory was counted counts tensors.
     kept = Settings.from_dict({"mode": "inference"})
     assert kept == Settings(mode="inference", process_memory=False)
 

@@ -117,7 +117,7 @@ def arrays_of(placement: Placement) -> tuple[Integers, Integers, Integers]:
     """Return (devices, operators in the order of their forwards, of their backwards), device by device."""
     ahead, back = (
         np.array([o for order in orders for o in order], dtype=np.int64)
-        for orders in (placement.forward, placement.backward_orders)
+        for orders in (placement.forward, placement.backward)
     )
     return np.array(placement.device, dtype=np.int64), ahead, back
 

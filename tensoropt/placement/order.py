@@ -92,7 +92,7 @@ def _links(
         after[node].append(successor)
         waiting[successor] += 1
 
-    for order in placement.backward_orders if backward else placement.forward:
+    for order in placement.backward if backward else placement.forward:
         for node, successor in itertools.pairwise(order):
             link(node, successor)
     # Transfers keep the plan's order on all ranks, so that sends and receives between two of them pair up.

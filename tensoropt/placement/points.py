@@ -29,7 +29,7 @@ from tensoropt.simulate.timeline import joined, length_s
 def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord:
     place, tensors = simulated.placement, graph.groups.atoms.graph.tensors
     order = {o: i for row in place.forward for i, o in enumerate(row)}
-    backward = {o: i for row in place.backward_orders for i, o in enumerate(row)}
+    backward = {o: i for row in place.backward for i, o in enumerate(row)}
     training = simulated.problem.training
     device_of = {op.name: place.device[i] for i, op in enumerate(graph.operators)}
     return StagesRecord(
@@ -87,7 +87,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
     placement = Placement(
         device,
         _orders(plan, names, device, "order"),
-        _orders(plan, names, device, "backward_order") if groups.atoms.graph.training else None,
+        _orders(plan, names, device, "backward_order") if groups.atoms.graph.training else (),
     )
     transfers = tuple(ValueTransfer(t.value, t.source, t.target, t.backward) for t in stages.transfers)
     return PlacedStrategy(graph, placement, transfers)

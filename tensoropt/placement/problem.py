@@ -277,18 +277,16 @@ class Placement:
 
     Attributes:
         forward: the operators of each device in order.
-        backward: the same for backward; None for the reverse of ``forward``.
+        backward: the same for backward; by default the reverse of ``forward``.
     """
 
     device: tuple[int, ...]
     forward: tuple[tuple[int, ...], ...]
-    backward: tuple[tuple[int, ...], ...] | None = None
+    backward: tuple[tuple[int, ...], ...] = ()
 
-    @property
-    def backward_orders(self) -> tuple[tuple[int, ...], ...]:
-        if self.backward is not None:
-            return self.backward
-        return tuple(tuple(reversed(order)) for order in self.forward)
+    def __post_init__(self) -> None:
+        if not self.backward:
+            object.__setattr__(self, "backward", tuple(order[::-1] for order in self.forward))
 
     @classmethod
     def in_order(
@@ -313,7 +311,7 @@ class Placement:
             return tuple(map(tuple, rows))
 
         forward = orders(range(len(devices)) if ahead is None else ahead)
-        return cls(devices, forward, None if back is None else orders(back))
+        return cls(devices, forward, () if back is None else orders(back))
 
     @classmethod
     def by_start(
@@ -331,7 +329,7 @@ class Placement:
 
     def check(self, problem: PlacementProblem) -> None:
         """Raise :class:`PlanError` unless every operator runs once, on an allowed device."""
-        for orders in (self.forward, self.backward_orders):
+        for orders in (self.forward, self.backward):
             listed = sorted((o, d) for d, order in enumerate(orders) for o in order)
             if len(orders) != problem.devices.count or listed != list(enumerate(self.device)):
                 raise PlanError(
@@ -380,5 +378,5 @@ def repeat_placement(placement: Placement, count: int) -> Placement:
         placement.device * count,
         tuple(map(repeated, placement.forward)),
         # Given even if it mirrors forward: the reverse of everything would begin with the last micro-batch.
-        tuple(map(repeated, placement.backward_orders)),
+        tuple(map(repeated, placement.backward)),
     )

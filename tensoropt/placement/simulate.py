@@ -497,7 +497,7 @@ class _StepMemory:
         problem, place, rank = self.problem, self.placement, self.rank
         # The task that a device runs before each of its backwards.
         before: dict[int, int] = {}
-        for forwards, order in zip(place.forward, place.backward_orders, strict=True):
+        for forwards, order in zip(place.forward, place.backward, strict=True):
             tasks = [*(self.forward[o] for o in forwards[-1:]), *(self.backward[o] for o in order)]
             before |= zip(tasks[1:], tasks, strict=False)
 

@@ -46,7 +46,7 @@ class PlacedStrategy:
 
     @property
     def stages(self) -> tuple[_PlacedStage, ...]:
-        orders = zip(self.placement.forward, self.placement.backward_orders, strict=True)
+        orders = zip(self.placement.forward, self.placement.backward, strict=True)
         return tuple(_PlacedStage(*order) for order in orders)
 
     @property
@@ -106,25 +106,20 @@ class PlacedStrategy:
         return makers
 
     def to_data(self) -> dict[str, Any]:
-        backward = self.placement.backward
         return {
             "kind": self.kind,
             "micro_batches": self.micro_batches,
             "splits": {name: list(how) for name, how in self.placed_graph.splits.items()},
             "device": list(self.placement.device),
             "forward": [list(order) for order in self.placement.forward],
-            "backward": None if backward is None else [list(order) for order in backward],
+            "backward": [list(order) for order in self.placement.backward],
             "transfers": [list(route) for route in self.transfers],
         }
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> PlacedStrategy:
-        backward = data["backward"]
-        placement = Placement(
-            tuple(data["device"]),
-            tuple(map(tuple, data["forward"])),
-            None if backward is None else tuple(map(tuple, backward)),
-        )
+        forward, backward = (tuple(map(tuple, data[name])) for name in ("forward", "backward"))
+        placement = Placement(tuple(data["device"]), forward, backward)
         splits = {name: (label, int(count)) for name, (label, count) in data["splits"].items()}
         transfers = tuple(ValueTransfer(*transfer) for transfer in data["transfers"])
         return cls(placed_graph(graph, splits, int(data["micro_batches"])), placement, transfers)

@@ -58,8 +58,8 @@ def scheduled(problem: PlacementProblem, placement: Placement, *, enforced: bool
         first = min(readers, key=[o for order in placement.forward for o in order].index)
         tasks["forward", first][0] += ends[d][0] + x.bytes * ends[d][1]
     if problem.training:
-        run("backward", placement.backward_orders, problem.backward_s)
-        for ahead, order in zip(placement.forward, placement.backward_orders, strict=True):
+        run("backward", placement.backward, problem.backward_s)
+        for ahead, order in zip(placement.forward, placement.backward, strict=True):
             for number, o in enumerate(order):
                 own = [o, *ahead[-1:]] if enforced and not number else [o]
                 tasks["backward", o][2] += [("forward", each) for each in own]
@@ -69,7 +69,7 @@ def scheduled(problem: PlacementProblem, placement: Placement, *, enforced: bool
             readers = [r for r in x.readers if on[r] == d]
             seconds, lanes = devices.transfer_s(x.bytes, d, source), devices.lanes_of(d, source)
             add(("back", t, d), seconds, lanes, [("backward", r) for r in readers], (d, source))
-            last = max(readers, key=[o for order in placement.backward_orders for o in order].index)
+            last = max(readers, key=[o for order in placement.backward for o in order].index)
             tasks["backward", last][0] += ends[d][0]
             tasks["backward", x.producer][0] += ends[source][0] + x.bytes * ends[source][1]
             if d != min(e for u, e in returned if u == t) or source in {on[r] for r in x.readers}:
@@ -78,7 +78,7 @@ def scheduled(problem: PlacementProblem, placement: Placement, *, enforced: bool
             if x.gradient:
                 here = [("backward", r) for r in x.readers if on[r] == on[x.producer]]
                 tasks["backward", x.producer][2] += here + [("back", u, d) for u, d in returned if u == t]
-        for device, order in enumerate(placement.backward_orders):
+        for device, order in enumerate(placement.backward):
             seconds = sum(float(problem.update_s[o, device]) for o in order)
             gone = [("back", t, d) for t, d in returned if d == device]
             gone += [("send", t, d) for t, d in sent if on[problem.tensors[t].producer] == device]

@@ -32,7 +32,7 @@ def check(strategy: PlacedStrategy, schedule: PlacedSchedule) -> None:
     placement = strategy.placement
     for instructions, orders in (
         (schedule.forward, placement.forward),
-        (schedule.backward, placement.backward_orders),
+        (schedule.backward, placement.backward),
     ):
         for device, order in enumerate(orders):
             found = [n for is_operator, n in instructions if is_operator and placement.device[n] == device]

@@ -20,7 +20,7 @@ import numpy as np
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement
-from tensoropt.placement.flat import FlatProblem, Integers, step_s
+from tensoropt.placement.flat import FlatProblem, step_s
 from tensoropt.placement.graph import Splits
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.plan.point import reduce_points
@@ -133,11 +133,10 @@ def _carried(before: SimulatedPlacement, problem: PlacementProblem, seed: int) -
     names = [[before.problem.names[o] for o in line.tolist()] for line in (state.ahead, state.back)]
     ahead, back = (_in_turn(problem, line, backward=i == 1) for i, line in enumerate(names))
     for placement in scheduled(replace(problem, pinned=(*problem.pinned, *pins)), seed):
-        carried = State(np.array(placement.device, dtype=np.int64), ahead, back)
-        yield carried.placement(problem)
+        yield Placement.in_order(placement.device, problem.devices.count, ahead, back)
 
 
-def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) -> Integers:
+def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) -> list[int]:
     """Return the operators in the order closest to the names in ``line`` that respects dependences; operators
     not in ``line`` come as early as they can."""
     turn = {name: number for number, name in enumerate(line)}
@@ -150,7 +149,7 @@ def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) 
     for operator in reversed(range(problem.size)) if backward else range(problem.size):
         latest = max((turns[o] for o in order.predecessors(operator)), default=0.0)
         turns[operator] = max(latest, turn.get(problem.names[operator], latest))
-    return np.array(list(nx.lexicographical_topological_sort(order, key=lambda o: (turns[o], o))))
+    return list(nx.lexicographical_topological_sort(order, key=lambda o: (turns[o], o)))
 
 
 def segments(whole: PricedGraph, most: int) -> list[tuple[str, ...]]:

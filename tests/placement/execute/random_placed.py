@@ -51,7 +51,7 @@ def _times(graph: PlacedGraph, placement: Placement) -> tuple[list[int], list[in
     """When each operator is done, forward and backward."""
     after = _readers_of_operators(graph)
     reads = nx.DiGraph((op, reader) for op, row in enumerate(after) for reader in row)
-    return _done(reads, placement.forward), _done(reads.reverse(), placement.backward_orders)
+    return _done(reads, placement.forward), _done(reads.reverse(), placement.backward)
 
 
 def _done(before: nx.DiGraph, orders: Sequence[Sequence[int]]) -> list[int]:

@@ -148,11 +148,11 @@ def test_the_plans_orders_are_enforced(monkeypatch, seed, count):
     monkeypatch.setattr(Tape, "backward", backward)
     step(engine, loaded)
     place = strategy.placement
-    assert place.backward_orders != tuple(tuple(reversed(order)) for order in place.forward)
+    assert place.backward != tuple(tuple(reversed(order)) for order in place.forward)
     for device in range(3):
         assert [one for one in ran if place.device[one[2]] == device] == [
             *(("forward", i, o) for i in range(count) for o in place.forward[device]),
-            *(("backward", i, o) for i in range(count) for o in place.backward_orders[device]),
+            *(("backward", i, o) for i in range(count) for o in place.backward[device]),
         ]
     assert engine.runtime.micro_batch == 0
 

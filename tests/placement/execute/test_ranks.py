@@ -51,7 +51,7 @@ def drawn(
     if count is not None and not seed:
         placement = Placement.in_order([devices * i // size for i in range(size)], devices)
     more = tuple(() for _ in range(costs.cluster.device_count - devices))
-    wide = Placement(placement.device, placement.forward + more, placement.backward_orders + more)
+    wide = Placement(placement.device, placement.forward + more, placement.backward + more)
     strategy, prediction = predict_placed(graph, wide)
     return PlacedStrategy(strategy.placed_graph, placement, strategy.transfers), prediction
 

@@ -27,7 +27,7 @@ def every_placement(
         forwards = product(*(list(_orders(ops, after[False])) for ops in mine))
         backwards = list(product(*(list(_orders(ops, after[True])) for ops in mine)))
         for forward in forwards:
-            for backward in backwards if problem.training else [None]:
+            for backward in backwards if problem.training else [()]:
                 try:
                     yield simulate_placement(problem, Placement(device, forward, backward))
                 except PlanError:  # orders that wait for each other

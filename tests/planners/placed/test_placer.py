@@ -69,7 +69,6 @@ def test_rules(rule):
         tuple(o for o, d in enumerate(devices) if d == k) for k in range(len(answer.placement.forward))
     )
     assert answer.placement.forward == forward  # in the model's order
-    assert answer.placement.backward is None
 
 
 def test_a_variable_whose_readers_are_pinned_apart_is_refused():

@@ -124,8 +124,7 @@ class State(NamedTuple):
 
     def placement(self, problem: PlacementProblem) -> Placement:
         """Return the placement."""
-        back = self.back if problem.training else None
-        return Placement.in_order(self.device, problem.devices.count, self.ahead, back)
+        return Placement.in_order(self.device, problem.devices.count, self.ahead, self.back)
 
     def booked(self, tables: MoveTables, devices: int) -> Floats:
         """Return (devices,) the bytes booked on each."""

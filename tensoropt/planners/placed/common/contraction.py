@@ -89,7 +89,7 @@ class Contraction:
                 # A block's operators depend on one another in the model's order, backward in the opposite
                 # one.
                 tuple(o for b in order for o in reversed(self.groups[b]))
-                for order in placement.backward_orders
+                for order in placement.backward
             ),
         )
 

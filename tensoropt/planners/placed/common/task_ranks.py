@@ -34,12 +34,13 @@ class Ranks:
 
 def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
     """Return (tensors,) the seconds to send each tensor between the slowest pair of its possible devices."""
-    devices, longest_s = problem.devices, np.zeros(len(problem.tensors))
-    allowed = units.allowed[list(units.of)]
-    for number, tensor in enumerate(problem.tensors):
-        pairs = np.outer(allowed[tensor.producer], allowed[list(tensor.readers)].any(axis=0))
-        seconds = devices.latency_s + tensor.bytes * devices.seconds_per_byte
-        longest_s[number] = seconds.max(initial=0.0, where=pairs)
+    devices, tensors, allowed = problem.devices, problem.tensors, units.allowed[list(units.of)]
+    sizes = np.array([t.bytes for t in tensors], dtype=float)
+    seconds = devices.latency_s + sizes[:, None, None] * devices.seconds_per_byte
+    sources = allowed[[t.producer for t in tensors]]
+    targets = np.array([allowed[list(t.readers)].any(axis=0) for t in tensors]).reshape(sources.shape)
+    pairs = sources[:, :, None] & targets[:, None, :].astype(bool)
+    longest_s: Floats = seconds.max(axis=(1, 2), initial=0.0, where=pairs)
     return longest_s
 
 

@@ -139,7 +139,7 @@ def _add_hint(program: PlacementProgram, simulated: SimulatedPlacement) -> None:
     for row, device in literals.values():
         for d, literal in enumerate(row):
             program.model.add_hint(literal, d == device)
-    for back, orders in ((False, place.forward), (True, place.backward_orders)):
+    for back, orders in ((False, place.forward), (True, place.backward)):
         if back not in program.start:
             continue
         seconds = problem.backward_s if back else problem.forward_s

@@ -174,7 +174,7 @@ def _holds_others(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelStep:
     """The losses of a model's calls, the gradients of the first, and the buffers after the last, by name."""
 
     losses: Sequence[Tensor]
@@ -197,7 +197,7 @@ class Apart(NamedTuple):
 
 def run_step(
     run: Callable[[], Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module, calls: int = 1
-) -> Step:
+) -> ModelStep:
     """Run a step of a model, which is afterwards as before.
 
     Args:
@@ -213,10 +213,10 @@ def run_step(
         buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     pairs = zip(parameters.items(), found, strict=True)
     gradients = {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
-    return Step([loss.detach() for loss in losses], gradients, buffers)
+    return ModelStep([loss.detach() for loss in losses], gradients, buffers)
 
 
-def apart(actual: Step, expected: Step, floor: float | None = None) -> Apart:
+def apart(actual: ModelStep, expected: ModelStep, floor: float | None = None) -> Apart:
     """Return how far a step is from the expected one, in the buffers that both have.
 
     Args:
@@ -242,7 +242,7 @@ def rounding(
     run: Callable[[], Tensor],
     parameters: Mapping[str, nn.Parameter],
     model: nn.Module,
-    expected: Step,
+    expected: ModelStep,
     graph: OperatorGraph,
 ) -> Apart:
     """Return differences that rounding explains: several times those that the model's own step makes if all

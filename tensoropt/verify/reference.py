@@ -24,7 +24,7 @@ from tensoropt.capture.other_processes import no_other_processes
 from tensoropt.capture.steps import (
     GRADIENT_FLOOR,
     LEAST_OUTPUT,
-    Step,
+    ModelStep,
     apart,
     difference,
     largest_of,
@@ -299,7 +299,7 @@ def _against_module(loaded: CapturedModel, ref: Results, device: torch.device) -
                 with seeded(model=own):
                     calls.append(pytree.tree_leaves(own(*given, **named)))
         first, second = ([v for v in call if isinstance(v, Tensor)] for call in calls)
-        found = Step([], {}, dict(own.named_buffers()))
+        found = ModelStep([], {}, dict(own.named_buffers()))
         buffer = apart(_step_of(loaded, ref, before), found).buffer
         loss = max(outputs_difference(ref.outputs, first), outputs_difference(ref.repeated, second))
         return ModuleFindings(Differences(loss, buffer=buffer.size), ref.not_finite, worst_buffer=buffer.name)
@@ -331,7 +331,7 @@ def _against_module(loaded: CapturedModel, ref: Results, device: torch.device) -
     )
 
 
-def _step_of(loaded: CapturedModel, ref: Results, before: Mapping[str, Tensor]) -> Step:
+def _step_of(loaded: CapturedModel, ref: Results, before: Mapping[str, Tensor]) -> ModelStep:
     """Return the unsplit graph's step, under the model's names.
 
     Args:
@@ -339,7 +339,7 @@ def _step_of(loaded: CapturedModel, ref: Results, before: Mapping[str, Tensor]) 
     """
     key_of = {tensor.name: str(tensor.key) for tensor in loaded.captured.graph.tensors.values()}
     losses = [outputs[0] for outputs in (ref.outputs, ref.repeated)] if ref.gradients else []
-    return Step(
+    return ModelStep(
         losses,
         {key_of[name]: value for name, value in ref.gradients.items()},
         {**before, **{key_of[name]: value for name, value in ref.stepped.items()}},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,21 +23,19 @@ class WithLoss(torch.nn.Module):
         super().__init__()
         self.model = model
         self.loss = loss
-        self._cell = SimpleNamespace(returned=None, notes=())
+        self._cell = _Cell()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on other returned values of the last call that could be trained."""
-        notes: tuple[str, ...] = self._cell.notes
-        return notes
+        return self._cell.notes
 
     @property
     def returned(self) -> Returned | None:
         """The way in which the model itself returned its loss in the last call; None before the first
         call.
         """
-        returned: Returned | None = self._cell.returned
-        return returned
+        return self._cell.returned
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         output = self.model(*args, **kwargs)
@@ -46,9 +43,16 @@ class WithLoss(torch.nn.Module):
             # With `loss=` the parallelized model returns the loss itself.
             self._cell.returned = Returned(None, None)
             return _checked(self.loss(output))
-        returned, value = find_loss(output)
-        self._cell.returned, self._cell.notes = returned, _left_out(output, returned)
+        self._cell.returned, value = find_loss(output)
+        self._cell.notes = _left_out(output, self._cell.returned)
         return value
+
+
+class _Cell:
+    """A cell for what a call returned, outside the module's own attributes (which export forbids setting)."""
+
+    returned: Returned | None = None
+    notes: tuple[str, ...] = ()
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:

@@ -170,6 +170,8 @@ def test_offers_list_what_is_left_out() -> None:
     told = offers_answer(sweep, {"tariff": tariff})
     assert "Cheapest without limits: dgx-a100" in told.text
     assert "no plan fits" in told.text
+    unpriced = offers_answer(sweep, {"tariff": Tariff(None, {"A100-80GB": 1.0})})
+    assert "no price of a device-hour is known for H100-80GB" in unpriced.text
     assert (told.data["cheapest"], told.data["fastest"]) == ("dgx-a100", "dgx-h100")
     assert {row["cluster"] for row in told.data["clusters"]} == {"dgx-a100", "dgx-h100", "dgx-b200"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import WHOLE, ProgressDisplay
@@ -53,7 +54,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 
     found = {name: one for folder in options.dirs for name, one in loaded(folder).items()}
-    saved = found[options.dirs[0]] if list(found) == options.dirs[:1] else found
+    alone = [*map(Path, found)] == [Path(options.dirs[0])]
+    saved = next(iter(found.values())) if alone else found
     write_frontier_csv(saved, options.csv)
     points = sum(len(exploration.points) for exploration in found.values())
     lines = [f"{points} points of {counted(len(found), 'exploration')} written to {options.csv}"]

@@ -92,3 +92,13 @@ def test_a_folder_without_any_is_refused(batch, capsys):
         assert main(["export", "out", name, "--csv", "f.csv"]) == 2
         assert said in capsys.readouterr().err
     assert not Path("f.csv").exists()
+
+
+def test_a_folder_is_one_however_it_is_written(batch, capsys):
+    main(["export", "out", "--csv", "one.csv"])
+    for name in ("out/", "./out"):
+        assert main(["export", name, "--csv", "f.csv"]) == 0
+        assert Path("f.csv").read_text() == Path("one.csv").read_text()
+    capsys.readouterr()
+    assert main(["export", "all", "all/2-devices/", "--csv", "f.csv"]) == 0
+    assert "2 points of 2 explorations" in capsys.readouterr().out

@@ -73,6 +73,14 @@ def test_the_csv_and_the_table_agree(found, tmp_path):
     assert lines[-1] == _GAP_CAPTION
 
 
+@pytest.mark.parametrize("off", [-1e-15, 1e-15])
+def test_what_only_rounding_tells_apart_is_no_gap(found, off):
+    last = found.points[-1]
+    near = point(last.memory_bytes, last.time_s * (1 + off), 0, planner="dpos")
+    rows = compared(replace(found, others=(near,)))
+    assert [told.gap for told in rows if told.planner == "dpos"] == [0.0]
+
+
 def test_limits_that_were_asked_have_a_row_each(found):
     asked = replace(found, comparison=(*(row(FRONTIER, limit_bytes=b) for b in (15 * MIB, 40 * MIB)),))
     assert limits_asked(asked) == (15 * MIB, 40 * MIB)

@@ -100,20 +100,15 @@ def placed(exploration: Exploration) -> list[tuple[int, Point]]:
     return [(i, point) for i, point in enumerate(exploration.points) if point.kind is kinds.PLACED]
 
 
-def beating(
-    points: Sequence[Point], others: Sequence[Point], memory: float = SAME, time: float = SAME
-) -> list[tuple[str, Point, Point]]:
-    """Others better than a point in one of both costs, by these shares, and no worse in the other, but for
-    rounding."""
+def beating(points: Sequence[Point], others: Sequence[Point]) -> list[tuple[str, Point, Point]]:
+    """Others better than a point in one of both costs and no worse in the other, but for rounding."""
     return [
         (other.planner, other, point)
         for other in others
         for point in points
         if other.memory_bytes <= point.memory_bytes * (1 + SAME)
         and other.time_s <= point.time_s * (1 + SAME)
-        and (
-            other.memory_bytes < point.memory_bytes * (1 - memory) or other.time_s < point.time_s * (1 - time)
-        )
+        and (other.memory_bytes < point.memory_bytes * (1 - SAME) or other.time_s < point.time_s * (1 - SAME))
     ]
 
 
@@ -472,5 +467,5 @@ def check_no_planner_beats_a_point(source: str, cluster: str, store: Any) -> Non
         asked = tuple(entry for entry in asked if entry.kind != "placed")
     beside = with_planners(session, searched, found, asked, (None,))
     assert beside.others
-    # Costs add up in the search, and waits are simulated afterwards: steps of 3 % apart may change places.
-    assert not beating(found.points, beside.others, memory=0.03, time=0.08)
+    # The search adds up what devices do; steps that wait for launches are only simulated afterwards.
+    assert not beating([p for p in found.points if not p.host_bound], beside.others)

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,13 @@ def differences(case: Any, found: list[torch.Tensor], wanted: list[torch.Tensor]
             rtol, atol = max(case.rtol, 1e-3, least), max(case.atol, 1e-5, least)
             if not np.allclose(got.double(), want.double(), rtol, atol, equal_nan=True):
                 yield f"{float((got.double() - want.double()).abs().max()):.3g} off"
+
+
+def test_a_wrong_result_is_found() -> None:
+    case, one = SimpleNamespace(name="test_add", rtol=1e-3, atol=1e-5), torch.ones(2)
+    assert [list(differences(case, [got], [one])) for got in (one, one + 1)] == [[], ["1 off"]]
+    assert list(differences(case, [one.double()], [one]))
+    assert list(differences(case, [one[:1]], [one]))
 
 
 @pytest.mark.slow

@@ -53,7 +53,8 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     from tensoropt.exploration.cluster_offers import loaded
     from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 
-    found = {name: one for folder in options.dirs for name, one in loaded(folder).items()}
+    every = [one for folder in options.dirs for one in loaded(folder).items()]
+    found = dict({Path(name).resolve(): (name, one) for name, one in every}.values())
     alone = [*map(Path, found)] == [Path(options.dirs[0])]
     saved = next(iter(found.values())) if alone else found
     write_frontier_csv(saved, options.csv)

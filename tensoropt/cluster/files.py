@@ -278,6 +278,6 @@ def _ends(ends: Any, where: str, total: int) -> tuple[int, int]:
     if not good:
         raise ClusterError(
             f"{where} is between {ends!r}, but must name two different devices of a node from 0 to "
-            f"{total - 1}: between: [0, 1]; describe nodes that are not alike as one"
+            f"{total - 1}: between: [0, 1]; for pairs across nodes describe one node with all devices"
         )
     return min(ends), max(ends)

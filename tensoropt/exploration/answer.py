@@ -47,6 +47,8 @@ _MOST_NAMED = 4
 _GIB = 2.0**30
 _ALIKE = 0.03
 """Differences in step time below this share, within the error of predictions, are not mentioned."""
+_LEAST = 0.001
+"""A gain below this share is none."""
 
 
 class Baseline(NamedTuple):
@@ -153,7 +155,8 @@ class Budgeted:
             for base in self.baselines
             if base.note and base.point.time_s < (1 - _ALIKE) * self.findings.all_points[base.row].time_s
         ]
-        bought = share_words(self.gain) if self.gain >= _ALIKE else "nothing"
+        bought = share_words(self.gain) if self.gain >= _ALIKE else f"less than {share_words(_ALIKE)}"
+        bought = "nothing" if self.gain < _LEAST else bought
         return [*sentences, f"{without_zeros(format_bytes(self.more_bytes))} more buys {bought}."]
 
     def _called(self, base: Baseline) -> str:
@@ -176,6 +179,7 @@ class Budgeted:
             "budget_bytes": self.limit_bytes,
             "point": None if self.row is None else self.row + 1,
             "rule": None if self.chosen is None else self.chosen.rule,
+            "fastest": None if self.chosen is None else self.chosen.fastest + 1,
             "baselines": [
                 {
                     "title": base.title,

@@ -97,6 +97,8 @@ def _read_files(folder: Path) -> dict[str, Any]:
         check_size(folder / POINTS)
         if data.get("schema") != _SCHEMA:
             raise TensorOptError(f"{file} has schema {data.get('schema')!r}, not '{_SCHEMA}'; explore again")
+        if "graph" not in data:
+            raise TensorOptError(f"{folder} was saved by an earlier version; explore again")
         fields: dict[str, Any] = {
             **_read_tables(folder, data),
             "model": ModelInfo(**data["model"]),

@@ -10,6 +10,9 @@ from tensoropt.plan.findings import Findings
 from tensoropt.types import DATA_SHEET
 from tensoropt.units import format_seconds, share_words
 
+UNLIKE = "from a data sheet; no published job resembles it"
+"""What is said of a predicted time without a range."""
+
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
@@ -50,3 +53,12 @@ def range_of(findings: Findings, index: int) -> TimeRange | None:
         return point.time_s * (1.0 + share * (factor - 1.0))
 
     return TimeRange(varied(spread.well_tuned), varied(spread.slow), spread.holds, spread.source)
+
+
+def range_words(findings: Findings, index: int) -> str:
+    """Return :func:`range_of` in words, or :data:`UNLIKE`; "" for times that are not from GPU data sheets."""
+    spread = range_of(findings, index)
+    if spread is not None:
+        return spread.words
+    share = findings.all_points[index].sources.get(DATA_SHEET, 0.0)
+    return UNLIKE if share and for_gpus(findings.cluster) else ""

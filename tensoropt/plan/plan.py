@@ -567,7 +567,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise PlanError(f"{path} is not a plan: {where}: {first['msg']}") from error
+        raise PlanError(
+            f"{path} is not a plan: {where}: {first['msg']}; if an earlier version wrote it, choose it again"
+        ) from error
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from error
     return plan

@@ -11,7 +11,7 @@ from tensoropt.exploration.export import Compared, compared, limits_asked
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.notes import notes_of
-from tensoropt.exploration.time_range import range_of
+from tensoropt.exploration.time_range import range_words
 from tensoropt.plan.facts_table import fact_lines, named
 from tensoropt.plan.figures import worded
 from tensoropt.units import counted, format_bytes, format_seconds
@@ -81,7 +81,7 @@ def _trained_words(exploration: Exploration) -> str:
 def point_lines(row: FigureRow) -> list[str]:
     """Return one point in words."""
     point = row.point
-    between = f" ({spread.words})" if (spread := range_of(row.findings, row.index)) else ""
+    between = f" ({said})" if (said := range_words(row.findings, row.index)) else ""
     title, needed = row.findings.title(row.index), format_bytes(row.needs)
     return [
         worded(point, f"{title}: {needed} per device, {{time_s}} per step") + between,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.sharding.strategy import ParallelStrategy
-from tensoropt.verify.findings import Differences, RunFindings, explained
+from tensoropt.verify.findings import Differences, RunFindings, within_tolerance
 from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.predict import Place, Prediction
 from tensoropt.verify.recorder import compare_collectives, compare_smaller, shown_axes, without_values
@@ -173,7 +173,9 @@ def _module_data(module: ModuleFindings) -> dict[str, Any]:
         "ok": module.ok,
         "worst_gradient": module.worst_gradient,
         "worst_buffer": module.worst_buffer,
-        "buffers_ok": explained(Differences(buffer=module.differences.buffer), module.rounding),
+        "buffers_ok": within_tolerance(
+            Differences(buffer=module.differences.buffer), rounding=module.rounding
+        ),
         "compared_in": module.compared_in,
         "not_finite": dict(module.not_finite),
     }

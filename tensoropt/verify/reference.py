@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tensoropt.capture import WithLoss
 from tensoropt.capture.exporting import run_as_it_trains
-from tensoropt.capture.fidelity import copied
+from tensoropt.capture.fidelity import copied, doubled
 from tensoropt.capture.no_grad import in_mode
 from tensoropt.capture.other_processes import no_other_processes
 from tensoropt.capture.steps import (
@@ -29,7 +29,6 @@ from tensoropt.capture.steps import (
     difference,
     largest_of,
     precision,
-    rounding,
     run_step,
     seeded,
     wide,
@@ -39,7 +38,7 @@ from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
-from tensoropt.verify.findings import Differences, explained
+from tensoropt.verify.findings import MODULE_SHRUNK, Differences, within_tolerance
 
 
 def outputs_difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
@@ -264,7 +263,7 @@ class ModuleFindings:
 
     @property
     def ok(self) -> bool:
-        return explained(self.differences, self.rounding)
+        return within_tolerance(self.differences, rounding=self.rounding)
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
@@ -278,14 +277,14 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
     if rank:
         return None
     try:
-        return _against_module(loaded, ref, torch.device(ref.ran_on))
+        return _against_module(loaded, ref, seed, torch.device(ref.ran_on))
     except torch.OutOfMemoryError:
         pass
     torch.cuda.empty_cache()
-    return _against_module(loaded, ref, torch.device("cpu"))
+    return _against_module(loaded, ref, seed, torch.device("cpu"))
 
 
-def _against_module(loaded: CapturedModel, ref: Results, device: torch.device) -> ModuleFindings:
+def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torch.device) -> ModuleFindings:
     model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
     own.to(device)
@@ -303,9 +302,28 @@ def _against_module(loaded: CapturedModel, ref: Results, device: torch.device) -
         buffer = apart(_step_of(loaded, ref, before), found).buffer
         loss = max(outputs_difference(ref.outputs, first), outputs_difference(ref.repeated, second))
         return ModuleFindings(Differences(loss, buffer=buffer.size), ref.not_finite, worst_buffer=buffer.name)
+    step = _own_step(loaded, model, own, call)
+    findings = _compared(loaded, ref, step, before, ref.floor)
+    if findings.ok:
+        return findings
+    wide = _unsplit_on(device, load_model(replace(loaded.spec, dtype="float64")), seed, ref.floor)
+    lowest = precision(loaded.captured.graph)
+    if lowest in ("bfloat16", "float16"):
+        # The module and its graph round at other places: each may be as far from the exact step as the narrow
+        # type takes it.
+        floor = _NARROW_FLOOR * largest_of(ref.gradients.values())
+        change = apart(_step_of(loaded, ref, before), _step_of(loaded, wide, before), floor)
+        rounding = Differences(change.loss, change.gradient.size, buffer=change.buffer.size)
+        narrow = _compared(loaded, ref, step, before, floor)
+        return replace(narrow, rounding=rounding, compared_in=lowest)
+    return _in_double(loaded, wide, findings)
+
+
+def _own_step(loaded: CapturedModel, model: torch.nn.Module, own: torch.nn.Module, call: Any) -> ModelStep:
+    """Return a step of the module itself, with a second call, in its user's modes."""
     subject = run_as_it_trains(model if isinstance(model, WithLoss) else WithLoss(model, None))
-    graph, by_name = loaded.captured.graph, dict(own.named_parameters(remove_duplicate=False))
-    parameters = {str(t.key): by_name[str(t.key)] for t in graph.parameters if t.requires_grad}
+    by_name = dict(own.named_parameters(remove_duplicate=False))
+    trained = (str(t.key) for t in loaded.captured.graph.parameters if t.requires_grad)
 
     def run() -> Tensor:
         given, named = copied(call)
@@ -314,21 +332,31 @@ def _against_module(loaded: CapturedModel, ref: Results, device: torch.device) -
         return loss
 
     with in_mode(own, "train"), no_other_processes():
-        step = run_step(run, parameters, own, calls=2)
-        differs = apart(_step_of(loaded, ref, before), step, ref.floor)
-        findings = ModuleFindings(
-            Differences(differs.loss, differs.gradient.size, buffer=differs.buffer.size),
-            ref.not_finite,
-            differs.gradient.name,
-            compared_in=precision(graph),
-            worst_buffer=differs.buffer.name,
-        )
-        if findings.ok:
-            return findings
-        allowed = rounding(run, parameters, own, step, graph)
-    return replace(
-        findings, rounding=Differences(allowed.loss, allowed.gradient.size, buffer=allowed.buffer.size)
-    )
+        return run_step(run, {key: by_name[key] for key in trained}, own, calls=2)
+
+
+def _compared(
+    loaded: CapturedModel, ref: Results, step: ModelStep, before: Mapping[str, Tensor], floor: float
+) -> ModuleFindings:
+    found = apart(_step_of(loaded, ref, before), step, floor)
+    differences = Differences(found.loss, found.gradient.size, buffer=found.buffer.size)
+    return ModuleFindings(differences, ref.not_finite, found.gradient.name, worst_buffer=found.buffer.name)
+
+
+def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
+    """Return ``single``, or the findings in double precision if these show rounding."""
+    model, args, kwargs = loaded.spec.build_to_run()
+    own = model.model if isinstance(model, WithLoss) else model
+    call = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
+    before = {name: doubled(buffer.clone()) for name, buffer in own.named_buffers()}
+    try:
+        step = _own_step(loaded, model, own.double(), call)
+    except (RuntimeError, TypeError, ValueError):  # code that takes one precision only
+        return single
+    findings = replace(_compared(loaded, wide, step, before, wide.floor), compared_in="float64")
+    pairs = zip(findings.differences.compared.values(), single.differences.compared.values(), strict=True)
+    # Casts to float32 in the model's own code stay there, so that less shrinks than between two graphs.
+    return findings if findings.ok and all(d <= MODULE_SHRUNK * s for d, s in pairs if s > 0) else single
 
 
 def _step_of(loaded: CapturedModel, ref: Results, before: Mapping[str, Tensor]) -> ModelStep:

@@ -100,5 +100,5 @@ def test_a_folder_is_one_however_it_is_written(batch, capsys):
         assert main(["export", name, "--csv", "f.csv"]) == 0
         assert Path("f.csv").read_text() == Path("one.csv").read_text()
     capsys.readouterr()
-    assert main(["export", "all", "all/2-devices/", "--csv", "f.csv"]) == 0
+    assert main(["export", "all", str(Path("all/2-devices").resolve()), "--csv", "f.csv"]) == 0
     assert "2 points of 2 explorations" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from tensoropt.cluster import job_spread
 from tensoropt.exploration.facts import facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.frontier_table import frontier_text
-from tensoropt.exploration.time_range import range_of
+from tensoropt.exploration.time_range import UNLIKE, range_of
 from tensoropt.ops.registry import is_dense_transformer
 from tensoropt.plan.graph_facts import GraphFacts
 from tensoropt.plan.plan import ModelInfo
@@ -125,5 +125,6 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it():
 def test_a_time_that_no_published_job_is_like_has_none(changes):
     found = like_published_jobs(**changes)
     assert range_of(found, 1) is None
-    assert point_lines(FigureRow.of(found, 1))[0].endswith(" per step")
+    predicted = "cluster" not in changes and found.points[1].sources.get("data sheet", 0.0) > 0
+    assert point_lines(FigureRow.of(found, 1))[0].endswith(f" ({UNLIKE})" if predicted else " per step")
     assert "range" not in facts(FigureRow.of(found, 1))

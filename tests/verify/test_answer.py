@@ -149,8 +149,8 @@ def test_rounding_of_narrow_parts_is_no_difference():
     """A difference of a model that computes in bfloat16 inside, beside what bfloat16 changes in its graph."""
     apart = Differences(1e-3, 2e-2)
     assert not ModuleFindings(apart, {}).ok
-    assert ModuleFindings(apart, {}, "w", Differences(1e-2, 1e-1), "bfloat16").ok
-    assert not ModuleFindings(Differences(1e-3, 1.0), {}, "w", Differences(1e-2, 1e-1), "bfloat16").ok
+    assert ModuleFindings(apart, {}, "w", Differences(1e-3, 1e-2), "bfloat16").ok
+    assert not ModuleFindings(Differences(1e-3, 1.0), {}, "w", Differences(1e-3, 1e-2), "bfloat16").ok
 
 
 BOTH, FOUR = (0, 1), (0, 1, 2, 3)

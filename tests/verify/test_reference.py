@@ -103,6 +103,24 @@ def found(source):
     return module_difference(0, 1, ModelSpec(source), 0)
 
 
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 0.85), ("bfloat16", 0.0)])
+def test_a_wrong_gradient_is_found_in_any_precision(monkeypatch, dtype, share):
+    """What rounding of a whole narrow model may change is more than one gradient that is missing."""
+    build, spec = ModelSpec.build_to_run, ModelSpec("zoo:bert-tiny", compute_dtype=dtype)
+
+    def wrong(self):
+        model, args, kwargs = build(self)
+        own = dict(model.named_parameters())
+        (name,) = (n for n in own if n.endswith("layer.0.intermediate.dense.weight"))
+        own[name].register_hook(lambda gradient: gradient * share)
+        return model, args, kwargs
+
+    models._forget_models()
+    assert module_difference(0, 1, spec, 0).ok
+    monkeypatch.setattr(ModelSpec, "build_to_run", wrong)
+    assert not module_difference(0, 1, spec, 0).ok
+
+
 @pytest.mark.parametrize(
     "name", ["build_straight_through", "build_codebook", "build_held_norm", "build_summed_losses",
              "build_python_random", "build_reentrant"],

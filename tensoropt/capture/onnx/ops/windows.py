@@ -145,9 +145,10 @@ def _average_pool(call: Call) -> Traced:
     window, ceil = _pool_window(call)
     if any(d != 1 for d in window.dilations):
         raise OnnxError("dilations cannot be imported")
-    if not _fits(window):
-        raise OnnxError("uneven pads cannot be imported; pad in an operator before it")
     include = bool(call.attribute("count_include_pad", 0))
+    if not _fits(window):
+        remedy = "pad in an operator before it" if include else "export it with equal pads on both sides"
+        raise OnnxError(f"uneven pads cannot be imported; {remedy}")
     return _AVERAGE[window.dims](x, window.kernel, window.strides, window.padding, ceil, include)
 
 

@@ -105,7 +105,7 @@ def _read_files(folder: Path) -> dict[str, Any]:
             "comparison": tuple(data["comparison"]),
             **{name: data[name] for name in ("cluster", "settings", "versions", "report")},
         }
-        facts = _GRAPH.validate_python(data["graph"])
+        facts, costs_saved = _GRAPH.validate_python(data["graph"]), bool(data["recorded"])
     except TensorOptError:
         raise
     # Damaged files may raise any error; the message names the folder and the remedy.
@@ -113,7 +113,7 @@ def _read_files(folder: Path) -> dict[str, Any]:
         raise TensorOptError(
             f"{folder} is damaged ({type(error).__name__}: {error}); explore again"
         ) from error
-    return {**fields, "costs": None if facts is None else _costs_in(folder, facts)}
+    return {**fields, "costs": _costs_in(folder, facts) if costs_saved else None}
 
 
 def read_described(folder: Path) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _read_tables(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"points": rows[:count], "others": rows[count:], "spaces": spaces}
 
 
-def _costs_in(folder: Path, facts: GraphFacts) -> SavedCosts:
+def _costs_in(folder: Path, facts: GraphFacts | None) -> SavedCosts:
     path = folder / RECORDED
     if not path.is_file():
         raise TensorOptError(

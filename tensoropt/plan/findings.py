@@ -37,7 +37,7 @@ class SavedCosts:
         content, path: the content of the file, and where it was.
     """
 
-    facts: GraphFacts
+    facts: GraphFacts | None
     content: bytes
     path: Path
 

@@ -83,7 +83,10 @@ def why_no_gpu() -> str:
 
 def local_notes(cluster: Cluster) -> tuple[str, ...]:
     """Return why this machine's GPUs are not used or not timed; empty for requested CPU ranks."""
-    if cluster.source == THIS_MACHINE and cluster.name.startswith("local") and torch.cuda.is_available():
+    local, shown = cluster.name.startswith("local"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if cluster.source == THIS_MACHINE and local and shown in ("", "-1") and torch.backends.cuda.is_built():
+        return (f"CUDA_VISIBLE_DEVICES='{shown}' shows no GPU: plans are for CPU ranks",)
+    if cluster.source == THIS_MACHINE and local and torch.cuda.is_available():
         return (
             f"PyTorch sees {torch.cuda.device_count()} GPUs, but NVML, which describes them, names none that "
             "can be used: plans are for CPU ranks",

@@ -99,3 +99,11 @@ def test_gpus_that_are_timed_need_no_words(monkeypatch, cluster):
 def test_what_is_said_of_gpus_that_cannot_be_timed(monkeypatch, cluster, names, more, says):
     (note,) = notes_on_a_box(monkeypatch, cluster, names, **more)
     assert says in note
+
+
+@pytest.mark.parametrize(("built", "notes"), [(True, 1), (False, 0)])
+def test_hidden_gpus_are_not_passed_over_in_silence(monkeypatch, built, notes):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    said = notes_on_a_box(monkeypatch, "local:2", (), cuda=False, built=built)
+    assert len(said) == notes
+    assert all("CUDA_VISIBLE_DEVICES='' shows no GPU: plans are for CPU ranks" in note for note in said)

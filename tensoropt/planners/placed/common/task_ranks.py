@@ -35,12 +35,12 @@ class Ranks:
 def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
     """Return (tensors,) the seconds to send each tensor between the slowest pair of its possible devices."""
     devices, tensors, allowed = problem.devices, problem.tensors, units.allowed[list(units.of)]
-    sizes = np.array([t.bytes for t in tensors], dtype=float)
-    seconds = devices.latency_s + sizes[:, None, None] * devices.seconds_per_byte
-    sources = allowed[[t.producer for t in tensors]]
-    targets = np.array([allowed[list(t.readers)].any(axis=0) for t in tensors]).reshape(sources.shape)
-    pairs = sources[:, :, None] & targets[:, None, :].astype(bool)
-    longest_s: Floats = seconds.max(axis=(1, 2), initial=0.0, where=pairs)
+    longest_s = np.zeros(len(tensors))
+    # One by one: each has a table of all pairs of devices.
+    for number, tensor in enumerate(tensors):
+        pair = np.ix_(allowed[tensor.producer], allowed[list(tensor.readers)].any(axis=0))
+        seconds = devices.latency_s[pair] + tensor.bytes * devices.seconds_per_byte[pair]
+        longest_s[number] = seconds.max(initial=0.0)
     return longest_s
 
 

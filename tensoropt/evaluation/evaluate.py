@@ -30,12 +30,11 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.sharding.zigzag import contiguous_note
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates, TableCandidates, overlap_of
-from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.collectives import Collective, collectives, sent_bytes
 from tensoropt.simulate.readings import Memo
 from tensoropt.simulate.simulator import StepMetrics, simulate
-from tensoropt.simulate.step import lower
 from tensoropt.simulate.step_schedule import step_schedule
+from tensoropt.simulate.timed import TimedStep
 from tensoropt.types import SOURCES, Indices
 
 CHUNK = 4096
@@ -137,7 +136,7 @@ class Evaluation:
 
     def timed(self, row: int = 0) -> TimedStep:
         """Return one strategy's step with the start and the end of each event."""
-        return TimedStep(lower(self.batch, row), self.batch.overlap)
+        return TimedStep(self.batch.part(slice(row, row + 1)))
 
     def collectives(self, row: int) -> Counter[Collective]:
         """Return one strategy's collectives in a step, with their counts."""

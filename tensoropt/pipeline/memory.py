@@ -16,7 +16,7 @@ from tensoropt.profiling.fact_finding import find_split_facts
 from tensoropt.profiling.facts import SplitFacts
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.recording import MEMORY_KINDS, Owned
-from tensoropt.simulate.simulator import StepSimulator
+from tensoropt.simulate.simulator import StepColumns
 from tensoropt.simulate.step import lower
 
 KEPT, NEEDED, MESSAGE, TRAILING = "kept", "needed", "message", "trailing"
@@ -177,11 +177,11 @@ def _split_backward(evaluation: Evaluation, capability: Capability | None) -> _S
     The first part frees nothing before its end, and the gradients of parameters' operators wait for the
     second one; then what is behind all parameters is gone.
     """
-    batch, simulator = evaluation.batch, StepSimulator(evaluation.batch)
-    schedule, transient = batch.schedule, np.cumsum(simulator.transient[:, 0])
+    batch, columns = evaluation.batch, StepColumns(evaluation.batch)
+    schedule, transient = batch.schedule, np.cumsum(columns.transient[:, 0])
     most, waiting, apart = 0.0, 0.0, dict[str, SplitFacts]()
     for event in range(schedule.forward_end, schedule.last):
-        moment, work = schedule.moments[event], float(simulator.workspace[event, 0])
+        moment, work = schedule.moments[event], float(columns.workspace[event, 0])
         facts = SplitFacts()
         if moment.kind == "compute" and moment.phase == "backward":
             group, number = batch.graph.group_of[moment.group], int(evaluation.choices[moment.group][0])

@@ -8,8 +8,7 @@ from functools import cached_property
 
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.pipeline.timing import ScheduledEvent
-from tensoropt.simulate.clock import StepEvent, TimedStep
-from tensoropt.simulate.step import Step, lower
+from tensoropt.simulate.timed import StepEvent, TimedStep
 
 _MOST_TIMED = 3
 """The timed micro-batches of a stage: the first, one for all between, the last."""
@@ -28,11 +27,8 @@ class TimedStage:
 
     @cached_property
     def _timed(self) -> TimedStep:
-        batch = self.evaluation.batch
-        step = lower(batch)
-        instructions = tuple(replace(now, host_s=0.0) for now in step.instructions)
-        few = Step(instructions, step.last, min(self.micro_batches, _MOST_TIMED))
-        return TimedStep(few, batch.overlap)
+        few = min(self.micro_batches, _MOST_TIMED)
+        return TimedStep(self.evaluation.batch, micro_batches=few, launched=False)
 
     @property
     def _slower(self) -> float:
@@ -54,7 +50,7 @@ class TimedStage:
         Args:
             share: the share of a backward that the action is.
         """
-        last, events = self._timed.step.micro_batches - 1, self._timed.events
+        last, events = self._timed.micro_batches - 1, self._timed.events
         if action.kind == "O":
             turn = 2 * (last + 1)
         elif action.kind == "F":  # what is gathered once per step is gathered before the first

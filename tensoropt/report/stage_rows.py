@@ -17,8 +17,8 @@ from tensoropt.report.step_parts import Computed
 from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import stored_words
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.clock import StepEvent
 from tensoropt.simulate.recording import COMPUTE, OperatorRow, TimelineEvent
+from tensoropt.simulate.timed import StepEvent
 
 _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard")
 """The moments of a step whose work moves data to where it is used."""

@@ -1,256 +1,271 @@
-"""The plain interpreter of one strategy's step, with the time of everything that happens.
-
-:mod:`tensoropt.simulate.simulator` is its vectorised twin and documents overlap and waiting.
-"""
+"""The clock of a rank's step: work and collectives in the order of issue, of many strategies at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from tensoropt.simulate.candidates import Overlap
-from tensoropt.simulate.step import AliveBytes, Sends, Step
-
-REDUCTION = "reduction of gradients"
-AHEAD = {"all_gather": "gathering parameters ahead", "reduce_scatter": "scattering gradients"}
-"""The names of collectives that overlap with a block."""
-
-_Axes = tuple[int, ...]
+from tensoropt.simulate.readings import Axes
+from tensoropt.simulate.step_schedule import StepSchedule
+from tensoropt.types import Floats, Indices
 
 
-@dataclass(frozen=True, slots=True)
-class StepEvent:
-    """Work on the device, or a collective over mesh ``axes``; ``kind`` is that of its moment."""
-
-    name: str
-    phase: str
-    group: str
-    axes: _Axes | None
-    start_s: float
-    duration_s: float
-    kind: str
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.duration_s
-
-
-class TimedStep:
-    """One strategy's step with the time of everything in it.
+@dataclass
+class Issue:
+    """Collectives over one set of mesh axes that are issued at one moment, one after another.
 
     Attributes:
-        events: in the order of issue.
-        curve: (time, kept, transient) from each moment on in which they change, and after the step.
-        states: for each point of the curve, its moment.
-        moment_times: the start of each moment, through all micro-batches, and the step's end.
-        end_s: the end of the last event.
-        waits: events before which all asynchronous collectives complete.
-        together: collective -> the work that starts with it.
-        device_s, host_s: seconds of the device alone, and of the host alone.
-        compute_s, communication_s: seconds of computing, and of all collectives.
-        turns: (first event, device time) of each micro-batch's forward and backward, the step's tail and end.
-        scattering: seconds that each backward waits at its end for reduce-scatters.
-        reducing_s: seconds that the end of the step waits for buckets.
+        position: the moment after whose work they are issued.
+        seconds: (n,) for each strategy; 0 if it sends none.
+        until: what waits for them: the next ``block``, or the optimizer's ``step``; "" for what comes next.
+        only: their only micro-batch, ``first`` or ``last``; "" for all.
+        product_s: (n,) the last seconds of the moment's work, which they overlap; None for none.
+        kind: that of a coalesced collective; "" for others.
     """
 
-    def __init__(self, step: Step, overlap: Overlap):
-        self.step, self._overlap = step, overlap
-        self.events: list[StepEvent] = []
-        self.moment_times: list[float] = []
-        self.waits: list[int] = []
-        self.together: dict[int, int] = {}
-        self.turns: list[tuple[int, float]] = []
-        self.scattering: list[float] = []
-        self.compute_s = self.communication_s = self.reducing_s = self.host_s = 0.0
-        self._host: list[float] = []  # the host's seconds to issue each moment
-        self.curve, self.states = list[tuple[float, float, float]](), list[int]()
-        self._moment, self._issuing = step.instructions[0].moment, [""]
-        self._now_s = 0.0
-        self._busy: dict[str, float] = {}  # until when collectives that overlap occupy the links
-        self._arrival_s = 0.0  # when everything sent ahead has arrived
+    position: int
+    axes: Axes
+    seconds: Floats
+    until: str = ""
+    only: str = ""
+    product_s: Floats | None = None
+    kind: str = ""
+
+
+class Turn(NamedTuple):
+    """One entry of a rank's program.
+
+    Attributes:
+        code: what happens; one of the constants below.
+        position: it happens after the work of this moment.
+        issue: the number of the issued collectives; -1 for none.
+        only: -1 to issue in all micro-batches, 0 in the first one only, 1 in the last one only.
+    """
+
+    code: int
+    position: int
+    issue: int = -1
+    only: int = -1
+
+
+BLOCKS, AHEAD, REDUCES, BEGINS, BACK, BACKWARD, STEPS = range(7)
+"""Collectives: what comes next waits for them, the next block does, the optimizer does. Then a block begins,
+backward ends, backward begins, the optimizer's step begins."""
+
+
+def program(schedule: StepSchedule, issues: Sequence[Issue], overlap: Overlap) -> tuple[list[Turn], int]:
+    """Return the program of a rank, a micro-batch's entries and then those of the step's end, and the number
+    of the former."""
+    last, step = schedule.last, max(schedule.position("optimizer", "step", ""), schedule.last)
+    ahead = overlap.beside and any(issue.kind and issue.until != "step" for issue in issues)
+    begins = frozenset(schedule.beginnings if ahead else ())
+    turns: list[tuple[int, int, int, Turn]] = [(at, 0, 0, Turn(BEGINS, at)) for at in begins]
+    for number, issue in enumerate(issues):
+        # Gradients that arrive as a block begins complete buckets before anything else is sent.
+        order = 1 if issue.until == "step" and issue.position in begins else 2
+        turns.append((issue.position, order, number, _turn(issue, number, overlap)))
+    # When backward ends, nothing follows with which a collective could overlap.
+    if last - 1 in begins:
+        turns.append((last - 1, 3, 0, Turn(BACK, last - 1)))
+    if last > schedule.forward_end:
+        turns.append((schedule.forward_end, -1, 0, Turn(BACKWARD, schedule.forward_end - 1)))
+    turns.append((step, -1, 0, Turn(STEPS, step - 1)))
+    turns.sort()
+    return [turn for *_, turn in turns], sum(position < last for position, *_ in turns)
+
+
+def _turn(issue: Issue, number: int, overlap: Overlap) -> Turn:
+    code = {"": BLOCKS, "block": AHEAD, "step": REDUCES}[issue.until] if overlap.beside else BLOCKS
+    return Turn(code, issue.position, number, ("first", "last").index(issue.only) if issue.only else -1)
+
+
+@dataclass(frozen=True)
+class Clocked:
+    """The seconds of a step on the device.
+
+    Attributes:
+        device_s, compute_s, communication_s: (n,) of the step, of computing, and of all collectives.
+        beside_s: (n,) by which collectives lengthen computing; part of ``compute_s``.
+        forward_s, backward_s, scattering_s: (n, runs) of a micro-batch; the last are spent at the end of a
+            backward waiting for reduce-scatters.
+        end_s, reducing_s: (n,) from the last backward on; the part of it spent waiting for buckets.
+        times: (runs + 1, entries, 4) of one strategy: for each entry of its program the time of its issue,
+            its start, its end, and the time after it; NaN where nothing happens.
+    """
+
+    device_s: Floats
+    compute_s: Floats
+    communication_s: Floats
+    beside_s: Floats
+    forward_s: Floats
+    backward_s: Floats
+    scattering_s: Floats
+    end_s: Floats
+    reducing_s: Floats
+    times: Floats
+
+
+def clock(
+    schedule: StepSchedule,
+    work: Floats,
+    issues: Sequence[Issue],
+    overlap: Overlap,
+    repeats: Sequence[int],
+    turns: tuple[list[Turn], int] | None = None,
+) -> Clocked:
+    """Return the seconds of a step, in which micro-batches follow one another.
+
+    Args:
+        work: (moments, n) seconds of work.
+        repeats: how often each micro-batch runs that differs from the others, such as 1, 6, 1 of eight.
+        turns: the program; with it, the times of its entries are returned, of one strategy.
+    """
+    count = work.shape[1]
+    entries, tail = turns or program(schedule, issues, overlap)
+    # To the last bit, no strategy's time may depend on when others send, so work is summed from the beginning
+    # of the step, and not from one collective to the next.
+    done = np.zeros((len(work) + 1, count))
+    np.cumsum(work, axis=0, out=done[1:])
+    rows = np.array([turn.position + 1 for turn in entries] + [schedule.last, len(work)], dtype=np.int64)
+    names = sorted({name for issue in issues for name in overlap.links(issue.axes)})
+    links = np.array(
+        [sum(1 << names.index(name) for name in overlap.links(issue.axes)) for issue in issues], np.int64
+    )
+    seconds, product = np.zeros((2, len(issues) + 1, count))
+    for number, issue in enumerate(issues):
+        seconds[number] = issue.seconds
+        if issue.product_s is not None and overlap.beside:
+            product[number] = issue.product_s
+    shape = (len(repeats) + 1, len(entries), 4) if turns is not None else (0, 0, 0)
+    times = np.full(shape, np.nan)
+    totals, of_runs = np.zeros((6, count)), np.zeros((3, count, len(repeats)))
+    _clock(
+        np.array([(turn.code, turn.issue, turn.only) for turn in entries], dtype=np.int64).reshape(-1, 3),
+        tail, np.ascontiguousarray(done[rows].T), np.ascontiguousarray(seconds.T),
+        np.ascontiguousarray(product.T), links, np.array(repeats, dtype=np.int64), overlap.slower,
+        totals, of_runs, times,
+    )  # fmt: skip
+    forward, backward, scattering = of_runs
+    device, compute, sent, beside, end, reducing = totals
+    return Clocked(device, compute, sent, beside, forward, backward, scattering, end, reducing, times)
+
+
+@njit(cache=True, nogil=True)
+def _clock(
+    entries: Indices,
+    tail: int,
+    done: Floats,
+    seconds: Floats,
+    product: Floats,
+    links: Indices,
+    repeats: Indices,
+    slower: float,
+    totals: Floats,
+    of_runs: Floats,
+    times: Floats,
+) -> None:
+    """Fill ``totals`` and ``of_runs`` with the fields of :class:`Clocked`, and ``times`` of one strategy.
+
+    Args:
+        entries: (entries, 3) of a program: code, issue, only; from ``tail`` on, of the end of the step.
+        done: (n, entries + 2) seconds of work up to each entry, up to the end of backward, and in all.
+        seconds, product: (n, issues) as in :class:`Issue`.
+        links: (issues,) the links of each, as bits.
+    """
+    runs, count = len(repeats), len(entries)
+    free = np.zeros(64)
+    for n in range(len(done)):
+        # The time is ``worked + waited``, of which ``worked + slowed`` is computing.
+        worked = waited = slowed = sent = beside = arrival = turned = scattering = 0.0
         # The remaining seconds of collectives that overlap with computation, since when, and what was
-        # computed by then.
-        self._flying_s = self._since_s = self._since_computed_s = 0.0
-        self._scattering_s = 0.0
-        self._sends_ahead = overlap.beside and any(
-            sends.kind and sends.until != "step" for now in step.instructions for sends in now.sends
-        )
-        self._run()
-
-    @property
-    def exposed_s(self) -> float:
-        """The seconds of exposed collectives."""
-        return min(max(self.device_s - self.compute_s, 0.0), self.communication_s)
-
-    @property
-    def time_s(self) -> float:
-        """Seconds of the step, the slower of device and host."""
-        return max(self.device_s, self.host_s)
-
-    def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
-        """Return (time, bytes by kind) from before the step, after every change, with ``lasting`` bytes."""
-        points = (0.0, 0.0, 0.0), *self.curve
-        return tuple((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in points)
-
-    def _run(self) -> None:
-        step = self.step
-        for number in range(step.micro_batches):
-            self._run_micro_batch(first=number == 0, last=number == step.micro_batches - 1)
-        self._turn()
-        for position in range(step.last, len(step.instructions)):
-            if step.instructions[position].moment.kind == "step":
-                self._wait_for_buckets()
-            self._run_instruction(position)
-        self.end_s = self.device_s = self._now_s
-        self._remember(AliveBytes())
-        self._turn()
-        self._wait_for_host()
-
-    def _run_micro_batch(self, *, first: bool, last: bool) -> None:
-        self._issuing = ["", *(["first"] * first), *(["last"] * last)]
-        # What is left of collectives counts from here, as in the simulator, which repeats micro-batches.
-        self._since_s, self._since_computed_s = self._now_s, self.compute_s
-        self._turn()
-        phases = [now.moment.phase for now in self.step.instructions[: self.step.last]]
-        forward_end = next((i for i, phase in enumerate(phases) if phase != "forward"), self.step.last)
-        for position in range(forward_end):
-            self._run_instruction(position)
-        self._turn()
-        for position in range(forward_end, self.step.last):
-            self._run_instruction(position)
-        self.scattering.append(self._scattering_s)
-
-    def _turn(self) -> None:
-        self.turns.append((len(self.events), self._now_s))
-
-    def _remember(self, alive: AliveBytes) -> None:
-        kept, transient = alive.kept, alive.transient + alive.workspace
-        if (kept, transient) != (self.curve[-1][1:] if self.curve else (0.0, 0.0)):
-            self.curve.append((self._now_s, kept, transient))
-            self.states.append(len(self._host))
-
-    def _run_instruction(self, position: int) -> None:
-        now, begun_s = self.step.instructions[position], self._now_s
-        self._remember(self.step.memory[position])
-        self._moment = now.moment
-        self.moment_times.append(begun_s)
-        self._host.append(now.host_s)
-        # The work that begins together with a collective is an event of its own.
-        product_s = max((sends.product_s for sends in now.sends), default=0.0) * self._overlap.beside
-        self._work(begun_s, now.work_s - product_s)
-        product = len(self.events)
-        self._work(begun_s + now.work_s - product_s, product_s)
-        self._compute(now.work_s)
-        waits = self._sends_ahead and now.moment.kind == "begin"
-        issued = [sends for sends in now.sends if sends.only in self._issuing]
-        if waits:
-            self._arrive()
-            # Gradients arrive and complete buckets before anything else is sent.
-            issued.sort(key=lambda sends: sends.until != "step")
-        for sends in issued:
-            if sends.seconds or sends.kind:
-                self._send(sends, product if sends.product_s and self._overlap.beside else None)
-        # When backward ends, nothing follows with which a collective could overlap.
-        if waits and position == self.step.last - 1:
-            self._slow_down_beside()
-            computed_s = self._now_s
-            self._arrive()
-            self._scattering_s = self._now_s - computed_s
-
-    def _work(self, start_s: float, seconds: float) -> None:
-        if start_s + seconds > start_s:  # more than a rounding error
-            self._event(self._moment.words, None, start_s, seconds)
-
-    def _event(self, name: str, axes: _Axes | None, start_s: float, seconds: float) -> None:
-        moment = self._moment
-        phase, group = (moment.phase, moment.group) if name != REDUCTION else ("backward", "")
-        self.events.append(StepEvent(name, phase, group, axes, start_s, seconds, moment.kind))
-
-    def _compute(self, seconds: float) -> None:
-        self._now_s += seconds
-        self.compute_s += seconds
-
-    def _slow_down(self, seconds: float) -> None:
-        self._work(self._now_s, seconds)
-        self._compute(seconds)
-
-    def _slow_down_beside(self) -> None:
-        """Add the slow-down of computing: s seconds of overlap do s / (1 + slower) of work."""
-        slower = self._overlap.slower
-        if slower and self._flying_s:
-            computed_s = (self.compute_s - self._since_computed_s) * (1.0 + slower)
-            self._slow_down(min(self._flying_s, computed_s) * (slower / (1.0 + slower)))
-            self._pass()
-
-    def _pass(self) -> None:
-        self._flying_s = max(self._flying_s - (self._now_s - self._since_s), 0.0)
-        self._since_s, self._since_computed_s = self._now_s, self.compute_s
-
-    def _arrive(self) -> None:
-        self._slow_down_beside()
-        self.waits.append(len(self.events))
-        self._now_s = max(self._now_s, self._arrival_s)
-        self._pass()
-
-    def _wait_for_buckets(self) -> None:
-        self._slow_down_beside()
-        before_s = self._now_s
-        self._now_s = max([self._now_s, *self._busy.values()])
-        # Nothing is under way any longer that could slow down the optimizer.
-        self._flying_s = 0.0
-        self.reducing_s = self._now_s - before_s
-
-    def _send(self, sends: Sends, product: int | None) -> None:
-        """Send collectives; ``product`` is the event of work that starts with them."""
-        axes, seconds, since_s = sends.axes, sends.seconds, sends.product_s
-        self.host_s += sends.host_s
-        beside = self._overlap.beside and sends.until != ""
-        self.communication_s += seconds
-        self._slow_down_beside()
-        links = self._overlap.links(axes)
-        begin_s = self._now_s if product is None else self._now_s - since_s
-        start_s = max([begin_s, *(self._busy.get(link, 0.0) for link in links)])
-        end_s, slower = start_s + seconds, self._overlap.slower
-        if product is not None:
-            self.together[len(self.events)] = product
-        if sends.until == "step":
-            self._event(REDUCTION, axes, start_s, seconds)
-        elif seconds or beside:
-            self._event(AHEAD[sends.kind] if beside else self._moment.words, axes, start_s, seconds)
-        if beside:
-            self._busy |= dict.fromkeys(links, end_s)
-            self._pass()
-            self._flying_s += seconds
-            if sends.until == "block":
-                self._arrival_s = max(self._arrival_s, end_s)
-            return
-        if product is not None and slower:
-            overlapped_s = min(max(self._now_s - start_s, 0.0), seconds / (1.0 + slower))
-            self._slow_down(overlapped_s * slower)
-        self._now_s = max(self._now_s, end_s)
-        self._pass()
-        self._busy |= dict.fromkeys(self._busy.keys() & links, self._now_s)
-
-    def _wait_for_host(self) -> None:
-        """Delay the device until the host has launched what comes next."""
-        begun, takes = np.array(self.moment_times), np.array(self._host)
-        issued = np.cumsum(takes) - takes  # the time at which the host reaches a moment
-        host_s = float(takes.sum())
-        # The host also issues buckets, at no moment of their own.
-        self.host_s = self.host_s + host_s if host_s else 0.0
-        if not host_s:
-            return
-        # From every moment on, the device has to do the rest of the step, but not before it is issued.
-        longest = max(self.device_s, host_s, float(np.max(issued + self.device_s - begun)))
-        lead_s = longest - max(self.device_s, host_s)
-        delays = np.maximum.accumulate(np.maximum(issued - lead_s - begun, 0.0))
-
-        def later(time_s: float) -> float:
-            return float(delays[max(int(np.searchsorted(begun, time_s, side="right")) - 1, 0)])
-
-        self.events = [replace(event, start_s=event.start_s + later(event.start_s)) for event in self.events]
-        self.curve = [(time_s + later(time_s), kept, transient) for time_s, kept, transient in self.curve]
-        self.moment_times = [time_s + later(time_s) for time_s in self.moment_times]
-        self.end_s += later(self.end_s)
+        # computed by then: during s seconds of them, s / (1 + slower) seconds of work are done.
+        flying = since = computed = reducing = backward_end = 0.0
+        free[:] = 0.0
+        for run in range(runs + 1):
+            first, last, end = (0, tail, count) if run < runs else (tail, count, count + 1)
+            began, begun_slowed, begun_sent, begun_beside = waited, slowed, sent, beside
+            if run < runs:
+                since, computed, scattering, turned = waited, slowed, 0.0, -1.0
+            for at in range(first, last):
+                worked = done[n, at]
+                code, issue, only = entries[at]
+                if code == BACKWARD:
+                    turned = worked + waited
+                    continue
+                took = seconds[n, issue] if issue >= 0 else 0.0
+                if code <= REDUCES and (
+                    took <= 0.0 or (only == 0 and run > 0) or (only == 1 and run < runs - 1)
+                ):
+                    continue
+                if slower > 0.0 and flying > 0.0:
+                    extra = min(flying, (worked + slowed - computed) * (1.0 + slower))
+                    extra *= slower / (1.0 + slower)
+                    waited, slowed, beside = waited + extra, slowed + extra, beside + extra
+                now = worked + waited
+                flying = max(flying - (now - since), 0.0)
+                start = over = now
+                if code <= REDUCES:
+                    sent += took
+                    start = now - product[n, issue]
+                    for link in range(64):
+                        if links[issue] >> link == 0:
+                            break
+                        if links[issue] >> link & 1:
+                            start = max(start, free[link])
+                    over = start + took
+                    if code == BLOCKS:
+                        extra = 0.0
+                        if product[n, issue] > 0.0:
+                            extra = min(max(now - start, 0.0), took / (1.0 + slower)) * slower
+                        waited += extra + max(over - now - extra, 0.0)
+                        slowed, beside = slowed + extra, beside + extra
+                    else:
+                        flying += took
+                        if code == AHEAD:
+                            arrival = max(arrival, over)
+                    for link in range(64):
+                        if links[issue] >> link == 0:
+                            break
+                        if links[issue] >> link & 1:
+                            # Not the end of what was waited for, which may be a last bit more: a strategy
+                            # would wait for itself if another one's buckets are on these links.
+                            free[link] = worked + waited if code == BLOCKS else over
+                elif code == STEPS:
+                    waited = max(waited, np.max(free) - worked)
+                    over = worked + waited
+                    # Nothing is under way any longer that could slow down the optimizer.
+                    reducing, flying = over - now, 0.0
+                else:
+                    waited = max(waited, arrival - worked)
+                    over = worked + waited
+                    if code == BACK:
+                        scattering = over - now
+                after = worked + waited
+                if code == BLOCKS or code >= BEGINS:
+                    flying = max(flying - (after - now), 0.0)
+                since, computed = after, worked + slowed
+                if len(times):
+                    times[run, at, 0], times[run, at, 1] = now, start
+                    times[run, at, 2], times[run, at, 3] = over, after
+            worked = done[n, end]
+            now = worked + waited
+            if run == runs:
+                break
+            turned = turned if turned >= 0.0 else now
+            of_runs[0, n, run], of_runs[1, n, run] = turned - began, now - turned
+            of_runs[2, n, run] = scattering
+            backward_end = now
+            if run < runs - 1:
+                # Account for equal micro-batches at once.
+                times_run = float(repeats[run])
+                waited = began + (now - began) * times_run
+                slowed = begun_slowed + (worked + slowed - begun_slowed) * times_run
+                sent = begun_sent + (sent - begun_sent) * times_run
+                beside = begun_beside + (beside - begun_beside) * times_run
+        totals[0, n], totals[1, n], totals[2, n] = worked + waited, worked + slowed, sent
+        totals[3, n], totals[4, n], totals[5, n] = beside, worked + waited - backward_end, reducing

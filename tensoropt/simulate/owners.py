@@ -10,9 +10,9 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.candidates import StrategyCandidates
-from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
 from tensoropt.simulate.step import lower, operator_of
+from tensoropt.simulate.timed import TimedStep
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class StepOwners:
 
     def __init__(self, batch: Batch, timed: TimedStep):
         assert batch.count == 1, "one strategy is timed"
-        self.timed, self.step = timed, timed.step
+        self.timed = timed
         self._lasting = [row for owner in batch.owners for row in _lasting(batch, owner)]
-        self._lifetimes = tuple(self.step.lifetimes())
+        self._lifetimes = tuple(lower(batch).lifetimes())
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
         """Return the owners at one point of the curve, the largest first; 0 is before the step."""
@@ -97,22 +97,19 @@ class StepOwners:
             )
 
     def _position(self, moment: int) -> int:
-        in_all = self.step.last * self.step.micro_batches
-        return moment % self.step.last if moment < in_all else moment - in_all + self.step.last
+        last, in_all = self.timed.last, self.timed.last * self.timed.micro_batches
+        return moment % last if moment < in_all else moment - in_all + last
 
     def _time_s(self, moment: int, position: int, other: int) -> float:
         """Return the start of another position in the micro-batch of ``moment``."""
-        in_all, times = self.step.last * self.step.micro_batches, self.timed.moment_times
+        last, times = self.timed.last, self.timed.moment_times
+        in_all = last * self.timed.micro_batches
         if moment < in_all:
             begins = moment - position
             # What the end of one micro-batch gives back is gone when the next one begins.
-            number = (
-                min(begins + other, begins + self.step.last)
-                if begins + self.step.last < in_all
-                else begins + other
-            )
+            number = min(begins + other, begins + last) if begins + last < in_all else begins + other
         else:
-            number = in_all + other - self.step.last
+            number = in_all + other - last
         return times[number] if number < len(times) else self.timed.end_s
 
 

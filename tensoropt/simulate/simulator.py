@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 from math import prod
 from operator import itemgetter
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from tensoropt.costs.process_memory import Sending
 from tensoropt.simulate.batch import Batch, Stack, add_all, add_rows, peaks, sum_up
+from tensoropt.simulate.clock import Clocked, Issue, clock
 from tensoropt.simulate.collectives import Reductions, coalesced, reductions
 from tensoropt.simulate.readings import Axes, Cells, MomentPlace
 from tensoropt.types import SOURCES, Flags, Floats
@@ -92,33 +92,12 @@ class _StepParts:
         return np.maximum(self.forward_bytes, self.backward_bytes)
 
 
-@dataclass
-class _Sends:
-    """The collectives of one moment over one set of axes, or a bucket of gradients.
-
-    Attributes:
-        seconds: per strategy, the total.
-        bucket: whether gradients are reduced.
-        ahead: whether it overlaps until the next block.
-        only: its only micro-batch, ``first`` or ``last``; "" for all.
-        beside_work: per strategy, the seconds of overlapped work at the moment's end, or None.
-    """
-
-    axes: Axes | None
-    seconds: Floats
-    sending: Flags
-    bucket: bool = False
-    ahead: bool = False
-    only: str = ""
-    beside_work: Floats | None = None
-
-
 def simulate(batch: Batch) -> StepMetrics:
     size = max(_CELLS // max(len(batch.schedule.moments), 1), 1)
     if batch.count <= size:
-        return StepSimulator(batch).simulate()
+        return StepColumns(batch).metrics()
     parts = [batch.part(slice(start, start + size)) for start in range(0, batch.count, size)]
-    metrics = [StepSimulator(part).simulate() for part in parts]
+    metrics = [StepColumns(part).metrics() for part in parts]
     figures = _joined([{k: v for k, v in vars(m).items() if k != "parts"} for m in metrics])
     return StepMetrics(**figures, parts=_StepParts(**_joined([vars(m.parts) for m in metrics])))
 
@@ -127,48 +106,33 @@ def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-class StepSimulator:
-    """The current time and memory of every strategy."""
+class StepColumns:
+    """What happens at every moment of every strategy's step.
+
+    Attributes:
+        kept, transient, workspace: (moments + 1, n) bytes: changes of the first two, and those of a moment.
+        work, host: (moments + 1, n) seconds of the device, and of issuing, at a moment.
+        issues: collectives in the order of issue.
+        lasting: (n, 3) bytes of parameters, gradients and optimizer state.
+        trailing: (n, 2) as in :class:`_StepParts`.
+    """
 
     def __init__(self, batch: Batch):
         self.batch = batch
         n, moments = batch.count, len(batch.schedule.moments)
         # One position more than there are moments: an effect "after" the last one is placed there, and is
         # never reached.
-        self.kept, self.transient, self.workspace = (np.zeros((moments + 1, n)) for _ in range(3))
-        # The seconds of work at a moment are in the row after its own, in which the work up to then is
-        # summed.
-        self.work = np.zeros((moments + 2, n))
-        # The seconds in which the host issues a moment's work.
-        self.host = np.zeros((moments + 1, n))
-        self.issuing_buckets = np.zeros(n)
-        self.sends: dict[int, dict[Axes, _Sends]] = {}
-        self.buckets: dict[int, list[_Sends]] = {}
+        self.kept, self.transient, self.workspace, self.work, self.host = np.zeros((5, moments + 1, n))
         self.sources, self.lasting = np.zeros((n, len(SOURCES))), np.zeros((n, 3))
+        self.trailing, self.issuing_buckets = np.zeros((n, 2)), np.zeros(n)
+        self._sends: dict[tuple[int, Axes], Issue] = {}
         for stack in batch.stacks:
             self._lay_out(stack)
-        # To the last bit, no strategy's time may depend on when others send, so work is summed from the
-        # beginning of the step, and not from one collective to the next. The current time is
-        # ``worked + waited``, of which ``worked + slowed`` is computing. The first row is before all work.
-        sum_up(self.work)
-        self.worked, self.waited, self.slowed = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.communication = np.zeros(n)
-        self.busy: dict[str, Floats] = {}
-        self.issued: dict[int, list[_Sends]] = {}
-        self.ahead: dict[int, list[_Sends]] = {}
-        self.trailing = np.zeros((n, 2))
+        # One order for all strategies, whichever others they are simulated with.
+        self.issues = [issue for _, issue in sorted(self._sends.items(), key=itemgetter(0))]
         self._lay_out_ahead()
-        # The time at which everything sent ahead has arrived; the moments at which that is waited for.
-        self.arrival = np.zeros(n)
-        # The remaining seconds of collectives that overlap with computation, since when, and what was
-        # computed by then.
-        self.flying, self.since, self.since_computed = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.beside_s = np.zeros(n)  # the extra time of computing
-        # The time when the current micro-batch began, when its forward was over, and the seconds of those
-        # that are over.
-        self.began, self.turned, self.scattering = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.micro_batches: list[tuple[Floats, Floats, Floats]] = []
-        self.beginnings = frozenset(batch.schedule.beginnings if self.ahead and batch.overlap.beside else ())
+        for reduced in reductions(batch):
+            self._lay_out_buckets(reduced)
 
     def _lay_out(self, stack: Stack) -> None:
         tables, used, which = stack.kind.tables, stack.used, stack.which
@@ -184,7 +148,7 @@ class StepSimulator:
             (self.kept, tables.kept),
             (self.transient, tables.transient),
             (self.workspace, tables.workspace),
-            (self.work[1:], tables.local),
+            (self.work, tables.local),
             (self.host, tables.host),
         ):
             # One fixed order, whatever came first: to the last bit, sums depend on it.
@@ -209,13 +173,12 @@ class StepSimulator:
         for position, of_seconds, of_work in zip(
             stack.positions(place)[owners].tolist(), takes[which], overlapped[which], strict=True
         ):
-            at = self.sends.setdefault(position, {})
-            beside_work = of_work if hides else None
-            if axes in at:
-                of_seconds = at[axes].seconds + of_seconds
+            beside_work, before = of_work if hides else None, self._sends.get((position, axes))
+            if before is not None:
+                of_seconds = before.seconds + of_seconds
                 # A group has only one product with which a reduction overlaps.
-                beside_work = at[axes].beside_work if beside_work is None else beside_work
-            at[axes] = _Sends(axes, of_seconds, of_seconds > 0, beside_work=beside_work)
+                beside_work = before.product_s if beside_work is None else beside_work
+            self._sends[position, axes] = Issue(position, axes, of_seconds, product_s=beside_work)
 
     def _lay_out_ahead(self) -> None:
         costs, micro = self.batch.prices.communication, self.batch.mesh[0]
@@ -223,9 +186,8 @@ class StepSimulator:
         for call in coalesced(self.batch):
             sizes, which = np.unique(call.bytes, return_inverse=True)
             of_size = [costs.time_s(call.kind, call.axes, size) if size else 0.0 for size in sizes.tolist()]
-            seconds, sending = np.array(of_size)[which], call.bytes > 0
-            sends = _Sends(call.axes, seconds, sending, ahead=not call.at_once, only=call.only)
-            self.ahead.setdefault(call.position, []).append(sends)
+            seconds, until = np.array(of_size)[which], "" if call.at_once else "block"
+            self.issues.append(Issue(call.position, call.axes, seconds, until, call.only, kind=call.kind))
             # The axes of collectives are numbered without that of the micro-batches.
             shards = call.bytes // prod(self.batch.mesh[axis + 1] for axis in call.axes)
             if call.kind == "reduce_scatter" and call.position == self.batch.schedule.last - 1:
@@ -252,94 +214,50 @@ class StepSimulator:
         for axes in dict.fromkeys(send.axes for send in issue.sends):
             over = np.array([send.axes == axes for send in issue.sends])[issue.which]
             rows, which = issue.rows[over], issue.which[over]
-            n = self.batch.count
-            made = _Sends(axes, np.zeros(n), np.zeros(n, dtype=bool), bucket=True)
-            made.seconds[rows], made.sending[rows] = seconds[which], True
-            self.buckets.setdefault(issue.position, []).append(made)
+            takes = np.zeros(self.batch.count)
+            takes[rows] = seconds[which]
+            self.issues.append(Issue(issue.position, axes, takes, "step", "last", kind="all_reduce"))
         np.add.at(self.issuing_buckets, issue.rows, self.batch.prices.overheads.host.call_s)
         of_source = [[float(send.source == s) * send.seconds for s in SOURCES] for send in issue.sends]
         self.sources[issue.rows] += np.array(of_source)[issue.which]
 
-    def simulate(self) -> StepMetrics:
-        """Go through all moments; call it once."""
-        batch, schedule = self.batch, self.batch.schedule
-        micro, moments, memory = batch.mesh[0], len(schedule.moments), self._memory()
-        for issue in reductions(batch):
-            self._lay_out_buckets(issue)
-        terms = self._terms()
+    def metrics(self) -> StepMetrics:
+        """Return the figures of the step; call it once."""
+        batch, micro = self.batch, self.batch.mesh[0]
+        memory, terms = self._memory(), self._terms()
         # All micro-batches except the first and the last are alike, and each has freed by its end what it
         # keeps, so only one of them is stepped through. In the first, copies are gathered that serve the
         # whole step; in the last, buckets come between its collectives.
-        if micro > 1:
-            # Also separate if no strategy makes copies: to the last bit, no strategy depends on what others
-            # do.
-            self._micro_batches(1, self._to_issue(first=True, last=False))
-        if micro > 2:
-            self._micro_batches(micro - 2, self._to_issue(first=False, last=False))
-        self.issued = self._to_issue(first=micro == 1, last=True)
-        self.began = self.time
-        self._pass_micro_batch()
-        self._note_micro_batch()
-        backward_end = self.time
-        # A gradient that is reduced last completes buckets, and the optimizer's step waits for every bucket.
-        step = max(schedule.position("optimizer", "step", ""), schedule.last)
-        self._advance(range(schedule.last, step))
-        self._count_slower_beside()
-        before_buckets = self.time
-        for busy in self.busy.values():
-            self.waited = np.where(busy > self.time, busy - self.worked, self.waited)
-        # Nothing is under way any longer that could slow down the optimizer.
-        self.flying = np.zeros(batch.count)
-        reducing = self.time - before_buckets
-        self._advance(range(step, moments))
-        self.sources[:, SOURCES.index("data sheet")] += self.beside_s
-        device, compute = self.time, self.worked + self.slowed
+        repeats = [1] * micro if micro < 3 else [1, micro - 2, 1]
+        timed = clock(batch.schedule, self.work[:-1], self.issues, batch.overlap, repeats)
+        self.sources[:, SOURCES.index("data sheet")] += timed.beside_s
         # Clipped, because rounding may leave the difference a last bit outside these bounds.
-        exposed = np.clip(device - compute, 0.0, self.communication)
+        exposed = np.clip(timed.device_s - timed.compute_s, 0.0, timed.communication_s)
         host = self._host_seconds(micro)
-        idle = np.maximum(host - device, 0.0)
+        idle = np.maximum(host - timed.device_s, 0.0)
+        # If launch-bound, everything takes longer.
+        longer = np.where(idle > 0.0, host / np.maximum(timed.device_s, 1e-30), 1.0)
         return StepMetrics(
-            memory,
-            terms,
-            device + idle,
-            compute,
-            self.communication,
-            exposed,
-            host,
-            idle,
-            self.sources,
-            self._parts(
-                device - backward_end,
-                reducing,
-                np.where(idle > 0.0, host / np.maximum(device, 1e-30), 1.0),
-            ),
-        )
+            memory, terms, timed.device_s + idle, timed.compute_s, timed.communication_s, exposed, host, idle,
+            self.sources, self._parts(timed, longer),
+        )  # fmt: skip
 
-    def _pass_micro_batch(self) -> None:
-        schedule = self.batch.schedule
-        self._advance(range(schedule.forward_end))
-        self.turned = self.time
-        if schedule.last > schedule.forward_end:
-            self._advance(range(schedule.forward_end, schedule.last))
-
-    def _note_micro_batch(self) -> None:
-        self.micro_batches.append((self.turned - self.began, self.time - self.turned, self.scattering))
-
-    def _parts(self, end_s: Floats, reducing_s: Floats, host_bound: Floats) -> _StepParts:
-        """Return the parts of the step; ``host_bound`` (n,) is the factor of launches on everything."""
-        forward, backward, scattering = zip(*self.micro_batches, strict=True)
+    def _parts(self, timed: Clocked, longer: Floats) -> _StepParts:
         # A step of one or two micro-batches has none between, and a step of one has no first, only the last.
-        chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[len(forward)]
+        chosen = {1: (0, 0, 0), 2: (0, 1, 1), 3: (0, 1, 2)}[timed.forward_s.shape[1]]
+        forward, backward, scattering = (
+            of_runs.T[list(chosen)] for of_runs in (timed.forward_s, timed.backward_s, timed.scattering_s)
+        )
         schedule, alive = self.batch.schedule, self.kept + self.transient
         end, last, count = schedule.forward_end, schedule.last, len(schedule.moments)
         used = alive[:-1] + self.workspace[:-1]
         none = np.zeros(self.batch.count)
         return _StepParts(
-            np.stack([forward[i] * host_bound for i in chosen], axis=1),
-            np.stack([backward[i] * host_bound for i in chosen], axis=1),
-            np.stack([scattering[i] * host_bound for i in chosen], axis=1),
-            end_s * host_bound,
-            reducing_s * host_bound,
+            (forward * longer).T,
+            (backward * longer).T,
+            (scattering * longer).T,
+            timed.end_s * longer,
+            timed.reducing_s * longer,
             self.lasting.sum(axis=1),
             alive[end],
             used[:end].max(axis=0) if end else none,
@@ -356,36 +274,6 @@ class StepSimulator:
         sum_up(issued)
         once = issued[-1] - issued[before] + self.issuing_buckets
         return issued[before] * micro + once
-
-    def _micro_batches(self, count: int, issued: dict[int, list[_Sends]]) -> None:
-        """Go through one of ``count`` equal micro-batches, and count it for all."""
-        self.issued = issued
-        standing = self.waited, self.slowed, self.communication, self.beside_s
-        begun = [figures.copy() for figures in standing]
-        self.began = self.time
-        self._pass_micro_batch()
-        self._note_micro_batch()
-        self._repeat(count, begun)
-
-    def _to_issue(self, *, first: bool, last: bool) -> dict[int, list[_Sends]]:
-        """Return the collectives of every moment in issue order, with the first or last micro-batch's."""
-        issuing = {"", *(("first",) if first else ()), *(("last",) if last else ())}
-        # One order for all strategies, whichever others they are simulated with.
-        order = {at: [replace(sends) for _, sends in sorted(of.items())] for at, of in self.sends.items()}
-        for at, ahead in self.ahead.items():
-            order.setdefault(at, []).extend(replace(sends) for sends in ahead if sends.only in issuing)
-        if last:
-            for at, complete in self.buckets.items():
-                before = order.get(at, [])
-                # When a block begins, gradients arrive and complete buckets before anything else is sent.
-                order[at] = [*complete, *before] if at in self.beginnings else [*before, *complete]
-        return order
-
-    def _issuing(self, positions: range) -> list[int]:
-        return sorted(at for at in self.beginnings.union(self.issued) if at in positions)
-
-    def _beside(self, sends: _Sends) -> bool:
-        return (sends.bucket or sends.ahead) and self.batch.overlap.beside
 
     def _memory(self) -> Floats:
         """Return (n, 5) the first peak by kind; turns ``kept`` and ``transient`` into live bytes."""
@@ -409,9 +297,9 @@ class StepSimulator:
                     sends = (cells.of(stack.used, tables.count) > 0)[stack.which].any(axis=0)
                     of_axes = kinds.setdefault(axes, {})
                     of_axes[kind] = of_axes.get(kind, none) | sends
-            for bucket in chain(*self.buckets.values()):
-                of_axes = kinds.setdefault(bucket.axes or (), {})
-                of_axes["all_reduce"] = of_axes.get("all_reduce", none) | bucket.sending
+            for bucket in (issue for issue in self.issues if issue.until == "step"):
+                of_axes = kinds.setdefault(bucket.axes, {})
+                of_axes["all_reduce"] = of_axes.get("all_reduce", none) | (bucket.seconds > 0)
         return process.terms(
             self.batch.count,
             [
@@ -420,110 +308,3 @@ class StepSimulator:
                 if axes
             ],
         )
-
-    @property
-    def time(self) -> Floats:
-        return self.worked + self.waited
-
-    def _repeat(self, count: int, begun: Sequence[Floats]) -> None:
-        """Account for ``count`` micro-batches like the last one. ``begun``: the state at its beginning."""
-        # Sources are not multiplied, because EffectTables has already counted them once per micro-batch.
-        over = self.time, self.worked + self.slowed, self.communication, self.beside_s
-        self.waited, self.slowed, self.communication, self.beside_s = (
-            before + (after - before) * count for before, after in zip(begun, over, strict=True)
-        )
-        # Work is summed from the beginning of each micro-batch.
-        self.worked = np.zeros(self.batch.count)
-        self.since, self.since_computed = self.time, self.slowed
-
-    def _advance(self, positions: range) -> None:
-        # At moments without collectives there is only work, which is already summed.
-        for position in self._issuing(positions):
-            self.worked = self.work[position + 1]
-            if position in self.beginnings:
-                self._arrive()
-            for sends in self.issued.get(position, ()):
-                self._send(sends)
-            # When backward ends, nothing follows with which a collective could overlap.
-            if position in self.beginnings and position == self.batch.schedule.last - 1:
-                self._count_slower_beside()
-                computed = self.time
-                self._arrive()
-                self.scattering = self.time - computed
-        self.worked = self.work[positions.stop]
-
-    def _arrive(self) -> None:
-        self._count_slower_beside()
-        self.waited = np.where(self.arrival > self.time, self.arrival - self.worked, self.waited)
-        self._pass()
-
-    def _count_slower_beside(self, of: Flags | None = None) -> None:
-        """Add the slow-down of computing during collectives: s seconds of overlap do s / (1 + slower) of
-        work.
-
-        Args:
-            of: the strategies; by default all.
-        """
-        slower = self.batch.overlap.slower
-        if not slower or not self.flying.any():
-            return
-        done = self.flying > 0 if of is None else of & (self.flying > 0)
-        computed = (self.worked + self.slowed - self.since_computed) * (1.0 + slower)
-        extra = np.where(done, np.minimum(self.flying, computed) * (slower / (1.0 + slower)), 0.0)
-        self.waited, self.slowed = self.waited + extra, self.slowed + extra
-        self.beside_s = self.beside_s + extra
-        self._pass(done)
-
-    def _pass(self, of: Flags | None = None) -> None:
-        """Advance asynchronous collectives to now, once slow-downs are counted."""
-        if not self.batch.overlap.slower:
-            return
-        of = np.ones(self.batch.count, dtype=bool) if of is None else of
-        self.flying = np.where(of, np.maximum(self.flying - (self.time - self.since), 0.0), self.flying)
-        self.since = np.where(of, self.time, self.since)
-        self.since_computed = np.where(of, self.worked + self.slowed, self.since_computed)
-
-    def _send(self, sends: _Sends) -> None:
-        axes, seconds, sending = sends.axes or (), sends.seconds, sends.sending
-        self.communication += seconds
-        # The usual case: before any bucket is on a link, nothing can queue.
-        if not self.busy and not self._beside(sends) and sends.beside_work is None:
-            self.waited += seconds
-            return
-        self._count_slower_beside(sending)
-        links = self.batch.overlap.links(axes)
-        now = start = self.time
-        if sends.beside_work is not None:
-            start = now - np.where(sending, sends.beside_work, 0.0)
-        for link in links:
-            # Only links that buckets use are tracked. A blocking collective occupies them as well, so a later
-            # bucket queues.
-            if link in self.busy:
-                start = np.maximum(start, self.busy[link])
-        if self._beside(sends):
-            for link in links:
-                busy = self.busy.get(link, np.zeros(self.batch.count))
-                self.busy[link] = np.where(sending, start + seconds, busy)
-            self._pass(sending)
-            self.flying = np.where(sending, self.flying + seconds, self.flying)
-            if sends.ahead:
-                self.arrival = np.where(sending, np.maximum(self.arrival, start + seconds), self.arrival)
-            return
-        slower = self._slower_beside_product(sends, now - start)
-        self.waited += np.where(sending, np.maximum(start - now + seconds - slower, 0.0), 0.0)
-        self._pass(sending)
-        for link in set(links) & set(self.busy):
-            # Not start + seconds, which may be a last bit more: a strategy would wait for itself if another
-            # one's buckets are on these links.
-            self.busy[link] = np.where(sending, self.time, self.busy[link])
-
-    def _slower_beside_product(self, sends: _Sends, since: Floats) -> Floats:
-        """Return a product's slow-down by collectives that began ``since`` seconds into it."""
-        slower = self.batch.overlap.slower
-        if sends.beside_work is None or not slower:
-            return np.zeros(self.batch.count)
-        overlapped = np.minimum(np.maximum(since, 0.0), sends.seconds / (1.0 + slower))
-        extra = np.where(sends.sending, overlapped * slower, 0.0)
-        self.waited, self.slowed = self.waited + extra, self.slowed + extra
-        self.beside_s = self.beside_s + extra
-        return extra

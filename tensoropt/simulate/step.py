@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tensoropt.costs.effects import Allocation, Effect
 from tensoropt.simulate.batch import Batch, Owner
-from tensoropt.simulate.collectives import coalesced, reductions
+from tensoropt.simulate.collectives import coalesced
 from tensoropt.simulate.step_schedule import Moment
 
 PACKED = "gradients that are scattered together"
@@ -40,27 +40,6 @@ class NamedBytes(NamedTuple):
         return self.tensor, self.what, self.key
 
 
-@dataclass
-class Sends:
-    """Collectives over one set of mesh axes issued at one moment, one after another.
-
-    Attributes:
-        product_s: the last seconds of the moment's work, which overlap.
-        kind: that of a coalesced collective; "" for others.
-        until: the end of its overlap: the next ``block``, or the optimizer's ``step``; "" if it blocks.
-        only: its only micro-batch, ``first`` or ``last``; "" for all.
-        host_s: the host's seconds to launch it.
-    """
-
-    axes: tuple[int, ...]
-    seconds: float = 0.0
-    product_s: float = 0.0
-    kind: str = ""
-    until: str = ""
-    only: str = ""
-    host_s: float = 0.0
-
-
 class AliveBytes(NamedTuple):
     """Bytes alive at one instruction, without permanent ones; ``workspace`` during it only."""
 
@@ -77,8 +56,6 @@ class Instruction:
         begins, ends: the allocations that begin and end with its start.
         workspace: those alive while it runs.
         leaves, releases: those that begin and end with its end.
-        work_s, host_s: the seconds of the device, and of launching.
-        sends: the collectives after the work, in order.
     """
 
     moment: Moment
@@ -87,27 +64,11 @@ class Instruction:
     workspace: list[NamedBytes] = field(default_factory=list)
     leaves: list[NamedBytes] = field(default_factory=list)
     releases: list[NamedBytes] = field(default_factory=list)
-    work_s: float = 0.0
-    host_s: float = 0.0
-    sends: list[Sends] = field(default_factory=list)
 
     def allocate(self, effect: Effect, names: Names) -> None:
         begins, ends = (self.leaves, self.releases) if effect.after else (self.begins, self.ends)
         begins += map(names.of, effect.begins)
         ends += map(names.of, effect.ends)
-
-    def run(self, effect: Effect, names: Names) -> None:
-        self.work_s += effect.local_s + effect.passing.device_s
-        self.host_s += effect.host_s + effect.passing.host_s
-        if effect.workspace_bytes:
-            self.workspace.append(names.workspace(effect))
-        for send in effect.sends:
-            sends = next((sends for sends in self.sends if sends.axes == send.axes), None)
-            if sends is None:
-                sends = Sends(send.axes)
-                self.sends.append(sends)
-            sends.seconds += send.seconds
-            sends.product_s = max(sends.product_s, effect.beside_work_s)
 
 
 class _Lifetime(NamedTuple):
@@ -204,23 +165,18 @@ def lower(batch: Batch, row: int = 0) -> Step:
                 continue
             instructions[position].allocate(effect, names)
             # What takes place when an instruction is over belongs to the next one's time and peak.
-            if position + effect.after < len(moments):
-                instructions[position + effect.after].run(effect, names)
-    for now in instructions:
-        now.sends.sort(key=lambda sends: sends.axes)
+            if effect.workspace_bytes and position + effect.after < len(moments):
+                instructions[position + effect.after].workspace.append(names.workspace(effect))
     _share(batch.part(slice(row, row + 1)), instructions)
     return Step(tuple(instructions), batch.schedule.last, batch.mesh[0])
 
 
 def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
-    costs, beginnings = batch.prices.communication, batch.schedule.beginnings
-    for number, call in enumerate(coalesced(batch)):
+    """Add the copies in which gradients are scattered together."""
+    beginnings = batch.schedule.beginnings
+    for number, call in enumerate(coalesced(batch) if batch.prices.packs else ()):
         at, size, staying = instructions[call.position], int(call.bytes[0]), int(call.staying[0])
-        if not size:
-            continue
-        seconds, until = costs.time_s(call.kind, call.axes, size), "" if call.at_once else "block"
-        at.sends.append(Sends(call.axes, seconds, 0.0, call.kind, until, call.only))
-        if not batch.prices.packs or call.kind != "reduce_scatter" or int(call.members[0]) <= 1:
+        if call.kind != "reduce_scatter" or int(call.members[0]) <= 1:
             continue
         shards = size // prod(batch.mesh[axis + 1] for axis in call.axes)
         copy = NamedBytes("", PACKED, "packed copy", str(number), "transient", staying)
@@ -233,10 +189,6 @@ def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
         more = size - shards - staying - sum(named.bytes for named in at.workspace)
         if more > 0:
             at.workspace.append(copy._replace(kind="workspace", bytes=more))
-    for issue in reductions(batch):
-        send, call_s = issue.sends[0], batch.prices.overheads.host.call_s
-        bucket = Sends(send.axes, send.seconds, 0.0, send.kind, "step", "last", call_s)
-        instructions[issue.position].sends.append(bucket)
 
 
 def operator_of(batch: Batch, owner: Owner) -> str:

@@ -17,11 +17,10 @@ from tensoropt.sharding.regions import find_regions, fitting_once
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
-from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.owners import MemoryCurve, StepOwners, memory_curve
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
 from tensoropt.simulate.simulator import simulate
-from tensoropt.simulate.step import lower
+from tensoropt.simulate.timed import TimedStep
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
 from tests.costs.models import gates, gpt2, llama, llama_two, problem, two_layers
@@ -208,7 +207,7 @@ def recorded(
     prices = free_prices(strategy.graph, strategy.mesh, optimizer)
     prices.packs = packs
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))
-    metrics, timed = simulate(batch), TimedStep(lower(batch), batch.overlap)
+    metrics, timed = simulate(batch), TimedStep(batch)
     lasting = dict(zip(MEMORY_KINDS, map(float, metrics.memory[0, :3]), strict=False))
     return StepOwners(batch, timed), [kinds for _, kinds in timed.memory_at(lasting)]
 

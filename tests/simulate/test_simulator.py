@@ -14,9 +14,9 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
-from tensoropt.simulate.clock import AHEAD, REDUCTION
 from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions_of
 from tensoropt.simulate.owners import memory_curve
+from tensoropt.simulate.timed import AHEAD, REDUCTION
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
     ToyCommunication,
@@ -81,8 +81,8 @@ def evaluated_at(
 
 
 def scheduled(evaluated: Evaluation) -> Schedule:
-    """A slow twin of the clock: its events without their times, placed anew by the event scheduler, which
-    knows only what waits for what and who occupies which links."""
+    """A slow twin of the clock: a step's events without their times, placed anew by the event scheduler,
+    which knows only what waits for what and who occupies which links."""
     overlap, tasks, last, beside = evaluated.batch.overlap, [], (), []
     timed, stepped, ahead = evaluated.timed(), False, []
     before = {}
@@ -375,7 +375,7 @@ def test_issuing_edges_gradients_and_steps_is_the_hosts():
     ways = [data_parallel().steps(edge) for edge in data_parallel().edges()]
     moved, passed = sum(bool(w) for way in ways for w in way), sum(bool(a) != bool(b) for a, b in ways)
     assert moved > 0
-    buckets = sum(event.name == REDUCTION for event in evaluated.timed().events)
+    buckets = len(reductions_of(evaluated.batch, 0))
     assert buckets == 1
     assert evaluated.metrics.host_s[0] == 2 * (100 + 1000) + 10 * moved + passed + 10 * buckets
 

@@ -14,7 +14,7 @@ from tensoropt.costs.group_effects import parts_of
 from tensoropt.costs.prices import free_prices
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
-from tensoropt.simulate.simulator import StepSimulator
+from tensoropt.simulate.simulator import StepColumns
 from tensoropt.simulate.step import Step, lower
 from tensoropt.simulate.step_schedule import Moment
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
@@ -54,11 +54,11 @@ def alive(step: Step, kind: str) -> np.ndarray:
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_steps_allocations_are_what_the_simulator_adds_up(build, mode, dtype, packs):
     for batch in batches(build, mode, dtype, packs):
-        step, simulator = lower(batch), StepSimulator(batch)
+        step, columns = lower(batch), StepColumns(batch)
         for kind in ("kept", "transient"):
-            summed = np.cumsum(getattr(simulator, kind)[:, 0])[:-1]
+            summed = np.cumsum(getattr(columns, kind)[:, 0])[:-1]
             assert alive(step, kind).tolist() == summed.tolist()
-        assert alive(step, "workspace").tolist() == simulator.workspace[:-1, 0].tolist()
+        assert alive(step, "workspace").tolist() == columns.workspace[:-1, 0].tolist()
 
 
 @pytest.mark.parametrize("build", [gates, unrolled, gpt2], ids=lambda b: b.__name__)

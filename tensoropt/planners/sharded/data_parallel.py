@@ -15,8 +15,7 @@ from tensoropt.plan.point import Point
 from tensoropt.planners.sharded.common import restricted
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.candidates import overlap_of
-from tensoropt.simulate.clock import TimedStep
-from tensoropt.simulate.step import lower
+from tensoropt.simulate.simulator import StepColumns
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
@@ -44,10 +43,14 @@ def local_statistics_s(task: PlanningTask, point: Point) -> float | None:
         for group in tables.graph.groups
         if any(spec_of(op.target).batch_statistics for op in group.operators)
     }
-    step, sent = lower(evaluation.batch), False
-    for now in step.instructions:
-        if now.moment.kind == "inner" and now.moment.group in norms:
-            # Sends with a kind are gradients and stay; the others are batch statistics.
-            own = [sends for sends in now.sends if sends.kind]
-            sent, now.sends = sent or len(own) < len(now.sends), own
-    return TimedStep(step, overlap).time_s if sent else None
+    columns, moments = StepColumns(evaluation.batch), evaluation.batch.schedule.moments
+    # Issues with a kind are gradients and stay; the others inside a norm are batch statistics.
+    statistics = [
+        issue
+        for issue in columns.issues
+        if not issue.kind
+        and moments[issue.position].kind == "inner"
+        and moments[issue.position].group in norms
+    ]
+    columns.issues = [issue for issue in columns.issues if all(issue is not other for other in statistics)]
+    return float(columns.metrics().time_s[0]) if statistics else None

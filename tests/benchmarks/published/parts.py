@@ -22,8 +22,8 @@ from tensoropt.ops.calls import CostClass
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint, mesh_of
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.report.step_parts import _waited_lanes
-from tensoropt.simulate.clock import TimedStep
 from tensoropt.simulate.recording import COMPUTE, TimelineEvent
+from tensoropt.simulate.timed import TimedStep
 from tests.benchmarks.published.predict import DEPTHS, simulate_run
 from tests.benchmarks.published.runs import Run, architecture_of, cluster_of, pinned_of
 

@@ -185,6 +185,11 @@ def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
     setup["store"] = content
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        # DTensor keeps what it found out for a mesh, and takes an equal one for it, whose groups are gone.
+        _clear_sharding_prop_cache()
     _connect(setup)
     return None
 

@@ -11,6 +11,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tensoropt.cluster import available_cores
 from tensoropt.errors import MeasurementError
@@ -26,6 +28,14 @@ def add_ranks(rank, world_size, value):
     tensor = torch.full((3,), value + rank)
     dist.all_reduce(tensor)
     return tensor
+
+
+def doubled(rank, world_size, other_groups):
+    for _ in range(other_groups):
+        dist.new_group()
+    mesh = init_device_mesh("cpu", (2, 2))
+    shards = DTensor.from_local(torch.ones(1), mesh, [Replicate(), Shard(0)])
+    return float((shards * 2).full_tensor().sum())
 
 
 def describe(rank, world_size):
@@ -245,6 +255,13 @@ def test_reset_gives_a_new_group_in_the_same_processes(pool):
     pool.reset()
     assert pool.process_ids == before
     assert pool.run(add_ranks, 0.0)[0].tolist() == [1.0] * 3
+
+
+def test_a_new_group_has_nothing_of_an_old_mesh(four_ranks):
+    """DTensor remembers for a mesh what it computed on an equal one, whose groups are gone."""
+    for other_groups in (3, 0):
+        four_ranks.reset()
+        assert four_ranks.run(doubled, other_groups) == [4.0] * 4
 
 
 @pytest.mark.parametrize("arguments", [(0,), (2, 0.0)])

@@ -9,7 +9,7 @@ beats it in all three (Martins, "On a multicriteria shortest path problem", 1984
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Generic, TypeVar
 
@@ -18,6 +18,8 @@ from numba import njit
 
 _MOST_LABELS = 4096
 """The most labels kept at one cut; beyond it, those with the least sum of seconds stay."""
+_SLACK = 0.1
+"""The share of :func:`compose`'s ``step`` that a label must be better in; an assumption."""
 
 
 Place = TypeVar("Place", bound=Hashable)
@@ -64,14 +66,18 @@ class Composition(Generic[Place]):
     exact: bool
 
 
-def unbeaten(costs: np.ndarray) -> np.ndarray:
-    """Return the indices (k,) of the non-dominated rows of ``costs`` (n, d); of equal rows, the first."""
+def unbeaten(costs: np.ndarray, slack: float = 0.0) -> np.ndarray:
+    """Return the indices (k,) of the non-dominated rows of ``costs`` (n, d); of equal rows, the first.
+
+    Args:
+        slack: the share by which a row has to be better than others in some column.
+    """
     order = np.lexsort(costs.T[::-1])
-    return order[_unbeaten_of_sorted(np.ascontiguousarray(costs[order], dtype=float))]
+    return order[_unbeaten_of_sorted(np.ascontiguousarray(costs[order], dtype=float), 1.0 - slack)]
 
 
 @njit(cache=True, nogil=True)
-def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
+def _unbeaten_of_sorted(costs, share):  # type: ignore[no-untyped-def]
     """Return the non-dominated rows of sorted ``costs``."""
     # Rows are sorted by the first column: no later row can beat those kept.
     kept = np.empty(costs.shape[0], np.int64)
@@ -81,7 +87,7 @@ def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
         for earlier in range(count):
             beaten = True
             for column in range(costs.shape[1]):
-                if costs[kept[earlier], column] > costs[row, column]:
+                if costs[kept[earlier], column] * share > costs[row, column]:
                     beaten = False
                     break
             if beaten:
@@ -93,17 +99,29 @@ def _unbeaten_of_sorted(costs):  # type: ignore[no-untyped-def]
 
 
 def compose(
-    offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, *, step: float = 0.0
+    offers: Sequence[Mapping[tuple[Place, Place], Offer]],
+    micro_batches: int,
+    *,
+    step: float = 0.0,
+    known: Sequence[tuple[float, float]] = (),
 ) -> Iterator[Composition[Place]]:
     """Yield the compositions on the frontier of memory and time, the fastest first.
 
     Args:
         offers: for each stage, the offer between each pair of places; consecutive stages share a place.
         step: the least relative decrease of memory between compositions; 0 finds all.
+        known: (bytes, seconds) of other plans, leanest and slowest first. Compositions that one of them beats
+            although the schedule had no bubble are left out.
     """
     cap, before = inf, None
-    while (composition := _fastest(offers, micro_batches, cap)) is not None:
-        memory = max(float(offers[s][ends].memory[row]) for s, (ends, row) in enumerate(composition.stages))
+    while (composition := _fastest(offers, micro_batches, cap, step * _SLACK)) is not None:
+        chosen = [(offers[s][ends], row) for s, (ends, row) in enumerate(composition.stages)]
+        memory = max(float(offer.memory[row]) for offer, row in chosen)
+        least_s = micro_batches * max(float(offer.further_s[row]) for offer, row in chosen)
+        better = next((leaner for leaner, seconds in known if seconds < least_s), inf)
+        if better <= memory:
+            cap = float(np.nextafter(better, 0.0))
+            continue
         # As fast with less memory: this beats the previous one.
         if before is not None and composition.time_s > before.time_s:
             yield before
@@ -115,40 +133,49 @@ def compose(
 
 @dataclass(frozen=True)
 class _Labels(Generic[Place]):
-    """The partial pipelines that reach one cut: (n, 3) sum ``first_s``, most ``further_s`` and ``end_s``."""
+    """The partial pipelines that reach one cut.
+
+    Attributes:
+        costs: (n, 3) sum ``first_s``, most ``further_s`` and ``end_s``.
+        ways: the last stages that reach this cut, each with its rows of its offer.
+        came: (n, 3) the number of the last stage in ``ways``, of its row there, and of the label before it.
+    """
 
     costs: np.ndarray
-    came: tuple[tuple[tuple[Place, Place], int, int], ...]
+    ways: Sequence[tuple[tuple[Place, Place], np.ndarray]] = ()
+    came: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
 
 
 def _fastest(
-    offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, cap: float
+    offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, cap: float, slack: float
 ) -> Composition[Place] | None:
     """Return the fastest composition whose stages need at most ``cap`` bytes each."""
     exact = True
     starts = dict.fromkeys(start for start, _ in offers[0])
-    reached: list[dict[Place, _Labels[Place]]] = [{start: _Labels(np.zeros((1, 3)), ()) for start in starts}]
+    reached: list[dict[Place, _Labels[Place]]] = [{start: _Labels(np.zeros((1, 3))) for start in starts}]
     for of_stage in offers:
-        coming: dict[Place, list[tuple[np.ndarray, tuple[Place, Place], int]]] = {}
-        for (start, stop), offer in of_stage.items():
-            before = reached[-1].get(start)
-            if before is None:
-                continue
-            for row in offer.within(cap).tolist():
-                after = before.costs.copy()
-                after[:, 0] += offer.first_s[row]
-                np.maximum(after[:, 1], offer.further_s[row], out=after[:, 1])
-                np.maximum(after[:, 2], offer.end_s[row], out=after[:, 2])
-                coming.setdefault(stop, []).append((after, (start, stop), row))
+        coming: dict[Place, list[tuple[tuple[Place, Place], np.ndarray]]] = {}
+        for ends, offer in of_stage.items():
+            if ends[0] in reached[-1] and len(rows := offer.within(cap)):
+                coming.setdefault(ends[1], []).append((ends, rows))
         following: dict[Place, _Labels[Place]] = {}
         for stop, ways in coming.items():
-            costs = np.concatenate([after for after, *_ in ways])
-            came = [(ends, row, i) for after, ends, row in ways for i in range(len(after))]
-            kept = unbeaten(costs)
+            costs, came = [], []
+            for number, (ends, rows) in enumerate(ways):
+                before, offer = reached[-1][ends[0]].costs, of_stage[ends]
+                after = np.empty((len(rows), len(before), 3))
+                after[..., 0] = before[:, 0] + offer.first_s[rows, None]
+                after[..., 1] = np.maximum(before[:, 1], offer.further_s[rows, None])
+                after[..., 2] = np.maximum(before[:, 2], offer.end_s[rows, None])
+                costs.append(after.reshape(-1, 3))
+                row, label = (each.ravel() for each in np.indices(after.shape[:2]))
+                came.append(np.stack([np.full_like(row, number), row, label], axis=1))
+            every = np.concatenate(costs)
+            kept = unbeaten(every, slack)
             if len(kept) > _MOST_LABELS:
                 exact = False
-                kept = kept[np.argsort(_step_s(costs[kept], micro_batches), kind="stable")[:_MOST_LABELS]]
-            following[stop] = _Labels(costs[kept], tuple(came[i] for i in kept.tolist()))
+                kept = kept[np.argsort(_step_s(every[kept], micro_batches), kind="stable")[:_MOST_LABELS]]
+            following[stop] = _Labels(every[kept], ways, np.concatenate(came)[kept])
         reached.append(following)
     best: tuple[float, Place, int] | None = None
     for stop, labels in reached[-1].items():
@@ -158,11 +185,12 @@ def _fastest(
             best = float(seconds[best_row]), stop, best_row
     if best is None:
         return None
-    time_s, where, best_row = best
+    time_s, where, label = best
     stages: list[tuple[tuple[Place, Place], int]] = []
     for at_cuts in reversed(reached[1:]):
-        ends, row, best_row = at_cuts[where].came[best_row]
-        stages.insert(0, (ends, row))
+        number, row, label = at_cuts[where].came[label].tolist()
+        ends, rows = at_cuts[where].ways[number]
+        stages.insert(0, (ends, int(rows[row])))
         where = ends[0]
     return Composition(tuple(stages), 0.0, time_s, exact)
 

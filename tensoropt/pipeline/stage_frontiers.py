@@ -310,7 +310,7 @@ class StageFrontiers:
             seen: set[object] = set()
             for in_flight in self.search.thoroughness.flights(flights):
                 for choice, options in self._tracked(_with_in_flight(one, two, in_flight), allowed):
-                    key = tuple(sorted(choice.items())), tuple(sorted(options.items(), key=str))
+                    key = tuple(choice.values()), tuple(options.values())
                     if key not in seen:
                         seen.add(key)
                         chosen.append((choice, options))

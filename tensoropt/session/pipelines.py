@@ -263,6 +263,8 @@ class _Finder:
         # Points name each operator of a plan, which takes longer than to simulate it: those that others beat
         # never become points.
         self._unbeaten: Sequence[Point] = points
+        # Meshes and micro-batches whose pipelines do not fit, or that other plans beat in any case.
+        self._beaten: set[tuple[Mesh, int]] = set()
         self.simulated = 0
         self._least = (float("inf"), Mesh(shape=(1,)))
 
@@ -376,7 +378,8 @@ class _Finder:
         self._first_look(asked, found)
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
             for own, at in zip(found, asked, strict=True):
-                own += self._of_several_stages(*at)
+                if at not in self._beaten:
+                    own += self._of_several_stages(*at)
         if leanest := self._leanest(asked):
             own = self._of_rows(*leanest)
             asked.append(leanest)
@@ -479,12 +482,13 @@ class _Finder:
         if per_place is None and schedule_named(schedule).several:
             per_place = self._several(mesh.shape[0], micro_batches, schedule)
         step = STEP if (per_place or 1) == 1 else _COARSE_STEP
+        known = sorted((one.memory_bytes, one.time_s) for one in self._unbeaten)
         try:
             composer = Composer(
                 frontiers,
                 schedule,
                 Crossings() if exact else Crossings(outer=outer, everywhere_alike=True),
-                partial(compose, step=0.0 if exact else step),
+                partial(compose, step=0.0 if exact else step, known=() if exact else known),
                 self._notes,
                 per_place,
                 refused=partial(self._refused, schedule),
@@ -496,6 +500,9 @@ class _Finder:
             return []
         positions = self.cutting.positions(composer, self.costs, every=exact)
         found = list(composer.pipelines(positions))
+        if known and not found:
+            self._beaten.add((mesh, micro_batches))
+            self._note("pipelines of several stages on the same devices: only where a first look found some")
         if not self._pinned_schedule and schedule == self.schedule:
             found += self._apart(reduce_points(found), frontiers.prices)
         self.simulated += len(found)

@@ -141,7 +141,9 @@ def _rebuild_error(message: str, rank: int, kind: str) -> RankError:
 
 
 def _tail(worker: WorkerProcess) -> str:
-    text = worker.output().strip()[-_LOG_TAIL:]
+    # The names of all modules, which follow the stacks of a process that aborts, leave no room for them.
+    lines = [line for line in worker.output().splitlines() if not line.startswith("Extension modules:")]
+    text = "\n".join(lines).strip()[-_LOG_TAIL:]
     return f"\n\nIts last output:\n{text}" if text else ""
 
 

@@ -2,64 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from tensoropt.costs.prices import free_prices
-from tensoropt.profiling.facts import Facts
-from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch, Owner
-from tensoropt.simulate.candidates import StrategyCandidates
-from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
+from tensoropt.simulate.recording import OwnerRow
 from tensoropt.simulate.step import lower, operator_of
 from tensoropt.simulate.timed import TimedStep
-
-
-@dataclass(frozen=True)
-class _MemoryPoint:
-    moment: str
-    parameters: int
-    gradients: int
-    optimizer: int
-    kept: int
-    transient: int
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.kept + self.transient
-
-
-@dataclass(frozen=True)
-class MemoryCurve:
-    """The memory of one step on the rank with the largest shards."""
-
-    points: tuple[_MemoryPoint, ...]
-
-    @property
-    def peak(self) -> _MemoryPoint:
-        """The first point with the most bytes."""
-        return max(self.points, key=lambda p: p.total)
-
-
-def memory_curve(strategy: Strategy, facts: Mapping[str, Facts], optimizer: str) -> MemoryCurve:
-    """Return the memory curve of one strategy, one point per moment, from the facts by group."""
-    candidates = StrategyCandidates(strategy, facts)
-    batch = Batch(candidates, *candidates.row(), free_prices(strategy.graph, strategy.mesh, optimizer))
-    step, curve = lower(batch), list[_MemoryPoint]()
-    lasting = [owner.effects.at(0) for owner in batch.owners]
-    parameters, gradients, state = (
-        sum(getattr(effects, kind) for effects in lasting) for kind in MEMORY_KINDS[:3]
-    )
-    for now, at in zip(step.instructions, step.memory, strict=True):
-        # Moments at which nothing is needed or computed only repeat the last point.
-        if not at.workspace and now.moment.kind not in ("compute", "step"):
-            continue
-        words, transient = now.moment.words, int(at.transient + at.workspace)
-        point = _MemoryPoint(words, parameters, gradients, state, int(at.kept), transient)
-        if curve and curve[-1].moment == words:  # parts of one group
-            point = max(curve.pop(), point, key=lambda p: p.total)
-        curve.append(point)
-    return MemoryCurve(tuple(curve))
 
 
 class StepOwners:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -38,14 +37,6 @@ class NamedBytes(NamedTuple):
     def name(self) -> tuple[str, str, str]:
         """The name, independent of its kind and of the operators that begin and end it."""
         return self.tensor, self.what, self.key
-
-
-class AliveBytes(NamedTuple):
-    """Bytes alive at one instruction, without permanent ones; ``workspace`` during it only."""
-
-    kept: float = 0.0
-    transient: float = 0.0
-    workspace: float = 0.0
 
 
 @dataclass
@@ -88,29 +79,9 @@ class _Lifetime(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """The step of one rank.
-
-    Attributes:
-        instructions: a micro-batch's, then the step's end.
-        last: the number of instructions of a micro-batch.
-    """
+    """The step of one rank: a micro-batch's instructions, then those of the step's end."""
 
     instructions: tuple[Instruction, ...]
-    last: int
-    micro_batches: int
-
-    @cached_property
-    def memory(self) -> tuple[AliveBytes, ...]:
-        """The bytes alive at every instruction."""
-        points, alive, over = list[AliveBytes](), Counter[str](), Instruction(self.instructions[0].moment)
-        for now in self.instructions:
-            for sign, changed in ((1, (*over.leaves, *now.begins)), (-1, (*over.releases, *now.ends))):
-                for named in changed:
-                    alive[named.kind] += sign * named.bytes
-            workspace = float(sum(named.bytes for named in now.workspace))
-            points.append(AliveBytes(float(alive["kept"]), float(alive["transient"]), workspace))
-            over = now
-        return tuple(points)
 
     def lifetimes(self) -> Iterator[_Lifetime]:
         """Yield all allocations in the order of their end; ends belong to the next instruction's position."""
@@ -168,7 +139,7 @@ def lower(batch: Batch, row: int = 0) -> Step:
             if effect.workspace_bytes and position + effect.after < len(moments):
                 instructions[position + effect.after].workspace.append(names.workspace(effect))
     _share(batch.part(slice(row, row + 1)), instructions)
-    return Step(tuple(instructions), batch.schedule.last, batch.mesh[0])
+    return Step(tuple(instructions))
 
 
 def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:

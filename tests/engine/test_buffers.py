@@ -9,12 +9,11 @@ import pytest
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import MicroBatchRefused
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.random_strategies import micro_strategies, random_pipeline, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_strategies
-from tests.simulate.strategies import facts_by_group
+from tests.simulate.strategies import facts_by_group, memory_curve
 from tests.verify.test_verify import assert_sent
 
 FILE = Path(__file__).parents[1] / "situations" / "state.py"

@@ -16,10 +16,10 @@ from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import ParallelStrategy
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import recorded, step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.fake_cuda.operators import CAPABILITY
+from tests.simulate.strategies import memory_curve
 
 ON_THE_CPU = {
     "aten.lift_fresh.default": "Python numbers that PyTorch's optimizers wrap; they are operands as they are"

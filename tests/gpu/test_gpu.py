@@ -32,7 +32,6 @@ from tensoropt.profiling.timers import local_timer
 from tensoropt.profiling.workload import Workload, random_tensor, workload
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.pool import RankPool
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.types import silent
 from tensoropt.verify import verify_random
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
@@ -40,6 +39,7 @@ from tensoropt.verify.findings import _GRADIENT_TOLERANCE, _LOSS_TOLERANCE
 from tensoropt.verify.predict import place_for, predict
 from tensoropt.verify.reference import module_difference
 from tensoropt.verify.run import predict_and_run, ranks_with
+from tests.simulate.strategies import memory_curve
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [

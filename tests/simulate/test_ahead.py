@@ -11,12 +11,11 @@ from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING
 from tensoropt.simulate.collectives import Collective, predicted_collectives
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.simulate.timed import AHEAD
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import four, problem
-from tests.simulate.strategies import facts_by_group, written
+from tests.simulate.strategies import facts_by_group, memory_curve, written
 from tests.simulate.test_simulator import BESIDE, Hand, PerByte, assert_scheduled, evaluated_at, figures
 
 W = 24 * 24 * 4
@@ -108,9 +107,7 @@ def test_two_blocks_are_there_at_a_time():
 
     def bytes_at(middle: str, moment: str) -> int:
         found = strategy(middle)
-        curve = memory_curve(found, facts_by_group(found), "sgd")
-        (point,) = (p for p in curve.points if p.moment == moment)
-        return point.transient
+        return memory_curve(found, facts_by_group(found), "sgd").points[moment][1]
 
     groups = [group.name for group in problem(four).graph.groups]
     ahead, at_use = (bytes_at(way, f"forward {groups[1]}") for way in ("ahead", "R"))

@@ -14,10 +14,9 @@ from torch import nn
 from tensoropt.api import explore
 from tensoropt.costs.effects import Reading
 from tensoropt.simulate.aliases import ViewAlias, ViewAliases
-from tensoropt.simulate.owners import MemoryCurve, memory_curve
 from tensoropt.simulate.readings import Column
 from tests.models import Call
-from tests.simulate.strategies import facts_by_group
+from tests.simulate.strategies import facts_by_group, memory_curve
 from tests.simulate.test_owners import OPTIMIZERS, tracked_peak, unsplit
 
 ROWS, WIDTH, NARROW, WIDE = 16, 12, 8, 24
@@ -51,7 +50,7 @@ def dense(count: int = 4) -> tuple:
     return model, (torch.randn(ROWS, WIDTH), torch.randn(ROWS)), {}
 
 
-def play(build, micro_batches: int = 1) -> MemoryCurve:
+def play(build, micro_batches: int = 1):
     strategy = unsplit(build, micro_batches)
     return memory_curve(strategy, facts_by_group(strategy), "sgd")
 

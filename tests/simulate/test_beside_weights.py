@@ -26,12 +26,11 @@ from tensoropt.sharding.regions import Region
 from tensoropt.sharding.sequence import sequence_strategies
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tensoropt.verify.random_strategies import random_strategy
 from tests.costs.models import Recipe, facts_of, problem, three
 from tests.models import Call
-from tests.simulate.strategies import facts_by_group, written
+from tests.simulate.strategies import facts_by_group, memory_curve, written
 from tests.simulate.test_simulator import (
     BESIDE,
     Hand,

@@ -11,7 +11,6 @@ import pytest
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.candidates import BLOCKING, Overlap
-from tensoropt.simulate.step import lower
 from tensoropt.simulate.timed import launch_delays
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import ToyCommunication, ToyCompute, four, gates, llama_two, problem, unrolled
@@ -43,15 +42,8 @@ def assert_figures_are_those_of_its_events(evaluated: Evaluation) -> None:
     for number, of_parts in enumerate((parts.forward_s, parts.backward_s, parts.scattering_s)):
         assert chosen[:, number].tolist() == pytest.approx(of_parts[row].tolist(), **exact)
     assert end_s * slower == pytest.approx(parts.end_s[row], **exact)
-    # Memory is counted in whole bytes.
-    step = lower(evaluated.batch)
-    peak, turned = max(step.memory, key=sum), evaluated.batch.schedule.forward_end
-    assert (peak.kept, peak.transient + peak.workspace) == tuple(of.memory[row, 3:])
-    assert max((kept + transient for _, kept, transient in timed.curve), default=0.0) == sum(peak)
-    assert max(map(sum, step.memory[:turned])) == parts.forward_bytes[row]
-    assert max(map(sum, step.memory[turned : step.last])) == parts.backward_bytes[row]
-    assert max(map(sum, step.memory[step.last :])) == parts.end_bytes[row]
-    assert step.memory[turned].kept + step.memory[turned].transient == parts.between_bytes[row]
+    peak = max((kept + transient for _, kept, transient in timed.curve), default=0.0)
+    assert peak == of.memory[row, 3:].sum() == max(parts.within_bytes[row], parts.end_bytes[row])
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import facts_of
 from tests.execute import jobs
+from tests.simulate.strategies import memory_curve
 
 WITHIN = 0.02
 

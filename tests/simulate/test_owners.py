@@ -17,7 +17,7 @@ from tensoropt.sharding.regions import find_regions, fitting_once
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
-from tensoropt.simulate.owners import MemoryCurve, StepOwners, memory_curve
+from tensoropt.simulate.owners import StepOwners
 from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
 from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timed import TimedStep
@@ -25,21 +25,17 @@ from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
 from tests.costs.models import gates, gpt2, llama, llama_two, problem, two_layers
 from tests.execute import jobs
-from tests.simulate.strategies import facts_by_group, written
+from tests.simulate.strategies import facts_by_group, memory_curve, written
 from tests.simulate.test_readings import tied
 
 
-def play(strategy: Strategy, optimizer: str = "adam", training: bool = True) -> MemoryCurve:
+def play(strategy: Strategy, optimizer: str = "adam", training: bool = True):
     return memory_curve(strategy, facts_by_group(strategy, training), optimizer)
 
 
 def two_layer_strategy(labels, stored, mesh=(1, 2), mode="train") -> Strategy:
     graph = problem(two_layers, mode).graph
     return written(graph, mesh, [("none", *chosen) for chosen in labels], [("R", *one) for one in stored])
-
-
-def points(simulation: MemoryCurve) -> dict[str, tuple[int, int]]:
-    return {p.moment: (p.kept, p.transient) for p in simulation.points}
 
 
 W1, W2, X, HIDDEN, OUT = 24 * 32 * 4, 32 * 8 * 4, 16 * 24 * 4, 16 * 32 * 4, 16 * 8 * 4
@@ -51,7 +47,7 @@ def test_two_layers_alone():
     relu keeps its result, which the second layer needs as well; the error keeps its input.
     """
     simulation = play(two_layer_strategy([[], [], []], [[], []], mesh=(1,)))
-    assert points(simulation) == {
+    assert simulation.points == {
         # the product is there with relu's result, which is kept
         "forward linear": (HIDDEN, HIDDEN),
         "forward linear_1": (HIDDEN, OUT),
@@ -71,7 +67,7 @@ def test_two_layers_alone():
 
 def test_data_parallelism_halves_activations():
     simulation = play(two_layer_strategy([["d0"]] * 3, [["R/P"], ["R/P"]]))
-    found = points(simulation)
+    found = simulation.points
     assert found["forward linear"] == (HIDDEN // 2, HIDDEN // 2)
     assert found["backward linear_1"] == (HIDDEN // 2, OUT // 2 + HIDDEN // 2 + W2)
     assert found["optimizer"] == (0, W1 + W2)
@@ -80,7 +76,7 @@ def test_data_parallelism_halves_activations():
 def test_zero_gathers_for_a_while():
     """Stored halves; each layer has its whole weight while it runs, the second one again in backward."""
     simulation = play(two_layer_strategy([["d0"]] * 3, [["S(0)"], ["S(0)"]]), "sgd")
-    found = points(simulation)
+    found = simulation.points
     assert simulation.peak.parameters == (W1 + W2) // 2
     # the weight goes before relu makes what is kept: HIDDEN // 2 of the product are alive, not twice that
     assert found["forward linear"] == (HIDDEN // 2, W1)
@@ -92,7 +88,7 @@ def test_zero_gathers_for_a_while():
 
 def test_column_then_row_reduces_a_copy():
     simulation = play(two_layer_strategy([["out_features"], ["in_features"], ["none"]], [["S(0)"], ["S(1)"]]))
-    found = points(simulation)
+    found = simulation.points
     assert found["forward linear"] == (HIDDEN // 2, HIDDEN // 2)
     # the partial sum and its reduced copy, before the error runs
     assert found["resharding linear_1 for mse_loss"] == (HIDDEN // 2, 2 * OUT)
@@ -102,7 +98,7 @@ def test_column_then_row_reduces_a_copy():
 def test_inference_keeps_nothing_but_its_result():
     strategy = two_layer_strategy([[], [], []], [[], []], mesh=(1,), mode="inference")
     simulation = play(strategy, training=False)
-    assert points(simulation) == {
+    assert simulation.points == {
         "forward linear": (0, 2 * HIDDEN),
         "forward linear_1": (0, HIDDEN + OUT),
         "forward mse_loss": (0, 2 * OUT),

@@ -17,11 +17,10 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates
 from tensoropt.simulate.collectives import Collective, predicted_collectives
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tests.engine.loops import data_parallel
 from tests.engine.test_gathering import SENT, W, captured_tied
-from tests.simulate.strategies import facts_by_group
+from tests.simulate.strategies import facts_by_group, memory_curve
 from tests.simulate.test_simulator import BESIDE, Hand, PerByte, assert_scheduled, evaluated_at, figures
 
 B = "p_model_b_weight"

@@ -15,7 +15,6 @@ from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
 from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions_of
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.simulate.timed import AHEAD, REDUCTION
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
@@ -29,7 +28,7 @@ from tests.costs.models import (
     two_layers,
 )
 from tests.naive import Schedule, Task, schedule
-from tests.simulate.strategies import facts_by_group, written
+from tests.simulate.strategies import facts_by_group, memory_curve, written
 
 MODELS = {"two layers": two_layers, "gates": gates, "gpt2": gpt2, "llama": llama}
 MESHES = [(1, 2), (2, 2), (1, 2, 2)]

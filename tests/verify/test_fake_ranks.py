@@ -22,14 +22,13 @@ from tensoropt.sharding.recipes import groups_run_once
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import predicted_collectives
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.answer import entry_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, fake_job
 from tensoropt.verify.predict import Prediction, rows_of
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.execute import jobs
 from tests.profiling import own_optimizers
-from tests.simulate.strategies import facts_by_group
+from tests.simulate.strategies import facts_by_group, memory_curve
 from tests.verify.test_verify import around, assert_sent, check_strategies, draw_of, peak_of
 
 SITUATIONS = Path(__file__).parents[1] / "situations"

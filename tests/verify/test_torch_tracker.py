@@ -3,10 +3,9 @@
 import pytest
 
 from tensoropt.engine.models import load_model
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tests.execute import jobs
-from tests.simulate.strategies import facts_by_group
+from tests.simulate.strategies import facts_by_group, memory_curve
 from tests.verify.torch_tracker import torch_peak_bytes
 
 CASES = [

@@ -15,7 +15,6 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import predicted_collectives
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.findings import (
     Differences,
     NarrowDistance,
@@ -31,7 +30,7 @@ from tensoropt.verify.real_ranks import verify_module, verify_strategies
 from tensoropt.verify.recorder import compare_collectives, without_values
 from tensoropt.verify.reference import has_kinks
 from tests.execute import jobs
-from tests.simulate.strategies import facts_by_group
+from tests.simulate.strategies import facts_by_group, memory_curve
 
 NUMERICS = CheckOptions(memory=False, timed_steps=0)
 

@@ -23,11 +23,11 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import MicroBatchRefused
 from tensoropt.sharding.strategy import Strategy
-from tensoropt.simulate.owners import memory_curve
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.benchmarks.machine import Taking, dated, described, write
 from tests.benchmarks.program import arguments, table
+from tests.simulate.strategies import memory_curve
 from tests.verify.torch_tracker import torch_peak_bytes
 
 MODELS = (

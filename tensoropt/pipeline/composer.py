@@ -111,6 +111,19 @@ class Composer:
 
     def pipelines(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
         """Yield the composed pipelines, simulated; ``positions`` are each stage's starts, then the end."""
+        self.prepare(positions)
+        yield from self.composed(positions)
+
+    def prepare(self, positions: Sequence[Sequence[int]]) -> None:
+        """Find what :meth:`composed` needs of stores and ranks."""
+        ranges: dict[StageFrontiers, dict[Range, None]] = {}
+        for place, of_stage in zip(self.place_of, self._wanted(positions), strict=True):
+            ranges.setdefault(self.frontiers.at(place), {}).update(dict.fromkeys(of_stage))
+        for frontiers, of_kind in ranges.items():
+            frontiers.prepare(of_kind)
+
+    def composed(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
+        """Yield the pipelines of prepared positions."""
         offers = self._offers(self._wanted(positions))
         for alike in self._grouped_by_storage(offers):
             for composition in self.composing(alike, self.micro_batches):

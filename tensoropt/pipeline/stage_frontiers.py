@@ -15,7 +15,7 @@ from tensoropt.costs.cost_graph import NO_OPTION, EdgeTable, VariableTable
 from tensoropt.costs.edges import TableArrays
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource
-from tensoropt.costs.tables import CostTables, Template, group_keys, outline_templates, with_facts
+from tensoropt.costs.tables import CostTables, Template, outline_templates, with_facts
 from tensoropt.costs.variables import Variable
 from tensoropt.evaluation.evaluate import Evaluation, Evaluator
 from tensoropt.evaluation.problem import Problem, offered_regions
@@ -185,21 +185,25 @@ class StageFrontiers:
         self._strategies: dict[tuple[Range, int], Strategy] = {}
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
-    def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
-        """Search ranges: range -> its possible ends -> numbers of micro-batches in flight."""
-        searches: dict[str, dict[Ends, set[int]]] = {}
-        for (start, stop), of_range in requests.items():
-            look = self._known_look(start, stop)
-            for ends, flights in of_range.items():
-                searches.setdefault(look, {}).setdefault(ends, set()).update(flights)
+    def prepare(self, ranges: Iterable[Range]) -> None:
+        """Find the facts and timings of ranges, after which they are searched without a store or ranks."""
         works = {
             work.key: work
-            for look in searches
+            for look in {self._known_look(*where) for where in ranges}
             for template in self.first[look][2].values()
             for work in template.works
         }
         self.costs.facts.find(works.values())
+        for work in works.values():
+            self.costs.facts.of(work)  # read from the store
         self.costs.timings.measure(works)
+
+    def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
+        """Search prepared ranges: range -> its possible ends -> numbers of micro-batches in flight."""
+        searches: dict[str, dict[Ends, set[int]]] = {}
+        for where, of_range in requests.items():
+            for ends, flights in of_range.items():
+                searches.setdefault(self.look[where], {}).setdefault(ends, set()).update(flights)
         for look, of_look in searches.items():
             self.frontier[look] = self._search(look, of_look)
 
@@ -273,8 +277,8 @@ class StageFrontiers:
         where = start, stop
         if where not in self.look:
             part = self.stage(where)
-            micro = part.micro(self.search.problem.micro)
-            keys = group_keys(part.graph, micro)
+            search = self.search
+            micro, keys = search.cutter.keyed(start, stop, search.duplicated, search.problem.micro)
             self.look[where] = look = _look(part, keys, self.search.restriction)
             if look not in self.first:
                 limit = _restriction_of_stage(self.search.restriction, part)

@@ -11,6 +11,7 @@ from math import inf
 import numpy as np
 
 from tensoropt.costs.source import CostSource
+from tensoropt.costs.tables import group_keys
 from tensoropt.errors import PlanError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
 from tensoropt.ops.families.stages import ARRIVE, DEPART
@@ -105,6 +106,10 @@ def departing_group(tensor: str) -> str:
     return f"depart.{tensor}"
 
 
+Keyed = tuple[Mapping[str, AxisStrategy], Mapping[str, str]]
+"""By group the strategy by which it follows the batch, and its :func:`~tensoropt.costs.tables.group_keys`."""
+
+
 class Cutter:
     """All ways to cut a graph; a cut is the index of the first group after it."""
 
@@ -115,6 +120,7 @@ class Cutter:
         self.maker = {n: g for g in graph.groups for op in g.operators for n in op.outputs}
         self.readers: dict[str, list[Group]] = {}
         self._made: dict[tuple[int, int, frozenset[str]], Stage] = {}
+        self._keyed: dict[tuple[int, int, frozenset[str]], Keyed] = {}
         self._with_all_makers: dict[frozenset[str], frozenset[str]] = {}
         for group in graph.groups:
             for name in group.reads:
@@ -122,6 +128,17 @@ class Cutter:
                     f"{group.name} reads {name} of a later group"
                 )
                 self.readers.setdefault(name, []).append(group)
+
+    def keyed(
+        self, start: int, stop: int, duplicated: frozenset[str], whole: Mapping[str, AxisStrategy]
+    ) -> Keyed:
+        """Return by which strategies a stage's groups follow the batch, and their keys, on any mesh."""
+        where = start, stop, duplicated
+        if where not in self._keyed:
+            part = self.stage(*where)
+            micro = part.micro(whole)
+            self._keyed[where] = micro, group_keys(part.graph, micro)
+        return self._keyed[where]
 
     # -- what crosses -------------------------------------------------------------------------------
 

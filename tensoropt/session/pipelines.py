@@ -13,9 +13,10 @@ each device part has.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,7 @@ from tensoropt.pipeline.stages import (
 )
 from tensoropt.pipeline.strategy import schedule_named
 from tensoropt.plan.point import Point, reduce_points
+from tensoropt.processes import cores, in_forks
 from tensoropt.question.settings import Settings
 from tensoropt.session.evaluation import only_used_spaces
 from tensoropt.session.refining import best_counts, combining
@@ -246,6 +248,37 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
     return only_used_spaces(replace(noted, spaces=tuple(spaces), points=tuple(points)))
 
 
+@dataclass(frozen=True)
+class _Task:
+    """Pipelines to be found on one mesh.
+
+    Attributes:
+        schedule: "" for the requested one.
+        outer: how tensors may cross on all axes of a place but the last, if not every way is tried.
+        per_place: stages per place; None for :meth:`_Finder._several`.
+    """
+
+    mesh: Mesh
+    micro_batches: int
+    schedule: str = ""
+    outer: Sequence[str] = CROSSINGS[:1]
+    per_place: int | None = None
+
+    @property
+    def words(self) -> str:
+        several = f", {self.per_place} stages on the same devices" if self.per_place else ""
+        return f"pp{self.mesh.label}, {self.micro_batches} micro-batches{several}"
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A task with all that its pipelines are composed from."""
+
+    task: _Task
+    composer: Composer
+    positions: Sequence[Sequence[int]]
+
+
 class _Finder:
     def __init__(self, session: Session, searched: Searched, points: Sequence[Point]):
         self.session, self.problem, self.searched = session, searched.problem, searched
@@ -263,6 +296,7 @@ class _Finder:
         # Points name each operator of a plan, which takes longer than to simulate it: those that others beat
         # never become points.
         self._unbeaten: Sequence[Point] = points
+        self._known: list[tuple[float, float]] = []
         # Meshes and micro-batches whose pipelines do not fit, or that other plans beat in any case.
         self._beaten: set[tuple[Mesh, int]] = set()
         self.simulated = 0
@@ -375,15 +409,18 @@ class _Finder:
     def _search(self, asked: list[tuple[Mesh, int]], found: list[list[Point]]) -> None:
         """Fill ``found`` with the pipelines of each mesh and number of micro-batches, to which the leanest is
         added."""
-        self._first_look(asked, found)
+        self._add(found, [_Task(*at) for at in asked])
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
-            for own, at in zip(found, asked, strict=True):
-                if at not in self._beaten:
-                    own += self._of_several_stages(*at)
+            left = {n: self._of_several_stages(*at) for n, at in enumerate(asked) if at not in self._beaten}
+            several = {n: task for n, task in left.items() if task is not None}
+            self._add([found[n] for n in several], list(several.values()))
         if leanest := self._leanest(asked):
-            own = self._of_rows(*leanest)
+            # All axes of a place split the next dim: the least that a stage can have in flight.
+            mesh, rows = leanest
+            self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
             asked.append(leanest)
-            found.append(own)
+            found.append([])
+            self._add(found[-1:], [_Task(mesh, rows, outer=CROSSINGS[1:2])])
         self.session.progress("pipelines", len(asked), len(asked), "composed and simulated")
 
     def _note_kinds(self) -> None:
@@ -399,11 +436,25 @@ class _Finder:
                 "pace of the slowest of them"
             )
 
-    def _first_look(self, asked: Sequence[tuple[Mesh, int]], found: Sequence[list[Point]]) -> None:
-        for number, (mesh, micro_batches) in enumerate(asked):
-            label = f"pp{mesh.label}, {micro_batches} micro-batches"
-            self.session.progress("pipelines", number, len(asked), label)
-            found[number] += self._of_mesh(mesh, micro_batches)
+    def _add(self, found: Sequence[list[Point]], tasks: Sequence[_Task]) -> None:
+        """Add the pipelines of each task to its list, from as many forks at a time as there are cores."""
+        # Of before, so that the number of cores changes nothing.
+        self._known = sorted((one.memory_bytes, one.time_s) for one in self._unbeaten)
+        for start in range(0, len(tasks), cores()):
+            part = list(zip(found, tasks, strict=True))[start : start + cores()]
+            self.session.progress("pipelines", start, len(tasks), "; ".join(task.words for _, task in part))
+            prepared = [(own, made) for own, task in part if (made := self._prepared(task)) is not None]
+            every = in_forks(self._composed, [made for _, made in prepared])
+            for (own, _), (points, simulated, least, notes, refusals, beaten) in zip(
+                prepared, every, strict=True
+            ):
+                own += points
+                self._unbeaten = reduce_points([*self._unbeaten, *points])
+                self.simulated += simulated
+                self._least = min(self._least, least, key=itemgetter(0))
+                self._notes |= notes
+                self._refusals |= refusals
+                self._beaten |= beaten
 
     def _leanest(self, asked: Sequence[tuple[Mesh, int]]) -> tuple[Mesh, int] | None:
         """Return, for a large model, the mesh whose pipelines need least memory, with one row of the batch in
@@ -415,20 +466,9 @@ class _Finder:
         _, mesh = self._least
         return (mesh, rows) if mesh.shape[0] <= rows and (mesh, rows) not in asked else None
 
-    def _of_rows(self, mesh: Mesh, rows: int) -> list[Point]:
-        """Return pipelines with one row of the batch in each micro-batch, where all axes of a place split the
-        next dim: the least that a stage can have in flight."""
-        self.session.progress("pipelines", 0, 1, f"pp{mesh.label}, {rows} micro-batches of one row")
-        self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
-        return self._of_mesh(mesh, rows, outer=CROSSINGS[1:2])
-
-    def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> list[Point]:
+    def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> _Task | None:
         count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
-        if count == 1:
-            return []
-        label = f"pp{mesh.label}, {micro_batches} micro-batches, {count} stages on the same devices"
-        self.session.progress("pipelines", 0, 1, label)
-        return self._of_mesh(mesh, micro_batches, _INTERLEAVED, per_place=count)
+        return _Task(mesh, micro_batches, _INTERLEAVED, per_place=count) if count > 1 else None
 
     def _counts(self, places: int) -> tuple[int, ...]:
         """Return the micro-batch counts that divide the batch: as many for each place as plans without
@@ -445,26 +485,13 @@ class _Finder:
 
     # -- stages -------------------------------------------------------------------------------------
 
-    def _of_mesh(
-        self,
-        mesh: Mesh,
-        micro_batches: int,
-        schedule: str = "",
-        outer: Sequence[str] = CROSSINGS[:1],
-        per_place: int | None = None,
-    ) -> list[Point]:
-        """Return the pipelines on a mesh that no plan so far beats, in a schedule, by default the requested
-        one. They are points, since evaluations would hold the simulated steps of all their stages: gigabytes
-        for a model of a hundred blocks.
-
-        Args:
-            outer: how tensors may cross on all axes of a place but the last, if not every way is tried.
-            per_place: stages per place; by default from :meth:`_several`.
-        """
-        schedule = schedule or self.schedule
+    def _prepared(self, task: _Task) -> _Prepared | None:
+        """Find what the pipelines of a task need of the store and the ranks; None if there can be none."""
+        mesh, micro_batches, per_place = task.mesh, task.micro_batches, task.per_place
+        schedule = task.schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)
         if restriction is None:
-            return []
+            return None
         exact = self.small
         search = StageSearch(
             self.problem,
@@ -482,13 +509,12 @@ class _Finder:
         if per_place is None and schedule_named(schedule).several:
             per_place = self._several(mesh.shape[0], micro_batches, schedule)
         step = STEP if (per_place or 1) == 1 else _COARSE_STEP
-        known = sorted((one.memory_bytes, one.time_s) for one in self._unbeaten)
         try:
             composer = Composer(
                 frontiers,
                 schedule,
-                Crossings() if exact else Crossings(outer=outer, everywhere_alike=True),
-                partial(compose, step=0.0 if exact else step, known=() if exact else known),
+                Crossings() if exact else Crossings(outer=task.outer, everywhere_alike=True),
+                partial(compose, step=0.0 if exact else step, known=() if exact else self._known),
                 self._notes,
                 per_place,
                 refused=partial(self._refused, schedule),
@@ -497,20 +523,30 @@ class _Finder:
             where = f"pipelines on {mesh.shape[0]} groups of devices, {micro_batches} micro-batches"
             self._refusals.setdefault(where, str(refusal))
             self._note(f"no {where}: {refusal}")
-            return []
+            return None
         positions = self.cutting.positions(composer, self.costs, every=exact)
-        found = list(composer.pipelines(positions))
-        if known and not found:
-            self._beaten.add((mesh, micro_batches))
+        composer.prepare(positions)
+        return _Prepared(task, composer, positions)
+
+    def _composed(self, prepared: _Prepared) -> tuple[Any, ...]:
+        """Return the pipelines of a task that no plan so far beats, and what else was found: how many were
+        simulated, the least memory and its mesh, notes, refusals, what other plans beat.
+
+        They are points, since evaluations would hold the simulated steps of all their stages: gigabytes for a
+        model of a hundred blocks.
+        """
+        task, composer = prepared.task, prepared.composer
+        mesh, beaten = task.mesh, set[tuple[Mesh, int]]()
+        found = list(composer.composed(prepared.positions))
+        if self._known and not found:
+            beaten.add((mesh, task.micro_batches))
             self._note("pipelines of several stages on the same devices: only where a first look found some")
-        if not self._pinned_schedule and schedule == self.schedule:
-            found += self._apart(reduce_points(found), frontiers.prices)
-        self.simulated += len(found)
-        self._least = min([self._least, *((one.memory_bytes, mesh) for one in found)], key=itemgetter(0))
+        if not self._pinned_schedule and composer.schedule == self.schedule:
+            found += self._apart(reduce_points(found), composer.frontiers.prices)
+        least = min([self._least, *((one.memory_bytes, mesh) for one in found)], key=itemgetter(0))
         unbeaten = reduce_points([*self._unbeaten, *found])
         points = [pipelined_point(o, mesh, space=0) for o in unbeaten if isinstance(o, PipelineEvaluation)]
-        self._unbeaten = reduce_points([*self._unbeaten, *points])
-        return points
+        return points, len(found), least, self._notes, self._refusals, beaten
 
     @property
     def _pinned_schedule(self) -> bool:

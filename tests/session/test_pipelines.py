@@ -189,6 +189,7 @@ def test_large_models_are_looked_at_with_one_row_in_flight(store, monkeypatch):
     monkeypatch.setattr(Composer, "_evaluated", seen)
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MOST_PLACES", 2)
+    monkeypatch.setattr(pipelines, "in_forks", lambda work, items: list(map(work, items)))
     asked = {"micro_batches": [2], "dtype": "bfloat16", "pipelines": "auto"}
     found = explored(store, cluster=in_nodes(4), **asked)
     *first, (mesh, count, outer) = looked
@@ -204,14 +205,13 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(stor
     """Six blocks on two places, in as many micro-batches: three stages to each halve the bubble and more."""
     monkeypatch.setattr(pipelines, "FEW_GROUPS", 0)
     monkeypatch.setattr(pipelines, "_MOST_STAGES", 3)
-    evaluate, simulated = Composer._evaluated, set()
+    composed = set()
 
-    def seen(composer: Composer, *of: Any) -> Any:
-        if (pipeline := evaluate(composer, *of)) is not None:
-            simulated.add((composer.schedule, len(pipeline.stages)))
-        return pipeline
+    def seen(work: Any, items: list[Any]) -> list[Any]:
+        composed.update((one.composer.schedule, one.composer.stages) for one in items)
+        return list(map(work, items))
 
-    monkeypatch.setattr(Composer, "_evaluated", seen)
+    monkeypatch.setattr(pipelines, "in_forks", seen)
 
     def looked(micro_batches: int, **asked: Any) -> Exploration:
         return explore(
@@ -222,7 +222,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(stor
     found = looked(1)
     assert any("several stages on the same devices: of as many" in note for note in found.report["notes"])
     # Messages of so small a model cost more than the bubble, so that none of these is on the frontier.
-    assert ("interleaved_1f1b", 6) in simulated
+    assert ("interleaved_1f1b", 6) in composed
     # Cuts that are pinned say how many stages a place has.
     cuts = [f"blocks.{number}" for number in range(1, 6)]
     pin = {"stages": 2, "schedule": "interleaved_1f1b", "cuts": cuts}

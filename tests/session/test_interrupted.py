@@ -37,10 +37,11 @@ def interrupted_after(count: int, function: Callable[..., Any]) -> Callable[...,
 @pytest.mark.parametrize(("owner", "name", "missing", "asked"), [
     (_Asking, "ask", "zero", ()),
     (SpaceSearch, "_search", "meshes and micro-batch counts", ()),
-    (_Finder, "_of_mesh", "pipelines beyond", ("--pipelines", "always", "--micro-batches", "2,4")),
+    (_Finder, "_prepared", "pipelines beyond", ("--pipelines", "always", "--micro-batches", "2,4")),
 ])  # fmt: skip
 def test_what_was_found_is_saved(owner, name, missing, asked, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(owner, name, interrupted_after(1, getattr(owner, name)))
+    monkeypatch.setattr("tensoropt.session.pipelines.cores", lambda: 1)  # one mesh after another
     assert main([*QUICK, *asked, "--out", str(tmp_path / "found")]) == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("tensoropt: error: interrupted; not searched: ")

@@ -1,4 +1,4 @@
-"""The step simulator: many strategies at once through the moments of a step, with arrays over all of them."""
+"""The step simulator: columns of what happens at each moment, for all strategies, and their figures."""
 
 from __future__ import annotations
 

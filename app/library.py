@@ -194,7 +194,7 @@ class Library:
         self._recent = Recent(CACHED)
         if opened is not None and not any(folders_in(opened)):
             raise TensorOptError(
-                f"{opened} holds no exploration (no {DESCRIBED} in it or in a folder of it); "
+                f"{opened} holds no exploration (no {DESCRIBED} in it or in a subfolder); "
                 "run `tensoropt explore MODEL --cluster CLUSTER --out DIR` and open that DIR"
             )
 

@@ -33,8 +33,8 @@ class View:
     Attributes:
         exploration: its key in the library; "" for none.
         point: the selected point; None for the recommended one.
-        budget_bytes: memory limit per device; None for the exploration's budget, or the device less the
-            headroom.
+        budget_bytes: memory limit per device; None for the exploration's budget, or the device's memory less
+            the headroom.
         time_s: the longest step, which selects the leanest plan within it; None for no limit.
         headroom: the share of a device's memory that must stay free.
         price: money per device-hour; None for the cluster's own price, if it has one.

@@ -37,9 +37,9 @@ def choose(
     memory_bytes: float | None = None,
     time_s: float | None = None,
 ) -> Plan:
-    """Return the recommended plan within a memory budget, or by default within a device less the usual
-    headroom: the simplest within 3 % of the fastest that fits. Or the fastest, the leanest within a time, or
-    the knee.
+    """Return the recommended plan within a memory budget, or by default within a device's memory less the
+    usual headroom: the simplest within 3 % of the fastest that fits. Or the fastest, the leanest within a
+    time, or the knee.
 
     Args:
         saved: an exploration, its folder, or a sweep's folder of explorations on several numbers of devices

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 TERMS = {
     "proven": (
-        "That a plan is the best, or how much longer its step may be than the best one's, by the "
-        "sums of costs in the search; it does not cover the simulated figures."
+        "Whether the search, by its sums of costs, has proven a plan the best, or how much longer its "
+        "step may be than the best one's; it does not cover the simulated figures."
     ),
     "planner": "The method that found a plan: this search, or a published method that ran beside it.",
     "mesh": "The devices as a grid, such as 2×4; each of its axes splits something, such as the batch.",
@@ -17,7 +17,7 @@ TERMS = {
         "Blocks whose activations are not kept but computed a second time in backward: less memory "
         "for more time."
     ),
-    "on a device": "Whether it fits: tight if within the error of such predictions.",
+    "on a device": "Whether the plan fits; tight: the difference is within the error of such predictions.",
     "compute": "How long a device computes in a step.",
     "communication": "How long a device's links are in use in a step; hidden: while it computes.",
     "throughput": "How many samples or tokens all devices read per second.",

@@ -21,7 +21,7 @@ _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of quantity in texts: its name, an example, its units, and those that messages list.
+    """A kind of quantity in texts: its name, an example, the units that messages list, and all its units.
 
     Attributes:
         units: each unit's value, by its lower-case form, or as written if case matters.
@@ -145,7 +145,7 @@ def _limit(
 ) -> float | None:
     if exact is not None and said is not None:
         raise TensorOptError(
-            f"{exact_name}={exact:g} and {name}={said!r} are both the limit; give one of them"
+            f"{exact_name}={exact:g} and {name}={said!r} both set the limit; give one of them"
         )
     if isinstance(said, bool) or isinstance(exact, bool):
         raise TensorOptError(
@@ -301,6 +301,6 @@ def headroom_bytes(headroom: str, whole: float) -> float:
     if not 0 <= kept < whole:
         raise TensorOptError(
             f"--headroom {headroom} is {format_bytes(kept)} of devices that have {format_bytes(whole)}; keep "
-            "less of them free"
+            "less free"
         )
     return kept

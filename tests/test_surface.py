@@ -74,8 +74,8 @@ def test_choosing_from_an_exploration_or_its_folder(tmp_path: Path) -> None:
         ({"point": 2, "knee": True}, "point 2 and a limit or the knee are both given"),
         ({"point": 2, "memory": 1.0}, "point 2 and a limit"),
         ({"point": 2, "devices": "auto"}, "a point belongs to one exploration; .* instead of --devices"),
-        ({"memory": "12MiB", "memory_bytes": 1.0}, "memory_bytes=1 and memory='12MiB' are both the limit"),
-        ({"time": 1, "time_s": 2.0}, "time_s=2 and time=1 are both the limit"),
+        ({"memory": "12MiB", "memory_bytes": 1.0}, "memory_bytes=1 and memory='12MiB' both set the limit"),
+        ({"time": 1, "time_s": 2.0}, "time_s=2 and time=1 both set the limit"),
         ({"memory": "12 apples"}, "12 apples"),
     ],
 )

@@ -1,5 +1,5 @@
-// In which scheme, and whether on a narrow window, the first picture is to be drawn: the document has it before anything is
-// painted, and the server knows it before it is asked for the layout.
+// Sets the colour scheme, and whether the window is narrow, before anything is painted; cookies tell the server before it
+// is asked for the layout.
 (function () {
   let chosen = null;
   try {

@@ -1,5 +1,5 @@
-// Why a file is not taken: Dash's upload drops files of another kind or size without a word. The rules stand at the
-// place itself, as data.
+// Says why a file is refused: Dash's upload drops files of another kind or size without a word. The rules are data
+// attributes of the drop zone.
 (function () {
   const size = (bytes) => {
     if (bytes < 2 ** 13) return `${bytes.toLocaleString("en")} bytes`;
@@ -10,10 +10,10 @@
   function refusal(file, rule) {
     const endings = rule.endings.split(","), most = Number(rule.mostBytes);
     if (!endings.some((ending) => file.name.toLowerCase().endsWith(ending))) {
-      return `is not taken: only files that end in ${endings.join(", ")} are`;
+      return `cannot be uploaded: choose a file that ends in ${endings.join(", ")}`;
     }
     if (file.size > most) {
-      return `is not taken: it has ${size(file.size)}, at most ${size(most)} are taken. `
+      return `cannot be uploaded: it has ${size(file.size)}, the limit is ${size(most)}. `
         + `${rule.larger} for larger files.`;
     }
     return file.size ? "" : `is empty; ${rule.remedy}`;

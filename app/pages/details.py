@@ -110,8 +110,8 @@ def _rest(context: Context, shown: Any, gridded: Any, search: Any) -> Any:
     whose = _owners(data, row)
     return [
         parts.halves(
-            parts.panel(*goes, title="What the step goes into"),
-            parts.panel(*whose, title="Whose memory, at the peak"),
+            parts.panel(*goes, title="Where the step's time goes"),
+            parts.panel(*whose, title="Owners of memory at the peak"),
         ),
         _operators(data, row, detail),
     ]
@@ -154,7 +154,7 @@ def _devices(data: FrontierData, row: int) -> list[Any]:
     """Return the peak memory of each device, if they differ."""
     rows = [[s.title, s.size] for s in device_bars(data, row)]
     table = parts.plain_table(["", ""], rows, numbers=(1,))
-    return [html.H3("Most that a device holds, without driver and allocator"), table] if rows else []
+    return [html.H3("Peak memory of each device, without driver and allocator"), table] if rows else []
 
 
 def _operators(data: FrontierData, row: int, detail: Any) -> Any:

@@ -178,7 +178,7 @@ def budget_fault(data: FrontierData, budget_bytes: float) -> str:
     if budget_bytes <= data.capacity_bytes:
         return ""
     has = unit_for(data.capacity_bytes).limit(data.capacity_bytes)
-    return f"{data.device} has {has}, which is what plans are held to; plan on other devices for more."
+    return f"{data.device} has {has}, which no plan may exceed; plan on other devices for more."
 
 
 def count_words(data: FrontierData) -> str:

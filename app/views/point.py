@@ -158,7 +158,7 @@ KIND_TITLES = {
     "kept": "kept activations",
     "transient": "buffers in flight",
     "constants": "constants",
-    "process": "what a process takes beside tensors",
+    "process": "process memory beside tensors",
 }
 PROCESS = "process"
 PROVEN = "proven"

@@ -52,7 +52,7 @@ class AnswerLine:
         cost: of the training asked about; "" if no price is known.
         plan: its description in a sentence; name: its name.
         runs_in: the launchers that can express it.
-        beside: why it is recommended, that it is not, or what makes it not fit.
+        beside: why it is recommended, that another plan is, or that none fits.
     """
 
     mark: str
@@ -163,8 +163,8 @@ class Choice:
 
 
 def choices(data: FrontierData, view: View, found: Budgeted, chosen: int) -> list[Choice]:
-    """Return the recommended plan, the safest, the fastest, and what users run today, each plan once, usual
-    strategies filling up; last, a plan selected otherwise."""
+    """Return the recommended plan, the safest, the fastest, and users' current jobs, each plan once, filled
+    up with usual strategies; last, the selected plan if it is none of these."""
     titled: dict[int, list[str]] = {}
     for title, row in _titled(data, view, found):
         # A plan with two titles leaves room for another.

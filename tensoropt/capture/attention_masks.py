@@ -20,7 +20,7 @@ from tensoropt.ops.families.attention import ATTENTION
 _NOTHING, _FUTURE = "nothing", "future"
 """The two kinds of masks that are recognised: one that hides nothing, and one that hides the future."""
 _HIDDEN = -1e4
-"""The most that is added to a hidden score: exp(-104) is already 0 in float32, and scores differ by tens."""
+"""The largest addend that hides a score: exp(-104) is already 0 in float32, and scores differ by tens."""
 _LEAST_FACTOR = 0.02
 """The least factor that may scale scores after a mask: ``_HIDDEN`` times this still gives zero weight."""
 _SOFTMAX = "aten.softmax.int"
@@ -52,7 +52,7 @@ class MaskReader:
 
     Attributes:
         flagged: number of attention calls whose mask was dropped.
-        by_hand: number of times that attention by hand became a call.
+        by_hand: number of attentions written out by hand that became one call.
     """
 
     def __init__(self, folder: Folder, read_stored: bool):
@@ -105,8 +105,8 @@ class MaskReader:
         places = [self._folder.live[op.name] for op in operators if op.name in self._folder.live]
         if places:
             notes.append(
-                f"{len(places)} results of constants alone are too large to be kept, and are made in every "
-                f"step: {', '.join(dict.fromkeys(places))}; in place of a causal mask, "
+                f"{len(places)} results that depend on constants only are too large to be kept, and are "
+                f"computed in every step: {', '.join(dict.fromkeys(places))}; in place of a causal mask, "
                 "scaled_dot_product_attention takes is_causal=True, which costs less"
             )
         return tuple(notes)
@@ -178,8 +178,8 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> _ByHand | None:
     """Return the operands of ``softmax(q k^T * scale + causal mask) v``, if ``node`` is its last product.
 
     Only if nothing else reads the intermediate results, all are of one floating type, and there is no dropout
-    in between: dropout runs in the math form under the flag as well, and the mask is small next to its
-    weights.
+    in between: with dropout, attention runs in its math form even under the flag, and the mask is small next
+    to the attention weights.
     """
     if str(node.target) not in _BY_HAND or len(node.all_input_nodes) != 2:
         return None

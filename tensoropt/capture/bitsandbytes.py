@@ -1,10 +1,10 @@
-"""Layers of ``bitsandbytes`` as layers of ours with the same bytes.
+"""Conversion of ``bitsandbytes`` layers to layers of TensorOpt with the same bytes.
 
-Theirs keep scales beside their parameters, where no state dict of a module lists them, and multiply in a
-function that is given objects; neither can be exported or split. Ours compute what theirs do: ``Linear4bit``
-in its compute type, ``Linear8bitLt`` as in training on a CPU, with activations as they are (on a GPU,
-LLM.int8() rounds those to int8, too). Scales that are themselves bytes have one scale for each group in a
-row, which takes some bytes more than theirs for 256 blocks across rows.
+A layer of bitsandbytes keeps scales outside its parameters, where no module's state dict lists them, and
+multiplies in a function that takes objects; neither can be exported or split. TensorOpt's layers compute the
+same: ``Linear4bit`` in its compute type, ``Linear8bitLt`` as in training on a CPU, with unrounded activations
+(on a GPU, LLM.int8() rounds those to int8, too). Scales that are themselves quantised get one scale per group
+within a row, which takes a few bytes more than bitsandbytes' one per 256 blocks across rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def replace_layers(model: nn.Module) -> tuple[str, ...]:
     were any.
 
     Raises:
-        CaptureError: a layer cannot be said so; the message has its name and the remedy.
+        CaptureError: a layer cannot be converted; the message has its name and the remedy.
     """
     package: Any = sys.modules.get("bitsandbytes")
     if package is None:  # then no layer is one of its
@@ -49,7 +49,7 @@ def replace_layers(model: nn.Module) -> tuple[str, ...]:
     if not made:
         return ()
     schemes = {str(layer.scheme) for layer in made.values()}
-    rounded = "; on GPUs, bitsandbytes also rounds what they read to int8" if "int8" in schemes else ""
+    rounded = "; on GPUs, bitsandbytes also rounds their inputs to int8" if "int8" in schemes else ""
     return (
         f"{len(made)} layers of bitsandbytes are now layers of the same bytes ({', '.join(sorted(schemes))})"
         f", which can be split{rounded}",
@@ -67,8 +67,8 @@ def _of_4_bits(name: str, layer: Any) -> QuantisedLinear:
         return QuantisedLinear(quantised(weight, scheme), scheme, bias, compute)
     if getattr(state, "packing_format_for_cpu", False):
         raise CaptureError(
-            f"`{name}` was packed for inference on this CPU, which is another order of bytes; load the model "
-            "anew, or train with it before it evaluates"
+            f"`{name}` was packed for inference on this CPU, which reorders its bytes; load the model anew, "
+            "or train it before it runs in eval mode"
         )
     rows, columns = state.shape
     if columns != layer.in_features or columns % state.blocksize:
@@ -112,6 +112,6 @@ def _check_table(name: str, own: torch.Tensor, ours: tuple[float, ...]) -> None:
     ):
         return
     raise CaptureError(
-        f"`{name}` has numbers of its own behind its bytes (quant_map), and only those that bitsandbytes "
-        "makes for nf4 and fp4 are known; quantise it with these"
+        f"`{name}` has a table of values of its own (quant_map), and only those that bitsandbytes makes for "
+        "nf4 and fp4 are known; quantise it with one of these"
     )

@@ -29,8 +29,8 @@ _LYING = frozenset(
     f"aten.{name}"
     for name in ("view_as_complex.default", "view_as_real.default", "view.dtype", "as_strided.default")
 )
-"""Calls that read memory as it lies (a conjugate is a flag on it): a copy is more than another name for
-them."""
+"""Calls that reinterpret the memory of their operand, where a conjugate is only a flag: before them, a copy
+is more than a rename."""
 _MAYBE_RENAMES = frozenset({
     folding.VIEW, folding.COPYING_VIEW, "aten.reshape.default", "aten.expand.default", "aten.slice.Tensor",
     "aten._to_copy.default", "aten.to.dtype",
@@ -40,14 +40,14 @@ _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
 )
 _RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
-"""Results without a gradient next to one that has one: statistics, which a norm that is applied twice
-reads."""
+"""Indices of results without a gradient, where the first has one: statistics, which a norm that is applied
+twice reads."""
 _OF_ONE_TYPE = frozenset({
     "aten.linear.default", "aten.addmm.default", "aten.mm.default", "aten.bmm.default",
     "aten.baddbmm.default", "aten.matmul.default", "aten.convolution.default",
     "aten.conv1d.default", "aten.conv2d.default", "aten.conv3d.default",
 })  # fmt: skip
-"""Calls whose operands must be of one type, which shapes alone do not show."""
+"""Calls whose operands must share one dtype, which tracing without values does not check."""
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -59,7 +59,7 @@ class Converter:
 
     Args:
         exported: the program.
-        prefix: the prefix of the model's own names among those of ``model``.
+        prefix: what precedes the model's own names in those of ``model``.
         mode: the purpose of the graph.
         model: the exported module.
         stored: the model's stored tensors by name, if it was exported without them (``fidelity.py``).
@@ -226,7 +226,7 @@ class Converter:
             reason = str(error).strip().partition("\n")[0].partition(". ")[0]
             raise CaptureError(
                 f"PyTorch cannot compute {node.target}, which {_source(node) or node.name} calls on "
-                f"constants: {reason}; make them outside forward, as a buffer"
+                f"constants: {reason}; make the result outside forward, as a buffer"
             ) from error
 
     def _call(self, node: torch.fx.Node) -> None:

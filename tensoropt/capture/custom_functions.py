@@ -41,7 +41,7 @@ class _Exporting:
     Attributes:
         reentrant: replaces a reentrant checkpoint.
         keep: whether calls become operators.
-        inside: whether a function's own code is running, in which nested functions are part of it.
+        inside: whether a function's own code is running; functions that it calls are part of it.
     """
 
     reentrant: Callable[..., Any]
@@ -76,8 +76,8 @@ def own_backwards(reentrant: Callable[..., Any], *, keep: bool = True) -> Iterat
 
 
 class _Replaced:
-    """The code that ``Function.apply`` runs meanwhile; one class's code is exchanged for that of another with
-    the same cells, so it too refers to ``__class__``."""
+    """The code that ``Function.apply`` runs during an export; only code with the same closure cells can
+    replace it, so this too refers to ``__class__``."""
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __class__  # type: ignore[name-defined]  # noqa: B018
@@ -128,7 +128,7 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
         raise _refused(
             cls,
             f"it is given {what}, which a plan cannot name; pass tensors, numbers and texts to apply(), and "
-            "what it needs of modules as tensors",
+            "the tensors of a module in place of the module",
         ) from None
     # An operand that gets no gradient is read detached, so that the graph expresses this too.
     read = [

@@ -1,9 +1,9 @@
-"""Layers of experts, which models write as a dozen operators, as one operator each.
+"""Replacement of each layer of experts, which models write as a dozen operators, with one operator.
 
-The form is that of ``transformers`` (``grouped_mm_experts_forward`` in ``integrations/moe.py``): expert
+The dozen are those of ``transformers`` (``grouped_mm_experts_forward`` in ``integrations/moe.py``): expert
 numbers are sorted, tokens gathered in that order, multiplied with one matrix per group of rows, scaled by the
-router's weights, brought back, and summed over the experts of each token. Only what is exactly this becomes
-the operator, which can be split where these cannot (:mod:`tensoropt.ops.families.routed_experts`)."""
+router's weights, put back in order, and summed per token. Exactly this form is replaced, by an operator that
+can be split where the dozen cannot (:mod:`tensoropt.ops.families.routed_experts`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _VIEWS = ("aten.view.default", "aten._unsafe_view.default")
 
 
 class _Unlike(Exception):  # noqa: N818 - a signal, not an error
-    """What follows a sort of expert numbers is not the form of this module."""
+    """Raised if the operators after a sort do not have the form that this module replaces."""
 
 
 def with_experts(graph: OperatorGraph) -> OperatorGraph:
@@ -50,19 +50,19 @@ def with_experts(graph: OperatorGraph) -> OperatorGraph:
         return graph
     note = (
         f"{left} products of experts are not in the form that transformers writes, so that no plan sends "
-        "rows to the ranks of their experts"
+        "rows to the ranks that hold their experts"
     )
     return replace(graph, notes=(*graph.notes, note))
 
 
 class _Layer:
-    """A layer of experts, read from the sort of its expert numbers on.
+    """A layer of experts, whose operators are read in order, starting at the sort of its expert numbers.
 
     Attributes:
-        role: what a tensor is that depends on the order of rows: ``ids``, ``order``, ``token``, ``counts``,
-            ``ends``, ``inverse``, ``rows``, ``factors``, ``scaled``, ``back``.
-        named: the names of the body's values, by the tensors that they are.
-        weights: the tensors that the body reads and that are not rows, in order.
+        role: the role of each tensor that depends on the order of rows: ``ids``, ``order``, ``token``,
+            ``counts``, ``ends``, ``inverse``, ``rows``, ``factors``, ``scaled``, ``back``.
+        named: names of values in the body, by tensor of the graph.
+        weights: the tensors other than rows that the body reads, in order.
         gone: the names of the operators that the layer replaces.
     """
 
@@ -85,7 +85,7 @@ class _Layer:
         self.tokens, self.chosen = shape
 
     def _flattened(self, name: str, reader: Operator) -> str:
-        """Return the tensor of which ``name`` is the view with one row per choice."""
+        """Return the tensor that ``name`` views with one row per choice of an expert."""
         view = self.graph.producer.get(name)
         if view is None or view.target not in _VIEWS:
             raise _Unlike
@@ -100,7 +100,7 @@ class _Layer:
         """Return the graph with this layer, the graph's ``number``-th, as one operator.
 
         Raises:
-            _Unlike: it is not of this form.
+            _Unlike: the layer is not of the form of ``transformers``.
         """
         begun = False
         for op in self.graph.operators:
@@ -185,7 +185,7 @@ class _Layer:
         self.role[op.outputs[0]] = "counts"
 
     def _is_inverse(self, op: Operator) -> bool:
-        """Return whether it writes 0, 1, 2, ... at the places that the order gives."""
+        """Return whether ``op`` writes 0, 1, 2, ... at the positions that the order of rows gives."""
         _, places, values, *_ = op.args
         if not all(isinstance(value, Ref) for value in (*places, values)):
             return False
@@ -210,8 +210,8 @@ class _Layer:
         self.role[op.outputs[0]] = "rows"
 
     def _weight(self, name: str) -> Mapping[str, str]:
-        """Return the name in the body of a tensor that is not made of rows; a transposed parameter is
-        transposed there, so that the parameter itself is what the operator reads."""
+        """Return {tensor: its name in the body} for a tensor not made of rows; a transposed parameter is
+        transposed inside the body, so that the operator reads the parameter itself."""
         maker = self.graph.producer.get(name)
         if maker is not None and maker.target == TRANSPOSE and len(self.graph.consumers[name]) == 1:
             (source, *dims), shape = maker.args, self.graph.tensors[name].shape

@@ -1,8 +1,7 @@
-"""``torch.export`` of a model as it trains, without what it does only because it is exported or generates
-text.
+"""``torch.export`` of a model as it trains, without code that runs only under export or to generate text.
 
 Checkpointed code (``torch.utils.checkpoint``) is traced once, with the gradients that it has in the model:
-the plan chooses what is computed again.
+the plan chooses what is recomputed.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from tensoropt.errors import CaptureError
 _LIST, _OVERRIDE = "_materialize_cpp_cia_ops", "_override_composite_implicit_decomp"
 
 _prepared: dict[Any, tuple[Any, dict[Any, Any], dict[Any, Any], Any]] = {}
-"""Of each composite operator: its decomposition, its kernels without and with it, and its rule for fake
-tensors."""
+"""Composite operator -> its decomposition, its kernels before and after that was registered, and its rule for
+fake tensors."""
 
 
 @contextlib.contextmanager
@@ -64,8 +63,8 @@ def _composites_prepared_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _overridden(override: Callable[..., Any], decompositions: Mapping[Any, Any]) -> Iterator[None]:
-    """PyTorch's ``override(decompositions)``, which registers a dozen kernels of each operator; here those of
-    an earlier call are put in place again wherever they would be the same."""
+    """Do as PyTorch's ``override(decompositions)``, which registers a dozen kernels per operator, but reuse
+    those of an earlier call wherever they would be the same."""
     rules = getattr(fake_impls, "op_implementations_dict", None)
     if rules is None:  # another version of PyTorch
         with override(decompositions):
@@ -142,12 +141,11 @@ class _Checkpoints:
 
 
 _REPLACED = (
-    "the model's own checkpointing is replaced by the plan's, which chooses the blocks whose inside is "
-    "computed again"
+    "the model's own checkpointing is replaced by the plan's, which chooses the blocks that are recomputed"
 )
 _IDLE = (
-    "a reentrant checkpoint gives no gradient, as in the model: none of the tensors that it is given has "
-    "one; use_reentrant=False would train what is inside"
+    "a reentrant checkpoint gives no gradient, as in the model: none of its input tensors requires one; "
+    "use_reentrant=False would train what is inside"
 )
 _EAGER_NOTE = (
     "the model could not be exported with torch.compiler.is_compiling() true; it was exported as it runs "
@@ -163,11 +161,11 @@ def export(
 ) -> _Exported:
     """Return (flat, functional program, the module's own step in training, notes on decisions).
 
-    Under a compiler some models leave out what they need in that case (T5 and its relatives make their mask
-    in eager mode only). A model that is refused is therefore exported a second time as in eager mode.
+    Under a compiler some models skip code that they need here (T5 and its relatives make their mask in eager
+    mode only). A model that is refused is therefore exported a second time as in eager mode.
 
     Raises:
-        Exception: that of the second attempt if both fail, because it is the one about the model itself.
+        Exception: both attempts failed; this is the second's error, which is about the model itself.
     """
     try:
         return _export(subject, args, kwargs, training)

@@ -1,9 +1,9 @@
 """Whether a captured graph computes what its model does: one step of both, compared.
 
 Which parameters get a gradient is always compared, in a step of the model on tensors without values; loss,
-gradients and buffers are too where a model is small and has values. What its code changes is put back. The
-way back is here as well: an operator graph as a module of one call per operator, and the same graph in double
-precision."""
+gradients and buffers are too where a model is small and has values. Changes that its code makes are undone.
+The reverse conversion is here as well: a module that runs an operator graph call by call, and the same graph
+in double precision."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def any_names() -> Iterator[None]:
 
 
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
-"""Copies that only made a tensor contiguous are not in the graph: a view may have to copy."""
+"""Views that may have to copy, because the graph omits copies that only make a tensor contiguous."""
 
 
 class _Rebuilt(nn.Module):
@@ -302,7 +302,7 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     """Return notes on parameters that the graph trains and the module does not, or vice versa.
 
     Args:
-        prefix: the prefix of the model's own names among those of the step.
+        prefix: what precedes the model's own names in those of the step.
 
     Raises:
         CaptureError: a parameter that has a gradient in the module gets none in the graph, or the graph's
@@ -383,7 +383,7 @@ def check_numbers(
         try:
             model_step = run_step(own, parameters, model)
         except Exception as error:  # the model's own error, raised later where its cause is named
-            return (f"the model's own step could not be computed to compare: {shown_error(error)}",)
+            return (f"the model's own step could not be computed for comparison: {shown_error(error)}",)
         if not model_step.finite:
             return ("the graph was not compared with the model, whose own step gives NaN or infinity",)
         found = apart(run_step(captured, parameters, model), model_step)
@@ -397,7 +397,7 @@ def check_numbers(
     if _within(found, loss, max(change, _REST_TOLERANCE)):
         return (
             f"rounding changes the model's gradients by {change / ROUNDING_FACTOR:.0e}, so that the graph's "
-            "were compared with them no finer than that",
+            f"were compared with them only to {change:.0e}",
         )
     differs, size = "loss", found.loss
     if size <= loss:
@@ -406,8 +406,8 @@ def check_numbers(
         differs = f"value of the buffer {name}" if of_buffer else f"gradient of {name}"
     raise CaptureError(
         f"the captured graph computes another {differs} than the model itself (off by {size:.0e} of it), so "
-        "that a plan would train otherwise; forward does something else each time that it runs, or something "
-        "that torch.export does not see: look for state outside of buffers, values that leave PyTorch, hooks "
+        "a plan would train differently; either forward differs from run to run, or it does something that "
+        "torch.export does not see: look for state outside of buffers, values that leave PyTorch, hooks "
         "on grad_fn, and gradients taken or changed inside forward"
     )
 

@@ -1,8 +1,8 @@
 """Constant folding: anything that depends on no input and no parameter is computed once, at capture.
 
-Values are stored at broadcast-reduced shape. Calls that depend only on a tensor's shape or dtype become what
-they amount to, and writes into a part of a complex tensor, which PyTorch cannot differentiate, become writes
-into its real and imaginary parts."""
+Values are stored at broadcast-reduced shape. Calls that depend only on a tensor's shape or dtype become their
+results, and writes into a part of a complex tensor, which PyTorch cannot differentiate, become writes into
+its real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Folder:
     computed from it. Such constants are distinguished by how they are computed, all others by value.
 
     Attributes:
-        live: of each call whose result is too large for a constant, the model's line.
+        live: the model's line, by name of each call whose result is too large for a constant.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Folder:
             self._stored.add(node)
 
     def once(self, key: Any, value: Tensor) -> Tensor:
-        """Return the first value of this key, so that what layers compute from equal ones is shared."""
+        """Return the first value with this key, so that layers share results computed from equal values."""
         made: Tensor = self._results.setdefault(key, (value, ()))[0]
         return made
 
@@ -351,7 +351,7 @@ _DIMS = ("dim", "dim1", "dim2")
 
 
 def write_complex_as_real(graph: torch.fx.Graph) -> None:
-    """Rewrite such writes in place."""
+    """Turn writes into complex tensors into writes into their real and imaginary parts, in place."""
     # A conjugate is only a flag on a tensor, and has no parts to view before it is resolved.
     conjugated = any(str(node.target) == "aten._conj.default" for node in graph.nodes)
     for node in list(graph.nodes):

@@ -49,9 +49,8 @@ class _ForwardCalls(TorchFunctionMode):
 
     Args:
         notes: filled as the export proceeds.
-        on_meta: whether the model is exported on the meta device. Tensors that it makes without a device are
-            then made there, just as on the CPU for a model on the CPU, and so are those that it makes on a
-            device by name.
+        on_meta: whether the model is exported on the meta device. Tensors that it makes or moves are then
+            placed there as well, whatever device its code names.
     """
 
     def __init__(self, notes: list[str], on_meta: bool):
@@ -370,8 +369,8 @@ def _without_tracing() -> Iterator[None]:
 def known_values() -> Iterator[None]:
     """While a model is exported, allow it to branch on values that are the same in every call.
 
-    ``transformers`` then behaves accordingly: its masks are those of eager mode. A mask or positions passed
-    from outside are unknown, and anything made from them stays.
+    ``transformers`` then makes the masks of eager mode. A mask or positions passed from outside are unknown,
+    and anything made from them stays in the graph.
     """
     with contextlib.ExitStack() as stack:
         # It is not imported for this purpose: if it is not loaded, no model comes from it.

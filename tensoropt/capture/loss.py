@@ -126,8 +126,8 @@ def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
     if not untrained:
         return ()
     return (
-        f"of what the model returns '{returned.key}' is trained; {', '.join(untrained.values())} could be "
-        f"too, and is left out unless '{returned.key}' has it in it",
+        f"of the model's outputs '{returned.key}' is trained; {', '.join(untrained.values())} could be too, "
+        f"but is left out unless '{returned.key}' includes it",
     )
 
 

@@ -80,8 +80,8 @@ _SHOWN = 4
 def in_mode(model: nn.Module, mode: Mode) -> Iterator[tuple[str, ...]]:
     """Put a model in the mode in which it is captured, while the context is open.
 
-    For inference all of it evaluates. For training, a model in training mode keeps those modules that were
-    set to ``eval()`` by hand; one that evaluates as a whole, as loaded models do, is set to train.
+    For inference, all modules are in eval mode. For training, modules that were set to ``eval()`` by hand
+    stay in it; a model that is in eval mode as a whole, as loaded models are, is set to train.
 
     Yields:
         Notes on anything that a user may not expect.
@@ -118,7 +118,7 @@ def _train(model: nn.Module) -> tuple[str, ...]:
         return ()
     return (
         "the model was in eval mode and is captured in train mode, which changes what these compute: "
-        f"{shown_names(changed, _SHOWN)}; call train() on the model and eval() on what is to be held",
+        f"{shown_names(changed, _SHOWN)}; call train() on the model and eval() on those to keep as they are",
     )
 
 
@@ -161,7 +161,7 @@ def keep_no_grad(exported: Any) -> None:
                     raise CaptureError(
                         f"the model{f' at {line}' if line else ''} writes, without gradients, to a tensor "
                         "that has one (gaussian_nll_loss bounds its variances so); compute a new tensor: "
-                        "x + (bounded(x) - x).detach() has the value of the one, the gradient of the other"
+                        "x + (bounded(x) - x).detach() has the value of bounded(x) and the gradient of x"
                     )
             for result in [user for user in region.users if user.target is operator.getitem]:
                 value = result.meta.get("val")

@@ -1,9 +1,9 @@
-"""Models that ask for other processes: losses gathered over ranks, statistics that are reduced.
+"""Models that communicate with other processes: losses gathered over ranks, statistics that are reduced.
 
-A graph is that of one process: the model's code finds no process group. If it asks for one, in its step or
-when a function builds it, the step is run once more in one that pretends to have two ranks, and a model that
-communicates there is refused: in a job its ranks would do so beside the plan's. PyTorch's own layers are not
-asked.
+A graph describes one process: during capture the model's code finds no process group. If it asks for one, in
+its step or while it is built, the step is run once more in a pretended group of two ranks, and a model that
+communicates there is refused: in a job its ranks would do so in addition to the plan's. PyTorch's own layers
+are not tested.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PASSING = tuple(
     str(path)
     for path in (_TORCH / "distributed", _TORCH / "autograd", _TORCH / "overrides.py", Path(__file__).parent)
 )
-"""Where a model's question passes through on its way to PyTorch's groups."""
+"""Files and folders that may be on the stack between the model's code and PyTorch's process groups."""
 
 
 @contextmanager
@@ -46,11 +46,11 @@ def no_other_processes() -> Iterator[list[str]]:
 
 
 def refuse_communication(run: Callable[[Any], object], build: Callable[[], Any] = lambda: None) -> None:
-    """Run a model's step in one of two ranks.
+    """Run a model's step as one of two pretended ranks.
 
     Args:
-        run: the step of what ``build`` returns.
-        build: makes the model there; what it sends itself, as DDP does around a model, is before any step.
+        run: runs the step of the model that ``build`` returns.
+        build: makes the model; if it fails there, as DDP does when it communicates, nothing is refused.
 
     Raises:
         CaptureError: the step communicates.
@@ -78,8 +78,8 @@ def refuse_communication(run: Callable[[Any], object], build: Callable[[], Any] 
 
 @contextmanager
 def _group_found(found: Callable[[FrameType], dist.ProcessGroup | None]) -> Iterator[None]:
-    """While open, code of a model's own that asks for the default group, by whatever function, gets this;
-    PyTorch's layers find none."""
+    """While open, a model's own code that asks for the default group, by any function, gets ``found(frame)``;
+    PyTorch's layers get none."""
     real: Any = distributed_c10d._WorldMeta.__dict__["WORLD"]
 
     def world(cls: Any) -> Any:

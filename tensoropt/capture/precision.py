@@ -4,7 +4,7 @@ Parameters, their gradients and the optimizer's state stay float32 (master weigh
 class (:class:`tensoropt.ops.calls.Precision`), following PyTorch's autocast (docs, "Autocast Op Reference")
 and Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1): bfloat16 (products, convolutions,
 attention, lookups, norms of one kernel), float32 (losses, softmax, powers, sums), or that of the widest
-tensor with a gradient among their operands. ``torch.autocast`` around the export has no meta device.
+tensor with a gradient among their operands. ``torch.autocast`` around the export lacks the meta device.
 """
 
 from __future__ import annotations

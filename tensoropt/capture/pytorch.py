@@ -70,7 +70,7 @@ def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
     notes = graph.notes
     if idle:
         few = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
-        notes = (*notes, f"{len(idle)} parameters are read without gradient alone and not trained: {few}")
+        notes = (*notes, f"{len(idle)} parameters are only read without gradient, and not trained: {few}")
     return replace(graph, tensors=tensors, operators=tuple(operators), notes=notes)
 
 

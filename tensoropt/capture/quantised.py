@@ -1,5 +1,5 @@
-"""Linear layers whose weight is bytes (:class:`~tensoropt.ops.quantised.QuantisedLinear`), as one operator
-each."""
+"""Replacement of each linear layer with quantised weights (:class:`~tensoropt.ops.quantised.QuantisedLinear`)
+with one operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.ops.quantised import OPERATOR, Scheme
 
 
 def with_quantised_linear(graph: OperatorGraph) -> OperatorGraph:
-    """Return the graph with each linear layer whose weight is bytes as one operator."""
+    """Return the graph with one operator for each linear layer whose weights are quantised bytes."""
     return replace(
         graph,
         operators=tuple(
@@ -21,7 +21,7 @@ def with_quantised_linear(graph: OperatorGraph) -> OperatorGraph:
 
 
 def weights_in_bytes(graph: OperatorGraph) -> tuple[set[str], int]:
-    """Return the schemes of the weights that are bytes, and how many more numbers these stand for than their
+    """Return the schemes of the quantised weights, and how many more weights these represent than their
     parameters have elements."""
     schemes, counted = set(), dict[str, int]()
     for op in graph.operators:

@@ -1,7 +1,7 @@
 """Reasons why a model or its example inputs cannot be captured, with the model's own line and the remedy.
 
-Hooks of forward are traced. Those of backward would be lost, together with their effect on gradients: they
-are found where a model has them, and where its backward, which runs once without values, calls them.
+Forward hooks are traced. Backward hooks would be lost, together with their effect on gradients: they are
+looked for on modules and parameters, and among the calls of a backward that runs once without values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tensoropt.capture.unsupported import OBJECT, kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
 
 _REMEDY = (
-    "a plan's backward runs no hooks; remove it before, or write what it does to the gradient as a "
+    "a plan's backward runs no hooks; remove it first, or write what it does to the gradient as a "
     "torch.autograd.Function that forward calls (the identity forward, the hook's arithmetic in backward), "
     "which is kept"
 )
@@ -50,7 +50,7 @@ def check_hooks(model: nn.Module) -> None:
 @contextlib.contextmanager
 def refusing_hooks() -> Iterator[None]:
     """Refuse hooks that a backward calls while the context is open, wherever forward registers them: on
-    tensors, modules, nodes of autograd, or for what backward keeps."""
+    tensors, modules, autograd nodes, or saved tensors."""
     hooks: list[CodeType] = []
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:

@@ -1,5 +1,5 @@
-"""What a model returns: a wrapper module that returns the tensors alone, what makes the model's own output of
-them again, and the position of the loss in it."""
+"""The outputs of a model: a wrapper module that returns only their tensors, the rebuilding of the model's own
+output from these, and the position of the loss in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensoropt.errors import CaptureError
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Stands for a tensor of an output: its number among those that are returned."""
+    """A placeholder for a tensor of an output: the tensor's number among those that are returned."""
 
     number: int
 
@@ -27,9 +27,9 @@ class OutputPlaces:
     """The places of the tensors in an output of a model.
 
     Attributes:
-        kind: the class of an output that pytree does not take apart; otherwise None.
-        spec: pytree of the output, or of what such an output holds by name.
-        leaves: the leaves of that, with a :class:`_Tensor` for each tensor.
+        kind: the class of an output that pytree cannot flatten; otherwise None.
+        spec: pytree of the output, or of its contents by name if pytree cannot flatten it.
+        leaves: the leaves of ``spec``, with a :class:`_Tensor` for each tensor.
         loss: the number of the loss among the tensors; None if there is none.
     """
 
@@ -45,9 +45,9 @@ class OutputPlaces:
         """Return the places of an output's tensors, and the tensors.
 
         Args:
-            loss: what lies in the place of the loss; None for a model without one.
-            everything: False for the loss alone, if there is one, with None in place of all else but numbers
-                and texts.
+            loss: the value at the position of the loss; None for a model without one.
+            everything: False to keep, if there is a loss, only that, numbers and texts, with None in place of
+                all else.
         """
         leaves, spec = pytree.tree_flatten(output)
         kind = None
@@ -122,14 +122,14 @@ class Returned:
         if self.places is None or self.places.loss is None:
             raise CaptureError(
                 f"the model returns its loss in {self.container.__module__}.{self.container.__qualname__}, "
-                "and no such object can be made that holds only the loss, as a plan returns it in training; "
-                "return it in an attribute, a dict or a tuple, or alone"
+                "and no object of this class can be made with the loss alone, all that a plan returns in "
+                "training; return it in an attribute, a dict or a tuple, or alone"
             )
         return self.places.rebuild([loss])
 
     def loss_in(self, output: Any) -> Any:
-        """Return what lies in the place of the loss in an output of the model; None if there is no such
-        place."""
+        """Return the value at the position of the loss in an output of the model; None if there is no such
+        position."""
         if self.container is None:
             return output
         with contextlib.suppress(Exception):  # whatever a user's class does
@@ -138,7 +138,7 @@ class Returned:
 
 
 class _Cell:
-    """Outside of the module's own attributes, which export forbids setting."""
+    """A cell for the last call's places, outside the module's attributes (which export forbids setting)."""
 
     results: OutputPlaces | None = None
 

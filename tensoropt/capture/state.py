@@ -57,8 +57,8 @@ class _Changes:
     notes: list[str] = field(default_factory=list)
 
     def check(self, exported: Any, prefix: str) -> None:
-        """Refuse parameters that forward changes, and anything that the graph computes from a value at
-        capture that forward changes."""
+        """Refuse parameters that forward changes, and tensors that forward changes but the graph holds as
+        constants."""
         for spec in exported.graph_signature.output_specs:
             if spec.kind.name == "PARAMETER_MUTATION":
                 name = spec.target.removeprefix(prefix)
@@ -90,7 +90,7 @@ def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
 
     Args:
         subject: the exported module.
-        prefix: the prefix of the model's own names among those of ``subject``.
+        prefix: what precedes the model's own names in those of ``subject``.
 
     Raises:
         CaptureError: forward makes a buffer, or gives one another shape.

@@ -1,4 +1,4 @@
-"""One step of a model, which is afterwards as before, and how far another step is from it.
+"""One step of a model, whose state is restored afterwards, and its differences from another step.
 
 NaN and infinity must be in the same places; otherwise the difference is infinite, which unlike NaN survives
 ``max``.
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from tensoropt.graph import OperatorGraph
 
 LEAST_SCALE = 1e-30
-"""The least value that differences are relative to."""
+"""The least value by which a difference is divided to make it relative."""
 LEAST_OUTPUT = 1e-12
 """The same for a model's outputs and its loss."""
 GRADIENT_FLOOR = 1e-3
-"""Gradients are relative to this share of the model's largest at least: BERT's key biases are near 0."""
+"""The same for gradients, as a share of the model's largest: those of BERT's key biases are near 0."""
 ROUNDING_FACTOR = 10.0
 """Up to this factor times the effect of changing all parameters by rounding counts as rounding; an
 assumption."""
@@ -97,8 +97,8 @@ _SEED = 0
 
 @contextlib.contextmanager
 def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callable[[], bool]]:
-    """Seed Python's and numpy's generators, and restore their state at the end; while open, modules of the
-    model draw from copies of generators of their own.
+    """Seed Python's and numpy's generators, and restore their state at the end; while open, modules that hold
+    generators draw from copies of these.
 
     Yields:
         A function that returns whether a number has been drawn so far.
@@ -131,9 +131,9 @@ def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callab
 
 
 DRAWN = (
-    "forward draws numbers of Python's or numpy's random module; the graph is the run that was drawn with "
-    f"seed {_SEED}, in this and every step (layers that it dropped stay dropped); what is to change from "
-    "step to step has to be a mask of torch.rand that is multiplied in"
+    "forward draws numbers from Python's or numpy's random module; the graph repeats the run with "
+    f"seed {_SEED} in every step (layers that this run dropped stay dropped); for numbers that change from "
+    "step to step, multiply by a mask made with torch.rand"
 )
 
 
@@ -198,12 +198,12 @@ class Apart(NamedTuple):
 def run_step(
     run: Callable[[], Tensor], parameters: Mapping[str, nn.Parameter], model: nn.Module, calls: int = 1
 ) -> ModelStep:
-    """Run a step of a model, which is afterwards as before.
+    """Run a step of a model, and restore the model's state afterwards.
 
     Args:
         run: returns the loss of a call.
-        parameters: those that are trained, by name; without a gradient it is zero.
-        calls: how often it is called; another call reads the buffers that the first one wrote.
+        parameters: the trained parameters, by name; one that gets no gradient counts as having a zero one.
+        calls: how often ``run`` is called; each call reads the buffers that the previous one wrote.
     """
     with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
         torch.manual_seed(0)
@@ -245,8 +245,8 @@ def rounding(
     expected: ModelStep,
     graph: OperatorGraph,
 ) -> Apart:
-    """Return differences that rounding explains: several times those that the model's own step makes if all
-    of its parameters change by rounding."""
+    """Return differences that rounding explains: several times the change of the model's own step if all of
+    its parameters change by rounding."""
     unit = _UNIT[precision(graph)]
     generator = torch.Generator().manual_seed(0)
     changes = []

@@ -48,7 +48,7 @@ class Unsupported:
 VALUE = Unsupported(
     "takes a branch, a number or a shape from the value of a tensor",
     "keep shapes fixed: use torch.where or a mask instead of `if`, boolean indexing, nonzero and unique; "
-    "leave out .item(), .tolist() and .numpy() (torch.stack makes one tensor of others); say sizes "
+    "leave out .item(), .tolist() and .numpy() (torch.stack makes one tensor of others); give sizes "
     "(num_classes=, output_size=). Of PyTorch's own layers an adaptive softmax does this (use "
     "cross_entropy), and a batch norm with momentum=None (use momentum=0.1)",
 )
@@ -74,8 +74,8 @@ _MADE = Unsupported(
 )
 _FREEZES = Unsupported(
     "freezes or unfreezes a parameter in forward",
-    "set requires_grad before, outside of the model; inside, detach() or torch.no_grad() keeps a gradient "
-    "from one use of it",
+    "set requires_grad before, outside of the model; inside, detach() or torch.no_grad() stops the "
+    "gradient of a single use",
 )
 _PACKED = Unsupported(
     "packs sequences of several lengths (packed sequences)",
@@ -150,8 +150,8 @@ _OF_MESSAGES = (
 
 
 def of_error(error: BaseException) -> Unsupported | None:
-    """Return the row that made PyTorch raise this error; None if it is not known, or if the model's own code
-    raises it, whose words say nothing of what PyTorch cannot do."""
+    """Return the row that explains this error; None if there is none, or if the model's own code raised it,
+    because its message says nothing about what PyTorch cannot do."""
     if raised_by_model(error) is not None:
         return None
     for frame in frames_of(error):

@@ -37,7 +37,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         "recommended plan",
     )
     which.add_argument(
-        "--memory", metavar="24GiB", help="the recommended plan that needs at most this of a device"
+        "--memory", metavar="24GiB", help="the recommended plan that needs at most this much per device"
     )
     which.add_argument(
         "--time", metavar="0.5", help="the leanest plan within this time per step (seconds, or 500ms)"

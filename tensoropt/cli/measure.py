@@ -33,7 +33,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         help="number of hosts like this one; under torchrun, with one process per host, each is detected",
     )
     host.add_argument(
-        "--network", default="", metavar="8xIB-400G", help="the cards of each host, if there are several"
+        "--network", default="", metavar="8xIB-400G", help="network cards per host, for several hosts"
     )
     host.add_argument("--out", metavar="FILE", help="cluster file to write, .yaml or .json")
     files = verb.add_argument_group("profiles").add_mutually_exclusive_group()

@@ -14,7 +14,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     verb.add_argument("target", metavar="DIR|PLAN", help="an exploration's folder, or a plan file in one")
     verb.add_argument("--point", type=WHOLE, metavar="N", help="begin with point N; default: the fastest")
-    verb.add_argument("--memory", metavar="24GiB", help="the most that a plan may take of a device")
+    verb.add_argument("--memory", metavar="24GiB", help="the most memory that a plan may need per device")
     verb.add_argument("--rounds", type=WHOLE, default=4, metavar="N", help="candidates; default: %(default)s")
     verb.add_argument(
         "--job", metavar="COMMAND", help="time your own training: a command with {plan} where its plan goes"

@@ -275,7 +275,7 @@ def reached_by(device: DeviceKind, dated: str = "", *, compiled: bool = False) -
 
     Args:
         dated: the month of the kernels (``2024-03``, optionally followed by a day); by default the newest.
-        compiled: neighbouring element-wise operators are one kernel.
+        compiled: whether neighbouring element-wise operators are fused into one kernel.
     """
     return _reached(device.capability, dated, compiled) if device.type == "cuda" else ASSUMED
 

@@ -248,7 +248,7 @@ def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
 
 
 def _pairs(value: object, devices: int) -> dict[tuple[int, int], Link]:
-    """Return the links by pair of one node, on which those of all nodes are alike."""
+    """Return the links of one node by pair of its devices; all nodes have the same."""
     if not isinstance(value, list) or not value:
         raise ClusterError("links.pairs must be a list such as [{between: [0, 1], alpha: 5us, beta: 25GB/s}]")
     links: dict[tuple[int, int], Link] = {}

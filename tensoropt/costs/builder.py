@@ -27,7 +27,7 @@ _Beside = tuple[tuple[bool, bool, float], ...]
 
 
 class _Stored(NamedTuple):
-    """What storing a parameter in one layout for one use costs, and what it sends beside other work."""
+    """The costs of storing a parameter in one layout for one use, and its overlapping collectives."""
 
     costs: tuple[Cost, ...]
     beside: _Beside

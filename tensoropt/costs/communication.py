@@ -276,8 +276,8 @@ def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
 def _pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
     """Return the bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
 
-    Several rings over dedicated wires at once, as many as the rank with the fewest wires has, or the one ring
-    whose slowest link is fastest (the natural order for more than 8 ranks).
+    The higher of: several rings over dedicated wires at once, as many as the rank with the fewest wires has;
+    the one ring whose slowest link is fastest (for more than 8 ranks, the ring in natural order).
     """
 
     def figures(first: int, second: int) -> tuple[float, bool]:
@@ -319,7 +319,7 @@ def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
 
 
 def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
-    """Return the seconds of an all-to-all per byte from each member to each other one."""
+    """Return the seconds of an all-to-all per byte that each member sends to each other member."""
     worst = 0.0
     for rank in members:
         links: list[Link] = [cluster.link(rank, other) for other in members if other != rank]

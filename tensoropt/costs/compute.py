@@ -161,7 +161,7 @@ NO_EFFICIENCIES = Efficiencies({})
 
 
 def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
-    """Fit a curve per class and direction; their errors by leaving out one fifth at a time."""
+    """Fit a curve per class and direction, and estimate its error by leaving out one fifth at a time."""
     by: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
     for sample in samples:
         for direction, ideal, measured in zip(_DIRECTIONS, sample.ideal, sample.measured, strict=True):
@@ -224,7 +224,7 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def weight_gradient_share(facts: Facts) -> float:
-    """Estimate the share of backward in the product of a weight's gradient; somewhat too large."""
+    """Estimate a weight-gradient product's share of backward's seconds; somewhat too large."""
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
     return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
@@ -250,7 +250,7 @@ def moved_bytes(cls: CostClass, of: CallWork) -> int:
 
 
 def _as_one(chain: Sequence[CallWork]) -> CallWork:
-    """Return a chain of calls as one kernel, which moves what the largest of them does."""
+    """Merge a chain of calls into one kernel, which moves the bytes of the largest call."""
     size = max(of.traffic_bytes for of in chain)
     return CallWork(sum(of.forward_flops for of in chain), size, size)
 
@@ -259,7 +259,7 @@ class RooflineCompute:
     """Ideal seconds divided by efficiencies, plus launches.
 
     Args:
-        efficiencies: fitted; other classes have fixed ones.
+        efficiencies: fitted ones; classes without a fit have fixed ones.
         kernels: PyTorch's settings, TF32 among them.
         fused: whether neighbouring element-wise operators and norms are one GPU kernel.
         dated: the month of the kernels (:func:`~tensoropt.cluster.reached_by`); by default the newest.
@@ -402,7 +402,7 @@ def measurement_prefix(
 
 
 def failed_otherwise(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is of a failure other than out of memory, which made-up operands can cause."""
+    """Return whether a workload failed without running out of memory, as made-up operands can cause."""
     return "error" in record and not record["error"].startswith(OUT_OF_MEMORY)
 
 
@@ -413,7 +413,7 @@ class MeasuredCompute:
         rest: prices workloads that were not timed; None if all were.
         source: that of the optimizer's figure; by default ``rest``'s.
         factors: by class, seconds in real steps over those when timed alone; by default 1.
-        peaks: peak FLOP/s by dtype, which nothing exceeds; float32's for others, if any.
+        peaks: peak FLOP/s by dtype, an upper limit (other dtypes: float32's); empty for no limit.
     """
 
     def __init__(

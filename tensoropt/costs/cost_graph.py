@@ -79,8 +79,7 @@ class CostGraph:
     """Variables ("operators" of a search), configurations, and costs in memory (bytes) and time (seconds).
 
     ``inf`` marks the impossible, as does an empty list of options. Parallel edges, several components, and
-    variables
-    with one configuration are allowed. Equal tables are prepared once.
+    variables with one configuration are allowed. Equal tables are prepared once.
     """
 
     variables: list[VariableTable] = field(default_factory=list)

@@ -33,7 +33,7 @@ WORDS: Mapping[Verdict, str] = {FITS: "yes", TIGHT: "tight", FAILS: "no"}
 MARKS: Mapping[Verdict, str] = {FITS: "", TIGHT: " ~", FAILS: " ✕"}
 """The verdicts as marks behind a figure."""
 _UNUSED = "segments"
-"""A term that is no need: PyTorch returns unused segments when memory runs short."""
+"""A term that no plan needs: PyTorch returns unused segments when memory runs short."""
 _Size = TypeVar("_Size", float, np.ndarray)
 
 
@@ -59,7 +59,7 @@ def needed_bytes(tensors: _Size, process: Mapping[str, _Size]) -> _Size:
 
 
 def room_bytes(device_bytes: float, budget_bytes: float | None = None) -> float:
-    """Return the smaller of budget and device memory, which the verdict is about."""
+    """Return the smaller of budget and device memory, with which the verdict compares the need."""
     return device_bytes if budget_bytes is None else min(budget_bytes, device_bytes)
 
 
@@ -103,7 +103,7 @@ class DeviceFit:
 
     @property
     def words(self) -> str:
-        """Describe it: ``81 GiB (tensors 74, process 7.2): tight``."""
+        """The fit in words: ``81 GiB (tensors 74, process 7.2): tight``."""
         whole = format_bytes(self.needed_bytes)
         if not self.process:
             return f"{whole}: {self.verdict}"

@@ -37,7 +37,7 @@ class TableArrays:
 
     Args:
         store: keeps them between runs, if given.
-        key: everything that determines them all.
+        key: names everything that all arrays depend on.
         in_memory: whether to cache arrays without a store.
     """
 
@@ -50,7 +50,7 @@ class TableArrays:
             self._arrays = store.get(self.key, "tables") or {}
 
     def once(self, depends_on: Callable[[], str], make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return a stored array or build it; ``depends_on``: what its numbers follow from besides the key."""
+        """Return a stored array or build it; ``depends_on``: what it depends on besides the key."""
         if not self.in_memory:
             return make()
         key = _hash(depends_on())
@@ -76,7 +76,7 @@ class _Within(NamedTuple):
         inside: the tensor is made in the reader's region.
         viewed: the reader's results may be views of it.
         gatherable: the tensor may be gathered again in backward.
-        pinned: whether constraints say so; None if they do not.
+        pinned: whether constraints demand that or forbid it; None if neither.
     """
 
     inside: bool = False
@@ -189,8 +189,8 @@ class EdgeBuilder:
         """Return, per placement of a hub, the seconds of the shortest product that overlaps with its
         gradient's reduction.
 
-        Over configurations of the first reader that read the hub unmoved; None if one of them does not
-        reduce. If the reader moves the hub, it reduces itself, which only the simulator sees.
+        Shortest over the first reader's configurations that read the hub unmoved; None if one of them cannot
+        return the hub's whole gradient. Only the simulator sees the reduction of a reader that moves the hub.
         """
         if name not in self.products:
             return [None] * len(hub.layouts)
@@ -324,8 +324,8 @@ class EdgeBuilder:
         Args:
             cells: (sources, targets, 2) costs with the copy saved.
             memory: (sources, 1) bytes saved for backward if gathered again.
-            time_s: (sources, targets) seconds of that.
-            may: (sources, targets) whether the edge's copy is what is saved.
+            time_s: (sources, targets) seconds if gathered again.
+            may: (sources, targets) whether the edge's copy is saved, and can be gathered again.
         """
         memory = np.broadcast_to(memory, time_s.shape)
         may = may & (memory < cells[..., 0]) & np.isfinite(cells[..., 0])
@@ -427,7 +427,7 @@ class EdgeBuilder:
     # -- constraints ------------------------------------------------------------------------------
 
     def build_together(self, restriction: Restriction) -> Iterator[EdgeTable]:
-        """Tie the groups of each class to equal labels."""
+        """Yield tables that allow only equal labels to groups that constraints split alike."""
         for first, *others in restriction.together:
             for other in others:
                 ends = [self._labels(name, restriction.words) for name in (first, other)]
@@ -461,7 +461,7 @@ def _remade(sources: Sequence[Reading], within: _Within) -> np.ndarray:
 
 
 def _taken_again(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
-    """Return (sources, reads) whether backward takes the tensor again."""
+    """Return (sources, reads) whether the tensor is moved once more in backward."""
     again: np.ndarray = _flags(reads, "again") | (_remade(sources, within) & _flags(reads, "kept"))
     return again
 

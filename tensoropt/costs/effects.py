@@ -32,7 +32,7 @@ from tensoropt.sharding.reshard.steps import (
 from tensoropt.sharding.strategy import output_layout
 
 Phase = Literal["first", "forward", "again", "backward", "last", "reduction", "optimizer"]
-"""``again``: second forward of a region; ``first``, ``last``: forward, backward of such a micro-batch."""
+"""``again``: a region's second forward; ``first`` micro-batch's forward; ``last`` micro-batch's backward."""
 
 
 class When(NamedTuple):
@@ -40,7 +40,7 @@ class When(NamedTuple):
 
     Attributes:
         what: its kind; :mod:`tensoropt.simulate.step_schedule` finds its position.
-        number: of a part of forward, or a reader.
+        number: the number of a part of forward, or of a reader.
     """
 
     phase: Phase
@@ -139,9 +139,9 @@ class Allocation(NamedTuple):
 
     Attributes:
         what: ``activation``, ``gathered parameters``, ``gradient``,...
-        key: distinguishes those of one owner and label.
+        key: distinguishes allocations with the same owner and ``what``.
         kept: saved from forward to backward; otherwise transient.
-        parameter: the short name of their parameter in the group; "" if of none.
+        parameter: the short name of a group's parameter whose bytes they are; "" for other bytes.
     """
 
     what: str
@@ -236,8 +236,8 @@ def additive(effects: Effects, prices: Prices) -> Cost:
     """Add up effects as the search does: bytes that last, and all seconds without overlap.
 
     Each effect counts the slower of device and host, an upper bound as the host runs ahead. Bytes last if
-    alive during the whole step or saved from forward to backward; workspace and what a recomputed region
-    saves count by their maximum, which no sum can express.
+    alive during the whole step or saved from forward to backward. Workspace and what a recomputed region
+    saves are left out: only their maximum counts, which no sum can express.
     """
     # The order of the additions is part of the result to the last bit; see TableBuilder._options.
     memory, compute, communication = effects.parameters + effects.gradients + effects.optimizer, 0.0, 0.0
@@ -274,10 +274,10 @@ class Reading:
 
     Attributes:
         layout: the layout in which the group writes or reads it.
-        kept: the writer saves it; the reader's backward needs it.
+        kept: for a writer: it saves the tensor; for a reader: its backward needs the tensor.
         again: the group is recomputed.
         lies_in: for a writer: the tensor (short name) in whose storage it lies.
-        extent: bytes of the storage if they differ; for a reader, of its gradient's.
+        extent: bytes of the storage, for a reader of its gradient's; None if they equal the tensor's.
         product_s: for a linear reader: seconds of the weight gradient's product, which may overlap with
             reducing the tensor's gradient.
         given: for a writer: another pipeline stage made it, and it lives until forward ends.
@@ -303,8 +303,8 @@ class Keeps(Enum):
 def kept_for(*, kept: bool, again: bool, remade: bool, moved: bool) -> Keeps:
     """Return what is saved of a tensor for a reader.
 
-    Nothing if the region makes it again; for a recomputed reader as it comes, moved a second time in
-    backward.
+    Nothing if the region makes it again; for a recomputed reader the source, which backward moves a second
+    time.
 
     Args:
         kept: the reader's backward needs the tensor.

@@ -41,7 +41,7 @@ from tensoropt.sharding.storage import Turn
 
 @dataclass(frozen=True)
 class Parts:
-    """A group's operators, cut at the first and last need of each tensor that the group reads.
+    """A group's operators, cut before the first and after the last use of each tensor that the group reads.
 
     Attributes:
         starts: the first operator of each part.
@@ -100,7 +100,7 @@ class GroupEffects:
         return self._last_part[group.name]
 
     def uses(self, choice: Choice) -> dict[str, Use]:
-        """Return the uses of the parameters with a chosen storage, in forward's order."""
+        """Return the uses of the parameters that ``choice.stored`` names, in forward's order."""
         configuration = choice.configuration
         group, wanted = configuration.group, choice.facts.parameters_kept
         neighbours = self.parameters.blocks.neighbours(group.name)
@@ -121,7 +121,7 @@ class GroupEffects:
         }
 
     def stored_uses(self, choice: Choice) -> list[StoredUse]:
-        """Return the same uses, from where the parameters are stored."""
+        """Return the same uses, each with its parameter's storage."""
         stored_use, stored = self.parameters.stored_use, choice.stored
         return [stored_use(name, stored[name], use) for name, use in self.uses(choice).items()]
 
@@ -218,11 +218,11 @@ class GroupEffects:
     def _beside_work(
         self, choice: Choice, position: int, collectives: Sequence[InnerCollective]
     ) -> Iterator[Effect]:
-        """Yield what a kernel sends while it computes, for each run.
+        """Yield the effects of a kernel's collectives that overlap with its work, for each pass.
 
         Args:
-            position: its operator's.
-            collectives: those that overlap with a share of its work.
+            position: the position of the kernel's operator in the group.
+            collectives: those that overlap with a share of the operator's work.
         """
         works = choice.facts.work_of_calls
         flops = sum(work.forward_flops for work in works)
@@ -273,11 +273,11 @@ class GroupEffects:
         """Return the seconds of collectives that the search assumes hidden behind computation.
 
         A block's parameters are prefetched, and its gradients scattered, during neighbouring blocks, which
-        the search takes to equal this one; the slow-down of computing meanwhile is subtracted.
+        the search assumes equal to this one; the slow-down of computing meanwhile is subtracted.
 
         Args:
             computed: the group's own work (:meth:`computed`).
-            sent: what its parameters send (:meth:`sent_beside`).
+            sent: the collectives of its parameters (:meth:`sent_beside`).
         """
         sent_s: dict[tuple[bool, bool], float] = {}
         for forward, once, seconds in sent:
@@ -312,8 +312,8 @@ class GroupEffects:
         """Return the parts of the group's forward.
 
         Args:
-            gathered: bytes of gathered parameters while parameters are read.
-            staying: those alive throughout.
+            gathered: bytes of gathered parameters during calls that read parameters.
+            staying: bytes of gathered parameters during all other calls.
         """
         facts = choice.facts
         calls = facts.calls or (  # for a record that does not list them separately

@@ -64,7 +64,7 @@ class Use(NamedTuple):
         last_part: the last part of the group's forward.
         turn: which use of a tied parameter gathers it and sums its gradient; None if not tied.
         learns: whether the use gives a trained parameter a gradient.
-        short: its short name in the group; "" if it names itself.
+        short: its short name in the group; "" if the parameter owns its effects itself.
     """
 
     layout: Layout
@@ -87,7 +87,7 @@ class StoredUse:
     """A use of a parameter with its storage (:meth:`ParameterEffects.stored_use`).
 
     Attributes:
-        forward, backward: the steps of the parameter to the use, and of its gradient back.
+        forward, backward: the resharding steps to the use, and of the gradient back.
         bytes: those of the parameter as read.
         wanted: how often backward needs it; 0 in inference.
         gives: the use gives the parameter a gradient.
@@ -300,8 +300,8 @@ class ParameterEffects:
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
-        """Return the search's bytes of a prefetched parameter: two average blocks, with gradients in
-        backward.
+        """Return the bytes that the search counts for a prefetched parameter: its share of two average
+        blocks, with gradients.
         """
         if not use.ahead:
             return 0.0
@@ -392,7 +392,7 @@ class ParameterEffects:
     def _reduced_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of reducing its gradient, in the read dtype; ``neighbours`` as above."""
+        """Return the effects of reducing the copy's gradient with its block's or alone, in the read dtype."""
         name, way, moves = use.name, use.way, self.moves
         # The part of a wide sum that is sent is cast first.
         narrow = moves.bytes(name, way.source) if use.casts else 0

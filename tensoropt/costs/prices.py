@@ -35,7 +35,7 @@ class ComputeCosts(Protocol):
         ...
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of the weight gradient's product of a first call that is linear."""
+        """Return the seconds of the weight gradient's product if the first call is linear."""
         ...
 
     def source_of(self, work: Workload) -> str: ...
@@ -166,12 +166,12 @@ class DevicePrices:
         return forward, backward
 
     def copy(self, num_bytes: float, kernels: int = 1) -> Queues:
-        """Return the seconds of copying bytes with so many kernels."""
+        """Return the seconds of copying bytes with ``kernels`` kernels."""
         device_s, host_s = self._both(lambda overheads: overheads.arrive_s)
         return Queues(kernels * device_s + num_bytes * self.overheads.copy_s_per_byte, kernels * host_s)
 
     def addition(self, num_bytes: float, kernels: int = 1) -> Queues:
-        """Return the seconds of adding bytes to others with so many kernels."""
+        """Return the seconds of adding bytes to others with ``kernels`` kernels."""
         device_s, host_s = self._both(lambda overheads: overheads.accumulate_s)
         return Queues(kernels * device_s + num_bytes * self.overheads.add_s_per_byte, kernels * host_s)
 

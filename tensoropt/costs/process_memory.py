@@ -128,7 +128,7 @@ class ProcessMemory:
 
 
 NO_PROCESS = ProcessMemory()
-"""CPU ranks' process memory, or that of tensors alone."""
+"""No process memory, as for CPU ranks, or if only tensors are counted."""
 
 
 def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = True) -> ProcessMemory:
@@ -188,12 +188,12 @@ def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> t
         sums = [one.ring + one.tree for one in found.communicator.values()]
         said += (
             f", and NCCL {format_bytes(min(rings))} to {format_bytes(max(sums))} for every set of mesh axes "
-            "that a plan sends over, more for all-to-alls"
+            "that a plan communicates over, more for all-to-alls"
         )
     if counted:
         return (
-            f"memory counts what a process is estimated to take beside tensors: {said}; no card was compared "
-            "with it",
+            "memory counts process memory beside tensors, an estimate never compared with a real GPU: "
+            f"{said}",
         )
     return (
         "memory counts tensors only (--no-process-memory); beside them a process is estimated to take "

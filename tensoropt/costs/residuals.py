@@ -10,12 +10,12 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.store import ProfileStore
 
 NETWORK, REST = "collectives", "all else"
-"""The kinds of work beside classes of operators; all else is edges, copies, additions and the optimizer."""
+"""The kinds of work besides operator classes; ``REST`` is edges, copies, additions and the optimizer."""
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Factors by kind of work: seconds in one machine's steps over prices; by default 1."""
+    """Factors by kind of work: measured seconds of one machine's steps over priced seconds; by default 1."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
 

@@ -43,8 +43,8 @@ def _sharded_layout(
 ) -> Layout | None:
     """Return the stored layout that shards ``axes`` of a parameter otherwise stored as ``whole``.
 
-    The first atom that divides evenly and that one all-gather restores; otherwise the first that one axis
-    cuts unevenly, with padding; None if there is none.
+    Take the first atom that divides evenly and that one all-gather restores; otherwise the first that one
+    axis cuts unevenly, with padding; None if there is none.
     """
     uneven = None
     for atom, size in enumerate(atoms):
@@ -67,7 +67,7 @@ def storage_options(
     uses: tuple[Layout, ...],
     mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the stored layouts of a group's parameters, one tuple per option; the first is that of use."""
+    """Return the stored layouts of a group's parameters, one tuple per option, first as they are used."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
     # One set of axes for all parameters of a group: a separate set for each of them would give exponentially
@@ -86,7 +86,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded options gathered once per step; none with one micro-batch, as they save nothing."""
+    """Return the sharded options gathered once per step; with several micro-batches, also reduced last."""
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
@@ -221,7 +221,7 @@ def restrict(
 
 
 def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str, ...], str]:
-    """Check pins to devices of plans whose devices all run every operator.
+    """Check pins to devices for plans in which every device runs every operator.
 
     Returns:
         Notes on soft constraints given up, and why no sharded plan satisfies the hard ones, or "".
@@ -260,8 +260,8 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
 def _shown(lacking: set[int], entry: DevicePin, cluster: Cluster) -> str:
     if entry.kinds:
         names = dict.fromkeys(cluster.devices[number].name for number in sorted(lacking))
-        return f"{', '.join(names)} is not supported"
-    return f"device {', '.join(map(str, sorted(lacking)))} is not among them"
+        return f"the constraint excludes {', '.join(names)}"
+    return f"the constraint excludes device {', '.join(map(str, sorted(lacking)))}"
 
 
 def _check_axes(constraints: Constraints, meshes: Sequence[Mesh]) -> None:
@@ -426,7 +426,7 @@ class _Narrowing:
             common = set.intersection(*sets.values())
             if not common:
                 others = [c for n in names for c in self.state.because.get(n, ()) if c is not entry]
-                why = f" beside {_all(others)}" if others else ", whose sizes divide differently"
+                why = f" given {_all(others)}" if others else ", whose sizes divide differently"
                 raise _ImpossibleError(f"{entry}: {', '.join(names)} cannot be split alike{why}")
             for name in names:
                 configurations = self._configurations(name)
@@ -450,7 +450,7 @@ class _Narrowing:
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
             options = (option for use in uses for option in self._storage_options((name,), use))
             if not any(self._stores(name, stored) for (stored,) in options):
-                raise _ImpossibleError(f"{entry}: {name} cannot be stored so as its users read it")
+                raise _ImpossibleError(f"{entry}: no way in which {name} is used allows this storage")
 
     def _storage_options(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
         atoms = self.graph.atoms

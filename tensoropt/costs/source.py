@@ -107,8 +107,8 @@ class CostSource(CostContext):
         )
         if len(self.cluster.device_types) > 1:
             mixed = (
-                f"{', '.join(kinds)}: placed plans have each device's own times; what operators keep, and "
-                "processes take beside tensors, is on CPU ranks counted as on GPUs"
+                f"{', '.join(kinds)}: placed plans have each device's own times; saved tensors "
+                "and process memory are counted on CPU ranks as on GPUs"
             )
         sampled = self.timings.sampled.words if self.timings.sampled is not None else ""
         return (

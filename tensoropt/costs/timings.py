@@ -109,22 +109,22 @@ class CostContext:
 
 
 _FACTS = "facts-16"
-"""The version of fact records; others are made anew."""
+"""The version of fact records; facts of other versions are determined anew."""
 _FACTS_AT_ONCE = 256
-"""Workloads between saves: one or two seconds; an assumption."""
+"""Workloads whose facts are saved together: one or two seconds of work; an assumption."""
 
 _Kernels = Literal["attention", "recurrent", "cpu"]
-"""Whose kernels facts describe: a GPU's attention, its RNNs estimated, a CPU's."""
+"""The kernels whose saved tensors facts describe: a GPU's attention, its RNNs (estimated), or a CPU's."""
 
 
 class WorkloadFacts:
     """The facts of workloads on one cluster, by the workload's key.
 
     Args:
-        earlier: facts of the same cluster.
+        earlier: facts found before on the same cluster.
 
     Attributes:
-        found: those needed in this process.
+        found: the facts used so far in this process.
     """
 
     def __init__(self, context: CostContext, earlier: WorkloadFacts | None = None):
@@ -150,7 +150,7 @@ class WorkloadFacts:
             return
         # In parts, so that an interruption loses little.
         for done in range(0, len(new), _FACTS_AT_ONCE):
-            self.context.progress("facts", done, len(new), "what operators keep and need while they run")
+            self.context.progress("facts", done, len(new), "bytes that operators save, and use while running")
             part = dict(list(new.items())[done : done + _FACTS_AT_ONCE])
             found = find_facts_of_all(list(part.values()), self.context.training, self.context.capability)
             records = {key: facts.to_record() for key, facts in zip(part, found, strict=True)}
@@ -182,27 +182,27 @@ class WorkloadFacts:
         return f"{_FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the kernels whose saved tensors the memory counts."""
+        """Return notes on the kernels that decide which saved tensors the memory counts."""
         if self.context.cluster.device_type != "cuda":
             return ()
         whose, kernels = [], Counter(self._kernels.values())
         if kernels["attention"] and self.context.capability is not None:
             major, minor = self.context.capability
-            assumed = "" if self.context.cluster.device.capability else ", which is assumed,"
+            assumed = "" if self.context.cluster.device.capability else " (assumed)"
             whose.append(
-                f"attention keeps what its kernels for compute capability {major}.{minor}{assumed} keep, as "
+                f"attention saves the tensors of kernels for compute capability {major}.{minor}{assumed}, as "
                 f"PyTorch {torch.__version__.partition('+')[0]} chooses them"
             )
         if estimated := kernels["recurrent"]:
             whose.append(
-                f"what recurrent layers keep on GPUs is an estimate for {estimated} of "
-                f"{len(self.found)} pieces of work: cuDNN's reserve by sizes that were published once"
+                f"the memory that recurrent layers save on GPUs is an estimate for {estimated} of "
+                f"{len(self.found)} pieces of work, from published sizes of cuDNN's reserve space"
             )
         if others := kernels["cpu"]:
             all_others = others == len(self.found)
             share = "all pieces of work" if all_others else f"{others} of {len(self.found)} pieces of work"
             whose.append(
-                f"saved tensors are those of CPU kernels for {share}; kernels of GPUs keep some others"
+                f"saved tensors are those of CPU kernels for {share}; GPU kernels save some other tensors"
             )
         return tuple(whose)
 
@@ -217,7 +217,7 @@ class Timings:
     """The timings of one cluster, from its ranks or from the store.
 
     Args:
-        whole: the timings of the whole cluster, which collects failures.
+        whole: the timings of the whole cluster, which collect the failures of both.
 
     Attributes:
         peaks: measured FLOP/s of CPU ranks by dtype.
@@ -274,8 +274,8 @@ class Timings:
             self.context.note(
                 f"{counted(count, 'operator')} of this model, in the shapes that plans give them, must be "
                 f"timed on this machine first: about {about(seconds)}, kept for the next exploration; "
-                '--measure never, in Python measure="never", takes seconds: it counts with what was timed '
-                "before, and a fit to it"
+                '--measure never, in Python measure="never", takes seconds: it uses earlier timings, '
+                "and a fit to them"
             )
 
     def _measure_peaks(self) -> None:
@@ -312,7 +312,7 @@ class Timings:
             return None
 
     def links(self, mesh: Mesh, *, pairs: bool = False) -> LinkFits | None:
-        """Return the fits of a mesh's links, with ``pairs`` of two ranks; None if unknown."""
+        """Return the fits of a mesh's links, with ``pairs`` also between two ranks; None if unknown."""
         on = self.context
         # The links of a cluster file have the file's figures, even if its devices are this machine's.
         hosts = detected_hosts(on.cluster)
@@ -342,14 +342,14 @@ class Timings:
             return ()
         if self.context.pool is None:
             return (
-                f"what issuing takes the host is estimated: {1e6 * host.forward_call_s:.0f} us an operator "
+                f"the host's launch time is estimated: {1e6 * host.forward_call_s:.0f} us an operator "
                 f"forward and {1e6 * host.backward_call_s:.0f} us backward "
                 "(tensoropt/cluster/presets/host.yaml)",
             )
         waits = sum(WAITS in record for record in self.records.values())
         words = (
-            f"{waits} of {len(self.records)} pieces of work wait for the device: what they take may contain "
-            "seconds in which it waited for the host"
+            f"{waits} of {len(self.records)} pieces of work make the host wait for the device: their "
+            "times may include gaps in which the device waited for the host"
         )
         return (words,) if waits else ()
 
@@ -357,7 +357,7 @@ class Timings:
         if self.context.cluster.device_type != "cuda" or "float32" not in self.dtypes:
             return ()
         words = (
-            f"float32 numbers are computed in {self.context.kernels.matmul} by products and in "
+            f"float32 numbers are computed in {self.context.kernels.matmul} by matrix products and in "
             f"{self.context.kernels.convolution} by convolutions, as PyTorch is set here "
             "(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)"
         )

@@ -1,4 +1,4 @@
-"""Reduce gradients of activations during the product for a weight's gradient.
+"""Reduce the gradient of a linear operator's input while its weight's gradient is computed.
 
 Autograd sees one function for the linear operator and its edge (:func:`linear_beside`), whose backward runs
 both products and the collective between them. :mod:`tensoropt.sharding.groups` chooses the edges.
@@ -133,7 +133,7 @@ def _gradient(
     ctx: Any, incoming: torch.Tensor | None, weight: torch.Tensor, passed: torch.Tensor | None
 ) -> torch.Tensor:
     if incoming is None:
-        assert passed is not None, "autograd calls for some gradient"
+        assert passed is not None, "autograd passes at least one gradient"
         return passed.clone(memory_format=torch.contiguous_format)
     gradient = incoming.mm(weight if ctx.transposed else weight.t()).view(ctx.shape)
     return gradient if passed is None else gradient.add_(passed)

@@ -155,7 +155,7 @@ class Engine(ABC, Generic[S]):
 
     @abstractmethod
     def lowered_call(self, call: CallGraph) -> LoweredCall:
-        """Lower a call in eval mode by the plan; PlanError if it uses parameters in another way."""
+        """Lower a call in eval mode by the plan; PlanError if it factors a parameter into other atoms."""
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
         """Broadcast the value of one place, in place if ``value`` is contiguous."""

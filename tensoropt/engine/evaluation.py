@@ -1,7 +1,7 @@
 """Evaluation by a plan: everything that the model returns, for calls of any shape.
 
 The plan's graph computes only the loss of one batch shape; other calls in eval mode without gradients are
-captured once per form: arguments and tensor shapes without rows.
+captured once per form, that is, their arguments and tensor shapes without rows.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class CallEvaluator:
         self._forms: dict[tuple[str, int, bool], _Form] = {}
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        """Read a call for comparison between ranks; PlanError if the model cannot be called so."""
+        """Read a call for comparison between ranks; PlanError if the model cannot be called like this."""
         convention, device = self.parallel.convention, self.parallel.device
         values, spec = pytree.tree_flatten((args, kwargs))
         # Each leaf a tensor of its own, to know it again; a call may pass one twice.
@@ -305,7 +305,7 @@ class CallEvaluator:
             why = targets if isinstance(targets, str) else "results depend on other rows"
             raise PlanError(
                 f"ranks evaluate {min(rows)} and {max(rows)} rows, and a smaller batch cannot be filled up, "
-                f"because {why}; pass as many rows on every rank"
+                f"because {why}; pass the same number of rows on every rank"
             )
         return self._form(call, rows[0], everything), {}
 
@@ -326,14 +326,14 @@ class CallEvaluator:
                     self._forms[key] = _Form(self.parallel, call, rows, self.loss, everything=everything)
             except CaptureError as error:
                 raise CaptureError(
-                    f"evaluation captures the model once more, as it is called, which fails: {error}; pass "
-                    "outputs='loss' to parallelize for the loss of calls as in training, or evaluate the "
+                    f"evaluation captures the model again for this form of call, which fails: {error}; pass "
+                    "outputs='loss' to parallelize if the loss of calls as in training is enough, or use the "
                     "module that `with tensoropt.whole(model) as plain:` gives"
                 ) from error
             if len(self._forms) == _MANY_FORMS:
                 warnings.warn(
-                    f"this model was evaluated with {_MANY_FORMS} shapes of inputs, each of which it was "
-                    "captured for; pad batches to a few lengths",
+                    f"this model was evaluated with {_MANY_FORMS} shapes of inputs, and captured again for "
+                    "each; pad batches to a few lengths",
                     stacklevel=2,
                 )
         return self._forms[key]

@@ -41,7 +41,7 @@ def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[tor
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Reduce-scatter flat values in one coalesced collective; ``values`` then has tensors to keep alive."""
+    """Reduce-scatter flat values in one coalesced collective; leaves tensors to keep alive in ``values``."""
     # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
     if len(values) == 1 or values[0].device.type != "cpu":
         return _scatter(values, group)
@@ -178,10 +178,10 @@ class CallAhead(Ahead):
     """Prefetching and delayed scattering in one call of the model, forward and backward.
 
     Args:
-        behind: for each block, its successor in backward.
+        behind: block -> the block that follows it in backward.
         recomputed: the edges in recomputed regions.
         deliver: receives the shards of gradients.
-        begun: the calls whose backward has begun; appended to.
+        begun: the calls whose backward has begun; this call adds itself.
         copies: the unsharded copies that this call makes, by block.
     """
 
@@ -463,7 +463,7 @@ class UnshardedParameters:
 
     @property
     def goes_ahead(self) -> bool:
-        """Whether any of them is gathered block by block."""
+        """Whether any parameter is gathered block by block."""
         return bool(self._of_block)
 
     @property

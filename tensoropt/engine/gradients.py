@@ -280,7 +280,7 @@ class Gradients:
             self._count(name)
 
     def take_in(self, name: str) -> None:
-        """Add to the buckets what a leaf's gradient received without autograd's hooks."""
+        """Add a leaf's gradient that came without autograd's hooks to its bucket."""
         self._arrived(name, self.leaves[name])
 
     def wait(self) -> None:

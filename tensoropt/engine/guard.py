@@ -17,8 +17,8 @@ from tensoropt.errors import PlanError
 _PLANNED = frozenset(
     {*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func", "use_cache", "forward"}
 )
-"""Attributes that forward reads and that are not compared as its settings: the plan itself decides them, or
-they are compared otherwise."""
+"""Attributes that are not compared as settings of forward: the plan decides them, or another check compares
+them."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 _UNSET = object()
@@ -30,8 +30,8 @@ _IN_PLACE = (
     f"{_BEFORE}, or write into it (load_state_dict without assign, or with torch.no_grad(): p.copy_(...))"
 )
 _ON_THE_WHOLE = (
-    f"{_BEFORE}, or add it to the model as a whole, whose own hooks are called (for gradient checkpointing "
-    "the plan decides: leave it out)"
+    f"{_BEFORE}, or add it to the whole model, whose own hooks are called (leave gradient checkpointing out: "
+    "the plan decides what is recomputed)"
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -80,12 +80,12 @@ def _as_written(now: Any, was: tuple[torch.Tensor, int]) -> bool:
 
 
 class _Watched(NamedTuple):
-    """One thing of a module that its plan has read.
+    """A part of a module that must stay as the plan has read it.
 
     Attributes:
-        holder: gives it by ``key``: attributes of a module or an object, modules or parameters of a module.
-        was: as it was when the model was parallelized.
-        alike: whether what is there now is like that.
+        holder, key: its mapping (attributes, children or parameters) and its key there.
+        was: its value when the model was parallelized.
+        alike: returns whether the present value, given with ``was``, counts as unchanged.
         path: its name in the model.
         remedy: what to do instead of changing it.
     """
@@ -126,7 +126,7 @@ def _shown(value: Any) -> str:
 
 
 class _OfClass:
-    """What a module's class, or it itself, has by a name."""
+    """A module's attributes, those of its class included, with the ``get`` of a dict."""
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -136,7 +136,7 @@ class _OfClass:
 
 
 def _watched(path: str, module: nn.Module) -> Iterator[_Watched]:
-    """Yield all of one module of a model that a plan would not follow."""
+    """Yield everything in one module of a model whose change a plan would not follow."""
     inner, attributes = f"{path}." if path else "", module.__dict__
     whole = path or "the model"
     yield _Watched(attributes, "_modules", (*module._modules,), _no_more, whole, _BEFORE)

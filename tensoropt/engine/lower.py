@@ -48,7 +48,7 @@ class Lowered:
 
     Attributes:
         module: takes this rank's inputs, parameters and buffers, in this order.
-        program: what it does.
+        program: the program that ``module`` runs.
         ahead: block -> edges of parameters that backward prefetches for recomputed groups.
         gathers: whether backward gathers or casts parameters again.
     """
@@ -179,7 +179,7 @@ class Interpretation:
             case BeginBlockBackward():
                 name, bound = "begin_block_backward", (self.runtime, node.block)
                 return [self.function(begin_block_backward, name, (v,), *bound) for v in reads.values()]
-        raise AssertionError(f"nothing interprets {node}")
+        raise AssertionError(f"no case translates {node}")
 
     def function(
         self, function: Callable[..., Any], name: str, args: Iterable[fx.Node], *bound: Any

@@ -1,4 +1,4 @@
-"""The graph of a call in eval mode, lowered by a plan: shared parts, and the way of sharded plans."""
+"""The graph of a call in eval mode, lowered by a plan: the interface, and its form for sharded plans."""
 
 from __future__ import annotations
 

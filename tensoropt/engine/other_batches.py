@@ -71,7 +71,7 @@ def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
             continue
         origin = _origin(source, op, read_as_targets)
         if origin not in batch or not is_mean(op):
-            return f"{op.name} is no mean over targets that are simply an input of the model"
+            return f"{op.name} is not a mean over targets taken directly from an input of the model"
         ignored = int(_argument(op, _IGNORES, "ignore_index", -100))
         if found.setdefault(origin, ignored) != ignored:
             return f"two losses ignore different targets of {origin}"

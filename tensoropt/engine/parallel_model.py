@@ -105,7 +105,7 @@ class ParallelModel:
         dtypes: state-dict key -> the model's dtype.
         parameters: graph name -> the model's parameter.
         evaluator: runs other calls in eval mode without gradients; None for inference plans.
-        outputs: what the model returns there: ``all`` or ``loss``.
+        outputs: what the model returns in those calls: ``all`` or ``loss``.
         attributes, hooks: the model's earlier attributes, and the hooks added to it.
     """
 
@@ -227,7 +227,7 @@ class ParallelModel:
                 parameter.grad = spread(torch.empty_like(parameter))
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a value laid out like the parameter ``key`` in the model's shape."""
+        """Return a value that is laid out like the parameter ``key``, in the model's shape."""
         return self.engine.shards.in_own_shape(self.names[key], value)
 
     def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
@@ -371,7 +371,7 @@ class ParallelModel:
         """Read a call and check that all ranks can follow it.
 
         Args:
-            mode: :func:`mode_of` the call.
+            mode: the call's mode (:func:`mode_of`).
             read: reads it, or raises.
             compared: the inputs that must be equal on all ranks.
         """

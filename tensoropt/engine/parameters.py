@@ -321,7 +321,7 @@ class ParameterShards(LocalParameters):
         return prod(self.runtime.mesh[axis] for axis in self.replica_axes(name))
 
     def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Teach ``torch.distributed.checkpoint`` to save, load and broadcast strided shards."""
+        """Return a shard as a DTensor; on one device, as it is."""
         mesh, layout = self.runtime.device_mesh, self.strategy.stored[name]
         if mesh is None:
             return part
@@ -351,7 +351,7 @@ def gathers_state(*stages: Strategy) -> bool:
 
 
 def _shown_in_atoms(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[bool, ...]:
-    """Return for each dim whether it is shown as its atoms, as DTensor needs it to express the layout."""
+    """Return for each dim whether a DTensor can express the layout only with the dim split into atoms."""
     shown = []
     position = 0
     for dim in atoms:

@@ -42,7 +42,7 @@ class PartlyRecomputed:
 
     Args:
         root: the module that the nodes refer to.
-        inputs, outputs: the nodes read by the region, and those of it read by others.
+        inputs, outputs: the nodes that the region reads, and its nodes that others read.
         nodes: its nodes in order, with how often each runs.
         saving: saved-tensor hooks for operators that run once.
     """
@@ -183,7 +183,7 @@ class _Lies(NamedTuple):
 
 
 class _Given:
-    """A saved input of the second forward, and the first tensor saved for each recomputed reader."""
+    """A saved input of the second forward, with weak references to the saved tensors that keep it alive."""
 
     __slots__ = ("__weakref__", "_unpack", "claims", "learns", "value", "version")
 
@@ -213,7 +213,7 @@ class _Saved:
 
     Attributes:
         key: the number of a recomputed tensor; None for a kept one.
-        kept, version: the kept tensor or its stand-in, and its version.
+        kept, version: the kept tensor, as the region's hooks pack it, and its version.
         given: the input of the second forward that this keeps alive.
     """
 

@@ -32,7 +32,7 @@ class _Note(NamedTuple):
 
 
 class _Copy:
-    """A copy of an activation that backward makes again once.
+    """A gathered copy of an activation, which backward remakes once.
 
     Attributes:
         saved: autograd has saved it since the last :func:`gather_again`.
@@ -64,7 +64,7 @@ class _Copy:
 
 
 class _CopyNote(NamedTuple):
-    """What autograd saves in place of a view of such a copy."""
+    """What autograd saves in place of a view of a :class:`_Copy`."""
 
     copy: _Copy
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ class RegatheredParameters:
         self._known[key] = (readers, shard.detach(), spec)
 
     def keep(self, gathered: torch.Tensor) -> None:
-        """Let autograd save views of ``gathered`` from now on, as other groups read them."""
+        """Let autograd save views of ``gathered`` themselves from now on, because other groups read them."""
         key = gathered.untyped_storage()._cdata
         if (noted := self._known.get(key)) is None:
             return

@@ -18,7 +18,7 @@ _RUN = "_engine_run_backward"
 
 
 def mark_loss(loss: torch.Tensor) -> None:
-    """Mark a plan's loss by its autograd node, whatever the script computes from it."""
+    """Mark the autograd node of a plan's loss, to find it behind whatever the script computes from it."""
     if loss.grad_fn is not None:
         metadata: Any = loss.grad_fn.metadata
         metadata[_LOSS] = True

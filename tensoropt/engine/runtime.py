@@ -25,7 +25,7 @@ from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
 _CHUNK = 1 << 18
 """Words hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
 _FIRST, _EVERY = 3, 1000
-"""Inputs are compared in the first calls, then in one of so many."""
+"""Inputs are compared in the first ``_FIRST`` calls, then in one of every ``_EVERY``."""
 RING_TAG = 1 << 20
 """The tag of ring messages, apart from the tags of pipeline and placed plans."""
 _STEP = 6364136223846793005  # Knuth's multiplier of a linear congruence modulo 2^64 (MMIX)
@@ -148,7 +148,7 @@ class SameCalls:
 
         Args:
             inputs: the graph's inputs; None if this rank refuses its call.
-            mode: :func:`mode_of` the call.
+            mode: the call's mode (:func:`mode_of`).
 
         Raises:
             PlanError: the calls differ, or a rank refuses its own.
@@ -165,7 +165,7 @@ class SameCalls:
             return  # this rank's own refusal says more
         refused = [rank for rank, rank_row in enumerate(rows) if rank_row[0]]
         if refused:
-            raise PlanError(f"rank {refused[0]} refused this call of the model, and says why itself")
+            raise PlanError(f"rank {refused[0]} refused this call of the model; see its own error")
         for rank, rank_row in enumerate(rows):
             if rank_row[1] != rows[0][1]:
                 raise PlanError(
@@ -262,12 +262,12 @@ class Runtime:
     Args:
         mesh: micro-batches, then the axis sizes.
         rank: by default this process's in the job.
-        job: the whole job's mesh, if this is one stage of a pipeline (the axis after micro-batches).
+        job: the whole job's runtime, if this one is for a place of a pipeline (axis 1 of that mesh).
 
     Attributes:
         step, micro_batch: the current position of the run.
         counts: the counts of mean losses over the whole batch, by operator.
-        gathered, kept: callbacks for gathered parameters that backward regathers, and that autograd keeps.
+        gathered, kept: callbacks for a gathered parameter that backward regathers or autograd keeps.
         saving: saved-tensor hooks.
         unsharded: the parameters that are gathered once per step, by name.
         ahead: the prefetching of the running call.

@@ -138,12 +138,12 @@ _SUMS = (
     _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.dot.default,
     _aten.linalg_vector_norm.default, _aten.prod.default, _aten.max.default, _aten.min.default,
 )  # fmt: skip
-"""Operators whose result may be a scalar of shards."""
+"""Operators that may reduce shards to a scalar."""
 _WHOLE = (
     _aten.mse_loss.default, _aten.mse_loss_backward.default, _aten.smooth_l1_loss.default,
     _aten.smooth_l1_loss_backward.default, _aten.huber_loss.default, _aten.huber_loss_backward.default,
 )  # fmt: skip
-"""Operators that divide by a count, for which PyTorch uses the shard's where shards are unequal."""
+"""Operators that divide by a count: PyTorch takes the shard's own count where shards are unequal."""
 _of_mesh: dict[DeviceMesh, JobRanks] = {}
 
 
@@ -221,7 +221,7 @@ _FLAT = frozenset({"view", "reshape"})
 _OF_PARTS = frozenset((
     "cat", "concat", "concatenate", "stack", "dot", "l1_loss", "mse_loss", "_foreach_norm",
 ))  # fmt: skip
-"""Calls that scripts read sums and norms with, and that would give those of this rank's parts."""
+"""Calls with which scripts read sums and norms, and which would cover only this rank's parts."""
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _WHAT = "a sum or norm of parameters; compute it on every rank, and print it on one"
 
@@ -384,9 +384,9 @@ def _refused(func: Any, args: Any, kwargs: Any) -> PlanError:
     keys = dict.fromkeys(part.key for part in _parts(args, kwargs))
     return PlanError(
         f"the script computes {name} of {' and '.join([*keys][:2])}, of which ranks have parts under this "
-        "plan: outside of the model, operators on single elements of parameters are followed, and sum(), "
-        "mean() and the 2-norm of one parameter; compute the rest inside of the model's forward, or choose "
-        "a sharded plan"
+        "plan: outside of the model, only elementwise operators on a parameter work, and sum(), mean() and "
+        "the 2-norm of one parameter; compute the rest inside of the model's forward, or choose a sharded "
+        "plan"
     )
 
 
@@ -418,7 +418,7 @@ def spread(value: torch.Tensor, copies: int = 1) -> _SpreadGradient:
 
 
 class _SpreadGradient(torch.Tensor):
-    """A gradient, or a part of one, of which ``copies`` ranks have the same; empty on other ranks."""
+    """A gradient or a part of one, the same on ``copies`` ranks; empty on ranks without the parameter."""
 
     copies: int = 1
 

@@ -40,7 +40,7 @@ from tensoropt.types import SOURCES, Indices
 CHUNK = 4096
 """Strategies simulated at once: enough for numpy to be fast, few enough for memory."""
 _SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMetrics.__annotations__})
-"""The figures of a point under the simulator's names."""
+"""The names of figures that points and the simulator share."""
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:

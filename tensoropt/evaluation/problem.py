@@ -126,8 +126,8 @@ def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping
 
 
 def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[float, float]:
-    """Return the shares of forward FLOP in groups with rules for all operators, and in groups with two ways
-    to split.
+    """Return the shares of forward FLOP in groups whose operators all have rules, and in groups that can
+    be split along two or more dims.
 
     Args:
         whole: the groups, unsplit.

@@ -80,7 +80,7 @@ def _load_settings(
     file: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any
 ) -> dict[str, Any]:
     if not file.exists():
-        raise PlanError(f"checkpoint {file.parent} lacks {file.name}; give one of save_checkpoint's")
+        raise PlanError(f"checkpoint {file.parent} lacks {file.name}; give one that save_checkpoint wrote")
     settings = torch.load(file, map_location="cpu", weights_only=True)
     if optimizer is not None and "groups" in settings:
         _load_groups(file, model, optimizer, settings["groups"])
@@ -110,7 +110,7 @@ def _load_groups(
                 )
     missing = where.keys() - {name for names in own for name in names}
     if missing or len(own) != len(saved):
-        also = f" and with {', '.join(sorted(missing)[:3])}" if missing else ""
+        also = f" that also had {', '.join(sorted(missing)[:3])}" if missing else ""
         raise PlanError(
             f"checkpoint {file.parent} was saved from an optimizer with {len(saved)} groups{also}, this one "
             f"has {len(own)}; make the optimizer's groups as they were"
@@ -146,7 +146,7 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     """Return the optimizer's state by parameter name, in the model's own shapes.
 
     Returns:
-        ``{"KEY.FIELD": value}``, with DTensors for parameters that are; group settings are separate.
+        ``{"KEY.FIELD": value}``, as DTensors where the parameters are; group settings are separate.
     """
     parallel = parallel_of(model)
     state = {}

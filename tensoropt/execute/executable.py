@@ -83,8 +83,7 @@ def engine_of(
 
 
 def strategy_class(data: Mapping[str, Any]) -> type[ParallelStrategy]:
-    """Return the class of a strategy in plain data (:meth:`ParallelStrategy.to_data`), which knows the number
-    of ranks and which of them run one program."""
+    """Return the class of a strategy given as plain data (:meth:`ParallelStrategy.to_data`)."""
     return _OF_STRATEGIES[data.get("kind", Strategy.kind)].strategy
 
 

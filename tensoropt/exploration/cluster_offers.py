@@ -210,7 +210,7 @@ def offers(
 def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
     table, cluster = RatesOf(found, question.tariff), str(found.cluster["name"])
     if table.cluster is None:
-        return ClusterOffer(cluster, reason="the cluster was not saved with it; explore again")
+        return ClusterOffer(cluster, reason="its cluster was not saved; explore again")
     devices, count = table.cluster.counts, table.cluster.device_count
     row = ClusterOffer(cluster, devices, table.work.samples, count=count)
     room = _room(found, question.memory_bytes)
@@ -309,7 +309,7 @@ def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
     found = {str(path): load_exploration(path) for path in folders_in(folder)}
     if not found:
         raise TensorOptError(
-            f"{folder} holds no exploration (no {DESCRIBED} in it or in a folder of it); run `tensoropt "
+            f"{folder} holds no exploration (no {DESCRIBED} in it or in a subfolder); run `tensoropt "
             "explore` with --out"
         )
     return found
@@ -327,7 +327,7 @@ def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
     if len(steps) > 1 and not of_batches(sweep):
         raise TensorOptError(
             f"{folder} holds explorations of different models or settings, which cannot be compared; name "
-            "one of them, or keep those of one in a folder of their own"
+            "one of them, or move those of one model and its settings into a separate folder"
         )
     return tuple(sorted(sweep, key=lambda found: (found.devices, found.model.batch or 0)))
 

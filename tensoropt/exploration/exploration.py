@@ -144,7 +144,7 @@ class Exploration(Findings):
         fastest: bool = False,
     ) -> int:
         """Return the index in :attr:`all_points` of the requested point. A point that is not given by number
-        fits the budget, or by default the device less the usual headroom.
+        fits the budget, or by default the device's memory less the usual headroom.
 
         Args:
             memory_bytes, headroom: the memory limit per device.

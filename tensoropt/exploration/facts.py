@@ -83,9 +83,9 @@ def _memory_words(point: Point) -> str:
 
 def host_words(step: TwoQueues) -> str:
     """Return how long the host takes to issue a step, and whether the device waits for it."""
-    waits = "beside the device"
+    waits = "overlapping the device's work"
     if is_host_bound(step):
-        waits = f"host-bound: the device waits {format_seconds(host_wait_s(step))} of it"
+        waits = f"host-bound: the device waits for {format_seconds(host_wait_s(step))} of it"
     return f"{format_seconds(step.host_s)} to issue the step, {waits}"
 
 

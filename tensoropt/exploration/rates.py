@@ -372,7 +372,7 @@ def _peak(kind: DeviceKind, name: str) -> float | None:
 def _kinds(cluster: Cluster | None, count: int) -> tuple[tuple[DeviceKind, ...] | None, str]:
     """Return the device kinds of a plan on ``count`` devices; None with the reason if unknown."""
     if cluster is None:
-        return None, "the cluster was not saved with it"
+        return None, "its cluster was not saved"
     if count == cluster.device_count:
         return cluster.devices, ""
     if count < cluster.device_count and len(cluster.device_kinds) == 1:

@@ -11,7 +11,7 @@ from tensoropt.types import DATA_SHEET
 from tensoropt.units import format_seconds, share_words
 
 UNLIKE = "from a data sheet; no published job resembles it"
-"""What is said of a predicted time without a range."""
+"""The words for a predicted time without a range."""
 
 
 @dataclass(frozen=True, slots=True)

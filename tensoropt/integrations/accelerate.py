@@ -1,7 +1,7 @@
 """accelerate's ``Accelerator`` for a model that runs by a plan.
 
-It overrides what assumes that ranks train copies of the model: the model is not wrapped, a rank loads the
-rows of its share, and one optimizer step is one scheduler step.
+It overrides methods that assume that ranks train copies of the model: the model is not wrapped, a rank loads
+the rows of its share, and one optimizer step is one scheduler step.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class PlanAccelerator(Accelerator):
             return model
         if self._models:
             raise PlanError(
-                f"PlanAccelerator runs one model by its plan, but {type(model).__name__} is another; move a "
-                "model that is not trained by model.to(accelerator.device)"
+                f"PlanAccelerator runs one model by its plan, but {type(model).__name__} is another; to "
+                "move a model that is not trained, use model.to(accelerator.device)"
             )
         if self._plan is not None and not hasattr(model, ATTRIBUTE):
             parallelize(model, self._plan, device=self.device, batch="share")

@@ -98,7 +98,7 @@ class PlanStrategy(ModelParallelStrategy):
             if isinstance(callback, _AVERAGING) and trainer.state.fn == TrainerFn.FITTING:
                 raise PlanError(
                     f"{type(callback).__name__} averages a copy of the whole module, but a rank has only "
-                    "parts of it; average by lerp_ over the model's parameters, in an own callback"
+                    "parts of it; average by lerp_ over the model's parameters, in a callback of your own"
                 )
 
     def setup(self, trainer: Any) -> None:

@@ -100,7 +100,7 @@ class RankBatches(Sampler[list[Any]]):
         in_order: whether they are in the data's order; a rank's rows are then consecutive.
 
     Raises:
-        PlanError: a batch has too few rows for all ranks, as far as samplers tell.
+        PlanError: a batch has too few rows for all ranks, if sizes are known before batches are drawn.
 
     Attributes:
         batch_sampler, sampler: the batch sampler and its sampler, under the names that trainers use to set an
@@ -164,7 +164,7 @@ class RankBatches(Sampler[list[Any]]):
             raise PlanError(
                 f"{type(self.sampler or self.batch_sampler).__name__} of this loader draws on one rank rows "
                 "that it does not draw on another, but all ranks follow rank 0's; let it draw the rows of "
-                "all ranks, from one seed, or have rank and num_replicas (model.data_rank and "
+                "all ranks, from one seed, or give it attributes rank and num_replicas (model.data_rank and "
                 "model.data_world) if it divides them itself"
             )
         return drawn

@@ -1,7 +1,7 @@
 """Hugging Face's ``Trainer`` for a model that runs by a plan.
 
-It overrides what assumes that ranks train copies of the model: the model is not wrapped, a rank loads the
-rows of its share, and the loss is already the global batch's.
+It overrides methods that assume that ranks train copies of the model: the model is not wrapped, a rank loads
+the rows of its share, and the loss is already the global batch's.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ class PlanTrainer(Trainer):
         return model
 
     def _prepared_loader(self, loader: DataLoader[Any], *_: Any, **__: Any) -> DataLoader[Any]:
-        """Return a loader of this rank's rows, given one with as many rows per batch."""
+        """Return a loader of this rank's rows, given one with the same number of rows per batch."""
         model = self._parallel.model
         return prepared_by(self.accelerator, divided(loader, model, parts=True), model)
 
     def get_tp_size(self) -> int:
-        """The number of ranks that pass the same rows, by which Trainer divides its counts over all ranks."""
+        """Return the number of ranks that pass the same rows; Trainer divides counts over all ranks by it."""
         return int(self.args.world_size) // self._data_world
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -161,8 +161,8 @@ class PlanTrainer(Trainer):
             if own.__module__.startswith("tensoropt."):
                 raise
             raise PlanError(
-                f"{own.__qualname__} failed ({type(error).__name__}: {error}). By a plan, the model is "
-                "called as explored, and returns in training its loss alone, with None in place of logits. "
+                f"{own.__qualname__} failed ({type(error).__name__}: {error}). Under a plan, the model is "
+                "called as it was explored, and in training returns only its loss, with None for logits. "
                 "Explore it with its own loss: build that into its forward, or pass loss=function(output) to "
                 "explore (the fourth item of a model file: model, args, kwargs, loss) and to "
                 "tensoropt.parallelize(model, plan, batch='share', loss=...), and give PlanTrainer the result"

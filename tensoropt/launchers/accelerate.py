@@ -192,7 +192,7 @@ def refusal(job: LaunchedJob) -> str:
 
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs on as many devices that accelerate's YAML can express, the most similar first."""
+    """Return jobs on the same number of devices that accelerate's YAML can express, most similar first."""
     like = as_data_parallel(job, NAME)
     # Other ranks' memory savings are approximated by shards; accelerate has no stage 1.
     stages = dict.fromkeys((job.stage if like.data == job.data else 3, 3, 0))

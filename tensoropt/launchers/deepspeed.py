@@ -129,7 +129,7 @@ def refusal(job: LaunchedJob) -> str:
 
 
 def variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs on as many devices that DeepSpeed's JSON can express, the most similar first."""
+    """Return jobs on the same number of devices that DeepSpeed's JSON can express, the most similar first."""
     like = as_data_parallel(job, NAME)
     # Shards replace the memory savings of tensor parallelism or stages.
     stages = [job.stage] if like.data == job.data else [3, 1]

@@ -32,7 +32,7 @@ _MODULES = {
 """Recipes by the modules in ``--recompute-modules``."""
 _RECIPES = (NOTHING, FULL, _CORE, _FUNCTIONS)
 _GATHERED = "all_gather"
-"""Values of ``--cp-comm-type`` as Transformer Engine spells them; the argument's help omits the ``+``."""
+"""The value of ``--cp-comm-type`` for gathered keys and values, as Transformer Engine spells it."""
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _ABOVE = """\
 # Arguments of pretrain_gpt.py of Megatron-LM core_v0.15 to core_v0.19: parallelism and batch only. Add those
@@ -158,7 +158,7 @@ def _stages_per_place(keys: Keys, places: int) -> int:
             "num-layers-per-virtual-pipeline-stage without num-layers: predicted with 2 stages on each rank"
         )
         return 2
-    keys.unlike("pipeline-model-parallel-layout", "predicted with as many blocks in every stage")
+    keys.unlike("pipeline-model-parallel-layout", "predicted with equal numbers of blocks per stage")
     return (keys.number("num-virtual-stages-per-pipeline-rank", 1) or 1) if places > 1 else 1
 
 

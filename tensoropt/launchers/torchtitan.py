@@ -24,7 +24,7 @@ _SCHEDULES = {
 }
 _DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}
 _ABOVE = """\
-# Of the file for --job.config_file of torchtitan 0.2.0 to 0.2.2; torchtitan 0.3 reads no TOML: there a
+# Part of the file for --job.config_file of torchtitan 0.2.0 to 0.2.2; torchtitan 0.3 reads no TOML: there a
 # config is a function in Python. Add the model ([model] name, flavor, hf_assets_path), the data
 # ([training] dataset) and the optimizer.
 """

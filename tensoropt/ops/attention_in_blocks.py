@@ -1,4 +1,4 @@
-"""Blocks of attention: a rank's part of the queries, and the kernel of some queries over some keys."""
+"""Attention in blocks: the queries of one rank, and the kernel for some queries over some keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class QueryPiece(NamedTuple):
 
 
 def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...]:
-    """Return a rank's part of each atom of the queries, dim -2 of ``output``; by default the last rank's."""
+    """Return a rank's part of each atom of the queries, dim -2 of ``output``; by default a busiest rank's."""
     sizes = shard.atoms.atoms[output.tensor][-2]
     before = sum(len(dim) for dim in shard.atoms.atoms[output.tensor][:-2])
     layout = shard.layout(output, written=True)
@@ -82,7 +82,7 @@ def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stret
 
 
 def _contiguous(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int]) -> Iterator[Stretch]:
-    """Yield the stretches of the local queries from ``row`` on, which begin at ``starts``."""
+    """Yield the stretches of the local queries from ``row`` on; ``pieces`` begin at ``starts``."""
     # Positions follow one another within the innermost pieces that are whole, and one piece outside them.
     inner = len(pieces) - 1
     while inner > 0 and not starts[inner] and pieces[inner].size == _extent(pieces, inner):
@@ -106,9 +106,9 @@ _CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "produc
 def block_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device_type: str | None = None, *, masked: bool = False
 ) -> str:
-    """Return the kernel of one block: the device's flash kernel, or products where that does not apply.
+    """Return the kernel of one block: the device's flash kernel or, where it does not apply, matrix products.
 
-    On CUDA it takes 16-bit types, heads of up to 256 in multiples of 8, and no mask.
+    CUDA's flash kernel takes 16-bit types, heads of up to 256 in multiples of 8, and no mask.
 
     Args:
         device_type: the device type of the run, for fake tensors; by default the tensors'.
@@ -128,7 +128,7 @@ def block_kernel(
 
 
 class Queries(NamedTuple):
-    """Some queries, the keys and values that they see, and how.
+    """Some queries, the keys and values that they see, and how scores are masked and scaled.
 
     Attributes:
         mask: added to the scores, in the queries' dtype or wider; broadcasts to them.
@@ -152,7 +152,7 @@ class Queries(NamedTuple):
 
 
 _Found = tuple[Block, Sequence[torch.Tensor]]
-"""A block, and what its kernel's backward needs beside it."""
+"""A block, and the other tensors that its kernel's backward needs."""
 _Gradients = Sequence[torch.Tensor]
 
 

@@ -214,7 +214,7 @@ class Samples:
         limits: the range of index operands.
         timed: whether timings draw indices within ``limits``, not 0 and 1.
         row_ends: (input with the ends of groups of rows, the rows' input).
-        adjust: changes the drawn values last.
+        adjust: a function that changes the drawn values at the end.
     """
 
     positive: bool = False
@@ -246,18 +246,18 @@ class OpSpec:
         without_rule: names, without namespace and overload, of operators that have no rule.
         rule: the index space; without one, discovery looks for it.
         localiser: returns the call that computes a shard; by default the same call on smaller tensors.
-        kernels: the kernels of such calls by name, which stores and saved explorations contain.
+        kernels: the kernels that such calls use, by the names in profile stores and saved explorations.
         samples: random operands for the rule checker, discovery and timings.
-        cost_class: the class of efficiencies of the operator and of ``kernels``.
+        cost_class: the cost class of the operator and of ``kernels``.
         reads: how often one kernel reads its operands: twice if every result depends on all of them.
         launches: whether it launches work on a device.
         precision: the precision under mixed precision.
         flops: FLOP counters by schema (``aten::_grouped_mm``) that PyTorch lacks.
         reserve: overload -> numbers that cuDNN reserves per step, unit and layer in training; an estimate
             (:mod:`tensoropt.profiling.cuda_kernels`).
-        random: its own call draws random numbers, so its localised form is compared.
+        random: its own call draws random numbers, so the rule checker compares pieces to its localised form.
         draws: whether a particular call draws random numbers, if PyTorch's tag says so for all.
-        batch_statistics: it needs the statistics of the whole batch; micro-batches refuse it.
+        batch_statistics: it needs the statistics of the whole batch, so training refuses micro-batches.
         evaluated: the call in eval mode.
         counted_targets: a mean over targets that are not ignored, counted before the step.
         equal_shards: its kernel derives a shard's place from its size, so all must be equal.
@@ -289,6 +289,6 @@ def aten(names: str, rule: Rule | None = None, **fields: Any) -> OpSpec:
     """Return the description of the ATen overloads in ``names``: ``mm.default bmm.default``.
 
     Args:
-        fields: others of :class:`OpSpec`.
+        fields: other fields of :class:`OpSpec`.
     """
     return OpSpec(targets=tuple(f"aten.{name}" for name in names.split()), rule=rule, **fields)

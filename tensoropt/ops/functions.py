@@ -196,7 +196,7 @@ _OF_EVERY_CLASS = frozenset({
     "__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__firstlineno__",
     "__static_attributes__", "_backward_cls", "_autograd_function_id", "_compiled_autograd_key",
 })  # fmt: skip
-"""Created by Python and PyTorch for every class, and not part of what it computes."""
+"""Attributes that Python and PyTorch create for every class, and that do not affect its results."""
 
 
 def _code_of(cls: type) -> Iterator[str]:
@@ -230,7 +230,7 @@ def _function_text(function: Any) -> Iterator[str]:
         except ValueError:
             continue  # not filled yet
         except NotConstant as what:
-            raise NotConstant(f"{what} called {name} from around it") from None
+            raise NotConstant(f"{what} called {name} in its closure") from None
 
 
 def _code_text(code: types.CodeType) -> Iterator[str]:

@@ -33,7 +33,7 @@ class LoopDim:
         along: for a joint loop, the loops of different operands that it cuts at once; the kernel exchanges
             data between the parts.
         aligned: whether these loops run over the same positions; only the first may be cut by itself.
-        small_parts: whether it may be cut unevenly however small (samples, positions, heads).
+        small_parts: whether it may be cut unevenly into parts of any size (samples, positions, heads).
         blocks: whether only the outermost atom may be cut, as the kernel finds a part by its start.
     """
 
@@ -48,7 +48,7 @@ class LoopDim:
     blocks: bool = False
 
     def cut_together(self, dims: Sequence[LoopDim]) -> bool:
-        """Return whether an axis may cut the loops of ``along``, out of all loops ``dims``."""
+        """Return whether one axis may cut all loops of ``along``; ``dims`` are the operator's loops."""
         cut = [dims[loop].splittable for loop in self.along]
         return cut[0] if self.aligned else all(cut)
 
@@ -266,7 +266,7 @@ class Builder:
         return labels
 
     def along(self, *touched: int) -> list[Loops]:
-        """As :meth:`around`, where every result has the same dims."""
+        """Do as :meth:`around`, and write every result with the same loops."""
         labels = self.around(touched)
         for index in range(len(self.op.outputs)):
             self.write(labels, index)
@@ -311,7 +311,7 @@ class Builder:
         self._writes[name] = self._operand(name, labels, False, synced, means)
 
     def leaves_out_a_result(self) -> bool:
-        """Return whether a result that is used is not described."""
+        """Return whether the rule has left out a result that is used."""
         graph, described = self.graph, self._writes
         used = [*graph.outputs, *graph.mutations.values()]
         return any(

@@ -1,4 +1,4 @@
-"""Kernels of several families (averages as parts that add up), and the context of a kernel."""
+"""Kernels that families share (averages as parts that add up), and the context of a kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ShardContext(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether there are no other ranks, even if the kernel is one of many."""
+        """Whether no other ranks run, even if the kernel computes one shard of many."""
         ...
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
@@ -55,7 +55,7 @@ class ShardContext(Protocol):
     def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
         """Begin to send ``value`` to the next rank of the group of ``axes``, in a ring; not differentiable.
 
-        Return a function that waits for the previous rank's, of the same shape; until then ``value`` must not
+        Return a function that awaits the previous rank's value of that shape; until then ``value`` must not
         change.
         """
         ...
@@ -70,7 +70,7 @@ def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
 
 
 def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence[int]) -> int:
-    """Return the start of a rank's shard of a loop from the distance between shards, or each axis's."""
+    """Return the start of a rank's shard; ``steps``: the distance between shards, or one per axis."""
     if isinstance(steps, int):
         return context.coordinate(axes) * steps
     return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))

@@ -16,7 +16,7 @@ from tensoropt.errors import TensorOptError, suggest
 _BLOCK = 64
 """The inputs that share a scale in 4-bit schemes; bitsandbytes' default."""
 _GROUP = 256
-"""The most scales that share a scale; bitsandbytes' number."""
+"""The most scales in a group, which share a scale of their own; bitsandbytes' number."""
 _NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -27,7 +27,7 @@ _NF4 = (
 _FP4 = tuple(
     sign * value / 12 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 )
-"""Sign, two exponent bits, one mantissa bit, over the largest, as bitsandbytes has them."""
+"""Sign, two exponent bits, one mantissa bit, divided by the largest number, as in bitsandbytes."""
 _TABLES = {"nf4": _NF4, "fp4": _FP4}
 _DOUBLE = "-double"
 SCHEMES = ("int8", *_TABLES, *(f"{name}{_DOUBLE}" for name in _TABLES))
@@ -39,7 +39,7 @@ class Scheme(NamedTuple):
     """An encoding of a matrix as bytes.
 
     Attributes:
-        table: the numbers of half bytes; none for ``int8``.
+        table: the numbers that half bytes stand for; empty for ``int8``.
         nested: whether scales are bytes, too.
     """
 
@@ -51,7 +51,7 @@ class Scheme(NamedTuple):
         """Return the scheme with a name; TensorOptError if there is none."""
         if name not in SCHEMES:
             raise TensorOptError(
-                f"'{name[:40]}' is no way to store weights in bytes; {suggest(name, SCHEMES)}"
+                f"'{name[:40]}' is not a scheme for storing weights as bytes; {suggest(name, SCHEMES)}"
             )
         return cls(_TABLES.get(name.removesuffix(_DOUBLE), ()), name.endswith(_DOUBLE))
 
@@ -78,7 +78,7 @@ class WeightBytes(NamedTuple):
 
 @lru_cache
 def nested_table() -> tuple[float, ...]:
-    """Return the 256 numbers of byte scales, as bitsandbytes' ``create_dynamic_map`` makes them.
+    """Return the 256 numbers that byte scales stand for, as bitsandbytes' ``create_dynamic_map`` makes them.
 
     Dettmers, *8-Bit Approximations for Parallelism in Deep Learning*, ICLR 2016.
     """
@@ -105,8 +105,8 @@ def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
         return WeightBytes((wide / scales.unsqueeze(1)).round().to(torch.int8), scales.to(torch.float32))
     if columns % _BLOCK:
         raise TensorOptError(
-            f"{name} has a scale for every {_BLOCK} inputs of a row, which do not divide {columns} inputs; "
-            "take int8, or a model of other sizes"
+            f"{name} has one scale per {_BLOCK} inputs of a row, but {columns} inputs do not divide into "
+            "such blocks; take int8, or a model of other sizes"
         )
     blocks = wide.view(rows, columns // _BLOCK, _BLOCK)
     scales = blocks.abs().amax(2)
@@ -204,7 +204,7 @@ class QuantisedProduct(torch.autograd.Function):
 # -- as an operator of PyTorch, which an export keeps whole ------------------------------------------------
 
 OPERATOR = "tensoropt_quantised.linear.default"
-"""The same product in a module and its export."""
+"""The same product as an operator, in modules and in exported graphs."""
 _NAME = "tensoropt_quantised::linear"
 torch.library.define(
     _NAME,

@@ -26,7 +26,7 @@ def _by_target() -> dict[str, OpSpec]:
     specs: dict[str, OpSpec] = {}
     for spec in _SPECS:
         for target in spec.targets:
-            assert target not in specs, f"two specs speak of {target}"
+            assert target not in specs, f"two specs describe {target}"
             specs[target] = spec
     return specs
 
@@ -92,7 +92,7 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
 
 
 def _unread(op: Operator, consulted: Container[int | str]) -> list[str]:
-    """Return the names of an ATen call's arguments that its rule has not read, without tensors and defaults.
+    """Return the names of an ATen call's arguments that its rule has not read, except tensors and defaults.
 
     Args:
         consulted: positions and names of the arguments that it has read.

@@ -78,7 +78,7 @@ def ring_of(shard: OperatorShard, axes: tuple[int, ...], *, causal: bool) -> Rin
 
 
 def ring_collectives(shard: OperatorShard, ring: Ring) -> tuple[InnerCollective, ...]:
-    """Return a rank's messages: keys and values, and in backward gradients, whose last one is exposed."""
+    """Return a rank's messages: keys and values, in backward also gradients; the last one is exposed."""
     elements = 0
     for operand in shard.space.reads[1:3]:
         shape = shard.shape(operand, written=False)
@@ -338,7 +338,7 @@ def _nothing_seen(q: Tensor, v: Tensor) -> Block:
 
 
 def _merge(out: Tensor, lse: Tensor, block: Block) -> None:
-    """Add a block of keys to what queries have seen, in place."""
+    """Merge the attention over another block of keys into ``out`` and ``lse``, in place."""
     total = torch.logaddexp(lse, block[1])
     least = finite(total)
     out.mul_((lse - least).exp_().unsqueeze(-1))

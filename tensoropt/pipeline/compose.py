@@ -19,7 +19,7 @@ from numba import njit
 _MOST_LABELS = 4096
 """The most labels kept at one cut; beyond it, those with the least sum of seconds stay."""
 _SLACK = 0.1
-"""The share of :func:`compose`'s ``step`` that a label must be better in; an assumption."""
+"""The share of :func:`compose`'s ``step`` by which a label must be better; an assumption."""
 
 
 Place = TypeVar("Place", bound=Hashable)
@@ -110,8 +110,8 @@ def compose(
     Args:
         offers: for each stage, the offer between each pair of places; consecutive stages share a place.
         step: the least relative decrease of memory between compositions; 0 finds all.
-        known: (bytes, seconds) of other plans, leanest and slowest first. Compositions that one of them beats
-            although the schedule had no bubble are left out.
+        known: (bytes, seconds) of other plans, leanest and slowest first. Compositions that one of them would
+            beat even if the schedule had no bubble are left out.
     """
     cap, before = inf, None
     while (composition := _fastest(offers, micro_batches, cap, step * _SLACK)) is not None:
@@ -137,7 +137,7 @@ class _Labels(Generic[Place]):
 
     Attributes:
         costs: (n, 3) sum ``first_s``, most ``further_s`` and ``end_s``.
-        ways: the last stages that reach this cut, each with its rows of its offer.
+        ways: the last stages that reach this cut, each with the rows of its offer in use.
         came: (n, 3) the number of the last stage in ``ways``, of its row there, and of the label before it.
     """
 

@@ -115,7 +115,7 @@ class Composer:
         yield from self.composed(positions)
 
     def prepare(self, positions: Sequence[Sequence[int]]) -> None:
-        """Find what :meth:`composed` needs of stores and ranks."""
+        """Read from stores, or measure on ranks, what :meth:`composed` needs."""
         ranges: dict[StageFrontiers, dict[Range, None]] = {}
         for place, of_stage in zip(self.place_of, self._wanted(positions), strict=True):
             ranges.setdefault(self.frontiers.at(place), {}).update(dict.fromkeys(of_stage))

@@ -74,14 +74,14 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
         if within.size % level.size:
             raise ClusterError(
                 f"{places} equal parts of cluster '{cluster.name}' would lie across its links: each has "
-                f"{level.size} of the {within.size} of a level ({level.name}); give a number "
+                f"{level.size} of the {within.size} members of a level ({level.name}); give a number "
                 "of parts that divides them"
             )
     return part
 
 
 class PlaceCommunication:
-    """Collectives within one place of a pipeline while the others run theirs, by the whole job's costs."""
+    """Costs of collectives within one place while the other places run theirs, from the job's costs."""
 
     def __init__(self, job: LinkCosts):
         self.job = job
@@ -223,7 +223,7 @@ class PipelinePrices:
         return self.mesh.size // self.mesh.shape[0]
 
     def message_s(self, source: int, target: int, size: float) -> float:
-        """Return the seconds of simultaneous messages between two places, with both ends; 0 within one."""
+        """Return the seconds of all ranks' messages to a place at once, with both ends; 0 to their own."""
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place

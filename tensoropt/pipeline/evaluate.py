@@ -32,7 +32,7 @@ from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import Owned
 
-TOO_LARGE = "pipelines: some whose stages need more than their devices have were left out"
+TOO_LARGE = "pipelines: some were left out, as their stages need more memory than their devices have"
 """The note about pipelines that were left out because they need too much memory."""
 
 

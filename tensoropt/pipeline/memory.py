@@ -1,4 +1,4 @@
-"""The memory of a pipeline's ranks: what its actions begin and end."""
+"""The memory of a pipeline's ranks: what each action allocates and frees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Alive(NamedTuple):
     """Bytes alive on a rank of a place from action ``first`` until ``end``.
 
     Attributes:
-        action: the action that begins them; None for those of the end of a stage's step.
+        action: the action that begins them; None for bytes that the end of a stage's step needs.
         what: :data:`KEPT`, :data:`NEEDED`, :data:`MESSAGE` or :data:`TRAILING`.
         halfway: whether only the second part of a split backward needs them.
     """
@@ -50,8 +50,8 @@ def alive_at(
 ) -> list[Alive]:
     """Return what is alive on a rank of a place besides parameters, gradients and optimizer state.
 
-    An action has its stage's peak; between them, what a micro-batch keeps, room for messages that were asked
-    for, and sent tensors until they have surely come (:mod:`tensoropt.pipeline.receipts`).
+    An action needs its stage's peak; between actions there are what micro-batches keep, room for messages
+    that were asked for, and sent tensors until known to be received (:mod:`tensoropt.pipeline.receipts`).
 
     Args:
         actions: all actions of the place, in order; the end of the step is one more.
@@ -163,7 +163,7 @@ class _SplitBackward(NamedTuple):
     Attributes:
         inputs_bytes: the peak while gradients of arriving tensors are made.
         left_bytes: kept until the gradients of parameters are made.
-        weights_bytes: the most beside them while these are made.
+        weights_bytes: the peak on top of ``left_bytes`` while these are made.
     """
 
     inputs_bytes: float
@@ -174,8 +174,8 @@ class _SplitBackward(NamedTuple):
 def _split_backward(evaluation: Evaluation, capability: Capability | None) -> _SplitBackward:
     """Return the bytes of a stage's split backward.
 
-    The first part frees nothing before its end, and the gradients of parameters' operators wait for the
-    second one; then what is behind all parameters is gone.
+    The first part frees nothing before its end. Until the second part, operators with parameters keep the
+    gradients of their results; what only operators behind the last parameter need is freed.
     """
     batch, columns = evaluation.batch, StepColumns(evaluation.batch)
     schedule, transient = batch.schedule, np.cumsum(columns.transient[:, 0])
@@ -258,7 +258,7 @@ def _largest_tensors(stage: Strategy, evaluation: Evaluation) -> dict[str, list[
 _WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 _LABELS = {
     KEPT: "kept for backward",
-    MESSAGE: "sent and not surely come",
+    MESSAGE: "sent, not yet known to be received",
     TRAILING: "gradients on their way to their shards",
 }
 _LASTING = ("parameters", "gradients", "optimizer state")

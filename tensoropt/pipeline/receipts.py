@@ -10,8 +10,8 @@ from tensoropt.pipeline.strategy import Action, place_actions, schedule_named, s
 
 
 def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
-    """Return the micro-batches whose gradients the previous stage has received when a forward's input
-    arrives.
+    """Return, for each forward, the micro-batches whose gradients the previous stage has received when the
+    forward's input arrives.
 
     A message sent after a backward proves that its sender had received that backward's input; schedules that
     wait for their own messages have waited for all of them.
@@ -61,7 +61,7 @@ def taken_on(
 
 
 def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> dict[Action, int]:
-    """Return, by the action that takes it, before which action of its place a message is asked for.
+    """Return action -> number of its place's action before which the message that it takes is asked for.
 
     PyTorch's schedules of several stages per place ask as soon as the sender's turn is over, all places
     taking turns; others ask right before the action, and are left out.
@@ -90,9 +90,9 @@ class _Messages(NamedTuple):
     """The messages of a step.
 
     Attributes:
-        asked: as of :func:`_asked_for`.
-        came: by stage, the action that knows that what was sent has come: (``F`` for tensors, ``B`` for
-            gradients; micro-batch) -> (its possible kinds, stage, micro-batch).
+        asked: the result of :func:`_asked_for`.
+        came: for each stage, the action by which a message is known to be received: (``F`` for tensors, ``B``
+            for gradients; micro-batch) -> (the action's possible kinds, stage, micro-batch).
     """
 
     asked: Mapping[Action, int]

@@ -49,8 +49,8 @@ class Thoroughness:
     """Settings for the thoroughness of a search.
 
     Attributes:
-        gap: the gap of tracked frontiers; None for a few scalar problems each.
-        candidates: the strategies simulated per frontier, if these lose little.
+        gap: the gap of tracked frontiers; None to outline each by a few scalar problems.
+        candidates: the number of strategies simulated per frontier; more if so few would lose too much.
         in_flight: whether to track every number of micro-batches in flight, not only powers of two.
     """
 
@@ -70,7 +70,7 @@ class _StageFrontier:
 
     Attributes:
         tables: the cost tables of the first of these ranges.
-        evaluations: those of all strategies, in order.
+        evaluations: the evaluations of all strategies, in order.
         ends: for each strategy, the layouts of entering and leaving tensors.
         sent: ends -> bytes per micro-batch sent to the next stage, and back.
     """
@@ -156,7 +156,7 @@ class StageSearch:
     Attributes:
         duplicated: activations that stages compute themselves instead of receiving them.
         mesh: the job's mesh; its first axis is the pipeline.
-        restriction: that of the whole model on a place.
+        restriction: the restriction of the whole model on a place.
         restricted: restricts a stage's tables; None to permit everything.
     """
 
@@ -498,7 +498,7 @@ class PlaceFrontiers:
         costs: the costs of all kinds of devices.
 
     Attributes:
-        search: the part that all places share.
+        search: the search, which all places share.
         prices: the prices of the job.
     """
 

@@ -61,7 +61,7 @@ class Stage:
         return graph.training and any(graph.tensors[name].requires_grad for name in names)
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
-        """Return the strategy by which each of its groups follows the batch, out of the whole graph's."""
+        """Return the strategy by which each of its groups follows the batch, taken from the whole graph's."""
         crossed = {_crossing_tensor(group) for group in self.graph.groups if group.name not in whole}
         # Passing all tensors of a large model for each of its stages would take longer than all else here.
         places = {
@@ -88,7 +88,7 @@ def _crossing_tensor(group: Group) -> str:
 
 
 def crossing_words(group: Group) -> str:
-    """Describe what a group receives or sends, for a phrase that the stage follows."""
+    """Return words for what a group receives or sends, to which the caller appends the stage's name."""
     way = "arriving in" if group.anchor.target == ARRIVE else "departing from"
     return f"{_crossing_tensor(group)} {way}"
 
@@ -107,7 +107,7 @@ def departing_group(tensor: str) -> str:
 
 
 Keyed = tuple[Mapping[str, AxisStrategy], Mapping[str, str]]
-"""By group the strategy by which it follows the batch, and its :func:`~tensoropt.costs.tables.group_keys`."""
+"""Each group's strategy by which it follows the batch, and its :func:`~tensoropt.costs.tables.group_keys`."""
 
 
 class Cutter:
@@ -132,7 +132,7 @@ class Cutter:
     def keyed(
         self, start: int, stop: int, duplicated: frozenset[str], whole: Mapping[str, AxisStrategy]
     ) -> Keyed:
-        """Return by which strategies a stage's groups follow the batch, and their keys, on any mesh."""
+        """Return the strategies by which a stage's groups follow the batch, and their keys, on any mesh."""
         where = start, stop, duplicated
         if where not in self._keyed:
             part = self.stage(*where)

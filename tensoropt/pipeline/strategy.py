@@ -245,7 +245,7 @@ class UnfitParameter:
 
 
 def check_apart(schedule: str, number: int, stage: Stage) -> None:
-    """Raise PlanError if a parameter prevents a stage's split backward; the first needs no split."""
+    """Raise PlanError if a parameter prevents a stage's split backward; a first stage needs no split."""
     if stage.returns_gradients and (unfit := _unfit_parameter(stage.graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
@@ -332,7 +332,7 @@ class _GradientPaths:
         return _MEETINGS[key]
 
     def _probed(self, op: Operator, made: Collection[str]) -> int:
-        """Return this number from autograd's graph of the operator on meta tensors."""
+        """Return the result of :meth:`_meetings` from autograd's graph of the operator on fake tensors."""
         group = self.graph.group_of[op.name]
         choices = (group.unsplit.choices[op.name],)
         call = localise(OperatorShard(op, self.graph.atoms, choices, (1,)))
@@ -408,7 +408,7 @@ class PipelinedStrategy:
         duplicated: activations that stages recompute.
         stages: the strategy of each stage, all on equal meshes.
         schedule: one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
-        places: the number of places, which divides that of stages.
+        places: the number of places, which divides the number of stages.
         cutter: the graph's cutter with its cached stages, if any.
 
     Raises:

@@ -22,7 +22,7 @@ class TimedStage:
 
     @property
     def micro_batches(self) -> int:
-        """Their number, up to :data:`_MOST_TIMED`."""
+        """The number of all micro-batches of the step."""
         return self.evaluation.batch.mesh[0]
 
     @cached_property
@@ -37,7 +37,7 @@ class TimedStage:
         return float(metrics.time_s[0]) / device_s if device_s else 1.0
 
     def whole(self) -> Iterator[StepEvent]:
-        """Yield the events of the step, each as long as in all micro-batches."""
+        """Yield the events of the step; those of the middle micro-batch stand for all middle ones."""
         turns = self._timed.turns
         between = range(turns[2][0], turns[4][0]) if self.micro_batches > _MOST_TIMED else ()
         for number, event in enumerate(self._timed.events):
@@ -48,7 +48,7 @@ class TimedStage:
         """Yield the events within an action or the optimizer's step, at their times in the pipeline's step.
 
         Args:
-            share: the share of a backward that the action is.
+            share: the action's share of a whole backward.
         """
         last, events = self._timed.micro_batches - 1, self._timed.events
         if action.kind == "O":

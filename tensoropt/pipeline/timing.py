@@ -43,7 +43,7 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return the bytes per micro-batch from a rank to the next stage; with ``learning``, back."""
+    """Return the bytes per micro-batch from a rank to the next stage; with ``learning``, of gradients."""
     tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
     return sum(
         crossing_bytes(own, departing_group(name), name)
@@ -123,7 +123,7 @@ class StageSeconds:
         weights: the share of a split backward spent on the gradients of parameters.
         begin_s: seconds of gathering parameters from the step's beginning on, before the first forward.
         reduce_s: seconds of reducing gradients after the last backward, overlapped by other stages' work.
-        scatter_s: the same after every other backward.
+        scatter_s: the same after each earlier backward.
         send_s, send_back_s: seconds of a message to the next stage, and of its gradient; 0 within a place.
         sync_s: seconds from the last backward to the end of the step: the remaining reduction, the optimizer.
     """
@@ -245,7 +245,7 @@ def _phase_of(micro_batch: int, micro_batches: int) -> int:
 class ScheduledEvent(NamedTuple):
     """An action or another event, with its start and end.
 
-    Others are gathers from the step's beginning on (``P``), messages (``S`` of activations, ``R`` of
+    Other events are gathers from the step's beginning on (``P``), messages (``S`` of activations, ``R`` of
     gradients), reductions after an action (``G``) and a stage's optimizer (``O``).
     """
 

@@ -18,7 +18,7 @@ Integers = NDArray[np.int64]
 
 
 class FlatProblem(NamedTuple):
-    """A problem's step as arrays; with several micro-batches, everything once for each.
+    """A problem's step as arrays; with several micro-batches, operators and tensors once for each.
 
     Attributes:
         micro_batches: the copies of each operator.
@@ -28,14 +28,14 @@ class FlatProblem(NamedTuple):
         gradient: (t,) whether a gradient comes back.
         first_reader: (t + 1,) the start of each tensor's readers in ``readers``.
         message_s: (t, d, d) the seconds of a tensor's message between two devices.
-        first_lane, lanes: what each ordered pair's messages occupy, then broadcasts, then each device's work,
-            as :func:`~tensoropt.simulate.timeline.take_place` takes it.
+        first_lane, lanes: the lanes that messages of each ordered pair occupy, then those of broadcasts, then
+            those of each device's work, as :func:`~tensoropt.simulate.timeline.take_place` takes them.
         results_s: seconds of each result's broadcast.
         host_s: (n, d) the host's seconds to launch an operator in a step.
         ends: (d, 6) :class:`~tensoropt.placement.problem.MessageEnds`.
         slower: the share by which messages slow down work.
         sizes: (t,) the bytes of each tensor.
-        first_end, message_ends: the devices that a message over each of ``lanes`` slows down.
+        first_end, message_ends: for the same pairs, broadcasts and work, the devices that they slow down.
     """
 
     micro_batches: int
@@ -133,7 +133,7 @@ class StepTasks(NamedTuple):
     Attributes:
         columns: the arguments of :func:`~tensoropt.simulate.timeline.take_place`.
         forward, backward: the task of each operator, of all micro-batches; backward empty in inference.
-        arrival, returned: (t, d) the task that brings a tensor, or its gradient back from there; -1 for none.
+        arrival, returned: (t, d) the task that brings a tensor there, or its gradient back; -1 for none.
         update: (d,) the optimizer's task; -1 for none.
         host_s: (d,) the host's seconds.
     """

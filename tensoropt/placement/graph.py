@@ -75,12 +75,12 @@ class PlacedOperator:
     """An operator that is placed as a unit.
 
     Attributes:
-        name: unique; a whole group's own.
+        name: unique; that of the group if it is a whole group.
         reads, writes: in the graph's order.
         configuration: on the mesh (micro-batches, number of pieces).
         index, count: this piece's number, and the number of pieces.
-        parameters: those on its device.
-        micro_batches: its runs per step.
+        parameters: the parameters that it stores on its device.
+        micro_batches: how often it runs per step.
     """
 
     name: str
@@ -104,10 +104,10 @@ class PlacedGraph:
     """Placed operators in an order of execution.
 
     Attributes:
-        groups: the graph of groups, with batch norms in steps where cut.
+        groups: the graph of groups; batch norms that are cut are in steps.
         holder: parameter -> the operator that stores it.
         batch_codes: the atom along which micro-batches cut each tensor; negative if none.
-        steps: group of a batch norm's sums or statistics -> the batch norm's.
+        steps: group of a batch norm's sums or statistics -> group of the batch norm.
     """
 
     groups: GroupGraph
@@ -128,7 +128,7 @@ class PlacedGraph:
 
     @cached_property
     def references(self) -> tuple[tuple[int, ...], ...]:
-        """For each variable with several users, their numbers: first the one that stores it."""
+        """For each variable with several users, the users' numbers: first the one that stores it."""
         owners: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
         new_of = {new: name for name, new in self.groups.atoms.graph.mutations.items()}

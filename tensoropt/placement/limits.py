@@ -59,7 +59,7 @@ class PlacedLimits:
 
     @property
     def against(self) -> tuple[str, ...]:
-        """Notes on what was given up that sharded plans may still satisfy: all but pins to devices."""
+        """Notes on constraints given up that sharded plans may still satisfy: all but pins to devices."""
         return _given_up([one for one in self.given_up if not isinstance(one[0], DevicePin)])
 
     def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
@@ -68,8 +68,8 @@ class PlacedLimits:
         return tuple(tuple(o for o in operators if graph.whole_of(o) in names) for names in self.together)
 
     def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return operators with their devices, best first; those around pinned groups may use any of
-        theirs.
+        """Return the pinned operators with their devices, best first; a split, join or variable whose
+        neighbours are all pinned may use any of their devices.
         """
         if not self.devices:
             return ()
@@ -125,7 +125,7 @@ def _kernel_limits(graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
         runs_on[group.name] = devices
         notes.append(f"{words}: {group.name} may lie on device {', '.join(map(str, devices))} alone")
     if unknown:
-        notes.append(f"taken to have kernels for all devices, as none are known here: {', '.join(unknown)}")
+        notes.append(f"kernels unknown here, assumed to exist for all devices: {', '.join(unknown)}")
     return PlacedLimits(runs_on=runs_on, kernel_notes=tuple(notes))
 
 
@@ -179,7 +179,7 @@ class _Narrowing:
             else:
                 self.because[name] = (*self.because.get(name, ()), entry)
         for beside, names in left_out.items():
-            self._refuse(entry, f"beside {beside} it leaves no device to {_some(names)}")
+            self._refuse(entry, f"given {beside}, it leaves no device for {_some(names)}")
 
     def _join(self, tie: Together) -> None:
         names = speaks_of(tie, self.graph)
@@ -190,7 +190,7 @@ class _Narrowing:
         nx.add_path(self.together, names)
         if beside := self._contradicted(tie, names[0]):
             self.together = before
-            self._refuse(tie, f"beside {beside} it leaves no device to {_some(names)}")
+            self._refuse(tie, f"given {beside}, it leaves no device for {_some(names)}")
             return
         for name in names:
             self.because[name] = (*self.because.get(name, ()), tie)
@@ -204,7 +204,7 @@ class _Narrowing:
         others = [
             str(c) for member in sorted(members) for c in self.because.get(member, ()) if c is not entry
         ]
-        others += ["the kernels that there are"] if kernels else []
+        others += ["the available kernels"] if kernels else []
         return " and ".join(dict.fromkeys(others))
 
 

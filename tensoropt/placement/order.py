@@ -15,7 +15,7 @@ class Flow(NamedTuple):
     """The values between the operators of one micro-batch, by number.
 
     Attributes:
-        names: of the operators.
+        names: the operators' names.
         read: the values that each operator reads, possibly repeated.
         makers: the operator that makes each value.
         gradient: whether each value has a gradient.

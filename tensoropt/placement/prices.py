@@ -219,7 +219,7 @@ class PricedGraph:
         return tuple(choice for choice in choices if choice != self.graph.splits.get(name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
-        """Return batch cuts of all groups into as many pieces as there are devices, or nearly."""
+        """Return batch cuts into as many pieces as there are devices, or the next lower number possible."""
         # Counts from the number of devices downwards: the first that divides any batch.
         counts = range(self.prices.cluster.device_count, 1, -1)
         return next(filter(None, map(self.batch_cuts, counts)), {})

@@ -152,8 +152,8 @@ class PlacementProblem:
         pinned: operator -> its allowed devices, best first.
         references: the users of each variable, as TensorFlow's Placer groups them: first the one that stores
             it.
-        micro_batches: their number; other seconds and bytes of operators and tensors are those of one of
-            them.
+        micro_batches: their number; unless stated otherwise, seconds and bytes of operators and tensors are
+            those of one micro-batch.
         results: the results broadcast after forward, for the whole batch.
     """
 
@@ -296,11 +296,11 @@ class Placement:
         ahead: Iterable[int] | None = None,
         back: Iterable[int] | None = None,
     ) -> Placement:
-        """Return the placement on these devices, each of which runs its operators in one order of all.
+        """Return the placement on these devices; each runs its operators in the order of one list of all.
 
         Args:
-            ahead: all operators in the order of their forward, by default their own.
-            back: all in the order of their backward; None for the reverse.
+            ahead: all operators in the order of their forward; by default, by number.
+            back: all operators in the order of their backward; None for the reverse.
         """
         devices = tuple(map(int, device))
 

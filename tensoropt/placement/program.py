@@ -58,7 +58,7 @@ def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
 def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None:
     needed = needed_routes(strategy.placed_graph, strategy.placement)
     missing, more = set(needed) - set(transfers), set(transfers) - set(needed)
-    for routes, words in ((missing, "lacks"), (more, "has a needless")):
+    for routes, words in ((missing, "lacks the"), (more, "has a needless")):
         for name, source, target, back in sorted(routes):
             label = f"gradient of {name}" if back else name
             raise PlanError(
@@ -143,7 +143,7 @@ class PlacedLowering(Lowering):
     """The lowering of a placed plan for the process with the devices ``own``.
 
     Attributes:
-        strategy: that of whole operators.
+        strategy: the strategy of whole operators.
     """
 
     def __init__(self, placed: PlacedStrategy, order: PlacedOrder, own: Sequence[int], evaluating: bool):

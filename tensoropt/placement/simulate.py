@@ -31,7 +31,7 @@ class _Holding(NamedTuple):
     Attributes:
         kind: one of :data:`~tensoropt.simulate.recording.MEMORY_KINDS`, by number.
         first, last: the tasks; -1 for the whole step.
-        operator, tensor: to whom they belong; -1 for none.
+        operator, tensor: the owners of the bytes; -1 for none.
     """
 
     device: int
@@ -45,11 +45,11 @@ class _Holding(NamedTuple):
 
 
 class _PlacedEvent(NamedTuple):
-    """A task of a step for people.
+    """A task of a step, as people see it.
 
     Attributes:
-        name, group: its operator or tensor, of which micro-batch; its operator alone.
-        lanes: those it occupies: a device, or links.
+        name, group: its operator or tensor, with the micro-batch; its operator alone.
+        lanes: the lanes that it occupies: a device, or links.
         ends: the devices between which a message goes.
     """
 
@@ -72,7 +72,7 @@ class _PlacedEvent(NamedTuple):
 
 @dataclass(slots=True)
 class _GradientStorage:
-    """The storage of gradients: first tensor, the task that makes it, the tasks until which it lives."""
+    """The storage of a gradient of ``tensor``: the task that makes it, and the tasks until which it lives."""
 
     tensor: int
     device: int
@@ -90,7 +90,7 @@ class SimulatedPlacement:
         starts, ends: (tasks,) seconds.
         order: the tasks by start.
         holdings: what is alive, and from when until when.
-        transfers: those of one micro-batch, in the order in which the first one's start.
+        transfers: one micro-batch's, in the order in which those of the first micro-batch start.
     """
 
     problem: PlacementProblem

@@ -164,8 +164,8 @@ class Findings:
 
     @property
     def limit_bytes(self) -> float:
-        """The memory limit per device in bytes: the exploration's budget, else a device less the usual
-        headroom."""
+        """The memory limit per device in bytes: the exploration's budget, else a device's memory less the
+        usual headroom."""
         return self.usable_bytes(self.settings.get("memory_bytes"))
 
     def usable_bytes(self, budget_bytes: float | None = None, headroom: float | str | None = None) -> float:

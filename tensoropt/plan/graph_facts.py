@@ -1,4 +1,4 @@
-"""What names and rates of plans read of the operator graph: small, saved with an exploration.
+"""The facts of an operator graph that plan names and rates need: small, and saved with an exploration.
 
 Names leave out small shares (:mod:`tensoropt.plan.plan_names`), so operators have weights: rough seconds of
 the unsplit model. Whoever opens a saved exploration for its points needs neither the graph nor PyTorch.
@@ -14,7 +14,7 @@ from tensoropt.cluster import DeviceKind
 from tensoropt.graph.ir import OperatorGraph
 
 LEAST_SHARE = 0.02
-"""Names mention a deviation from this share of a step's seconds, or of the parameters' bytes, on."""
+"""The least share of a step's seconds, or of the parameters' bytes, that a name mentions."""
 _LOOKUP = "aten.embedding"
 
 
@@ -45,9 +45,9 @@ class GraphFacts:
     """The facts of an operator graph on a cluster.
 
     Attributes:
-        weights: by the cluster's first device kind.
+        weights: those of operators and parameters, for the cluster's first device kind.
         inputs: (name, shape, dtype) of each input.
-        looked_up: what embeddings read.
+        looked_up: the tensors that embeddings read.
         dense_transformer: whether the model is a transformer without experts.
     """
 

@@ -1,7 +1,7 @@
 """Keys of plans: equal for plans that do the same, whatever their figures.
 
 A key is 16 hex digits: an order-independent hash of the model, optimizer, mesh and everything that a plan
-states on its operators, parameters and tensors. Plans do not store it.
+states about its operators, parameters and tensors. Plans do not store it.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ class PlanKind:
         name: the kind's name.
         first_axes: the axis of its stages; operators are split along the others.
         placed: whether each operator runs on one device.
-        key: what distinguishes its stages in a key (:mod:`tensoropt.plan.keys`).
-        rows: the meaning of operator rows' seconds if not those of every device; else "".
+        key: the stage fields that enter a plan's key (:mod:`tensoropt.plan.keys`), by their name there.
+        rows: whose seconds the rows of operators have; "" if they are those of every device.
         each: the devices for which a memory peak is given.
         mesh_words: words before the mesh's sizes.
-        strategies: the parts with their own strategy or device, if one mesh does not describe all.
+        strategies: which parts have their own strategy or device, in words; "" if one mesh describes all.
         memory_of: the devices whose memory a point states.
         headline: the devices whose memory and seconds a point states.
         time_of: the devices whose seconds a point states; "" if all are alike.
@@ -67,7 +67,7 @@ PIPELINED = PlanKind(
     strategies="each of its stages has its own",
     idle="idle time of the pipeline, in which its busiest devices wait for others",
     host_wait="idle, or waiting for the host",
-    overlap="stages compute at the same time; messages between them run beside, on CPU ranks in between",
+    overlap="stages compute at the same time; messages overlap computation, except on CPU ranks",
     owners="only the largest tensors of each micro-batch of a stage are named",
 )
 """Stages of several operators, through which micro-batches pass by a schedule."""
@@ -79,7 +79,7 @@ PLACED = PlanKind(
     mesh_words="placed on ",
     strategies="each of its operators runs on one device",
     headline="fullest, busiest; all messages",
-    overlap="messages run beside computing; those that share a lane queue",
+    overlap="messages overlap computation; those on the same lane queue",
 )
 """Stages of one device each, with their own order of operators."""
 _KINDS = (PIPELINED, PLACED, SHARDED)

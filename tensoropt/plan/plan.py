@@ -292,7 +292,7 @@ class StagePlan(_Strict):
     Attributes:
         begins: its first operator group; "" for the first stage.
         recomputed: repeated blocks that run again in backward, wholly or in part.
-        once: the operator groups in them that do not.
+        once: the operator groups in these blocks that run only once.
         gathered_again: tensors whose gathered copies are not kept but gathered again
             (:mod:`tensoropt.sharding.gathered_again`).
     """
@@ -346,8 +346,7 @@ def plan_kind(stages: StagesInfo | None) -> PlanKind:
 
 
 def placing_words(operators: Mapping[str, OperatorPlan], stages: StagesInfo) -> tuple[str, ...]:
-    """Return, in words, the number of devices that single operators are placed on, and of operators cut for
-    it."""
+    """Return in words how many devices run operators, and how many operators are cut into pieces."""
     devices = {operator.device for operator in operators.values()} - {None}
     return (
         *counted_if_any(len(devices), "device", "placed on {}"),
@@ -402,7 +401,7 @@ class Plan(_Strict):
     Without ``stages``, a plan is one stage on the whole mesh. Stages with a schedule form a pipeline
     (:mod:`tensoropt.pipeline`), with more detail per stage than ``operators`` and ``parameters``. Without a
     schedule, every operator or piece of one runs on one device (:mod:`tensoropt.placement`); the mesh is the
-    row of devices, and figures are those of the fullest. What is recomputed is said as in :class:`StagePlan`.
+    row of devices, and figures are those of the fullest. Recomputation is given as in :class:`StagePlan`.
     """
 
     # An alias, since pydantic's BaseModel has a method named schema.

@@ -6,21 +6,21 @@ from 2 % on. Storage is weighted by bytes (:mod:`tensoropt.plan.graph_facts`; wi
 all operators and parameters weigh the same).
 
 - *DP*: an axis splits the batch
-- *TP*: it splits a dim of weights or heads; with *SP*, what is not split so is split along the sequence
+- *TP*: it splits a dim of weights or heads; with *SP*, it splits the sequence in the other operators
   (Korthikanti et al., arXiv 2205.05198, section 4.2.2)
 - *CP*: it splits the sequence, and attention along its queries, with keys and values gathered or sent around
   (*ring*; Liu et al., arXiv 2310.01889), or along its heads between two exchanges (*Ulysses*; Jacobs et al.,
   arXiv 2309.14509). If attention is not split, it is *SP* alone
 - *ZeRO-1*, *-2*, *-3*: parameters lie in shards on axes along which they are used whole; gathered and reduced
   once per step, gathered once and reduced in every micro-batch, gathered for each use (Rajbhandari et al., SC
-  2020, section 5). With ``n/m`` it is so for n of the m parameters that could be.
-- *EP*: experts are split into so many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
+  2020, section 5). A percentage is the share of the bytes that could be stored in shards.
+- *EP*: experts are split into that many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
-- *LoRA r16*: adapters of that rank are trained, and nothing else; *on nf4*: beside weights of bytes
-- *blocks recomputed*: wholly or *in part*; or what of them is, by a recipe
+- *LoRA r16*: only adapters of that rank are trained; *on nf4*: the frozen weights are quantised to that type
+- *blocks recomputed*: wholly, *in part*, or the part that a recipe names
   (:mod:`tensoropt.sharding.recipes`)
-- *alike*: devices compute the same, for longer than they do what the axis is named after
+- *alike*: the devices of an axis all compute the same, for more of the time than the use that names the axis
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ DATA, TENSOR, SEQUENCE, OTHER, WHOLE, ADDED = range(6)
 beside operators that split the batch or sequence."""
 _KINDS = ADDED + 1
 QUERIES, AROUND, HEADS, UNSPLIT_SEQUENCE = range(_KINDS, _KINDS + 4)
-"""Further counts: split attention along its queries; of these, with keys sent around (ring); split it along
-its heads; follow the sequence on other axes but are whole on this one."""
+"""Further counts: of attention split along its queries; of these, with keys sent around (ring); of attention
+split along its heads; of operators that are split along the sequence on other axes but whole on this one."""
 _COUNTED = UNSPLIT_SEQUENCE + 1
 _TITLES = {DATA: "DP", TENSOR: "TP", SEQUENCE: "SP", OTHER: "other dims"}
 UNSPLIT = ("none", "partial", "partial_grad")
@@ -207,7 +207,7 @@ def plan_names(
 
     Args:
         adapters: the trained adapters, such as ``LoRA r16``; "" if everything is trained.
-        weights: those of operators and parameters.
+        weights: the weights of operators and parameters.
     """
     names = [""] * len(points)
     of_spaces, records = by_strategy(points)
@@ -225,9 +225,9 @@ def plan_names(
 
 
 def exceptions(points: Sequence[Point], spaces: Sequence[Space], weights: Weights = _ALIKE) -> np.ndarray:
-    """Return (points,) the share of each plan that differs from the beginning of its name: the largest of
-    operators' seconds on an axis, bytes of parameters with other storage than most, and blocks recomputed
-    otherwise than most; 1 for placed operators.
+    """Return (points,) how much of each plan is an exception to its name: the largest of the shares of
+    operators' seconds with another use of an axis, of parameters' bytes stored otherwise than most, and of
+    blocks recomputed otherwise than most; 1 for placed operators.
     """
     shares = np.ones(len(points))
     of_spaces, records = by_strategy(points)
@@ -253,8 +253,8 @@ def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
 
 
 def _other_way(counts: np.ndarray) -> np.ndarray:
-    """Return (points, axes) the share of the operators' seconds for which an axis has another use than its
-    name, or a use that goes with it."""
+    """Return (points, axes) the share of the operators' seconds for which an axis has neither the use that
+    names it nor one that goes with that."""
     named = counts[..., :OTHER]
     named = np.where(named.any(axis=-1, keepdims=True), named, counts[..., OTHER : OTHER + 1])
     main = named.argmax(axis=-1)
@@ -429,7 +429,7 @@ def _experts(parts: Sequence[int], layers: int) -> Iterator[str]:
     """Yield ``EP 8``: the number of parts that experts are split into.
 
     Args:
-        parts: that of each layer; 1 if not split.
+        parts: the number of parts in each layer; 1 if not split.
         layers: the number of layers with experts.
     """
     split = [count for count in parts if count > 1]

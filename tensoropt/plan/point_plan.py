@@ -1,4 +1,4 @@
-"""Making plans of points, by looking up their indices in their space's names."""
+"""Making plans from points, by looking up their indices among the names of their space."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, placing
 from tensoropt.units import counted
 
 FULL, LIGHT, IN_PART = "full", "norms and activations", "in part"
-"""The recipes that recompute a whole block, or everything but products; and the word for other sets."""
+"""The recipes that recompute a whole block, or all of it but matrix products; and the word for other sets."""
 
 
 def recomputed_words(ways: Counter[str], blocks: int = 0) -> tuple[str, ...]:
@@ -76,8 +76,7 @@ class StagesRecord:
 
     @property
     def placing(self) -> tuple[str, ...]:
-        """The number of devices that single operators are placed on, and of operators cut for it, in
-        words."""
+        """The number of devices that operators are placed on, and of operators cut into pieces, in words."""
         return placing_words(self.operators, self.info)
 
     @property

@@ -40,7 +40,7 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
     """Return points as columns and index arrays; each space's indices are one array of equal rows.
 
     ``space``, ``planner``, ``devices`` and ``micro_batches`` are columns, too. ``sends`` has (row, bytes,
-    count) of each collective, ``send_kind`` and ``send_axes`` its words.
+    count) of each collective, ``send_kind`` and ``send_axes`` its kind and axes.
     """
     space = np.array([point.space for point in points], dtype=int)
     arrays = {"planner": np.array([point.planner for point in points], dtype=str), "space": space}

@@ -104,7 +104,7 @@ class Recorded:
 
     Attributes:
         whole: costs of workloads that all devices run.
-        links: fits of collectives by mesh label; fits with messages by :func:`_with_pairs`.
+        links: fits of collectives by mesh label; fits that include messages by :func:`_with_pairs`.
         discovered: discoveries for operators without a rule, by signature; some are specific to the model.
         parts: costs that differ on a part of the devices: a pipeline place (:func:`_place_key`) or one device
             kind (:func:`_device_key`).
@@ -229,7 +229,7 @@ class RecordedCosts:
         self.facts = self.timings = _Saved(replace(self.part, works=known))
 
     def on(self, kinds: Sequence[DeviceKind]) -> RecordedCosts:
-        """Return the costs among devices of some of the cluster's kinds; itself for all kinds."""
+        """Return the costs on devices of these kinds alone; itself if they are all of the cluster's."""
         if len(kinds) == len(self.cluster.device_kinds):
             return self
         names = {kind.name for kind in kinds}

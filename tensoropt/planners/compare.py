@@ -65,8 +65,8 @@ def compare(
 ) -> tuple[tuple[dict[str, Any], ...], tuple[Point, ...]]:
     """Return (for each limit a row for the frontier, then one per planner; all points that planners found).
 
-    Figures follow from the points (:func:`tensoropt.exploration.export.compared`), as a later planner's point
-    may be the best within an earlier row's memory.
+    Rows have no figures: :func:`tensoropt.exploration.export.compared` computes them from the points, as a
+    later planner's point may be the best within an earlier row's memory.
 
     Args:
         limits: bytes; None for all trade-offs that a planner finds.

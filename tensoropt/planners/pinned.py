@@ -116,7 +116,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, job: LaunchedJob) -> Pi
             unsupported part.
     """
     job, micro_batches = _checked(problem, costs, job)
-    assert job.places == 1, "simulate_pinned_pipeline is for those with stages"
+    assert job.places == 1, "simulate_pinned_pipeline is for jobs with stages"
     cluster, mesh = costs.cluster, _with_copies(mesh_of(job), problem.graph)
     pinning = _Pinning(problem, job, micro_batches, mesh)
     limits = {(mesh.label, micro_batches): pinning.restriction()}

@@ -1,10 +1,10 @@
 """The planners that every exploration runs beside its search, and the conditions for each.
 
-Published plans outside of the search's space can lie below its frontier: those with a device for each
-operator, and those with stages; sharded plans can if a gap was allowed. Those *sharded* ones that people use
-are always tried; *placing* ones where their plans can be the answer (branches that can run beside each other,
-devices of several kinds, CPU ranks), for a share of the exploration's seconds; *pipelined* ones on small
-models, as on larger ones the search for pipelines is there (``--pipelines``).
+Placed plans and pipelines are outside of the search's space, so they can beat its frontier; sharded plans can
+if the search allowed a gap. The *sharded* planners that people use always run. *Placing* planners run where a
+placed plan can be the answer (branches that can run beside each other, devices of several kinds, CPU ranks),
+for a share of the exploration's seconds. *Pipelined* planners run on small models only; for larger ones there
+is the search for pipelines (``--pipelines``).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _FEW_GROUPS = 64
 """The most operators of a model for which pipelined planners and ``_FEW_PLACED`` are quick: with twice as
 many, each pipelined one takes seconds."""
 _PARALLEL = 1.5
-"""The least FLOPs of a model over those of its longest chain of operators with which placing planners run on
-equal GPUs. Models of one stack have 1.0 to 1.4 (projections beside each other), Inception-v3, AmoebaNet-D
-and two towers 1.6 to 3."""
+"""On equal GPUs, placing planners run if a model's FLOPs are at least this multiple of those of its longest
+chain of operators: 1.0 to 1.4 for models of one stack (projections beside each other), 1.6 to 3 for
+Inception-v3, AmoebaNet-D and two towers."""
 MOST_LIMITS = 5
-"""The number of frontier points whose memory heuristics get as a limit; an assumption."""
+"""Heuristics run within the memory of at most this many frontier points; an assumption."""
 SHARE, LEAST_S = 0.1, 3.0
 """The share of an exploration's seconds that placing planners may take, and the seconds that they may always
 take; assumptions about how long a person waits."""
 
 
 def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
-    """Return the planners that are quick for a model of ``operators`` operators on so many devices, in the
-    order in which they run.
+    """Return the planners that are quick for this number of a model's operators and of devices, in the order
+    in which they run.
     """
     names: tuple[str, ...] = (*SHARDED, *_PLACED)
     if operators <= _FEW_GROUPS:
@@ -64,8 +64,8 @@ def placed_refusal(wanted: str, operators: int, devices: int, parallelism: float
     Args:
         wanted: ``auto``, ``always`` or ``never``, as in the settings.
         operators: the number of groups of the model's operators to place.
-        parallelism: the model's FLOPs over those of its longest chain of operators; None where placed plans
-            can be the answer whatever it is.
+        parallelism: the model's FLOPs over those of its longest chain of operators; None if placed plans can
+            be the answer at any ratio.
     """
     if wanted == "never":
         return "--placements never"

@@ -28,9 +28,9 @@ class Entry:
     Attributes:
         name: its name in ``--planners``, which is its module's name.
         about: a description in one line.
-        kind: of its plans. The module of a ``sharded`` method has ``select``, of a ``pipelined`` one
-            ``pipelines``, of a ``placed`` one ``place``, or, if it returns several placements or cuts
-            operators, ``placements``.
+        kind: the kind of its plans. The module of a ``sharded`` method defines ``select``, that of a
+            ``pipelined`` one ``pipelines``, that of a ``placed`` one ``place`` or, if it returns several
+            placements or cuts operators, ``placements``.
         one_batch: why a placing method runs a single micro-batch only; "" if it can run several.
         solves: whether it needs CP-SAT, which an extra installs.
         options: the settings of the method that differ from its ``DEFAULTS``.
@@ -44,10 +44,10 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_option(self, name: str, value: str) -> Entry:
-        """Return the method with a setting, a number above 0 that is given as text.
+        """Return the planner with one setting changed to a number above 0, which is given as text.
 
         Raises:
-            TensorOptError: the method has no such setting, or the text is not a value of it.
+            TensorOptError: the method has no such setting, or the text is not a valid value.
         """
         defaults = getattr(self.module, "DEFAULTS", None)
         known = {} if defaults is None else vars(defaults)
@@ -134,14 +134,14 @@ ENTRIES = {
         Entry(
             "zero", "ZeRO, FSDP: data parallelism with state, gradients, parameters sharded (stages 1 to 3)"
         ),
-        Entry("megatron", "Megatron-LM: attention heads and MLP columns, then rows, inside; batch outside"),
+        Entry("megatron", "Megatron-LM: heads and matrices split on the inner axis, the batch on the outer"),
         Entry("optcnn", "OptCNN: node and edge elimination for the shortest time"),
         Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),
         Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
         Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
         _Pipelined("gpipe", "GPipe: one stage per device, all forwards before all backwards, recomputed"),
         _Pipelined(
-            "pipedream_1f1b", "PipeDream-flush: the fastest slowest stage, 1F1B with a flush after each step"
+            "pipedream_1f1b", "PipeDream-flush: the slowest stage as fast as possible, 1F1B with a flush"
         ),
         _Pipelined("dapple", "DAPPLE: replicated stages, for the latency of the whole step"),
         _Pipelined("alpa", "Alpa: stages by a dynamic programme, any way to split inside"),

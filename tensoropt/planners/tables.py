@@ -18,7 +18,7 @@ from tensoropt.sharding.regions import region_of
 class TableSpace:
     """Tables of one mesh and micro-batch count, and the names of their configurations.
 
-    Published methods keep gathered tensors and read pairwise tables: edges have no options here.
+    Published methods keep gathered activations and read pairwise tables: edges have no options here.
     """
 
     mesh: Mesh

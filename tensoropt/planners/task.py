@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tensoropt.planners.pipelined.common.task import PipelineTask
 
 _FINDING = ("search", "judge", "pipelines", "planners", "placements")
-"""The keys of an exploration's seconds of finding and simulating plans, both of which a planner's seconds
-cover too. Earlier versions called planners placements."""
+"""The keys under which an exploration reports the seconds of finding and of simulating plans; a planner's
+seconds cover both, too. Earlier versions wrote ``placements`` instead of ``planners``."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PlanningTask:
         placed: the costs of operators on single devices; None if no placing planner runs.
         placed_counts: the numbers of micro-batches into which placing planners may cut the batch.
         staged: the task of pipelined planners; None if none runs.
-        refusal: why no sharded plan is allowed, so that there are no spaces; "" if they are.
+        refusal: why no sharded plan is allowed, so that there are no spaces; "" if some are.
     """
 
     prepared: prepared.Problem
@@ -84,7 +84,7 @@ class PlanningTask:
 
     @property
     def staging(self) -> PipelineTask:
-        """The model as the task of planners of pipelines."""
+        """The task of pipelined planners; TensorOptError without one."""
         if self.staged is None:
             raise TensorOptError("this task was made without the costs of pipelines")
         return self.staged

@@ -1,8 +1,8 @@
 """The facts of a workload, found by running it under saved-tensor hooks and a mode that tracks storages.
 
-Tensors of the meta device show what kernels keep, fake ones attention and recurrent layers of CPUs and GPUs
-(:mod:`tensoropt.profiling.cuda_kernels`). Some kernels leave results in larger storages, as ``resize_`` never
-frees any; neither shows that, so a test compares every operator's with the real ones.
+Tensors on the meta device show what most kernels keep, fake tensors what attention and recurrent layers keep
+on CPUs and GPUs (:mod:`tensoropt.profiling.cuda_kernels`). Neither shows that some kernels leave results in
+larger storages, as ``resize_`` never frees any, so a test compares every operator's with the real ones.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from tensoropt.profiling.workload import (
 
 
 def _most(a: Any, b: Any) -> Any:
-    """Return the larger of two numbers, or for each workload of a kind."""
+    """Return the larger of two numbers, or an array of the larger ones for each workload of a kind."""
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
 class UnlikeError(Exception):
-    """Sizes of a kind's workloads compare differently: their facts have several forms."""
+    """A comparison of sizes differs among a kind's workloads, so their facts differ in form."""
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -61,7 +61,7 @@ class LiveTensors(TorchDispatchMode):
     """Tracks the storages that operators create while active.
 
     Args:
-        of_kind: the sizes of all workloads of a kind, an array for each size met; then all numbers are such.
+        of_kind: for each size met, an array of it in all workloads of a kind; all numbers are then arrays.
 
     Attributes:
         sizes: the bytes and FLOP met, in order.
@@ -87,7 +87,7 @@ class LiveTensors(TorchDispatchMode):
         return self._seen
 
     def size(self, number: int) -> Any:
-        """Return bytes or FLOP, or those of each workload of the kind."""
+        """Record bytes or FLOP, and return them, or an array of them for all workloads of the kind."""
         self.sizes.append(number)
         return number if self._of_kind is None else self._of_kind[len(self.sizes) - 1]
 
@@ -155,14 +155,14 @@ class LiveTensors(TorchDispatchMode):
 
 
 class _Peak(NamedTuple):
-    """Live memory: its peak, and what there is at the beginning."""
+    """Live memory: the bytes at its peak, and at the beginning."""
 
     most: Any
     begin: Any
 
 
 class _Activity(NamedTuple):
-    """The activity during which memory is alive, as far as parameters matter.
+    """A part of forward or backward, distinguished by its parameters.
 
     Attributes:
         reads: parameters that are read now.
@@ -207,7 +207,7 @@ class _PeakTracker:
         self._arrived.add(name)
 
     def close(self, *, ended: bool = False) -> None:
-        """Record the end of activities: nodes that read parameters, the making of gradients."""
+        """End the activity if its node has ended or a gradient was made; ``ended``: in any case."""
         # Autograd does not report when a node ends: the next operator that runs in another node shows it.
         other = self._node is not None and torch._C._current_autograd_node() is not self._node
         if ended or other or self._arrived:
@@ -219,7 +219,7 @@ class _PeakTracker:
             self.book(self._activity)
 
     def book(self, activity: _Activity) -> None:
-        """Count the peak since the last recording for an activity."""
+        """Attribute the peak since the last call to an activity."""
         now = _Peak(self.live.peak, self._began)
         before = self._of.get(activity, now)
         self._of[activity] = _Peak(*map(_most, before, now))
@@ -267,7 +267,7 @@ _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
     aten._embedding_bag.default: _bags,
     aten._embedding_bag_forward_only.default: _bags,
 }
-"""Operator -> the least elements of its results' storages, by position."""
+"""Operator -> the fewest elements in the storage of each result, by position."""
 
 
 _RNN_BATCH, _RNN_STEPS = 8, (32, 64)
@@ -283,11 +283,11 @@ def _rnn_kept(
     dtype: torch.dtype,
     settings: tuple[Any, ...],
 ) -> int:
-    """Return the bytes that oneDNN's recurrent layer saves, by a real run, as fake ones are empty.
+    """Return the bytes that oneDNN's recurrent layer saves, by a real run, as a fake one's storage is empty.
 
     Args:
         weights: their shapes.
-        settings: the call's arguments behind the states.
+        settings: the call's arguments after the states.
     """
     with unset_fake_temporarily():
         x, state = (
@@ -483,7 +483,7 @@ class _Probe:
         return (value, name) if role == "parameter" else value
 
     def _pack_alone(self, value: torch.Tensor) -> Any:
-        """Record the same without the tensor's node, which would keep itself alive."""
+        """Do as :meth:`_pack`, without the tensor's node, which would keep itself alive."""
         return self._pack(value.detach())
 
     def _unpack(self, packed: Any) -> torch.Tensor:

@@ -20,7 +20,7 @@ class CallMemory(NamedTuple):
     """The bytes of one call of forward.
 
     Attributes:
-        kept_bytes: the part of the workload's made so far.
+        kept_bytes: the part of the workload's ``kept_bytes`` made so far.
         peak_bytes: the peak while it runs, of everything made inside.
         reads_parameter: whether it reads a parameter.
     """
@@ -36,7 +36,7 @@ class CallWork(NamedTuple):
     Attributes:
         forward_flops: multiply-adds counted as two.
         traffic_bytes: read and written by its operators, without views.
-        outer_bytes: the same as one kernel.
+        outer_bytes: the traffic if the call were one kernel.
     """
 
     forward_flops: float
@@ -51,7 +51,7 @@ class BackwardRun(NamedTuple):
         reads: the parameters that they read.
         made: parameters with gradients made before.
         peak_bytes: the peak above ``kept_bytes``; negative if much of these is freed before.
-        begin_bytes: the same at its beginning.
+        begin_bytes: the bytes above ``kept_bytes`` at its beginning.
     """
 
     reads: tuple[str, ...]
@@ -66,7 +66,7 @@ class SplitFacts(NamedTuple):
     Attributes:
         inputs_bytes: the peak while gradients of reads are made, above ``kept_bytes``.
         waiting_bytes: gradients of results needed for those of parameters.
-        released_bytes: the part of ``kept_bytes`` needed only behind the last operator with a parameter.
+        released_bytes: the part of ``kept_bytes`` needed only after the last operator with a parameter.
         weights_bytes: the peak while parameters' gradients are made, above saved and waiting bytes.
     """
 
@@ -94,7 +94,7 @@ class Facts:
         forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a parameter is read.
         backward_runs: the parts of backward in which gathered parameters may be alive.
         calls: the memory of each call of forward.
-        work_of_calls: FLOP and traffic of each call of forward, if requested.
+        work_of_calls: FLOP and traffic of each call of forward; empty in older records.
         lies_in: result that is a view -> the read or earlier result whose storage it shares.
         extents: result -> bytes of its storage if they differ: of a larger tensor, or 0 for views of stored
             data.

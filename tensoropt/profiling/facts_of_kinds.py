@@ -2,8 +2,8 @@
 
 Workloads of a kind differ by sizes alone. Every storage, transfer and FLOP count that a probe meets is a
 product of powers of these sizes, so probes of a few workloads determine it for all of them, in whole numbers;
-one more probe then counts with the numbers of all workloads at once, as peaks are not products. Each further
-probe checks this: one for every pattern of sizes of 1, which broadcast and have any stride.
+one more probe then counts with the numbers of all workloads at once, as peaks are not products. Further
+probes check this, one for every pattern of sizes that are 1, as such dims broadcast and have any stride.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NO_SIZE = 1e-6
 _LARGE = 1 << 60
 """Numbers are below this, so that sums of several fit into 64 bits."""
 _FEW = 3
-"""The most workloads of a kind of which each is probed: two sizes and a check say nothing of a fourth."""
+"""The most workloads of a kind that are all probed, as deriving facts takes at least as many probes."""
 
 
 def kind_of(work: Workload) -> str:
-    """Return what a workload is but for its sizes; all of it where sizes choose kernels or workspaces."""
+    """Return a workload's content without its sizes, or with them if they determine kernels or workspaces."""
     alone = has_attention(work) or has_recurrent(work)
     return work.content if alone else _SIZE.sub("#", work.content)
 
@@ -65,7 +65,7 @@ def find_facts_of_all(
 
 
 def derive_facts(works: Sequence[Workload], training: bool) -> dict[int, Facts]:
-    """Return position -> facts of workloads of a kind, without those that have to be probed by themselves."""
+    """Return position -> facts of workloads of a kind, except those that need a probe of their own."""
     kind = _Kind(works, training)
     found = kind.derive(range(len(works)))
     if len(found) < len(works):
@@ -93,7 +93,7 @@ class _Kind:
         self.probed: dict[int, tuple[Facts, tuple[int, ...]]] = {}
 
     def derive(self, members: Sequence[int]) -> dict[int, Facts]:
-        """Return the facts of those members that probes of a few determine."""
+        """Return the facts of the members for which probes of a few suffice."""
         if len(members) <= _FEW:
             return {}
         logs = np.log(self.sizes)
@@ -137,7 +137,7 @@ class _Kind:
 
 
 def _independent(vectors: np.ndarray, order: Iterable[int]) -> list[int]:
-    """Return vectors, in this order, that are no sums of multiples of those before."""
+    """Return the indices, in this order, of vectors that are linearly independent of those before."""
     left, found = vectors.copy(), []
     for i in order:
         length = np.linalg.norm(left[i])
@@ -151,12 +151,12 @@ def _independent(vectors: np.ndarray, order: Iterable[int]) -> list[int]:
 def _products(
     sizes: np.ndarray, chosen: Sequence[int], met: Sequence[Sequence[int]]
 ) -> list[np.ndarray] | None:
-    """Return numbers of all workloads as products of powers of sizes; None if one is no such product.
+    """Return each number met for all workloads, as a product of powers of sizes; None if one is not.
 
     Args:
         sizes: ``[workloads, sizes]``, which differ independently of each other.
-        chosen: workloads, one more than sizes.
-        met: the numbers of each of these.
+        chosen: the probed workloads, one more than sizes.
+        met: the numbers met in each of these.
     """
     if len({len(numbers) for numbers in met}) > 1:
         return None
@@ -186,7 +186,7 @@ def _products(
 
 
 def _at(record: Any, position: int) -> Any:
-    """Return one workload's record from that of its kind."""
+    """Return one workload's record from the record of its kind."""
     if isinstance(record, np.ndarray):
         return record[position].item()
     if isinstance(record, dict):

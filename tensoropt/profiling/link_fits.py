@@ -75,7 +75,7 @@ class LinkFit:
         raise AssertionError("the last segment has no end")
 
     def slowed(self, factor: float) -> LinkFit:
-        """Return the fit of ``factor`` times the seconds; ``points`` stay."""
+        """Return the fit with its seconds multiplied by ``factor``; ``points`` stay."""
         segments = tuple(
             replace(s, alpha_s=factor * s.alpha_s, seconds_per_byte=factor * s.seconds_per_byte)
             for s in self.segments

@@ -20,7 +20,7 @@ class SizeStamps(NamedTuple):
 
     Attributes:
         starts, ends: from idle, on the common clock.
-        in_stream: behind work on the device; NaN if the host was not ahead, None on CPUs.
+        in_stream: queued behind other work on the device; NaN if the host was not ahead, None on CPUs.
     """
 
     starts: list[float]
@@ -142,7 +142,7 @@ def _repeat(
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """Return the seconds of an action behind work of the device, per repeat; none on CPUs.
+    """Return the seconds of an action queued behind other work of the device, per repeat; none on CPUs.
 
     Args:
         meet: synchronises all ranks' devices, so that none waits for another in the action.

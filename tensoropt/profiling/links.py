@@ -264,13 +264,13 @@ def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """Return the seconds of each repeat behind work, on the slowest device, if all hosts were ahead."""
+    """Return the slowest device's seconds of each repeat queued behind work, if all hosts were ahead."""
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
     ahead = seconds[~np.isnan(seconds)]
     if not len(ahead):
         raise _NotAheadError(
-            "in none of the repeats had the hosts issued a collective before the devices came to it, so that "
-            "what it takes behind work is not known; measure again on hosts with less to do"
+            "in none of the repeats had all hosts issued the collective before their devices reached it, so "
+            "its time behind other work is unknown; measure again on less busy hosts"
         )
     return ahead
 

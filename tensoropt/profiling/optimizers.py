@@ -1,4 +1,4 @@
-"""Optimizers: their state, temporaries and traffic per element, and themselves."""
+"""Optimizers: their state, temporaries and traffic per element, and a function that makes them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """Values per element of the parameters.
+    """The values that an optimizer keeps or moves, per element of the parameters.
 
     Attributes:
         state: besides the parameter and its gradient.
         transient: temporaries of a step for all parameters at once.
         traffic: read and written by a step.
-        largest: temporaries of a step parameter by parameter, for the largest.
+        largest: temporaries of a step that are made for one parameter at a time, per element of the largest.
         code: a hash of a user's file.
     """
 
@@ -34,9 +34,9 @@ class OptimizerKind:
         """Return the temporaries of a step per element of a parameter.
 
         Args:
-            elements: of the trained parameter.
-            largest: the elements of the model's largest, and the number of that size, which share
-                temporaries.
+            elements: the elements of the parameter.
+            largest: the elements of the model's largest parameter, and the number of parameters of that
+                size, which share temporaries.
         """
         size, count = largest
         return self.transient + (self.largest / count if elements == size else 0)
@@ -57,7 +57,7 @@ parameter, gradient and state once.
 
 
 def with_kind(name: str) -> str:
-    """Return a user's optimizer's name with its figures: ``module.py:make?state=2&transient=1&...``.
+    """Return the name of a user's optimizer with its figures: ``module.py:make?state=2&transient=1&...``.
 
     It is stepped on small tensors once, so that readers of plans need not run its code.
 

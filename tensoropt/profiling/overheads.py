@@ -57,7 +57,7 @@ class Overheads:
         return self.pass_s + steps * (self.call_s - self.pass_s) if steps else 0.0
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
-        """Return the seconds per micro-batch until a gradient is where it waits for the optimizer.
+        """Return the seconds per micro-batch to bring a gradient to where it waits for the optimizer.
 
         Args:
             copied: the first micro-batch's gradient is copied to a bucket; later ones are added.

@@ -14,7 +14,7 @@ from tensoropt.files import named_function
 from tensoropt.profiling.fact_finding import LiveTensors
 
 _SIGNATURE = "(parameters) returning a torch.optim.Optimizer"
-_ELSE = "ranks that each step a shard would train something else"
+_ELSE = "ranks that each step only a shard would train another model"
 _SHAPE, _STEPS, _ALIKE = (24, 16), 3, 1e-3
 """Shape of the stepped parameter, steps before comparison, relative rounding; assumptions."""
 _FEW, _MORE, _SIDE = 2, 5, 64
@@ -82,7 +82,7 @@ def _check_element_wise(name: str, make: _Make) -> None:
         if value.numel() > 1 and value.shape != values.shape:
             raise MeasurementError(
                 f"{name}: '{key}' of its state is {list(value.shape)} for a parameter of {list(_SHAPE)}, and "
-                f"of a shard it would be another: {_ELSE}. Explore with an optimizer whose state is a value "
+                f"of another shape for a shard: {_ELSE}. Explore with an optimizer whose state is a value "
                 "for each element, or for each parameter"
             )
     for dim in range(len(_SHAPE)):
@@ -93,8 +93,8 @@ def _check_element_wise(name: str, make: _Make) -> None:
         far = float((joined - whole).abs().max())
         if far > _ALIKE * way:
             raise MeasurementError(
-                f"{name}: a parameter that is stepped in pieces ends elsewhere than whole ({far / way:.1%} "
-                f"of the way after {_STEPS} steps), as with norms or products of whole matrices: {_ELSE}. "
+                f"{name}: a parameter stepped in pieces differs from one stepped whole ({far / way:.1%} "
+                f"of the change after {_STEPS} steps), as with norms or products of whole matrices: {_ELSE}. "
                 "Explore with an optimizer that treats every element by itself"
             )
 

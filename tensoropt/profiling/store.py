@@ -1,7 +1,7 @@
 """The profile store: one SQLite file with all measurements, and a cache of results that can be recomputed.
 
 Every ``put`` is one transaction, with write-ahead logging. A damaged store, or one of another version, is
-moved aside; one that cannot be written is replaced by memory, with a warning. Nothing that is read is ever
+moved aside; one that cannot be written is replaced by memory, with a warning. Nothing read from it is ever
 run. Profiles can be exported as JSON lines: the first names the schema, each further one is a record with
 kind and key.
 """
@@ -56,7 +56,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
     """Open a store, creating it if there is none; None: in memory.
 
     Raises:
-        NotOursError: the file is of another version, or of another program.
+        _NotOursError: the file is of another version, or of another program.
         sqlite3.DatabaseError: it cannot be read or written.
     """
     # Without an isolation level, sqlite3 begins no transactions by itself; only `_transaction` does. The
@@ -313,7 +313,7 @@ class ProfileStore:
         """Save one record, or a value with arrays of a kind in :data:`_CACHED`; a store in memory drops it.
 
         Raises:
-            TensorOptError: it is no data, too large, or cannot be written.
+            TensorOptError: it is not data, is too large, or cannot be written.
         """
         if kind not in _CACHED:
             return self.put_many({key: record}, kind)
@@ -324,7 +324,7 @@ class ProfileStore:
         except (TypeError, ValueError) as error:
             raise MeasurementError(f"the value of {key} is not data: {error}") from error
         if len(content) > _MOST_VALUE_BYTES:
-            raise MeasurementError(f"{len(content) >> 20} MiB are more than is cached of one value")
+            raise MeasurementError(f"a value of {len(content) >> 20} MiB is too large to be cached")
 
         def write(connection: sqlite3.Connection) -> None:
             # No reason to keep measurements, which are small, in memory only.
@@ -367,7 +367,7 @@ class ProfileStore:
             yield key, json.loads(record)
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """Return ``most`` records of a kind, always the same: those with the least hashes."""
+        """Return ``most`` records of a kind, always the same ones: those with the lowest hashes."""
         query = "SELECT key, record FROM profiles WHERE kind = ? ORDER BY substr(key, -32) LIMIT ?"
         rows = self._do(lambda connection: connection.execute(query, (kind, most)).fetchall())
         records = sorted((key, json.loads(record)) for key, record in rows)

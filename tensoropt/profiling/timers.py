@@ -2,8 +2,8 @@
 
 GPUs are timed by events behind an empty task that keeps them busy until the host has launched all work, so
 that launch gaps do not count; the host's seconds are kept apart
-(:class:`~tensoropt.simulate.simulator.StepMetrics`). On CPUs others only lengthen work: the smallest repeat
-counts, of those that did not wait for a core; on GPUs the median.
+(:class:`~tensoropt.simulate.simulator.StepMetrics`). On CPUs the smallest of the repeats that did
+not wait for a core counts, as other programs only make work longer; on GPUs the median.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Span:
 
     @property
     def disturbed(self) -> bool:
-        """Whether it contains waiting."""
+        """Whether it may contain waiting, for the host or for a core."""
         return not self.ahead or self.waited_s > 0
 
 

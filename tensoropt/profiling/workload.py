@@ -48,7 +48,7 @@ class TensorSpec:
         shape, dtype: local shape; dtype by PyTorch's name.
         requires_grad: whether it needs a gradient.
         high: exclusive bound of random integers.
-        ends: for ends of groups of rows: the number of rows, shared evenly.
+        ends: if its values are the ends of groups of rows, the number of rows, shared evenly.
         order: its memory order (:func:`memory_orders`); None if contiguous.
         domain: the domain of its values; "" for any.
         looped: a parameter of an unrolled loop, which stays in the caches.
@@ -106,7 +106,7 @@ class Workload:
 
     @cached_property
     def content(self) -> str:
-        """What it is in words, equal for the same work on tensors of the same memory layout."""
+        """The workload as text, equal for the same work on tensors of the same memory layout."""
         calls = [
             (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
             for c, outs in self.calls
@@ -232,7 +232,7 @@ def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
 
 
 _LOOP = 3
-"""The number of groups sharing a parameter from which it is assumed to be a loop's."""
+"""The fewest groups sharing a parameter for which it is assumed to belong to an unrolled loop."""
 T = TypeVar("T")
 _ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
 
@@ -350,7 +350,7 @@ def makes_tensors(work: Workload) -> bool:
 
 
 Reshard = Callable[[torch.Tensor, Sequence[int], int], torch.Tensor]
-"""Returns a tensor of a shape for another; the elements are the peak of its buffers, with the result."""
+"""(tensor, shape, elements of its buffers and the result at the peak) -> a tensor of that shape."""
 
 
 class _Reshard(torch.autograd.Function):
@@ -381,7 +381,7 @@ def run_workload(
     """Run the calls in order, adding results to ``tensors`` and freeing inner ones after their last use.
 
     Args:
-        buffers: what uses the memory of resharding inside the group too.
+        buffers: used for the resharding inside the group, so that it takes as much memory as in a step.
         after: called with each call's position after it.
     """
     for position, (call, outputs) in enumerate(work.calls):

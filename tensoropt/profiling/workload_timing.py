@@ -26,7 +26,7 @@ from tensoropt.ranks.worker import tell
 MIN_REPEATS, _MOST_REPEATS, TARGET_S = 5, 50, 0.12
 """Fewest and most repeats, and seconds of repeats, of a workload; assumptions."""
 _BOTH_WAYS = 3
-"""Forward plus backward over forward."""
+"""The ratio of the seconds of forward plus backward to those of forward."""
 _STARTS, _NODES = 50, 41
 """Repeats of timing the start of a backward, and nodes of the longer chain."""
 _WAYS = ("forward", "backward")
@@ -68,14 +68,14 @@ def time_workload(
 
 
 class _ApartError(RuntimeError):
-    """Ranks lost one another, which says nothing about their workload."""
+    """Ranks failed to synchronise, which says nothing about their workload."""
 
 
 def _meet(meeting: Callable[[], object]) -> None:
     try:
         meeting()
     except Exception as error:
-        raise _ApartError(f"the ranks lost one another: {error}") from error
+        raise _ApartError(f"the ranks failed to synchronise: {error}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -147,7 +147,7 @@ def repeats_within(visit_s: float) -> float:
 
 
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
-    """Return the least number that any rank wants, so that all repeat equally often; None if one fails."""
+    """Return the least number that any rank wants, so that all repeat equally often; 0 if another fails."""
     try:
         mine = wanted()
     except Exception:
@@ -177,7 +177,7 @@ def _copies_wanted(
 def _copies(
     work: Workload, given: Mapping[str, torch.Tensor], count: int
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Return copies of the workload's inputs as of isomorphic layers."""
+    """Return ``count`` copies of the workload's inputs, as if of identical layers."""
     common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
     others = ({n: t if n in common else anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]

@@ -239,7 +239,7 @@ def default_batch(source: str) -> int:
     """
     if not source or is_onnx(source):
         raise TensorOptError(
-            "a batch is chosen for models of the zoo and functions with a parameter 'batch'; "
+            "a batch can be chosen for models of the zoo and functions with a parameter 'batch'; "
             f"{source or 'a module'} brings its own example inputs: explore it with inputs of each batch"
         )
     if source.startswith("zoo:"):
@@ -249,8 +249,8 @@ def default_batch(source: str) -> int:
     own = _parameters(_building_function(source)).get("batch")
     if type(own) is not int or own < 1:
         raise ModelSourceError(
-            f"a batch is chosen for models of the zoo and functions with a parameter 'batch'; {source} has "
-            "no such parameter with a whole number of at least 1 as default: give it one"
+            "a batch can be chosen for models of the zoo and functions with a parameter 'batch'; "
+            f"{source} has no such parameter with a whole number of at least 1 as default: give it one"
         )
     return own
 

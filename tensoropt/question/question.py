@@ -113,8 +113,8 @@ class Question(BaseModel):
         return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
     def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
-        """Return the question with a user's job's batch, sequence and dtype where they are not given and the
-        model allows a choice; and a sentence on what was taken over.
+        """Return the question with the batch, sequence and dtype of users' jobs, where none is given and the
+        model allows a choice; and a sentence on what was taken from the jobs.
 
         Raises:
             JobError: a job cannot run on this many devices.

@@ -18,7 +18,7 @@ class Listed:
 
     Attributes:
         batch: its default batch in samples.
-        requires: a package of the extra ``zoo``.
+        requires: the package of the extra ``zoo`` that it needs; None if it needs none.
         options: the options behind its name, with defaults.
     """
 
@@ -45,7 +45,7 @@ class Figures:
         kept_bytes: activations saved for backward (CPU kernels).
         output_bytes: the outputs of all forward operators but views.
         operators, groups: their numbers in the captured and the grouped graph.
-        treewidth: an upper bound on the search graph's (min-fill order).
+        treewidth: an upper bound on the search graph's treewidth (min-fill order).
         flop: the FLOP of forward and backward, multiply-adds counted as two.
         rule_share: the share of forward FLOP in groups with rules for all operators.
         split_share: the share of forward FLOP in groups that can be split at least two ways.

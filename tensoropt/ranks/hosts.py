@@ -44,7 +44,7 @@ def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
 
 
 def _of_host(find: Callable[[], Any]) -> Any:
-    """Return a host's result from its first process, as a tuple, or an error's text; else None."""
+    """Return, on a host's first process, its result in a tuple or its error's text; on others None."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return None
     try:
@@ -83,7 +83,7 @@ def _joined(backend: str) -> Iterator[Any]:
 
 
 def _interface() -> str:
-    """Return gloo's network interface, or that towards the job's first host; "" if gloo should decide."""
+    """Return the network interface set for gloo, else that towards the first host; "" to let gloo decide."""
     if given := os.environ.get("GLOO_SOCKET_IFNAME"):
         return given
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -104,7 +104,7 @@ class HostRanks(RankPool):
     """The processes of a job as a pool; the first one, rank 0, uses it.
 
     Args:
-        clusters: the hosts' own, in the order of ranks.
+        clusters: each host's own cluster, in the order of ranks.
         control: the process group for calls.
     """
 

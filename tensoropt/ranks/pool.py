@@ -192,7 +192,7 @@ class RankPool:
             self._finalizer()
 
     def _store(self) -> str:
-        """Return the file in which the ranks' group meets."""
+        """Return the file through which the ranks form their process group."""
         return str(self._directory / f"store-{self._epoch}")
 
     def _setup(self, rank: int) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class Command:
 
 
 def cluster_is_named(exploration: Exploration) -> bool:
-    """Return whether the cluster's name alone gives this cluster once more; ``local`` is whatever machine
-    runs the command."""
+    """Return whether the cluster's name alone reproduces this cluster; ``local`` is whatever machine runs the
+    command."""
     if str(exploration.cluster["name"]).partition(":")[0] == "local":
         return True
     try:

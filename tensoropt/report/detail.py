@@ -37,7 +37,7 @@ def detail(exploration: Exploration, index: int) -> Detail:
     """Return everything about point ``index`` of ``exploration.all_points``, also for one loaded from disk.
 
     Raises:
-        TensorOptError: there is no such point, or the exploration was saved without what this needs.
+        TensorOptError: there is no such point, or the exploration was saved without the necessary data.
     """
     return step_of(exploration, index).detail()
 

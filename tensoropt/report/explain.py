@@ -12,7 +12,7 @@ from tensoropt.report.step_parts import Detail, Part, Share, part_rows
 from tensoropt.units import format_bytes, format_seconds
 
 _TOP = 5
-"""The owners of memory that are listed."""
+"""The number of owners of memory that are listed."""
 
 
 def why_lines(detail: Detail, owners: PointOwners, faster: Sequence[Faster]) -> list[str]:

@@ -1,7 +1,7 @@
 """The owners of a plan's memory at a moment of its step: operators and tensors, the most bytes first.
 
-This is for the simulated step as PyTorch's memory_viz for a run: every row is a tensor with the times from
-and until which it is alive. At every moment the rows add up to the height of the memory curve.
+It shows for the simulated step what PyTorch's memory_viz shows for a run: every row is a tensor with the
+times from and until which it is alive. At every moment the rows add up to the height of the memory curve.
 """
 
 from __future__ import annotations
@@ -96,6 +96,6 @@ def point_owners(exploration: Exploration, index: int) -> PointOwners:
     from disk.
 
     Raises:
-        TensorOptError: there is no such point, or the exploration was saved without what this needs.
+        TensorOptError: there is no such point, or the exploration was saved without the necessary data.
     """
     return PointOwners(*step_of(exploration, index).owners(), exploration.all_points[index].kind.owners)

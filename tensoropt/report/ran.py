@@ -1,7 +1,6 @@
 """The measurements of `verify` beside a plan's predictions, in words.
 
-The words for how far a prediction is off a measurement, by the size of the miss, are the same in every place
-that shows them.
+Every place that compares predictions with measurements uses these words, which depend on the error's size.
 """
 
 from __future__ import annotations

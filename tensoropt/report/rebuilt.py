@@ -175,7 +175,7 @@ def strategy_on(plan: Plan, graph: GroupGraph, cluster: Cluster) -> StrategyOnMe
         if real_shape(mesh) == shape:
             return kind(kind.read(plan, graph), mesh)
     raise ClusterError(
-        f"{cluster.name} has no mesh {plan.mesh.label} among those along the links of its "
+        f"{cluster.name} has no mesh {plan.mesh.label} among those that follow the links of its "
         f"{counted(cluster.device_count, 'device')}; this {plan.kind.name} runs on {plan.devices}: name a "
         f"cluster with such a mesh, or explore on {cluster.name}"
     )
@@ -191,8 +191,8 @@ class Rebuilt:
     settings: Settings
 
     def costs(self, *, cluster: Cluster | None = None, recorded: Recorded | None = None) -> RecordedCosts:
-        """Return the costs of its exploration, if given with another cluster of the same meshes or other
-        recorded seconds."""
+        """Return the costs of its exploration, with another cluster of the same meshes or other recorded
+        seconds if given."""
         return RecordedCosts(recorded or self.recorded, cluster or self.cluster, self.settings)
 
     def simulated(self, **changed: Any) -> SimulatedStep:

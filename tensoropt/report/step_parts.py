@@ -406,7 +406,7 @@ class Detail:
         and peak.
 
         They are read off the timeline, so that nothing is counted twice and nothing is left out. In placed
-        plans and pipelines no single device has the sums: :attr:`places` says what each has.
+        plans and pipelines no single device has the sums: :attr:`places` gives each device's share.
         """
         names = {row.group for row in self.operators}
         seconds: dict[str, list[float]] = {}
@@ -443,7 +443,7 @@ class Detail:
         return _chrome_trace(self.timeline, self.memory_curve, f"point {self.index + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data: the point by its number, of the step its seconds alone."""
+        """Return all fields as plain data: the point by its number, and only the seconds of its step."""
         names = ("compute_s", "exposed_s", "hidden_s", "idle_s", "host_s")
         step = {"total_s": self.step.time_s, **{name: getattr(self.step, name) for name in names}}
         fields = asdict(replace(self, step=None))  # type: ignore[arg-type]

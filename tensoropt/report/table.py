@@ -35,11 +35,11 @@ def timing_words(exploration: Exploration) -> str:
     bases = [f"the profile store, which knows {pieces}"] if measured else []
     bases += ["a fit to what it knows"] if report.get("fit") else []
     bases += [] if measured or report.get("fit") else ["data sheets"]
-    return f"nothing was timed: {reason}; figures are of {' and '.join(bases)}"
+    return f"nothing was timed: {reason}; figures come from {' and '.join(bases)}"
 
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say how well timed work predicts work that was not timed, by class of operator."""
+    """Return lines on how well timed work predicts work that was not timed, by class of operator."""
     if not errors:
         return []
     lines = ["untimed work is fitted; the fit's error on held-out timed work, median (90th percentile):"]

@@ -20,8 +20,8 @@ from tensoropt.frontier.tools import Points
 from tensoropt.types import Floats
 
 _ROUNDING = 1e-3
-"""The share of an allowed gap that is reserved for rounding costs to the grid (``bands.RESOLUTION``), so that
-the proven gap does not exceed the allowed one."""
+"""The share of an allowed gap that is reserved for rounding costs to the grid (``paper._RESOLUTION``), so
+that the proven gap does not exceed the allowed one."""
 
 
 class Bound(Protocol):

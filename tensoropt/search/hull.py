@@ -352,8 +352,8 @@ class HullSearch:
         return self._result()
 
     def repeat(self, hull: Hull) -> None:
-        """Solve every other line of a larger graph's hull at once, which leaves chords between them to choose
-        from."""
+        """Solve every other line of a larger graph's hull at once; chords between them stay open for later
+        rounds."""
         if self._ends():
             self.solve(hull.weight_m[1:-1:2].tolist(), hull.weight_t[1:-1:2].tolist())
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tensoropt.search.reduced_graph import ReducedGraph
 
 _LARGEST_TABLE = 2_000_000
-"""Entries of one table (190 MB at ``program.BYTES_PER_ENTRY``) beyond which operators are fixed instead."""
+"""Entries of one table (190 MB at ``program._BYTES_PER_ENTRY``) beyond which operators are fixed instead."""
 _LARGEST_STEP = 1_000_000_000
 """The most pairs of entries that making one table may visit; an assumption."""
 

@@ -97,7 +97,7 @@ far, one can wrongly beat the other, so a frontier is accurate to twice this."""
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BandSearch:
-    """One search. Its points ``first:last`` belong to the result; ``caps`` say where its bounds hold."""
+    """The search of one band. Points ``first:last`` are in the result; ``caps`` say where bounds hold."""
 
     caps: Caps
     reduced: ReducedGraph
@@ -115,7 +115,7 @@ class BandSearch:
 
     @property
     def bound(self) -> Bound:
-        """A lower bound on the time of any strategy, as far as this band can tell."""
+        """A lower bound on the time of any strategy, from this band alone."""
         frontier = self.result.frontier
         proven = self.result.bound or Staircase(frontier.memory, frontier.time)
         return BandBound(proven, self.caps, self.reduced.memory_tolerance, self.reduced.time_error)
@@ -123,7 +123,7 @@ class BandSearch:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BandBound:
-    """A bound on a grid, converted to strategies whose costs were rounded to the grid.
+    """A bound on costs that were rounded to a grid, converted to the given costs.
 
     Attributes:
         caps: the costs up to which the bound holds.

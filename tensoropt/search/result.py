@@ -29,7 +29,7 @@ from tensoropt.types import Floats, Indices
 
 SAME = 1e-9
 """Costs that differ by less than this share count as equal: two grids may round one strategy this far apart
-(``bands.RESOLUTION``, once for each)."""
+(``paper._RESOLUTION``, once for each)."""
 
 _OptionKey = Any  # a name, or (source, target, n-th edge between them)
 

@@ -23,7 +23,7 @@ _FEW_SUMS = 300_000
 """A graph whose unpruned pass makes at most this many sums is searched without bounds, which would take
 longer."""
 _MORE_SUMS = 100 * _FEW_SUMS
-"""The most sums of such a pass, as their number is estimated; then bounds are computed after all."""
+"""The sums after which such a pass, whose sums were only estimated, is given up and bounds are computed."""
 FEW_LINES, LINES = 16, 32
 """The number of hull lines: for a first narrowing of large graphs, and for passes."""
 CORNERS = 2048
@@ -41,7 +41,7 @@ class SearchSettings:
     """The settings that the caller passed: allowed gap, points per table entry, threads.
 
     ``rivals``: points of other graphs; strategies that they beat need not be returned. ``thorough``: whether
-    an allowed gap is to be proven if that takes seconds.
+    an allowed gap is to be proven even if that takes seconds.
     """
 
     epsilon: float = 0.0

@@ -67,7 +67,7 @@ def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> Tracked
 
 
 def _track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFrontier:
-    """Run one search with checked settings; with rivals, it is complete only where they leave room."""
+    """Run one search with checked settings; strategies that rivals beat may be missing."""
     if not len(graph):
         return TrackedFrontier(
             np.zeros(1),
@@ -164,8 +164,8 @@ def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
 def _enough_within(
     memory: Floats, time: Floats, bounds: Callable[[Floats], Floats], epsilon: float
 ) -> Indices:
-    """Choose points of a staircase so that no budget has a wider gap than ``epsilon``; where the gap of the
-    whole staircase is wider, of points that differ by less than half of it choose the leaner one.
+    """Choose points of a staircase so that no budget has a wider gap than ``epsilon``; where the whole
+    staircase has one, leave out points that are at most ``epsilon / 2`` faster than a leaner chosen one.
 
     Greedy, starting from the leanest: a point is left out if the one kept before it is good enough up to the
     memory of the next. The number of points is about the logarithm of the range of times divided by the room

@@ -74,7 +74,7 @@ may examine, and for the sums that the last pass may make."""
 _WIDE = 10
 """The factor for the sums that the third thinned pass may make."""
 _CLOSER = 4
-"""The divisor for the pairs of an abandoned pass, which gives those that the next one examines."""
+"""The divisor of an abandoned pass's pairs: the next pass examines at most the quotient."""
 _CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
 """The distances of pruning targets above the hull, as shares of the known strategies' distance."""
 _LARGE_WORK = 20_000_000

@@ -26,8 +26,7 @@ from tensoropt.session.session import Session
 
 @dataclass(frozen=True)
 class Recosted:
-    """The point at an index of a saved frontier at current costs; ``reason`` says why it could not be
-    costed."""
+    """A saved frontier's point at current costs; ``reason``: why it could not be costed, "" if it was."""
 
     index: int
     memory_bytes: float | None
@@ -38,8 +37,8 @@ class Recosted:
 def recosted(
     session: Session, searched: Searched, old: Exploration, indices: Sequence[int]
 ) -> tuple[Recosted, ...]:
-    """Return the memory and time of points of another exploration of the same operators, at this one's
-    costs."""
+    """Return the memory and time of points of an old exploration of the same operators, at the costs of this
+    search."""
     graph = searched.problem.graph
     plans: dict[int, StrategyOnMesh] = {}
     answers: dict[int, Recosted] = {}
@@ -70,11 +69,11 @@ def with_planners(
     entries: Sequence[Entry],
     limits: Sequence[float | None],
 ) -> Exploration:
-    """Return the exploration with what the planners find in the same tables, and a row of comparison for
-    each.
+    """Return the exploration with the planners' plans from the same tables, and a comparison row for each
+    planner.
 
     Args:
-        limits: bytes of memory per device that the planners are given; None for all trade-offs they know.
+        limits: the planners' memory limits, in bytes per device; None for all trade-offs they know.
     """
     frontier = exploration.points
     # Store and ranks are opened only for planners that price anew, and closed after all have run.
@@ -106,11 +105,11 @@ def planning_task(
 ) -> PlanningTask:
     """Return the task for planners of these kinds on the tables of an exploration.
 
-    The exploration in the task has further spaces, for pipelines and placed plans, for which its own have no
-    place.
+    The exploration in the task also has spaces for pipelines and placed plans, which fit in no searched
+    space.
 
     Args:
-        stack: closes the resources that prices of further work need.
+        stack: closes the store and the ranks that pricing further work needs.
     """
     tables = tuple(
         TableSpace(s.mesh, s.tables, names)

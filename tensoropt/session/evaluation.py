@@ -1,4 +1,4 @@
-"""The strategies that the searches found, simulated: no strategy is shown with the figures that found it."""
+"""Points from the searches' simulated strategies, with what is proven about them and the costs they use."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
 
 SHOWN, LOSS = 300, 1e-3
-"""The number of points of an exploration that allows a gap, and the share of hypervolume that leaving others
-out may lose; more points are shown if that requires it."""
+"""The number of points shown if a gap is allowed, and the share of hypervolume that leaving out others may
+lose; more points are shown if fewer would lose more."""
 
 
 def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) -> Exploration:
-    """Return the exploration: of all strategies found, simulated, those that no other beats."""
+    """Return the exploration with the strategies found that no other beats, by simulated costs."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
         points = _chosen_points(searched, spaces, session.settings)
@@ -70,12 +70,11 @@ def _chosen_points(searched: Searched, spaces: Sequence[Space], settings: Settin
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points with what is proven about them over all spaces together; about placed points nothing
-    is proven.
+    """Return the points with ``exact`` and ``gap`` as proven over all spaces together; placed and pipelined
+    points get no proof.
 
-    A strategy may be the best under its cap or on its mesh, and yet another mesh's may be better in the
-    additive model. It stays if the simulator prefers it, with its gap. Of spaces that were not searched
-    nothing is proven.
+    A strategy may be the best on its mesh, while another mesh has a better one in the additive model. It
+    stays, with its gap, if the simulator prefers it. Spaces that were not searched prove nothing.
     """
     frontiers = [space.frontier for space in searched if space.frontier is not None]
     sharded = sorted(row for rows in by_strategy(points)[0].values() for row in rows)
@@ -91,8 +90,8 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
 
 
 def only_used_spaces(exploration: Exploration) -> Exploration:
-    """Return the exploration without spaces that were not searched and have no point, each of the others
-    once; its points have the new numbers."""
+    """Return the exploration without unsearched spaces that have no point, and without duplicates of others;
+    its points get the new space numbers."""
     needed = {point.space for point in (*exploration.points, *exploration.others)}
     kept: list[Space] = []
     number: dict[int, int] = {}

@@ -1,10 +1,10 @@
-"""Explorations kept by what they depend on, so that a repeated question is answered at once.
+"""A cache of explorations by everything that they depend on, so that a repeated question is answered at once.
 
-The key of an exploration is a hash of all that decides its points: the operator graph, the cluster, the
-settings, the profile store's measurements, and this package's own code. A memory budget is not part of it: it
-decides only which points fit. What is known before a model is captured (a zoo model's name, a file's content)
-leads to the operator graph's part of the key, so that not even the capture is repeated; the graph is kept
-too, for other questions about it.
+The key of an exploration is a hash of all that determines its points: the operator graph, the cluster, the
+settings, the profile store's measurements, and this package's own code. A memory budget is not part of it, as
+it only decides which points fit. Captured operator graphs are kept too, by what is known before a capture (a
+zoo model's name, a file's content): neither a repeated question nor another one about the same model repeats
+the capture.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.version import __version__
 
 _FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
-"""The files of an exploration that are kept, and no others are written where one is read."""
+"""The files of an exploration that are kept; only these are written when one is read back."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class KeptCapture:
     """The result of a model's capture, with which it can be explored without the model.
 
     Attributes:
-        model: what plans say about the model.
-        notes: the remarks of its import.
+        model: the model's description in plans.
+        notes: remarks on the model's import.
     """
 
     model: ModelInfo
@@ -66,7 +66,7 @@ class KeptExplorations:
         self.store = store
 
     def find(self, question: str, cluster: Cluster, settings: Settings) -> Exploration | None:
-        """Return the exploration of a question, if it was kept and nothing that decides it has changed since.
+        """Return the kept exploration of a question; None if there is none, or what it depends on changed.
 
         Args:
             question: the question, from :func:`question_of`.
@@ -90,7 +90,7 @@ class KeptExplorations:
         return kept
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
-        """Keep an exploration; return why that was not possible, in words, or an empty text."""
+        """Keep an exploration; return the reason if that is not possible, else ""."""
         if not self.store.persistent:
             return ""  # a store in memory says so itself
         try:
@@ -101,11 +101,11 @@ class KeptExplorations:
             made = datetime.now().isoformat(timespec="minutes")
             self.store.put(key, {"made": made, "files": files}, "explorations")
         except (OSError, TensorOptError) as error:
-            return f"not kept for the next time it is asked: {error}"
+            return f"not kept for reuse: {error}"
         return ""
 
     def keep_capture(self, source: str, found: KeptCapture) -> None:
-        """Keep what the capture of a source gave."""
+        """Keep the capture of a model source."""
         data = {
             "model": found.model.model_dump(mode="json"),
             "graph": graph_to_dict(found.graph),
@@ -116,7 +116,7 @@ class KeptExplorations:
             self.store.put(_hash(source, code()), data, "captures")
 
     def capture_of(self, source: str) -> KeptCapture | None:
-        """Return what the capture of a source gave before, if it was kept."""
+        """Return the kept capture of a model source; None if there is none."""
         data = self.store.get(_hash(source, code()), "captures")
         try:
             return KeptCapture(
@@ -134,10 +134,10 @@ class KeptExplorations:
 
 
 class Known(NamedTuple):
-    """What is known of a question before PyTorch is imported and its model built.
+    """The kept results for a question, found before PyTorch is imported and the model is built.
 
     Attributes:
-        source: the key under which its capture is kept; None if there can be none.
+        source: the key under which its capture is kept; None if it cannot be kept.
         captured: a kept capture of the model.
         exploration: a kept exploration that answers the question; its last note says so.
     """
@@ -148,7 +148,7 @@ class Known(NamedTuple):
 
 
 def known_of(question: Question, cluster: Cluster, settings: Settings) -> Known:
-    """Return what is kept of a question's answer.
+    """Return the kept results for a question.
 
     Args:
         cluster, settings: the cluster and the settings to use, which may differ from the question's.
@@ -169,8 +169,8 @@ def known_of(question: Question, cluster: Cluster, settings: Settings) -> Known:
 
 
 def question_of(model: ModelInfo) -> str:
-    """Return the question of an exploration: an operator graph by its fingerprint, and all else that plans
-    say about the model."""
+    """Return the key of a question's model: a hash of its operator graph's fingerprint and of all else that
+    plans state about it."""
     return _hash(model.model_dump_json())
 
 
@@ -188,8 +188,8 @@ def code() -> str:
 
 
 def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
-    """Return a model's source and everything that its capture depends on, in one string; None if they cannot
-    be known without building it (a function may read anything).
+    """Return a model's source and everything that its capture depends on, in one string; None if that is only
+    known by building the model (a function may read anything).
 
     Args:
         source: as on the command line: ``zoo:NAME``, or the path of an ONNX file.

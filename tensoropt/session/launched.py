@@ -35,8 +35,8 @@ class PricedJob(NamedTuple):
 
     Attributes:
         point: its figures, in a space of its own.
-        record: records the costs that they rest on.
-        notes: what of the job is not part of the prediction.
+        record: records the costs behind these figures.
+        notes: the parts of the job that the prediction leaves out.
     """
 
     job: LaunchedJob
@@ -60,7 +60,7 @@ class JobPrices:
 
         Raises:
             JobError: the job is for another number of devices, or its micro-batches do not divide the batch.
-            UnsuitableError: the model cannot be split so.
+            UnsuitableError: the model cannot be split this way.
         """
         problem, costs, cluster = self.problem, self.costs, self.costs.cluster
         space_number, planner = len(self.exploration.spaces), YOUR_JOB + job.launcher
@@ -87,14 +87,14 @@ class JobPrices:
         return PricedJob(job.on(cluster.device_count), point, space, record, said)
 
     def recorded(self, priced: Iterable[PricedJob]) -> Recorded | None:
-        """Return the costs that the figures of jobs rest on; None if no file can hold them."""
+        """Return the costs behind the figures of jobs; None if no file can hold them."""
         recorder = CostRecorder(self.problem.graph, self.costs)
         for one in priced:
             one.record(recorder)
         return recorder.recorded()
 
     def name_of(self, priced: PricedJob) -> str:
-        """Return what the plan of a priced job is called."""
+        """Return the name of a priced job's plan."""
         exploration = replace(
             self.exploration, spaces=(*self.exploration.spaces, priced.space), others=(priced.point,)
         )
@@ -126,8 +126,8 @@ def with_jobs(
     store: ProfileStore | None = None,
     progress: Progress = silent,
 ) -> Exploration:
-    """Return the exploration with a point of each job among the others, and in its report under ``jobs`` what
-    was read of it: notes, or why the model cannot be run so."""
+    """Return the exploration with each job's point added to ``others``, and under ``jobs`` in its report each
+    job's notes, or why the model cannot be run that way."""
     with job_prices(exploration, store, progress) as prices:
         for job in jobs:
             told = {"launcher": job.launcher, "notes": list(job.notes), "refusal": ""}

@@ -2,10 +2,10 @@
 
 Search and simulation take turns: simulated strategies decide what is still worth a search.
 
-The search sums costs, the simulator steps through them, and the two order strategies slightly differently. So
-a space is outlined and its outline simulated before it is searched: its search only has to find what all
-simulated strategies leave room for, given how much the space's own simulated strategies differ from their
-sums. Of what a search finds, representatives are simulated, and then the neighbours of those that won.
+The search adds up costs, the simulator follows the step in time, and the two rank strategies slightly
+differently. So a space is outlined and its outline simulated before it is searched. The search then only
+looks for strategies that may beat all simulated ones, given how far simulated costs in this space deviate
+from the sums. Of its results, representatives are simulated, then the winners' neighbours.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.types import Indices
 
 _REPRESENTATIVES, LOSS = 160, 2e-4
-"""The points of a frontier that are simulated before their neighbours; fewer are enough if the others would
-add at most this share of hypervolume. Assumptions, as are the numbers below."""
+"""How many points of a frontier are simulated before their neighbours; fewer if the others would add at most
+this share of hypervolume. Assumptions, as are the numbers below."""
 _LEANEST = 8
-"""How many of the leanest points that no rival beats are simulated: what the simulator adds to the sums
-differs most there."""
+"""How many of the leanest unbeaten points are simulated: there, simulated costs differ most from the sums."""
 _NEIGHBOURS = 3
-"""The points that are simulated between two simulated ones, one of which won."""
+"""How many points are simulated between two simulated ones if a winner is near."""
 _REACH = 3
-"""How many simulated points away from a winner neighbours are still tried: the simulator's order is not the
-search's."""
+"""How many simulated points away from a winner neighbours are still simulated, as the simulator ranks points
+differently from the search."""
 ROUNDS = 8
 """The most rounds in which neighbours are simulated."""
 
@@ -63,11 +62,11 @@ class Found:
         self.numbers = np.full(len(self.frontier), -1)
 
     def simulate(self, simulations: Simulations, indices: Indices) -> int:
-        """Simulate those of the points that were not simulated yet; return how many these were."""
+        """Simulate the given points that were not simulated yet; return how many these were."""
         return _simulate_together([(self, indices)], simulations)
 
     def neighbours(self, won: Indices) -> Indices:
-        """Return points not simulated yet near those whose numbers ``won``, spread evenly over each gap."""
+        """Return unsimulated points near the winners, whose numbers are ``won``, spread over each gap."""
         seen = np.flatnonzero(self.numbers >= 0)
         winners = np.isin(self.numbers[seen], won)
         found: list[int] = []
@@ -83,7 +82,7 @@ class Found:
 
 
 def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simulations) -> int:
-    """Simulate those points of some frontiers that were not simulated yet, each space's together; return how
+    """Simulate the given points of frontiers that were not simulated yet, all of a space at once; return how
     many these were."""
     of_space: dict[int, list[tuple[Found, Indices]]] = {}
     for found, indices in asked:
@@ -106,7 +105,7 @@ def unbeaten_by(frontier: TrackedFrontier, rivals: Points | None) -> Indices:
 
 
 def first_look(found: Found, simulations: Simulations, rivals: Points | None = None) -> int:
-    """Simulate representatives of what no rival beats; return how many."""
+    """Simulate representatives of the points that no rival beats; return how many."""
     left = unbeaten_by(found.frontier, rivals)
     if not len(left):
         return 0
@@ -116,8 +115,8 @@ def first_look(found: Found, simulations: Simulations, rivals: Points | None = N
 
 
 def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:
-    """Simulate, round after round, neighbours of what no other simulated strategy beats, as long as that
-    finds something unbeaten; yield how many were simulated."""
+    """Simulate neighbours of the unbeaten strategies in rounds, as long as a round finds new unbeaten ones;
+    yield how many were simulated in each."""
     for _ in range(ROUNDS):
         best = simulations.frontier()
         won = [best.origin[best.origin[:, 0] == space, 1] for space in range(len(simulations.spaces))]
@@ -141,8 +140,8 @@ class SearchedSpace:
     """The tables and the frontier of one mesh and micro-batch count.
 
     Attributes:
-        frontier: the frontier of all strategies or, if a gap is allowed, of those that known strategies leave
-            room for; None if the space was not searched.
+        frontier: the frontier of all strategies or, if a gap is allowed, of those that may beat the known
+            ones; None if the space was not searched.
     """
 
     mesh: Mesh
@@ -152,7 +151,7 @@ class SearchedSpace:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes on what was heuristic in the search."""
+        """The notes on heuristics in the search."""
         return () if self.frontier is None else self.frontier.notes
 
 
@@ -163,7 +162,7 @@ class SpacePart:
     Attributes:
         number: the number of the space.
         frontier: the frontier; None if there is no strategy.
-        every: all frontiers found, with which of their points were simulated.
+        every: all frontiers found, each with the numbers of its simulated points.
         simulated: all strategies of the space that were simulated, now or before.
         refused: why there is no strategy, in words.
     """
@@ -207,7 +206,7 @@ class OneSpace:
         return self._part(outline)
 
     def search(self) -> SpacePart:
-        """Search the space for what simulated strategies leave room for."""
+        """Search the space for strategies that may beat the simulated ones."""
         rivals = self.simulations.rivals(self.number) if self.settings.allows_gap else None
         try:
             # Not thorough: the simulator decides, and a gap of the sums that is proven to a thousandth is not
@@ -243,8 +242,8 @@ class OneSpace:
 
 
 def comes_close(found: Found, simulations: Simulations, best: Points, share: float) -> bool:
-    """Return whether some simulated strategy of a frontier is not beaten by any of the best, or would not be
-    if it needed less by a share; or more, if the share is negative."""
+    """Return whether none of the best beats some simulated strategy of a frontier whose memory and time are
+    reduced by a share, or increased if the share is negative."""
     own = simulations.spaces[found.space].simulated
     memory, time_s = (1.0 - share) * own[found.numbers[found.numbers >= 0]].T
     rival = np.append(np.inf, best.time)[np.searchsorted(best.memory, memory, side="right")]

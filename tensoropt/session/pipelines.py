@@ -1,13 +1,12 @@
-"""Pipelines beside the frontier of one mesh: ranges of the model are searched, and composed to stages.
+"""The search for pipelines: ranges of the model are searched, and composed into the stages of pipelines.
 
 Find the frontier of each range, for every pipeline degree, mesh and micro-batch count
 (:mod:`tensoropt.pipeline.stage_frontiers`), compose stages from them for every amount of memory
-(:mod:`tensoropt.pipeline.compose`), and simulate each composition with its schedule. If a model has more
-positions to cut at than are all tried, the cuts lie between those that balance computation and those that
-balance storage; the notes say what else is left out.
+(:mod:`tensoropt.pipeline.compose`), and simulate each composition with its schedule. If a model has too many
+positions to try all cuts, only cuts between those that balance computation and those that balance storage are
+tried; the notes say what else is left out.
 
-The module also chooses the places where the stages of pipelines may begin in a search, and how many stages
-each device part has.
+The module also chooses where the stages of pipelines may begin, and how many stages each place has.
 """
 
 from __future__ import annotations
@@ -69,11 +68,11 @@ class _Cutting:
     """The possible cuts of one problem's pipelines.
 
     Args:
-        again: activations that stages make themselves.
-        pin: what constraints say about pipelines.
+        again: tensors that stages recompute instead of receiving them.
+        pin: the constraint on pipelines; None if there is none.
         costs: the costs by which computation is balanced.
-        note: is called with remarks on what is left out.
-        small: whether the model is small enough to cut it elsewhere than between blocks.
+        note: called with remarks on what is left out.
+        small: whether the model is small enough to be cut inside blocks, too.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class _Cutting:
         return self.pin is not None and bool(self.pin.cuts)
 
     def stages_to_a_place(self, places: int, micro_batches: int) -> int:
-        """Return how many stages per place the bubble calls for."""
+        """Return the number of stages per place that balances bubble against uneven blocks."""
         return stages_to_a_place(self._blocks, places, micro_batches, _MOST_STAGES, ends=self._ends)
 
     def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
@@ -120,14 +119,14 @@ class _Cutting:
         if composer.per_place > 1 and not self.small and self._blocks + 2 >= stages:
             try:
                 dealt = dealt_cuts(self.cutter, stages)
-                self.note("pipelines of several stages on the same devices: of as many blocks each")
+                self.note("pipelines of several stages on the same devices: blocks are spread evenly")
                 return [[0], *([cut] for cut in dealt), [count]]
             except PlanError as refusal:  # not every block of every model can begin a stage
                 self.note(f"pipelines of {stages} stages are not cut between blocks alone: {refusal}")
         places = self._cuttable(stages)
         if len(places) <= _FEW_POSITIONS and every:
             return [[0], *(places for _ in range(stages - 1)), [count]]
-        self.note("pipelines: cut between where computation and where storage are evened out")
+        self.note("pipelines: cuts lie between those that balance computation and those that balance storage")
         even = [
             cuts
             for weights, strengths in zip(self._weights, self._strengths(composer, costs), strict=True)
@@ -166,9 +165,9 @@ class _Cutting:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
         if len(blocks) >= stages - 1:
-            self.note("pipelines: stages begin with blocks")
+            self.note("pipelines: every stage begins with a block")
             return blocks
-        self.note("pipelines: stages begin where least crosses")
+        self.note("pipelines: stages begin where the fewest bytes cross")
         return narrow_cuts(self.cutter, stages - 1)
 
 
@@ -177,11 +176,11 @@ _MOST_PLACES = 16
 _MOST_NAMED = 4
 """The most numbers of micro-batches that a refusal proposes."""
 _MOST_AXES = 2
-"""The most axes of a place's mesh: each placement of what crosses is searched over these."""
+"""The most axes of a place's mesh: every placement of crossing tensors on these is searched."""
 _INTERLEAVED = "interleaved_1f1b"
 """The schedule in which places have several stages."""
 _APART = "zero_bubble"
-"""The schedule in which found pipelines are tried as well."""
+"""The schedule with which found pipelines are also simulated."""
 _MULTIPLES = (8, 4, 2, 1)
 """Micro-batches for each place of the pipeline: with 8 the bubble is a ninth of the step."""
 _MOST_COUNTS = 2
@@ -189,17 +188,17 @@ _MOST_COUNTS = 2
 _EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
 _QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
 FEW_GROUPS = 64
-"""The number of a model's groups up to which ranges are searched to a small gap, each cut with a placement of
-its own; an assumption."""
-_HEURISTIC = "pipelines: a heuristic, which proves nothing of the points that it adds"
+"""The number of a model's groups up to which ranges are searched to a small gap, and each cut may have its
+own placement; an assumption."""
+_HEURISTIC = "pipelines: found by a heuristic, which proves nothing about them"
 STEP, _COARSE_STEP = 0.01, 0.05
-"""The share by which the memory of the next pipeline is smaller, if not all are tried; and if places have
-several stages, each of which is one more to compose."""
+"""The least relative decrease of memory from one pipeline to the next for large models; the coarse one if
+places have several stages, as composing more stages takes longer."""
 
 
 def wants_pipelines(session: Session) -> bool:
-    """Return whether to search for pipelines: if they are requested or pinned, or if published jobs have
-    them."""
+    """Return whether to search for pipelines: if they are requested or pinned, or if the cluster has several
+    levels of links or kinds of devices."""
     settings = session.settings
     if settings.first:
         return False
@@ -215,8 +214,8 @@ def pinned_pipeline(settings: Settings) -> PipelinePin | None:
 
 
 def with_pipelines(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
-    """Return the exploration with the pipelines that are found, reduced to one frontier; if a pipeline is
-    pinned, with these alone.
+    """Return the exploration with the pipelines that are found, reduced to one frontier; with pipelines alone
+    if one is pinned.
 
     Raises:
         ConstraintError: there is no pipeline that fits the pin.
@@ -239,7 +238,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         points = list(reduce_points([*points, *made]))
     if not points:
         why = " ".join(finder.refusals) or (
-            "give the batch a size that as many micro-batches as stages divide, or other cuts"
+            "give a batch whose size the number of stages divides, or other cuts"
         )
         raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
     among = sum(p.space >= len(exploration.spaces) for p in points)
@@ -254,7 +253,7 @@ class _Task:
 
     Attributes:
         schedule: "" for the requested one.
-        outer: how tensors may cross on all axes of a place but the last, if not every way is tried.
+        outer: the layouts of crossing tensors on all axes of a place but the last, if not all are tried.
         per_place: stages per place; None for :meth:`_Finder._several`.
     """
 
@@ -272,7 +271,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A task with all that its pipelines are composed from."""
+    """A task with the composer and the cut positions of its pipelines."""
 
     task: _Task
     composer: Composer
@@ -304,7 +303,7 @@ class _Finder:
 
     @property
     def refusals(self) -> list[str]:
-        """The reasons why pipelines of the schedules tried are not possible."""
+        """The reasons why pipelines were refused."""
         return list(self._refusals.values())
 
     def _refused(self, schedule: str, refusal: PlanError) -> None:
@@ -329,7 +328,7 @@ class _Finder:
         schedule_named(self.schedule)
         given = self.settings.constraints
         if given is not None and given.devices:
-            return "constraints of devices are not carried over to stages"
+            return "constraints on devices are not supported for stages"
         if self.searched.refusal:
             return self.searched.refusal
         if not self.graph.atoms.graph.training:
@@ -343,14 +342,14 @@ class _Finder:
         asked = given if isinstance(given, str) else ",".join(map(str, given))
         if self.pin is None:
             return (
-                f"no number of micro-batches that is asked for ({asked}), times {least} stages or more, "
+                f"none of the requested micro-batch counts ({asked}), times {least} stages or more, "
                 f"divides the batch of {batch}; give a larger batch or fewer micro-batches"
             )
         possible = [str(m) for m in range(least, batch + 1) if batch % m == 0][:_MOST_NAMED]
         remedy = f"--micro-batches {' or '.join(possible)}" if possible else f"a batch of at least {least}"
         return (
-            f"a step is cut into at least as many micro-batches as there are stages, {least}, a number that "
-            f"divides the batch of {batch}, and --micro-batches is {asked}; give {remedy}"
+            f"a pipeline needs at least as many micro-batches as it has stages, {least}, in a number that "
+            f"divides the batch of {batch}, but --micro-batches is {asked}; give {remedy}"
         )
 
     def _no_degree(self) -> str:
@@ -367,8 +366,8 @@ class _Finder:
         if possible:
             remedy = f"ask for this many stages: {', '.join(map(str, possible))}"
         return (
-            "stages lie on equal parts of the devices, each with parameters, trained or frozen, and each but "
-            f"the first needs something of the one before; {allowed}; {remedy}"
+            "stages run on equal parts of the devices; each has parameters, trained or frozen, and each but "
+            f"the first uses a tensor of the one before; {allowed}; {remedy}"
         )
 
     @property
@@ -403,12 +402,12 @@ class _Finder:
             except KeyboardInterrupt:
                 if not self._unbeaten:
                     raise
-                self.session.left.append("pipelines beyond those that were found")
+                self.session.left.append("pipelines other than those found")
         return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
 
     def _search(self, asked: list[tuple[Mesh, int]], found: list[list[Point]]) -> None:
-        """Fill ``found`` with the pipelines of each mesh and number of micro-batches, to which the leanest is
-        added."""
+        """Fill ``found`` with the pipelines of each mesh and micro-batch count in ``asked``; append the
+        leanest combination to both."""
         self._add(found, [_Task(*at) for at in asked])
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
             left = {n: self._of_several_stages(*at) for n, at in enumerate(asked) if at not in self._beaten}
@@ -417,7 +416,7 @@ class _Finder:
         if leanest := self._leanest(asked):
             # All axes of a place split the next dim: the least that a stage can have in flight.
             mesh, rows = leanest
-            self._note(f"pipelines of one row in each micro-batch: on pp{mesh.label} alone")
+            self._note(f"pipelines of one row in each micro-batch: only on pp{mesh.label}")
             asked.append(leanest)
             found.append([])
             self._add(found[-1:], [_Task(mesh, rows, outer=CROSSINGS[1:2])])
@@ -427,17 +426,17 @@ class _Finder:
         cluster = self.session.cluster
         if len(cluster.device_kinds) == 1:
             return
-        self._note("pipelines: each stage at the pace and in the memory of its own devices, in order of rank")
+        self._note("pipelines: each stage has its own devices' speed and memory, in order of rank")
         mixed = [p for p in self._degrees if any(len(kinds) > 1 for kinds in kinds_at(cluster, p))]
         if mixed:
             degrees = ", ".join(map(str, mixed))
             self._note(
-                f"pipelines on {degrees} groups of devices: groups of several kinds of devices go at the "
-                "pace of the slowest of them"
+                f"pipelines on {degrees} groups of devices: groups of several device kinds run at the "
+                "speed of the slowest"
             )
 
     def _add(self, found: Sequence[list[Point]], tasks: Sequence[_Task]) -> None:
-        """Add the pipelines of each task to its list, from as many forks at a time as there are cores."""
+        """Add the pipelines of each task to its list, composed in forks, one per core."""
         # Of before, so that the number of cores changes nothing.
         self._known = sorted((one.memory_bytes, one.time_s) for one in self._unbeaten)
         for start in range(0, len(tasks), cores()):
@@ -458,7 +457,7 @@ class _Finder:
 
     def _leanest(self, asked: Sequence[tuple[Mesh, int]]) -> tuple[Mesh, int] | None:
         """Return, for a large model, the mesh whose pipelines need least memory, with one row of the batch in
-        each micro-batch; None if that was already tried, or is not for the search to choose."""
+        each micro-batch; None if that was already tried, or if the micro-batches are given."""
         rows = self.problem.batch
         given = self.pin is not None and self.settings.micro_batches != "auto"
         if self.small or given or not self.simulated:
@@ -471,9 +470,9 @@ class _Finder:
         return _Task(mesh, micro_batches, _INTERLEAVED, per_place=count) if count > 1 else None
 
     def _counts(self, places: int) -> tuple[int, ...]:
-        """Return the micro-batch counts that divide the batch: as many for each place as plans without
-        stages have, which leaves each device pieces of the same size; if a pipeline is pinned, as many as
-        requested."""
+        """Return the micro-batch counts that divide the batch: for each place as many as plans without stages
+        have, so that each device computes pieces of the same size; if a pipeline is pinned, the requested
+        counts."""
         batch = self.problem.batch
         if self.settings.micro_batches == "auto":
             counts = [places * m for m in _MULTIPLES if batch % (places * m) == 0]
@@ -486,7 +485,7 @@ class _Finder:
     # -- stages -------------------------------------------------------------------------------------
 
     def _prepared(self, task: _Task) -> _Prepared | None:
-        """Find what the pipelines of a task need of the store and the ranks; None if there can be none."""
+        """Return a task ready to be composed without store and ranks; None if it can have no pipeline."""
         mesh, micro_batches, per_place = task.mesh, task.micro_batches, task.per_place
         schedule = task.schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)
@@ -505,7 +504,7 @@ class _Finder:
         )
         frontiers = PlaceFrontiers(search, self.costs)
         if not exact:
-            self._note("pipelines: what crosses lies alike at all cuts")
+            self._note("pipelines: all stage boundaries use the same layout")
         if per_place is None and schedule_named(schedule).several:
             per_place = self._several(mesh.shape[0], micro_batches, schedule)
         step = STEP if (per_place or 1) == 1 else _COARSE_STEP
@@ -529,18 +528,18 @@ class _Finder:
         return _Prepared(task, composer, positions)
 
     def _composed(self, prepared: _Prepared) -> tuple[Any, ...]:
-        """Return the pipelines of a task that no plan so far beats, and what else was found: how many were
-        simulated, the least memory and its mesh, notes, refusals, what other plans beat.
+        """Return, for a task, the pipelines that no plan so far beats, how many were simulated, the least
+        memory and its mesh, notes, refusals, and (mesh, micro-batches) if other plans beat all its pipelines.
 
-        They are points, since evaluations would hold the simulated steps of all their stages: gigabytes for a
-        model of a hundred blocks.
+        Pipelines are returned as points, since evaluations hold the simulated steps of all their stages:
+        gigabytes for a model of a hundred blocks.
         """
         task, composer = prepared.task, prepared.composer
         mesh, beaten = task.mesh, set[tuple[Mesh, int]]()
         found = list(composer.composed(prepared.positions))
         if self._known and not found:
             beaten.add((mesh, task.micro_batches))
-            self._note("pipelines of several stages on the same devices: only where a first look found some")
+            self._note("pipelines of several stages on the same devices: only where those of one were found")
         if not self._pinned_schedule and composer.schedule == self.schedule:
             found += self._apart(reduce_points(found), composer.frontiers.prices)
         least = min([self._least, *((one.memory_bytes, mesh) for one in found)], key=itemgetter(0))
@@ -588,8 +587,8 @@ class _Finder:
         if inner.axis_count < _MOST_AXES:
             return limit
         self._note(
-            f"pipelines whose stages have {_MOST_AXES} mesh axes: groups combine the ways to split that the "
-            "best strategies without stages use, not all"
+            f"pipelines whose stages have {_MOST_AXES} mesh axes: groups combine only the splits that the "
+            "best strategies without stages use"
         )
         simulations = self._simulations
         searched = {space.tables.mesh[0] for space in simulations.spaces}

@@ -1,8 +1,8 @@
-"""Plans of planners among the points: quick planners run beside every search.
+"""Quick planners, which run beside every search and whose unbeaten plans join the points.
 
-Their plans are simulated like everything else and are taken in if no other point needs as little of both
-memory and time. :mod:`tensoropt.planners.quick` says which planners are tried; what was tried and what was
-taken in is in the exploration's notes, and by planner in its report under ``tried``.
+Their plans are simulated like all others, and join the points if no other point is as good in both memory and
+time. :mod:`tensoropt.planners.quick` chooses the planners; the exploration's notes, and its report under
+``tried``, give the planners tried and the number of plans that joined.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tensoropt.sharding.constraints import LackingDevicesError
 from tensoropt.units import share_words
 
 _LESS = 0.95
-"""The share of the leanest point's memory within which heuristics run, too; an assumption."""
+"""Heuristics also run with this share of the leanest point's memory as their limit; an assumption."""
 _DDP = "data_parallel"
 _STAGE = QUICK_PLANS
 
@@ -57,8 +57,8 @@ class First(NamedTuple):
     exploration: Exploration
 
     def plans_of(self, planner: str, task: PlanningTask, searched: Searched) -> list[Point]:
-        """Return the plans of a planner, simulated with the prices of the whole search: more may have been
-        timed since. Those of spaces that were not searched are left out."""
+        """Return the plans of a planner, simulated with the prices of the whole search, as more may have been
+        timed since. Plans in spaces that were not searched are left out."""
         number = {(s.mesh.label, s.tables.mesh): at for at, s in enumerate(searched.spaces)}
         chosen: dict[int, list[_Chosen]] = {}
         for point in self.exploration.others:
@@ -80,13 +80,13 @@ def with_quick_plans(
     session: Session, searched: Searched, exploration: Exploration, first: First | None = None
 ) -> Exploration:
     """Return the exploration with those plans of quick planners that none of its points beats, reduced to one
-    frontier. Who is interrupted (Ctrl-C) leaves out the others.
+    frontier. Ctrl-C leaves out the planners that have not run yet.
 
-    If a pipeline is pinned, it has only the pipelines of that pin, as the search found them.
+    If a pipeline is pinned, return the exploration unchanged.
 
     Args:
-        first: the first answer, whose planners are not asked again; only its plans are taken in if the search
-            was interrupted.
+        first: the first answer, whose planners are not run again; if the search was interrupted, only its
+            plans are added.
     """
     settings = session.settings
     constraints = settings.constraints
@@ -120,7 +120,7 @@ def with_quick_plans(
         except KeyboardInterrupt:
             entries = entries[: len(entries) - len(waiting)]
             points, left_out = _asked_within_points(session, searched, exploration, asking, ())
-            session.left.extend([e.name for e in waiting] or ["heuristics within the memory of points"])
+            session.left.extend([e.name for e in waiting] or ["heuristics within the points' memory"])
         left_out += asking.notes()
     tried = asking.tried(entries)
     came_in = Counter(p.planner for p in points if p.planner in tried)
@@ -136,7 +136,7 @@ def with_quick_plans(
 
 
 def _chosen(point: Point, old: CostTables, new: CostTables) -> _Chosen:
-    """Return the choice and the options in other tables of what a point chose; what it gathers it keeps."""
+    """Return a point's choice and options as indices into other tables; nothing is gathered again."""
     choice, options = {}, {}
     for variable, index, option in zip(old.variables, point.choice, point.options, strict=False):
         there, meant = new.of[variable.key], _meaning(old, variable, index)
@@ -172,14 +172,14 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
 
 
 def check_found(searched: Searched, exploration: Exploration) -> None:
-    """Raise :class:`LackingDevicesError` if no sharded plan is allowed and nobody found another."""
+    """Raise :class:`LackingDevicesError` if no sharded plan is allowed and no planner found another plan."""
     if exploration.points:
         return
     tried = exploration.report.get("tried", {})
     refusals = dict.fromkeys(row["refusal"] for row in tried.values() if row["refusal"])
     notes = [note for note in exploration.report["notes"] if note.startswith("placed plans were not tried")]
     if exploration.settings["first"]:
-        raise LackingDevicesError(f"no usual strategy: {'; '.join(refusals)}; leave out first")
+        raise LackingDevicesError(f"no usual strategy: {'; '.join(refusals)}; leave out --first")
     why = "; ".join([*notes, *refusals]) or "no planner that places operators has a plan"
     given = exploration.settings["constraints"] is not None
     remedy = "take back or soften a constraint" if given else "leave out the devices of one type"
@@ -199,10 +199,10 @@ class _Asking:
     """Planners that are asked for plans, and what they have found so far.
 
     Attributes:
-        task: what they plan.
-        most_s: the seconds of the processor that placing planners may take in all.
+        task: the planning task.
+        most_s: the CPU seconds that placing planners may take together.
         found: the plans of all planners, each once.
-        left_out: the placing planners that were not asked, or not within all limits, because others had taken
+        left_out: the placing planners that were not run, or not within all limits, because others had used up
             these seconds.
     """
 
@@ -220,7 +220,7 @@ class _Asking:
         if entry.kind == "placed" and self._placing_s > self.most_s:
             self.left_out[entry.name] = None
             if limit is None:
-                self.refuse(entry.name, "others had taken the seconds of placing planners")
+                self.refuse(entry.name, "others had used up the seconds of placing planners")
             return
         # Of this process, which others that run beside it do not lengthen.
         start = time.process_time()
@@ -235,7 +235,7 @@ class _Asking:
             self._placing_s += time.process_time() - start
 
     def take(self, planner: str, points: Sequence[Point]) -> None:
-        """Take plans in as a planner's."""
+        """Record plans as a planner's."""
         own = self._points.setdefault(planner, [])
         own += (self.found.setdefault(point.identity, point) for point in points)
 
@@ -244,25 +244,25 @@ class _Asking:
         self._refusals[planner] = reason
 
     def notes(self) -> list[str]:
-        """Say what was not tried because other planners took too long."""
+        """Return a note on the planners that did not run because others took too long."""
         if not self.left_out:
             return []
         return [
-            f"placing planners may take {self.most_s:.0f} s, {share_words(SHARE)} of the exploration's; left "
-            f"out, or not run within all limits on memory: {', '.join(self.left_out)}; --placements always "
+            f"placing planners may take {self.most_s:.0f} s, {share_words(SHARE)} of the exploration's time; "
+            f"left out, or not run within all memory limits: {', '.join(self.left_out)}; --placements always "
             "runs them"
         ]
 
     def baselines(self) -> tuple[Point, ...]:
-        """Return the plans of those planners that people compare with, though points may beat them: of each
-        its own trade-offs, of the heuristics those that none of theirs beats."""
+        """Return the plans of the planners that people compare with, even if points beat them: all plans of
+        each, but of the heuristics only those that no other heuristic's plan beats."""
         heuristics = [point for name in HEURISTICS for point in self._points.get(name, ())]
         others = [self._points.get(name, ()) for name in BASELINES if name not in HEURISTICS]
         return tuple(point for own in (*others, reduce_points(heuristics)) for point in own)
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
-        """Return for each planner how many different plans it found, its fastest, or why it has none; of data
-        parallelism, also the seconds of its fastest with local statistics, where a batch norm sends any."""
+        """Return for each planner the number of its different plans and its fastest, or why it has none; for
+        data parallelism also its fastest plan's seconds with local statistics, if a batch norm sends any."""
         tried: dict[str, dict[str, Any]] = {}
         for name in (entry.name for entry in entries):
             points = {p.identity: p for p in self._points[name]}
@@ -281,12 +281,12 @@ class _Asking:
 def _asked_within_points(
     session: Session, searched: Searched, exploration: Exploration, asking: _Asking, entries: Sequence[Entry]
 ) -> tuple[tuple[Point, ...], list[str]]:
-    """Return the points of the exploration with those of the planners that none of them beats, and a note if
-    heuristics were not asked within the memory of every point.
+    """Return the exploration's points with the planners' plans that none of them beats, and a note if
+    heuristics did not run within the memory of every point.
 
-    Heuristics find placements within a limit on memory that they leave out without one. They are asked within
-    the memory of some points, the leanest and the fastest among them, and within less than all. Never within
-    a memory budget: what is found may not depend on it, as it only says which points fit.
+    Within a memory limit, heuristics find placements that they miss without one. They run within the memory
+    of some points, including the leanest and the fastest, and within less than the leanest's. A memory budget
+    is never a limit, as it only decides which points fit, and must not change what is found.
     """
     heuristics = [entry for entry in entries if entry.name in HEURISTICS]
     asked: set[float] = set()
@@ -304,8 +304,8 @@ def _asked_within_points(
         asked.update(chosen)
         session.progress(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
     note = (
-        f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points: one may still be "
-        "better than a point within its memory"
+        f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points: within that of "
+        "another, one may still find a better plan"
     )
     return unbeaten(points), [note] * bool(heuristics and limits)
 

@@ -1,12 +1,11 @@
-"""Meshes with many configurations, searched among combinations of what other meshes' best strategies use.
+"""Meshes with many configurations, of which only those that combine other meshes' best splits are searched.
 
 On a mesh of three axes a group has some hundred configurations, and tables and searches grow with their
-square. Most of them combine ways to split that are good nowhere. So these meshes come last: for each
-micro-batch count a group combines, over all axes, the axis strategies that it uses most in unbeaten
-strategies, and those that its sizes forbade on the other meshes. The notes say that this may miss something.
+square. Most of them combine splits that are good nowhere. So these meshes come last: for each micro-batch
+count a group combines, over all axes, the axis strategies that it uses most in unbeaten strategies, and those
+that its sizes ruled out on the other meshes. The notes say that this may miss strategies.
 
-The module also determines the meshes of a cluster that are searched, and what constraints leave of their
-spaces.
+The module also separates these meshes from the others, within what constraints allow.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ MAX_AXES = 3
 
 
 _MOST_COMBINATIONS = 3**MAX_AXES
-"""The number of ways to combine a group's axis strategies over the axes of a mesh up to which all are
-searched; an assumption. Tables and searches grow with the square: GPT-2 on 2x2x2 has 8 strategies and 512
-ways, and for two micro-batch counts the tables alone took 73 s."""
+"""The most combinations of a group's axis strategies over the axes of a mesh that are all searched; an
+assumption. Tables and searches grow with the square: GPT-2 on 2x2x2 has 8 strategies and 512 combinations,
+and for two micro-batch counts the tables alone took 73 s."""
 
 
 def _is_wide(mesh: Mesh, graph: GroupGraph) -> bool:
@@ -45,12 +44,12 @@ def _is_wide(mesh: Mesh, graph: GroupGraph) -> bool:
 
 
 _COMBINED = 3
-"""How many of the axis strategies that other meshes' best strategies use a group combines: those that most of
-them use. Three on three axes are 27 configurations. An assumption; with more, or with all, GPT-2 on four
-nodes, BERT on two and a tiny GPT on two gain in some places what they lose in others."""
+"""How many axis strategies a group combines: those that most of the other meshes' best strategies use. Three
+on three axes are 27 configurations. An assumption; with more, or with all, GPT-2 on four nodes, BERT on two
+and a tiny GPT on two gain in some places what they lose in others."""
 
 Offered = Mapping[tuple[Mesh, int], Restriction]
-"""What constraints leave of each mesh at each micro-batch count."""
+"""The restriction by constraints of each mesh at each micro-batch count."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ class SpaceTables:
 def apart(
     graph: GroupGraph, meshes: Sequence[Mesh], counts: Sequence[int], left: Restrictions
 ) -> tuple[Offered, Offered]:
-    """Return the spaces that are searched as a whole, and those of wide meshes; all are searched as a whole
-    if there are no others."""
+    """Return the spaces that are searched as a whole, and those of wide meshes; if all meshes are wide, all
+    are searched as a whole."""
     spaces = {
         (mesh, count): left.spaces[mesh.label, count] if left.spaces is not None else FREE
         for mesh in meshes
@@ -92,7 +91,7 @@ def apart(
 
 
 def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Offered) -> tuple[str, ...]:
-    """Search spaces of wide meshes beside those that were searched; return what was left out, in words.
+    """Search spaces of wide meshes after all others; return notes on what was left out.
 
     On each mesh, the micro-batch count with the most unbeaten strategies comes first; if an outline there
     brings nothing new, the other counts are left out.
@@ -128,8 +127,8 @@ def best_counts(simulations: Simulations) -> list[int]:
 
 
 def combining(limit: Restriction, simulations: Simulations, count: int) -> Restriction:
-    """Return a space's restriction in which groups combine what they use most in unbeaten strategies at a
-    micro-batch count, and what those strategies had no chance to use."""
+    """Return a space's restriction in which groups combine the axis strategies that they use most in unbeaten
+    strategies at a micro-batch count, and those that no simulated space offered."""
     best = simulations.frontier().origin
     graph = simulations.spaces[0].tables.graph
     used = {group.name: Counter[int]() for group in graph.groups}
@@ -163,8 +162,8 @@ def _told(mesh: Mesh, searched: Sequence[int], left: Sequence[int], better: bool
     notes = []
     if searched:
         notes.append(
-            f"mesh {mesh.label}, micro-batches {_listed(searched)}: groups combine the ways to split that "
-            "the best strategies of other meshes use, not all"
+            f"mesh {mesh.label}, micro-batches {_listed(searched)}: groups combine only the splits that "
+            "the best strategies of other meshes use"
         )
     if left and better:
         notes.append(

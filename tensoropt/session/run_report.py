@@ -76,7 +76,7 @@ def _raised(error: BaseException) -> bool:
 
 
 def _described(model: str, graph: OperatorGraph | None, error: BaseException) -> str:
-    """Return one sentence on a failure: doing what, where, why, and what to do."""
+    """Return one sentence on a failure: where, why, and the remedy."""
     operator = _operator(error, graph)
     at = f" at {operator.target}" if operator is not None else ""
     if operator is not None and operator.module:
@@ -163,7 +163,7 @@ def run_report(searched: Searched, seconds: Mapping[str, float]) -> dict[str, An
 
 
 def _expected_rows(graph: OperatorGraph, devices: int) -> Iterator[str]:
-    """Yield what is expected of the routers of a graph on so many devices, in words."""
+    """Yield a note on the expert rows that the busiest rank is expected to compute; none without experts."""
     if not any(op.target == EXPERTS for op in graph.operators):
         return
     asked = graph.expert_imbalance
@@ -189,7 +189,7 @@ def implausible(found: Findings) -> Iterator[str]:
     if (least := float(found.needs.min())) > found.device_bytes:
         yield (
             f"no plan fits a device: the leanest needs {format_bytes(least)}, and a device "
-            f"has {format_bytes(found.device_bytes)}; take more devices or a smaller batch, or mend the "
+            f"has {format_bytes(found.device_bytes)}; take more devices or a smaller batch, or correct the "
             "cluster's units"
         )
     if points[-1].time_s > HOUR_S:
@@ -202,6 +202,6 @@ def implausible(found: Findings) -> Iterator[str]:
 def _lost(atoms: AtomGraph) -> Iterator[str]:
     for target, reason in atoms.lost().items():
         yield (
-            f"{target} has no rule and is kept whole on every device: {reason}; once it is mended, "
-            "`tensoropt measure profiles --forget-failed` has it tried again"
+            f"{target} has no rule and is kept whole on every device: {reason}; once that is fixed, "
+            "`tensoropt measure profiles --forget-failed` makes it be tried again"
         )

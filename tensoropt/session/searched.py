@@ -65,7 +65,7 @@ def search(session: Session, problem: Problem) -> Searched:
     frontiers.
 
     Raises:
-        TensorOptError: the settings ask for what the model refuses.
+        TensorOptError: a setting is impossible for this model.
         InfeasibleError, ConstraintError: no space has a strategy.
     """
     settings, clock = session.settings, session.clock
@@ -82,7 +82,7 @@ def search(session: Session, problem: Problem) -> Searched:
             )
         if settings.first and given.pipeline is not None and given.pipeline.stages > 1:
             raise ConstraintError(
-                "usual strategies have no stages, and the constraints pin a pipeline; leave out first or "
+                "usual strategies have no stages, and the constraints pin a pipeline; leave out --first or "
                 "the pin"
             )
         supported, of_devices = check_devices(given, session.cluster)

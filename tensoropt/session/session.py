@@ -37,7 +37,7 @@ class _StageClock:
 
 
 QUICK_PLANS = "planners"
-"""The name of the stage of quick planners in progress, and of its seconds in a report."""
+"""The name of the quick planners' stage, in progress and among a report's seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Session:
 
     @property
     def draw(self) -> Callable[[Floats, Floats], None] | None:
-        """The function that shows the points known so far, their memory and time; None if the progress has no
-        ``points``, which does."""
+        """The progress's ``points``, which draws the memory and time of the points known so far; None if it
+        has none."""
         return getattr(self.progress, "points", None)
 
     @property
     def first(self) -> Callable[[str], None] | None:
-        """The function that says the answer before the search; None if the progress has no ``first``."""
+        """The progress's ``first``, which shows the answer before the search; None if it has none."""
         return getattr(self.progress, "first", None)
 
     def note(self, words: str, /) -> None:
@@ -82,7 +82,7 @@ class Session:
             show(words)
 
     def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:
-        """Return the seconds per stage of a report, with those of a stage that has ended since."""
+        """Return the seconds per stage of a report, with those of a stage that ended after it was made."""
         return {**report["seconds"], stage: round(self.clock.seconds[stage], 3)}
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:

@@ -1,4 +1,4 @@
-"""The strategies of all spaces, simulated: no strategy is shown with the figures that found it."""
+"""The simulated strategies of all spaces, which are reduced to one frontier."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tensoropt.simulate.candidates import overlap_of
 from tensoropt.types import Floats, Indices
 
 _MARGIN = 0.05
-"""How much less memory or time a strategy of a space may turn out to need than all simulated ones, as a share
-of the search's sum, before it is missed; an assumption."""
+"""How far a strategy's ratio of simulated to summed memory or time may lie below the least one simulated in
+its space before the search may miss it; an assumption."""
 
 _ChosenIndices = NDArray[np.int32]
 """The stored form of strategies' choices: big models have thousands in each of thousands of strategies."""
@@ -65,7 +65,7 @@ class SpaceSimulations:
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        """Evaluates the space's strategies, and keeps what it has worked out for them."""
+        """The evaluator of the space's strategies, which caches intermediate results."""
         overlap = overlap_of(self.cluster, self.mesh, beside=self.tables.prices.beside)
         return Evaluator(self.tables, overlap)
 
@@ -81,12 +81,12 @@ class SpaceSimulations:
         return self.done.costs
 
     def add(self, frontier: TrackedFrontier, indices: Indices) -> Indices:
-        """Simulate points of a frontier of this space; return their numbers among all of the space."""
+        """Simulate points of a frontier; return their numbers among the space's simulated strategies."""
         return self.add_all([(frontier, indices)])[0]
 
     def add_all(self, parts: Sequence[tuple[TrackedFrontier, Indices]]) -> list[Indices]:
         """Simulate points of several frontiers of this space together, which takes little longer than one
-        frontier; return their numbers among all of the space, by frontier."""
+        frontier; return their numbers among the space's simulated strategies, by frontier."""
         chosen = [frontier.strategies(indices) for frontier, indices in parts]
         configurations, options, of_edges = (
             np.concatenate([getattr(one, name) for one in chosen], dtype=np.int32, casting="same_kind")
@@ -111,7 +111,7 @@ class SpaceSimulations:
 
     @property
     def least_shares(self) -> Floats:
-        """(2,) the least shares of the summed memory and time that a strategy is assumed to need."""
+        """(2,) the least ratios of simulated to summed memory and time that a strategy is assumed to have."""
         additive = self.done.additive
         if not len(additive):
             return np.zeros(2)
@@ -135,8 +135,8 @@ class SpaceSimulations:
         return found
 
     def points(self, numbers: Indices, space: Space, index: int) -> list[Point]:
-        """Return strategies by number as points of space ``index``; they are simulated once more, for what a
-        point says beside its costs."""
+        """Return strategies by number as points of space ``index``; they are simulated again for a point's
+        other figures."""
         found: list[Point] = []
         for start in range(0, len(numbers), CHUNK):
             part = numbers[start : start + CHUNK]
@@ -146,8 +146,8 @@ class SpaceSimulations:
         return found
 
     def _evaluated(self, configurations: _ChosenIndices, options: _ChosenIndices) -> Evaluation:
-        """Evaluate strategies of the search, a row each, with one array per variable and one per group of
-        options."""
+        """Return the evaluation of strategies, a row each: the configurations of all variables, and the
+        options of groups and of regathered tensors."""
         keys = [variable.key for variable in self.tables.variables]
         groups = {group.name for group in self.tables.graph.groups}
         moves = [Variable.of_move(name) for name in self.tables.moves]
@@ -170,11 +170,11 @@ class Simulations:
             self.add(mesh, tables)
 
     def add(self, mesh: Mesh, tables: CostTables) -> None:
-        """Add a space of which nothing is simulated yet."""
+        """Add a space without simulated strategies."""
         self.spaces.append(SpaceSimulations(tables, mesh, self.cluster))
 
     def copy(self) -> Simulations:
-        """Return a copy, to which other strategies can be added; both share what is worked out."""
+        """Return a copy, to which other strategies can be added; both share the evaluators."""
         made = copy(self)
         made.spaces = [space.copy() for space in self.spaces]
         return made
@@ -183,12 +183,12 @@ class Simulations:
         return sum(len(space.simulated) for space in self.spaces)
 
     def frontier(self) -> Frontier:
-        """Return the strategies that none of them beats."""
+        """Return the frontier of all simulated strategies."""
         return unbeaten_of(self.spaces)
 
     def rivals(self, index: int) -> Staircase | None:
-        """Return what a strategy of a space has to beat, in memory and time as the search sums them: it is
-        assumed to need at least the least shares of the space's simulated strategies."""
+        """Return the memory and time, as the search sums them, that a strategy of a space has to beat,
+        assuming :attr:`SpaceSimulations.least_shares`; None unless these are positive."""
         shares = self.spaces[index].least_shares
         if (shares <= 0).any():
             return None
@@ -201,8 +201,8 @@ class Simulations:
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:
-    """Return what no simulated strategy beats, by simulated costs; ``origin`` (n, 2): the space, and the
-    number there."""
+    """Return the frontier of the spaces' simulated strategies; ``origin`` (n, 2): the space, and the number
+    there."""
     sizes = [len(space.simulated) for space in spaces]
     which = np.repeat(np.arange(len(sizes)), sizes)
     number = np.concatenate([np.arange(size) for size in sizes])

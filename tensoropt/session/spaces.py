@@ -42,7 +42,7 @@ class SpaceSearch:
 
     Args:
         simulations: the simulations of the same spaces, in the same order; filled here.
-        draw: called with the memory and the time of the points that are known so far, as they become more.
+        draw: called with the memory and the time of all points known so far, as more are found.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class SpaceSearch:
         self.outlines: dict[int, TrackedFrontier] = {}
 
     def leave(self) -> None:
-        """Fill ``found`` with all spaces, none of which is searched."""
+        """Fill ``found`` with all spaces, unsearched."""
         for number in range(len(self.built)):
             self._add(number)
 
     def search(self) -> None:
-        """Fill ``found`` with the spaces that have strategies, by number; those of their points that are
-        worth it are simulated.
+        """Search the spaces, and simulate promising points; fill ``found`` with the spaces that have
+        strategies, by number.
 
         Raises:
             InfeasibleError, ConstraintError: no space has a strategy; the message says what to relax.
@@ -96,8 +96,8 @@ class SpaceSearch:
         self.progress("search", len(self.built), len(self.built), f"{points} points")
 
     def add(self, built: Built) -> bool:
-        """Outline one more space, and search it if a simulated strategy of the outline needs less than any
-        known one by more than a trifle; return whether one does."""
+        """Outline one more space, and search it if a simulated strategy of its outline beats all known ones
+        by more than a trifle; return whether one does."""
         number = len(self.built)
         self.built.append(built)
         before = self.simulations.frontier()
@@ -116,7 +116,7 @@ class SpaceSearch:
         return better
 
     def simulate(self) -> None:
-        """Simulate what is left: everything, or neighbours of the winners."""
+        """Simulate the remaining points: neighbours of the winners, or all points if no gap is allowed."""
         if self.settings.allows_gap:
             for done, count in enumerate(neighbours_of_winners(self.every, self.simulations)):
                 self.progress("simulate", done, done + 2, f"{count} neighbours of the best")
@@ -186,7 +186,7 @@ class SpaceSearch:
         said = "; ".join(self.notes)
         if self.settings.constraints is None:
             return InfeasibleError(
-                f"{said}; where that is for lack of memory take a smaller batch, or price without timing: "
+                f"{said}; if memory ran out, take a smaller batch, or price without timing: "
                 "`tensoropt measure profiles --forget-failed`, then explore with --measure never"
             )
-        return ConstraintError(f"{said}; take back or soften one of them")
+        return ConstraintError(f"{said}; take back or soften a constraint")

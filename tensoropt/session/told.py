@@ -1,5 +1,4 @@
-"""Points as launchers can be told of them: the degrees of a plan, the job that is nearest to it, and what it
-costs."""
+"""Points as launchers' jobs: the degrees of a plan, the nearest job that a launcher can express, its cost."""
 
 from __future__ import annotations
 
@@ -29,19 +28,19 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.units import format_bytes, format_seconds, share_words
 
 _ALIKE = 0.01
-"""The share by which memory and time of a job may differ from a point's that it is said to be; an
-assumption."""
+"""The share by which memory and time of a job may differ from those of a point and still count as the same;
+an assumption."""
 
 _PRODUCTS = (CostClass.MATRIX, CostClass.CONVOLUTION, CostClass.RECURRENT)
 
 
 class ToldJob(NamedTuple):
-    """The job that is nearest to a point, of those that a launcher can be told.
+    """The job nearest to a point, of those that a launcher can express.
 
     Attributes:
-        point: the point that was meant. name: what its plan is called.
-        priced: the job with its own figures. title: what its plan is called.
-        why: what of the point the launcher cannot be told; "" if it can be told everything.
+        point: the requested point. name: its plan's name.
+        priced: the job with its own figures. title: its plan's name.
+        why: the part of the point that the launcher cannot express; "" if there is none.
         text: the launcher's config.
     """
 
@@ -54,18 +53,18 @@ class ToldJob(NamedTuple):
 
     @property
     def is_the_point(self) -> bool:
-        """Whether the job does what the point does: it costs as much of both."""
+        """Whether the job is the point's plan: all of it is expressed, and memory and time are alike."""
         figures = ((self.priced.point.memory_bytes, self.point.memory_bytes),
                    (self.priced.point.time_s, self.point.time_s))  # fmt: skip
         return not self.why and all(abs(job / own - 1) <= _ALIKE for job, own in figures)
 
     @property
     def reason(self) -> str:
-        """What of the point the launcher cannot be told."""
+        """Why the launcher cannot express the point."""
         return self.why or "its operators and parameters are not all split alike"
 
     def sentence(self) -> str:
-        """Return what the job is and costs, beside the point."""
+        """Return the job's name and cost, compared with the point's."""
         memory, time_s = self.priced.point.memory_bytes, self.priced.point.time_s
         return (
             f"{self.title}: {format_seconds(time_s)} a step ({_beside(time_s, self.point.time_s)}), "
@@ -80,7 +79,7 @@ def _beside(figure: float, own: float) -> str:
 
 
 def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
-    """Return the job nearest to point ``index`` of ``all_points`` that a launcher can be told.
+    """Return the job nearest to point ``index`` of ``all_points`` that a launcher can express.
 
     Raises:
         JobError: there is no such launcher, or no job of it is near; the message says why.
@@ -89,13 +88,13 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
     plan, name = exploration.plan(index), exploration.names[index]
     if plan.optimizer not in OPTIMIZERS:
         raise JobError(
-            f"{launcher} is not told of {short_optimizer(plan.optimizer)}; explore with --optimizer adam, or "
+            f"{launcher} cannot express {short_optimizer(plan.optimizer)}; explore with --optimizer adam, or "
             "call tensoropt.parallelize(model, plan) in your own script"
         )
     if adapters := exploration.model.adapters:
         raise JobError(
-            f"{launcher} is not told of adapters ({adapters}), nor to store what is frozen in the type that "
-            "it is computed in; call tensoropt.parallelize(model, plan) in your own script"
+            f"{launcher} cannot express adapters ({adapters}), nor frozen parameters that are stored in the "
+            "compute dtype; call tensoropt.parallelize(model, plan) in your own script"
         )
     job = degrees(prices, plan)
     told: list[PricedJob] = []
@@ -110,7 +109,7 @@ def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
         refusals[reason] = None
     if not told:
         raise JobError(
-            f"{launcher} can be told nothing near {name}: {'; '.join(refusals)}; choose another point"
+            f"{launcher} can express no plan near {name}: {'; '.join(refusals)}; choose another point"
         )
     point = exploration.all_points[index]
 
@@ -135,22 +134,22 @@ def _block_classes(prices: JobPrices, launcher: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(type(built.get_submodule(block)).__name__ for block in blocks))
     except (TensorOptError, AttributeError) as error:
         raise JobError(
-            f"{launcher} is told the class of the model's blocks ({blocks[0]} ...), for which the model is "
-            f"built again, and it cannot be: {error}; export where it can be, of a model that a file, the "
-            "zoo or Hugging Face has"
+            f"a config of {launcher} names the class of the model's blocks ({blocks[0]} ...), for which the "
+            f"model is built again, and that failed: {error}; export where it can be built, from a file, the "
+            "zoo or Hugging Face"
         ) from None
 
 
 def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:
-    """Return the degrees of a plan: what most products and attentions are split by on each axis of its mesh,
-    how most of its parameters are stored, what most of its blocks recompute.
+    """Return a plan's degrees of parallelism, by majority: the split of products and attentions on each axis
+    of its mesh, the storage of parameters, and the recomputation of blocks.
 
     Raises:
         JobError: every operator is on one device.
     """
     if plan.kind is PLACED:
         raise JobError(
-            "a placed plan puts every operator on one device, which no launcher can be told; choose another "
+            "a placed plan puts every operator on one device, which no launcher can express; choose another "
             "point"
         )
     problem = prices.problem

@@ -1,7 +1,7 @@
 """The strategies that people set by hand, priced before anything is searched.
 
 Data parallelism, ZeRO's stages, FSDP and Megatron's tensor parallelism use few of the ways in which an
-operator can be split. Tables of these alone take a fraction of the seconds of all of them.
+operator can be split. Tables of these alone take a fraction of the seconds of full tables.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategie
 from tensoropt.sharding.groups import GroupGraph
 
 MAX_AXES = 2
-"""The most axes of a mesh of usual strategies: samples outside, tensors inside."""
+"""The most axes of a mesh of usual strategies: the outer one splits samples, the inner one tensors."""
 
 USUAL_NOTE = "usual strategies alone were priced: DDP, ZeRO, FSDP, tensor parallelism; nothing was searched"
 
 
 def usual_spaces(offered: Offered, graph: GroupGraph) -> Offered:
-    """Return the spaces with up to two axes, in which each group is whole or split as data parallelism (on
-    all axes) or tensor parallelism (on the last) split it.
+    """Return the spaces with up to two axes, in which groups are split as in data parallelism on the outer
+    axis and as in tensor parallelism on the inner one, or as in either of them on a single axis.
 
     Raises:
         TensorOptError: the batch cannot be split.
@@ -31,7 +31,7 @@ def usual_spaces(offered: Offered, graph: GroupGraph) -> Offered:
         batch = batch_strategies(graph)
     except MicroBatchRefused as refusal:
         raise TensorOptError(
-            f"usual strategies split the batch, and that of this model cannot be: {refusal}; leave out first"
+            f"usual strategies split the batch, which this model does not allow: {refusal}; leave out --first"
         ) from None
     inner = inner_labels(graph, {name: str(strategy.label) for name, strategy in batch.items()})
     of_batch, of_tensors = (

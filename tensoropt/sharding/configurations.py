@@ -171,7 +171,7 @@ class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
 
 
 def batch_placements(graph: groups.GroupGraph) -> dict[str, int]:
-    """Return each input's placement on the micro-batch axis: its first dim if the batch, else whole."""
+    """Return each input's micro-batch placement: split if its first dim is the batch, else whole."""
     batch = groups.batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
@@ -247,7 +247,7 @@ def batch_strategies(
 
 
 class _BatchFollowing:
-    """A choice of strategies that follow the batch: in order; groups of parameters alone by their readers."""
+    """Chooses strategies that follow the batch; a group that reads nothing of it suits its readers."""
 
     def __init__(self, graph: groups.GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph

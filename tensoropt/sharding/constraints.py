@@ -80,7 +80,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class DevicePin:
-    """The devices of operators, best first: patterns of kinds, or numbers in the cluster."""
+    """The devices that may run operators, best first: patterns of device kinds, or numbers in the cluster."""
 
     name: str
     operators: str
@@ -93,7 +93,7 @@ class DevicePin:
         return f"{self.name} ({self.operators}: {devices})"
 
     def allowed(self, cluster: Cluster) -> tuple[int, ...]:
-        """Return the allowed devices, best first; of one pattern, GPUs before CPU ranks."""
+        """Return the allowed devices, best first; within one pattern, GPUs before CPU ranks."""
         if self.numbers:
             return tuple(number for number in self.numbers if number < cluster.device_count)
         of_kinds = (
@@ -129,8 +129,8 @@ class RecomputePin:
 
     Attributes:
         blocks: a pattern of module paths.
-        recipe: one of :data:`~tensoropt.sharding.recipes.RECIPES`, with gathering of inputs left open;
-            ``gathered inputs``, with the rest left open; or ``none``.
+        recipe: one of :data:`~tensoropt.sharding.recipes.RECIPES`, leaving gathered inputs to the search;
+            ``gathered inputs``, leaving the rest to the search; or ``none``.
         every: it holds for every n-th of these blocks; the others are not recomputed.
     """
 
@@ -202,7 +202,7 @@ def _pin(name: str, entry: Any) -> Pin | StoredPin:
     pin = StoredPin(name, _text(name, entry, "parameters"), _axes(name, entry), _soft(name, entry))
     for wanted in (w for choices in pin.axes.values() for w in choices):
         if not _is_stored(wanted):
-            raise ConstraintError(f"{name}: '{wanted}' is no storage of parameters; use S(0), sharded or R")
+            raise ConstraintError(f"{name}: '{wanted}' is not a parameter storage; use S(0), sharded or R")
     return pin
 
 
@@ -410,7 +410,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
         raise ConstraintError(f"{pin} matches no repeated block; {suggest(pin.blocks, names)}")
     if pin.every > len(blocks):
         raise ConstraintError(
-            f"{pin}: only {len(blocks)} blocks match, so one in {pin.every} is none of them; give every: "
+            f"{pin}: only {len(blocks)} blocks match, so one in {pin.every} selects none; give every: "
             f"{len(blocks)} or less"
         )
     pinned: dict[Region, frozenset[str]] = {}
@@ -472,7 +472,7 @@ def _has_dims(pin: Pin, op: Operator, graph: GroupGraph, notes: list[str]) -> bo
     for axis, wanted in pin.axes.items():
         if not any(accepts(label, w) for label in labels for w in wanted):
             have = ", ".join(dict.fromkeys(label.dim for label in labels))
-            text = f"{pin}: {op.name} ({op.target}) cannot be split so on {axis}; it has {have}"
+            text = f"{pin}: {op.name} ({op.target}) cannot be split that way on {axis}; valid: {have}"
             if not pin.soft:
                 raise ConstraintError(text)
             notes.append(f"given up, as it is soft: {text}")
@@ -511,7 +511,7 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return group -> its batch dim, which groups kept together share under the name :data:`BATCH`.
+    """Return group -> its batch dim (:data:`BATCH`), if groups kept together have only the batch in common.
 
     Empty if they have dims of the same name; None if they have no dim in common.
     """
@@ -529,7 +529,7 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Return whether ``wanted`` is a label in full, its dim (``rows.1``) or its loop (``rows``)."""
+    """Return whether ``wanted`` names the label: in full, by its dim (``rows.1``) or loop (``rows``)."""
     return wanted in (str(label), label.dim, label.loop)
 
 

@@ -1,4 +1,4 @@
-"""The strategy of a planned model in eval mode, for calls of other shapes and with all results."""
+"""The strategy for calling a planned model in eval mode, on inputs of other shapes and for all results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def results_by_rows(graph: GroupGraph) -> frozenset[str]:
 
 
 def rows_are_apart(graph: GroupGraph) -> bool:
-    """Return whether no result but losses mixes rows of the batch."""
+    """Return whether all results except losses keep the rows of the batch apart."""
     try:
         micro_batch_strategies(graph)
     except MicroBatchRefused:
@@ -56,7 +56,7 @@ def evaluating_strategy(
         graph: the graph of the call, for inference.
         planned: parameter in this graph -> its name in the plan; other parameters are whole on every rank.
         along: the mesh axes that divide the batch among the ranks.
-        given: the configurations of some groups.
+        given: the configurations to use for some groups.
 
     Raises:
         PlanError: the call factors a parameter into other atoms than the plan.

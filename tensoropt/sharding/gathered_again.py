@@ -54,8 +54,8 @@ def refuse_gathering(graph: GroupGraph, name: str, again: Collection[str]) -> No
     what = f"the plan gathers {name} again in backward"
     if name not in gatherable(graph):
         raise PlanError(
-            f"{what}; only activations of training that stay in one pipeline stage and whose readers return "
-            "no views of them can be; leave it out"
+            f"{what}; this is possible only for activations of training that stay in one pipeline stage and "
+            "that no reader returns a view of; leave it out"
         )
     maker, *readers = ends_of(graph, name)
     if maker in again:

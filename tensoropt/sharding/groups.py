@@ -167,7 +167,7 @@ class GroupGraph:
 
     @cached_property
     def idle_uses(self) -> frozenset[tuple[str, str]]:
-        """Pairs (parameter, group) of uses that give no gradient, as no result of theirs has one."""
+        """Pairs (parameter, group) of uses without a gradient, as none of their results has one."""
         tensors = self.atoms.graph.tensors
         return frozenset(
             (name, group.name)

@@ -23,10 +23,10 @@ class EdgeSteps:
     """An edge with its steps, compared by identity.
 
     Attributes:
-        edge: the edge; of several prefetching groups, the first one's.
+        edge: the edge; if several groups share a prefetched parameter, the first group's.
         forward, backward: steps; backward is empty without gradient.
         casts: whether a parameter is cast before it moves, and its gradient afterwards.
-        readers: the groups that take a prefetched parameter; otherwise the edge's.
+        readers: the groups that take a prefetched parameter; otherwise the edge's reader.
         recomputed: whether it is prefetched for recomputed groups.
         zigzag: the atoms in zig-zag order.
         gathered_again: whether backward repeats the forward steps.
@@ -96,7 +96,7 @@ class Move(Node):
     """A tensor moved along an edge.
 
     Attributes:
-        steps: those common to all prefetching readers.
+        steps: its steps, shared by all readers of a prefetched parameter.
         product: whether the linear reader reduces the gradient during its weight gradient's product.
     """
 
@@ -110,7 +110,7 @@ class Compute(Node):
     """A rank's part of an operator.
 
     Attributes:
-        product: a linear operator that reduces its operand's gradient in backward.
+        product: the operator as a linear product, if it reduces its operand's gradient in backward.
         passes_on: the hub that this linear operator passes on to further readers; "" for none.
     """
 
@@ -127,7 +127,7 @@ class KeepViews(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GatherAgain(Node):
-    """Makes gathered copies again when backward reaches ``op``; reads its result, then the copies."""
+    """Makes gathered copies again when backward reaches ``op``; ``reads``: its result, then the copies."""
 
     op: Operator
     group: str
@@ -149,7 +149,7 @@ class BeginBlock(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginBlockBackward(Node):
-    """The start of a block in backward, which reaches the node of any of the tensors."""
+    """The start of a block in backward: when autograd reaches the node of any tensor in ``reads``."""
 
     block: int
 

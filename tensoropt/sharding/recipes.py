@@ -76,7 +76,7 @@ def _named(block: Sequence[_Member], wanted: Callable[[_Member], bool]) -> list[
 
 
 _LIGHT = "norms and activations"
-"""The recipe that recomputes no product; also the name of any part of it."""
+"""The recipe that recomputes no product; also the name for recomputing only a part of the same groups."""
 FULL, NOTHING, GATHERED_INPUTS = "full", "none", "gathered inputs"
 RECIPES: Mapping[str, _Recipe] = {
     FULL: lambda block: [],

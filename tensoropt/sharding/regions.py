@@ -53,7 +53,7 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 
 
 def repeated_blocks(graph: GroupGraph) -> tuple[Region, ...]:
-    """Return the blocks of a training graph, with those before the first trained parameter."""
+    """Return the blocks of a training graph, including those before the first trained parameter."""
     return _best_level(graph, lambda _: True) if graph.atoms.graph.training else ()
 
 
@@ -189,7 +189,7 @@ class Neighbours(NamedTuple):
 
     Attributes:
         before: whether another block precedes it in forward; otherwise it gathers as it begins.
-        behind: whether another block precedes it in backward; otherwise it gathers as that begins.
+        behind: whether another block precedes it in backward; otherwise it gathers as its backward begins.
     """
 
     before: bool
@@ -278,7 +278,7 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        raise AssertionError("nobody has its result")
+        raise AssertionError("its result is not used, so it has no backward")
 
 
 class _Inside:
@@ -333,8 +333,8 @@ class _Inside:
 
 
 def no_backward(_: object) -> torch.Tensor:
-    """Raise the error of a backward through a second forward."""
-    raise RuntimeError("a recomputed region ran backward inside itself")
+    """Raise the error for a backward that runs during a region's second forward."""
+    raise RuntimeError("a recomputed region ran a backward during its second forward")
 
 
 def autocast_now(inputs: Sequence[Any]) -> Callable[[], contextlib.AbstractContextManager[Any]]:

@@ -214,7 +214,7 @@ class Way:
         return forward, backward if learns else ()
 
     def goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
-        """Return whether a use is prefetched: one all-gather, and one reduce-scatter of its gradient."""
+        """Return whether a use is prefetched: with one all-gather, and one reduce-scatter of its gradient."""
         if not self.ahead or self.unsharded:
             return False
         forward, backward = self.steps(atoms, mesh, learns=learns)
@@ -286,8 +286,8 @@ def way(
 ) -> Way:
     """Return the way of a parameter with this storage to a use.
 
-    An unsharded copy has its only reader's layout, or is whole if it has several; a parameter with that
-    layout needs none.
+    An unsharded copy has its only reader's layout, or is whole if it has several; a parameter stored in that
+    layout needs no copy.
     """
     storage = Storage.of(stored)
     if storage.gathered_ahead:

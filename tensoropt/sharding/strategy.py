@@ -111,7 +111,7 @@ class Edge:
         kind: ``activation``, ``parameter``, ``resolve`` (in a group), ``output``, ``unsharded`` (once per
             step).
         back: the destination of an unsharded parameter's gradient, if not ``source``.
-        block: the block that prefetches the parameter or scatters its gradient; of a copy, the first one.
+        block: the block that prefetches the parameter or scatters its gradient; of a copy, its first use's.
         behind: the first block of uses in this layout, after whose backward their gradients are scattered.
     """
 

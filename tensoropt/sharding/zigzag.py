@@ -25,7 +25,7 @@ _ORDERLESS_KERNELS = frozenset(
         EXPERTS, RING_FORM,
     }
 )  # fmt: skip
-"""Kernels that do not treat a shard's elements as neighbours; losses do so along classes."""
+"""Kernels that do not rely on a shard's elements being neighbours; losses rely on it along classes."""
 
 
 def with_zigzag(atoms: AtomGraph) -> AtomGraph:
@@ -52,12 +52,12 @@ def contiguous_note(atoms: AtomGraph, mesh: Sequence[int]) -> tuple[str, ...]:
     if not lengths or atoms.may_zigzag(mesh):
         return ()
     sequences = f"sequences of {', '.join(map(str, sorted(lengths)))}"
-    why = f"{2 * prod(axes)} chunks, two per device, do not divide them"
+    why = f"they do not divide into {2 * prod(axes)} chunks, two per device"
     if not atoms.zigzag:
         why = "a parameter or an operator needs contiguous parts of them"
     return (
         f"mesh {'x'.join(map(str, axes))}: {sequences} are not cut in zig-zag order, as {why}; if causal "
-        "attention splits its queries, costs are those of the rank with the last ones, which has most work",
+        "attention splits its queries, costs are those of the rank with the last queries, the busiest",
     )
 
 
@@ -75,7 +75,7 @@ def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[Atom]:
 
 
 def _aligned(atoms: AtomGraph) -> Iterator[list[Atom]]:
-    """Yield the atoms of loops that are cut together at the same positions, in every order."""
+    """Yield the atoms of loops that are cut together at the same positions, in zig-zag order or not."""
     for space in atoms.spaces.values():
         of_loops = atoms_of_loops(space)
         for dim in space.dims:

@@ -67,7 +67,7 @@ class ViewAliases:
         return {name: tuple(views.values()) for name, views in views_of.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """Return the views of a tensor; readers are numbered from ``first``, or after its own."""
+        """Return the views of a tensor; readers are numbered from ``first``, or after the tensor's."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
         free, aliases = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):
@@ -83,7 +83,7 @@ class ViewAliases:
         return tuple(aliases)
 
     def columns(self, views: Sequence[ViewAlias]) -> Iterator[Indices]:
-        """Yield everything that decides who reads the views, per strategy."""
+        """Yield columns of all choices that decide who reads the views, one value per strategy."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield self.readings.written(alias.maker.name, alias.name).which
             if (gathered := self.readings.gathered_again(alias.name)) is not None:
@@ -103,7 +103,7 @@ class ViewAliases:
     def users(
         self, views: Sequence[ViewAlias], row: int, orders: Sequence[int], through: int | None = None
     ) -> Iterator[StorageUser]:
-        """Yield the readers of views that lie in place in a strategy.
+        """Yield the readers of views that, in one strategy, lie in the tensor's storage.
 
         Args:
             orders: reader -> its position in forward.

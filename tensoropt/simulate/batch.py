@@ -148,7 +148,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """One owner as the strategies of a batch choose it.
+    """An owner with its choices in the strategies of a batch.
 
     Attributes:
         columns: what its effects depend on besides its kind, one number per strategy.
@@ -193,8 +193,8 @@ class _TensorPlan:
         places: its readers and those of its views, by number.
         orders: place -> its position in forward.
         inside: reader -> whether it is in the producer's region.
-        replaced: where a buffer's new value replaces the old one; -1 as forward ends.
-        same: the tensor whose gradient may be the same as the last reader's, and is used first; or "".
+        replaced: the position at which a buffer's new value replaces the old one; -1 for the end of forward.
+        same: the tensor that may get the same gradient from the last reader, and uses it up first; or "".
         kind: tensors of one kind have equal effects for equal readings.
     """
 
@@ -362,8 +362,8 @@ class Batch:
         return self.graph.group_of[self.graph.atoms.graph.producer[name].name]
 
     def _same_gradient(self, group: Group, name: str) -> str:
-        """Return the tensor that gets the same gradient from the last reader, and is done with it before
-        anything else happens to it: of a residual sum, the block's result; "" if there is none.
+        """Return the tensor that may get the same gradient from the last reader, and uses it up before
+        ``name`` does: for a residual sum, the block's result; "" if there is none.
         """
         readers, position = self.schedule.readers.get(name, ()), self.schedule.position
         if not readers:
@@ -392,8 +392,8 @@ class Batch:
         return (same & ~np.array(moved)[which]).astype(np.int64)
 
     def _replaced(self, name: str) -> int:
-        """Return where a buffer's new value replaces the old one, behind all that may need it in some
-        strategy; -1 as forward ends.
+        """Return the position at which a buffer's new value replaces the old one, after all that may need
+        the old one in some strategy; -1 for the end of forward.
         """
         graph, at = self.graph.atoms.graph, -1
         for buffer in (old for old, new in graph.mutations.items() if new == name and graph.training):

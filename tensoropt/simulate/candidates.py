@@ -62,11 +62,11 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
         words = "collectives run on the ranks' own cores: no communication is hidden, as measured"
         return Overlap(False, words, by_axes)
     if not beside:
-        return Overlap(False, "all communication is waited for, as was asked for", by_axes)
+        return Overlap(False, "all communication is waited for, as requested", by_axes)
     slower = slower_beside(cluster)
     words = (
-        "beside computation run gradient buckets, what is gathered and scattered of parameters that are "
-        "stored ahead, and reductions of gradients beside the products of weights' gradients, and make "
+        "gradient buckets, gathers and scatters of prefetched parameters, and reductions of activations' "
+        "gradients during weight-gradient products overlap with computation and make "
         f"it {slower:.0%} slower; all other collectives are waited for"
     )
     return Overlap(True, words, by_axes, slower)

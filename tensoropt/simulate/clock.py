@@ -54,8 +54,8 @@ class Occurrence(NamedTuple):
 
 
 BLOCKS, AHEAD, REDUCES, BEGINS, BACK, BACKWARD, STEPS = range(7)
-"""Collectives: what comes next waits for them, the next block does, the optimizer does. Then a block begins,
-backward ends, backward begins, the optimizer's step begins."""
+"""Collectives that the next work waits for, that the next block does, that the optimizer does; a block
+begins, backward ends, backward begins, the optimizer's step begins."""
 
 
 def program(
@@ -124,7 +124,7 @@ def clock(
 
     Args:
         work: (moments, n) seconds of work.
-        repeats: how often each micro-batch runs that differs from the others, such as 1, 6, 1 of eight.
+        repeats: for each simulated micro-batch, how many equal ones it stands for, such as 1, 6, 1 of eight.
         turns: the program; with it, the times of its entries are returned, of one strategy.
     """
     count = work.shape[1]

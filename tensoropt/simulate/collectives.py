@@ -33,7 +33,7 @@ class _Coalesced:
         at_once: whether it blocks.
         only: its only micro-batch, ``first`` or ``last``; "" for all.
         bytes: (strategies,) bytes of all its parameters; 0 for none.
-        members: (strategies,) their number.
+        members: (strategies,) the number of its parameters.
         staying: (strategies,) bytes of gradients that stay in place.
     """
 
@@ -75,7 +75,7 @@ class Reductions:
     """Reductions of gradients at one position of the step schedule.
 
     Attributes:
-        position: after it, in the last micro-batch.
+        position: they are issued after it, in the last micro-batch.
         rows: the strategies that issue one.
         which: for each row, the index of its reduction in ``sends``.
     """

@@ -251,11 +251,11 @@ class Readings:
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
-        """Return how a group leaves a tensor that it makes."""
+        """Return a group's readings of a tensor that it writes."""
         return self._reading(group, name, writes=True)
 
     def read(self, group: str, name: str) -> Column[Reading]:
-        """Return how a group reads a tensor."""
+        """Return a group's readings of a tensor that it reads."""
         return self._reading(group, name, writes=False)
 
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
@@ -298,7 +298,7 @@ class Readings:
         return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
 
     def same_gradients(self, group_name: str, *names: str) -> Flags:
-        """Return, per configuration of a group, whether the gradients of tensors that it reads are one."""
+        """Return, per configuration of a group, whether tensors that it reads get the same gradient."""
         group = self.graph.group_of[group_name]
         shorts = {group.short_names[name] for name in names}
         key = ("same gradients", self.candidates.signature(group), *sorted(shorts))

@@ -15,9 +15,9 @@ class OperatorRow:
     """A group of operators; bytes of one rank, seconds of one step (all micro-batches), without
     recomputation.
 
-    ``transient_bytes`` is the larger peak of forward and backward; ``copies_s`` and ``communication_s`` those
-    of its inputs, gradients and parameters, and of its kernels; ``source`` that of its compute seconds; if
-    ``recomputed``, it runs twice and its saved tensors live during its region's backward.
+    ``transient_bytes`` is the larger peak of forward and backward; ``copies_s`` and ``communication_s`` count
+    moves of its inputs, gradients and parameters, and its kernels' collectives; ``source`` is that of its
+    compute seconds; if ``recomputed``, it runs twice and its saved tensors live in its region's backward.
     """
 
     group: str

@@ -69,10 +69,10 @@ class _StepParts:
         end_s: (n,) from the last backward to the end of the step.
         reducing_s: (n,) the part of it spent waiting for buckets.
         lasting_bytes: (n,) parameters, gradients and optimizer state.
-        between_bytes: (n,) a micro-batch's between forward and backward.
+        between_bytes: (n,) bytes of a micro-batch between its forward and backward.
         forward_bytes, backward_bytes: (n,) a micro-batch's peaks, with workspace.
         end_bytes: (n,) the peak after the last backward.
-        trailing_bytes: (n, 2) of gradients in flight after a backward, of any and of the last micro-batch.
+        trailing_bytes: (n, 2) bytes of gradients in flight after any backward, and after the last one.
     """
 
     forward_s: Floats
@@ -110,7 +110,7 @@ class StepColumns:
     """What happens at every moment of every strategy's step.
 
     Attributes:
-        kept, transient, workspace: (moments + 1, n) bytes: changes of the first two, and those of a moment.
+        kept, transient, workspace: (moments + 1, n) bytes: changes of the first two, workspace at a moment.
         work, host: (moments + 1, n) seconds of the device, and of issuing, at a moment.
         issues: collectives in the order of issue.
         lasting: (n, 3) bytes of parameters, gradients and optimizer state.

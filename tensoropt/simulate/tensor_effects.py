@@ -56,7 +56,7 @@ class StorageUser:
         remade: what it reads is recomputed too.
         moved: it reads its own copy.
         order: its position in forward.
-        stays: it is no group; it releases the storage at the end of forward.
+        stays: it is the caller of the model, which holds the storage until forward ends.
         through: for a reader of a view, the reader that made the view, or :data:`SOURCE`.
         anew: its copy is made again in backward.
     """
@@ -73,7 +73,7 @@ class StorageUser:
 
     @property
     def twice(self) -> bool:
-        """Whether it takes part in the second forward: recomputed, or its backward needs what is."""
+        """Whether the second forward serves it: it, or what its backward needs, is recomputed."""
         return self.again or (self.remade and self.kept)
 
 
@@ -131,7 +131,7 @@ class TensorEffects:
             orders: for each reader, its position in forward.
             replaced: when a buffer's new value replaces the old one.
             gathered_again: its copy, in the hub or at the only reader, is made again in backward.
-            same: the last reader's gradient is the same tensor as another one, which counts it first.
+            same: the last reader's gradient is also another tensor's gradient, whose effects count it first.
         """
         source = write.layout if hub is None else hub
         inside, orders = inside or [False] * len(reads), orders or range(len(reads))

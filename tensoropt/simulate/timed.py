@@ -142,7 +142,7 @@ class TimedStep:
         return float(issue.product_s[0]) if issue.product_s is not None and self._overlap.beside else 0.0
 
     def _take(self, number: int, run: int, products: Mapping[int, int]) -> None:
-        """Let an entry of the program happen: before it, slow down the work beside collectives."""
+        """Record an entry of the program, after the slow-down of work that overlapped with collectives."""
         turn, (now_s, start_s, _, after_s) = self._entries[number], self.clocked.times[run, number].tolist()
         if isnan(now_s):
             return

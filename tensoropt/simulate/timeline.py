@@ -25,11 +25,11 @@ def take_place(
     works: Indices,
     slower: float,
 ) -> tuple[Floats, Floats, Indices]:
-    """Return (starts, ends, order) of tasks; those that wait for each other for ever are not in the order.
+    """Return (starts, ends, order) of tasks; deadlocked tasks are not in the order.
 
-    A task starts when its predecessors have ended and its resources are free; what is ready first takes them,
-    of equals that with the smaller number, and nothing overtakes. An end of a message is half of what a
-    collective's kernel does on a rank, so it counts with half its seconds: s seconds of overlap do
+    A task starts when its predecessors have ended and its resources are free. The task that is ready first
+    takes them (of equals, the one with the smaller number), and none overtakes. An end of a message is half
+    of what a collective's kernel does on a rank, so it counts with half its seconds: s seconds of overlap do
     s / (1 + slower) seconds of work.
 
     Args:

@@ -22,7 +22,7 @@ from tensoropt.tuning.steps import seconds_of
 from tensoropt.verify.predict import predict_placed
 
 _LEAST_S = 1e-3
-"""Parts of a step below this share are ignored."""
+"""Parts of a step of fewer seconds are ignored."""
 _COMPUTING = (*(cls.value for cls in CostClass), REST)
 """The kinds of work that take the factor of computing."""
 _BOUNDS = 0.25, 4.0

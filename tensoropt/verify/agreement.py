@@ -40,7 +40,7 @@ _Shared = dict[tuple[int, tuple[int, ...]], list[JointCall]]
 
 
 def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
-    """Return a line per pair of ranks with different common sequences; per group, the first such pair.
+    """Return a line per group of ranks that disagrees, on its first pair with different common sequences.
 
     Messages are compared by direction, as a rank may send or receive first.
 

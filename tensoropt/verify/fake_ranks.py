@@ -1,4 +1,4 @@
-"""A rank of any job by fake tensors and PyTorch's fake process group; and steps run for observation."""
+"""One rank of a job of any size, on fake tensors and a fake process group; and steps to observe."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _TOLERANCE_FACTOR = {"float64": 1e-6, "float32": 1.0, "float16": 2e3, "bfloat16"
 _SHRUNK = 1e-6
 """The largest share of a float32 difference that remains in double precision if it is rounding.
 
-Of roundoff 2e-9 remains, of a fault everything. Measured with batch norms over 4 samples: 2e-10, gradients
-7e-13.
+Rounding shrinks to about 2e-9 of itself, a fault not at all. Measured with batch norms over 4 samples: 2e-10,
+gradients 7e-13.
 """
 MODULE_SHRUNK = 1e-2
 """The same share between a graph and its module, which may keep its own casts to float32."""
@@ -91,7 +91,7 @@ _TOLERANCES = {
 def within_tolerance(
     differences: Differences, precision: str = "float32", rounding: Differences | None = None
 ) -> bool:
-    """Return whether rounding explains the differences (not NaN); those not taken are ignored.
+    """Return whether rounding explains the differences (never NaN), ignoring kinds that were not compared.
 
     Args:
         precision: the model's lowest.
@@ -175,7 +175,7 @@ class RunFindings:
         unsplit_on: the unsplit model's device.
         numerics_ok: differences are rounding and replicas agree.
         compared_in: the precision of ``differences``.
-        narrow: those in the model's own precision, if double precision decided.
+        narrow: the differences in the model's own precision, if double precision decided.
         collectives_of_ranks: per checked rank (:func:`tensoropt.verify.recorder.summarise`).
         ranks_unlike: :func:`tensoropt.verify.agreement.disagreements`.
         memory_tracked: bytes of the fullest rank by purpose, ``peak``, and on GPUs ``allocated``,

@@ -134,8 +134,8 @@ class Prediction:
     """The prediction for a strategy.
 
     Attributes:
-        collectives: one rank's, axes from 0; of all ranks in placed (ends as axes) and pipelined
-            plans.
+        collectives: one rank's, with axes from 0; all ranks' in pipelines and placed plans, where the axes
+            of a message are its sender and receiver.
         memory_bytes: the memory of the fullest rank.
         of_ranks: each rank's collectives in a pipeline.
         of_places: bytes of a rank of each place, if several.
@@ -154,7 +154,7 @@ class Prediction:
 
 
 def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> Prediction:
-    """Return a plan file's prediction, with collectives of each rank that files leave out."""
+    """Return a plan file's prediction, completed by the collectives that files leave out."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     # A tracker sees tensors and constants, but not the other memory of a process.
     seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)

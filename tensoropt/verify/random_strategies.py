@@ -154,7 +154,7 @@ def _fitting(
 
 
 def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
-    """Return a random legal stored placement of a use: sharded further, gathered once, reduced last."""
+    """Return a random legal storage of a parameter: its use sharded further, gathered once, reduced last."""
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
     # Axis 0 has its own code (`Storage`), which is drawn last.
@@ -202,7 +202,7 @@ def draw_pipelines(
         recompute: the probability that a repeated block is recomputed.
 
     Raises:
-        TensorOptError: the cluster or the model cannot be cut so.
+        TensorOptError: the cluster or the model cannot be cut like this.
     """
     rng, cuts = random.Random(seed), len(Cutter(loaded.graph).cuts)
     drawn = []
@@ -275,7 +275,7 @@ def random_pipeline(
             return PipelinedStrategy(graph, cuts, remade, tuple(strategies), schedule, places)
         except PlanError as refused:  # a stage without parameters, copies of a tied parameter at one place
             error = refused
-    why = error or f"the model can be cut at {len(cutter.cuts)} places"
+    why = error or f"the model has {len(cutter.cuts)} possible cuts"
     raise TensorOptError(f"no pipeline of {stages} stages was found: {why}")
 
 
@@ -307,7 +307,7 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
 
 
 def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
-    """Return configurations in which arriving tensors have their departing layout."""
+    """Return configurations in which tensors arrive in the layout in which ``before`` sends them."""
     configurations = {}
     for name in part.arriving:
         group = part.graph.group_of[arriving_group(name)]

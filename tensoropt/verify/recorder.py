@@ -229,7 +229,7 @@ def compare_collectives(
 
 
 def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the differences between two summaries except smaller sizes, one line each."""
+    """Return the differences between two summaries, one line each; smaller issued sizes are allowed."""
 
     def totals(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
         sums: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
@@ -259,9 +259,9 @@ def between(collective: Collective) -> str:
 class MemoryTracker(TorchDispatchMode):
     """Counts the bytes of live tensors, by storage, and their peak.
 
-    New storages are tracked; earlier ones are counted by :meth:`add` or not by :meth:`exclude` (inputs,
-    constants, buffers; of a replacing value only the excess counts). Scratch inside kernels and process
-    groups' buffers are invisible.
+    New storages are counted, and earlier ones that :meth:`add` is given. Those given to :meth:`exclude`
+    (inputs, constants, buffers) are not, and a value that replaces one counts only by its excess. Scratch
+    inside kernels and process groups' buffers are invisible.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The references for a plan's results, the graph unsplit and its module, and comparisons with them."""
+"""The references for a plan's results (the unsplit graph and its module), and comparisons with them."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class ModuleFindings:
         differences: of loss or outputs, of buffers after two calls, of gradients.
         not_finite: owner -> NaN or infinite values of the graph.
         worst_gradient: the parameter with the largest difference, by the model's name.
-        rounding: the differences that rounding explains, if more than those of a float32 model.
+        rounding: the rounding of a model in 16 bits, which sets the tolerances; None for other models.
         compared_in: the model's lowest precision.
         worst_buffer: the buffer with the largest difference, by the model's name.
     """

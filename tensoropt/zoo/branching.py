@@ -26,7 +26,7 @@ _AMOEBA = (
 
 @dataclass(frozen=True)
 class _Cell:
-    """A searched cell: state n + 2 is the sum of operations 2n and 2n + 1; ``out`` are concatenated."""
+    """A searched cell: state n + 2 sums operations 2n and 2n + 1; states ``out`` are concatenated."""
 
     operations: tuple[tuple[int, str], ...]
     out: tuple[int, ...]
@@ -140,7 +140,7 @@ class _SearchedCells(nn.Module):
         layers: int, classes: int,
     ) -> None:  # fmt: skip
         super().__init__()
-        require_multiple(3, "there are three runs of as many cells", layers=layers)
+        require_multiple(3, "three runs of cells share them equally", layers=layers)
         self.stem = stem
         *first, width = widths
         run = layers // 3
@@ -239,7 +239,7 @@ def _two_tower(
 ) -> Recipe:  # fmt: skip
     """Two-tower retrieval: a tower for queries, a smaller one for items, softmax over the batch."""
     require_at_least(8, "the last layer has an eighth of it", hidden=hidden)
-    require_at_least(2, "an item has half of them", features=features)
+    require_at_least(2, "an item has half as many", features=features)
     widths = (hidden, hidden // 2, hidden // 4, hidden // 8)
     model = _TwoTower((queries, items), embedding, (features, features // 2), widths, temperature)
     drawn = torch.rand(batch) * 0.9 + 0.1

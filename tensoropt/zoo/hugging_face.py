@@ -50,8 +50,8 @@ def _language_model(network: nn.Module, vocabulary: int, batch: int, sequence: i
 
 
 def _require_rotary_heads(heads: int, key_value_heads: int, hidden: int) -> None:
-    require_multiple(key_value_heads, "as many heads share each key and value", heads=heads)
-    require_multiple(2 * heads, f"{heads} attention heads turn pairs of it", hidden=hidden)
+    require_multiple(key_value_heads, "equally many heads share each key and value", heads=heads)
+    require_multiple(2 * heads, f"each of {heads} attention heads rotates pairs of it", hidden=hidden)
 
 
 @_gpt2("gpt2-demo", size="laptop", batch=16, layers=4, hidden=320, heads=8, vocabulary=8192, sequence=64)
@@ -156,7 +156,7 @@ def mixtral(
     """Mixtral decoder: a mixture of experts in every layer, language-model loss."""
     _require_rotary_heads(heads, key_value_heads, hidden)
     require_at_least(chosen, f"a token goes to {chosen} of them", experts=experts)
-    require_multiple(8, "rows of grouped products are 16 bytes, in bfloat16 too", hidden=hidden, inner=inner)
+    require_multiple(8, "bfloat16 rows of grouped products are 16-byte multiples", hidden=hidden, inner=inner)
     import transformers
 
     config = transformers.MixtralConfig(

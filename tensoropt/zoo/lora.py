@@ -143,7 +143,7 @@ def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collec
 
 
 def _store_in_bytes(model: nn.Module, scheme: str, kept: nn.Module | None) -> None:
-    """Quantise frozen linear layers' weights, but ``kept``'s, as ``transformers`` does with bitsandbytes."""
+    """Quantise frozen linear layers' weights, except ``kept``'s, as ``transformers`` and bitsandbytes do."""
     from transformers.pytorch_utils import Conv1D
 
     owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())

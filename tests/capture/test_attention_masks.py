@@ -176,7 +176,7 @@ def test_a_long_mask_is_made_in_every_step(mask):
     with torch.device("meta"):
         graph = capture(Long(mask), (torch.empty(1, LONG, 4),)).graph
     assert flags(graph) == [(False, False)]
-    assert any("made in every step: " in note and "is_causal=True" in note for note in graph.notes)
+    assert any("computed in every step: " in note and "is_causal=True" in note for note in graph.notes)
     assert sum(value.numel() for value in graph.constants.values()) <= 2 * LONG
 
 

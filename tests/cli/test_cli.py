@@ -466,7 +466,7 @@ BAD = {
     "batch of a file": ((*NET, *EXPLORE, "--batch", "4"), "--batch"),
     "out is a file": ((*NET, "--cluster", "two.yaml", "--out", "net.py"), "cannot write into"),
     "choose too little": (("choose", "out", "--memory", "1KiB"), "the smallest plan needs"),
-    "headroom beyond a device": ((*NET, *EXPLORE, "--headroom", "120%"), "keep less of them free"),
+    "headroom beyond a device": ((*NET, *EXPLORE, "--headroom", "120%"), "keep less free"),
     "headroom of no kind": (("choose", "out", "--memory", "4GiB", "--headroom", "x%"), "write 5% or 2GiB"),
     "nothing under headroom": ((*CHOOSE, "--memory", "4GiB", "--headroom", "99.9999999%"), "smallest plan"),
     "choose too fast": (("choose", "out", "--time", "1ns"), "the fastest takes"),

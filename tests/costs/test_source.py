@@ -67,13 +67,13 @@ def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
     assert h100.facts.of(work) == source(store, "dgx-h200").facts.of(work) == find_facts(work, True, (9, 0))
     assert v100.facts.of(work) == find_facts(work, True, (7, 0)) != h100.facts.of(work)
     attended, rest = h100.facts.notes()
-    assert "compute capability 9.0 keep" in attended
+    assert "kernels for compute capability 9.0, as" in attended
     assert rest.startswith("saved tensors are those of CPU kernels for 1 of 2 pieces of work")
     h100.cluster = replace(
         h100.cluster, devices=tuple(replace(one, capability="") for one in h100.cluster.devices)
     )
     assert h100.capability == (8, 0)
-    assert "8.0, which is assumed, keep" in h100.facts.notes()[0]
+    assert "8.0 (assumed), as" in h100.facts.notes()[0]
 
 
 def test_shares_of_peaks_that_were_fitted_are_said(store):

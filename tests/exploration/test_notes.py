@@ -16,7 +16,7 @@ from tests.plan.explorations import small_exploration
     ("placed plans were not tried: --placements always tries them", True),
     ("no plan of megatron: this model has no scaled_dot_product_attention", True),
     ("kept from 2026-11-27 18:13, as nothing has changed since; --anew explores again", True),
-    ("what issuing takes the host is estimated: 15 us an operator forward", False),
+    ("the host's launch time is estimated: 15 us an operator forward", False),
     ("pipelines: 1,244 simulated, 20 of them among the points", False),
 ])  # fmt: skip
 def test_what_is_missing_is_told_from_where_figures_come_from(note, missing):

@@ -101,9 +101,9 @@ def test_a_place_that_waits_for_others_is_not_bound_by_its_host():
     assert [point.host_s for point in points] == pytest.approx([2.0, 2000.0])
     assert points[0].idle_s > 0
     assert [point.host_bound for point in points] == [False, True]
-    assert "beside the device" in host_words(points[0])
+    assert "overlapping the device's work" in host_words(points[0])
     waits = format_seconds(2000.0 - points[1].compute_s - points[1].exposed_s)
-    assert f"the device waits {waits} of it" in host_words(points[1])
+    assert f"the device waits for {waits} of it" in host_words(points[1])
 
 
 def test_a_process_takes_the_same_of_a_gpu_as_in_other_plans_and_a_communicator_for_messages():

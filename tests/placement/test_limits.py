@@ -147,14 +147,14 @@ CONTRADICTIONS = {
     ),
     "two entries for one operator": (
         {"devices": [{"operators": "{first}", "kinds": ["V100*"]}, {"operators": "{first}", "devices": [0]}]},
-        r"devices 2 .*beside devices 1 \(.*V100.* it leaves no device to",
+        r"devices 2 .*given devices 1 \(.*V100.* it leaves no device for",
     ),
     "together and apart": (
         {
             "together": [["{first}", "{last}"]],
             "devices": [{"operators": "{first}", "devices": [0]}, {"operators": "{last}", "devices": [1]}],
         },
-        r"together 1 .*beside devices 1 .* and devices 2 .* it leaves no device to",
+        r"together 1 .*given devices 1 .* and devices 2 .* it leaves no device for",
     ),
 }
 
@@ -224,7 +224,7 @@ def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused():
         given = constraints_of({"devices": [{"operators": "of_cpus", **entry}]})
         return placed_limits(given, binned(), BESIDE)
 
-    with pytest.raises(ConstraintError, match=r"beside the kernels that there are it leaves no device to"):
+    with pytest.raises(ConstraintError, match=r"given the available kernels, it leaves no device for"):
         left(kinds=["H100*"])
     soft = left(kinds=["H100*"], soft=True)
     assert soft.devices == {}
@@ -233,7 +233,7 @@ def test_soft_pins_to_gpus_yield_to_kernels_and_hard_ones_are_refused():
     everywhere = constraints_of({"devices": [{"operators": "*", "kinds": ["H100*"], "soft": True}]})
     found = placed_limits(everywhere, binned(), BESIDE)
     assert found.devices == {group.name: (1,) for group in binned().groups if group.name != "of_cpus"}
-    assert found.notes[-1].endswith("beside the kernels that there are it leaves no device to of_cpus")
+    assert found.notes[-1].endswith("given the available kernels, it leaves no device for of_cpus")
     # The best of those that it allows and that can run it, in its order.
     assert left(devices=[1, 2, 0]).devices == {"of_cpus": (1, 2, 0)}
     given = {"devices": [{"operators": "of_cpus", "devices": [1, 2, 0]}]}
@@ -249,7 +249,7 @@ def test_what_no_device_can_run_is_refused(monkeypatch):
     found = placed_limits(None, binned(), BESIDE)
     assert found.runs_on == {}
     assert found.notes == (
-        "taken to have kernels for all devices, as none are known here: tensoropt_tests.of_cpus.default",
+        "kernels unknown here, assumed to exist for all devices: tensoropt_tests.of_cpus.default",
     )
 
 

@@ -64,7 +64,7 @@ def test_every_devices_order_is_kept(seed):
 
 def test_transfers_must_be_those_needed():
     strategy = placed(opened("mlp"), 2)
-    with pytest.raises(PlanError, match="lacks transfer"):
+    with pytest.raises(PlanError, match="lacks the transfer"):
         schedule_of(replace(strategy, transfers=strategy.transfers[1:]))
     more = ("tanh", 0, 9, False)
     with pytest.raises(PlanError, match="needless transfer"):

@@ -39,8 +39,8 @@ def test_what_is_not_known_is_found(name: str, state: float, transient: float, l
     ("name", "message"),
     [
         ("adafactor", r"'row_var' of its state is \[24, 1\] for a parameter of \[24, 16\]"),
-        ("muon", "stepped in pieces ends elsewhere than whole"),
-        ("normed", "stepped in pieces ends elsewhere than whole"),
+        ("muon", "stepped in pieces differs from one stepped whole"),
+        ("normed", "stepped in pieces differs from one stepped whole"),
         ("lbfgs", "without a closure"),
         ("nothing", "must return a torch.optim.Optimizer"),
         ("missing", r"has no function 'missing'; define missing\(parameters\)"),

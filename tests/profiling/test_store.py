@@ -393,6 +393,6 @@ def test_a_value_that_is_too_large_is_refused_in_words(path, monkeypatch):
     monkeypatch.setattr("tensoropt.profiling.store._MOST_VALUE_BYTES", 10)
     with (
         ProfileStore(path) as store,
-        pytest.raises(MeasurementError, match="more than is cached of one value"),
+        pytest.raises(MeasurementError, match="too large to be cached"),
     ):
         store.put("a", {"a": np.arange(100.0)}, "tables")

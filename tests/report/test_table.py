@@ -47,12 +47,12 @@ def test_the_summary_names_what_has_no_rule():
 
 
 @pytest.mark.parametrize(("report", "measure", "said"), [
-    ({}, "all", "nothing was timed: T4 is not here; figures are of data sheets"),
-    ({}, "never", "nothing was timed: timing was refused (--measure never); figures are of data sheets"),
+    ({}, "all", "nothing was timed: T4 is not here; figures come from data sheets"),
+    ({}, "never", "nothing was timed: timing was refused (--measure never); figures come from data sheets"),
     ({"workloads_measured": 3, "timed_now": False, "fit": [{"cls": "norm"}]}, "never",
-     "nothing was timed: timing was refused (--measure never); figures are of the profile store, "
+     "nothing was timed: timing was refused (--measure never); figures come from the profile store, "
      "which knows 3 distinct pieces of work and a fit to what it knows"),
-    ({"fit": [{"cls": "norm"}]}, "all", "nothing was timed: T4 is not here; figures are of a fit"),
+    ({"fit": [{"cls": "norm"}]}, "all", "nothing was timed: T4 is not here; figures come from a fit"),
     ({"workloads_measured": 3, "median_spread": 0.041, "failed_measurements": 1}, "all",
      "timed: 3 distinct pieces of work, median spread 4 %, 1 failed, see the notes"),
 ])  # fmt: skip

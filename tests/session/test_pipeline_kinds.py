@@ -99,7 +99,7 @@ def test_places_keep_within_the_memory_of_their_kind(mixed, store):
 def test_nodes_of_two_kinds_are_noted_where_places_mix_them(store):
     both = {"kind": FAST, "count": 1}, {"kind": SLOW, "count": 1}
     found = explored(store, *both, nodes=2)
-    assert any("several kinds of devices go at the pace of the slowest" in n for n in found.report["notes"])
+    assert any("several device kinds run at the speed of the slowest" in n for n in found.report["notes"])
     assert fastest(found).stages.kinds == ()
     single = fastest(explored(store, *both, nodes=2, constraints=PINNED_4)).stages
     assert single.kinds == (FAST, SLOW, FAST, SLOW)

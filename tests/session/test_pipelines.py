@@ -197,7 +197,7 @@ def test_large_models_are_looked_at_with_one_row_in_flight(store, monkeypatch):
     assert outer == ("second",)
     assert {at[1:] for at in first} == {(4, ("batch",))}
     assert mesh == min(first, key=looked.__getitem__)[0]
-    assert any(f"one row in each micro-batch: on pp{mesh} alone" in note for note in found.report["notes"])
+    assert any(f"one row in each micro-batch: only on pp{mesh}" in note for note in found.report["notes"])
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(stor
         )  # fmt: skip
 
     found = looked(1)
-    assert any("several stages on the same devices: of as many" in note for note in found.report["notes"])
+    assert any("several stages on the same devices: blocks" in note for note in found.report["notes"])
     # Messages of so small a model cost more than the bubble, so that none of these is on the frontier.
     assert ("interleaved_1f1b", 6) in composed
     # Cuts that are pinned say how many stages a place has.
@@ -279,14 +279,14 @@ def pinned(store: ProfileStore, pin: dict[str, Any], **settings: Any) -> Explora
 
 
 def test_too_few_micro_batches_for_pinned_stages_are_refused_by_their_rule(store):
-    with pytest.raises(ConstraintError, match="as many micro-batches as there are stages, 4") as told:
+    with pytest.raises(ConstraintError, match="as many micro-batches as it has stages, 4") as told:
         explored(store, constraints={"pipeline": {"stages": 4}}, micro_batches=[1, 2])
     assert re.search(r"--micro-batches is 1,2; give --micro-batches 4( or \d+)*$", str(told.value))
 
 
 def test_without_a_pin_it_is_noted(store):
     notes = explored(store, pipelines="always", micro_batches=[16]).report["notes"]
-    assert any("no pipelines: no number of micro-batches that is asked for (16)" in note for note in notes)
+    assert any("no pipelines: none of the requested micro-batch counts (16)" in note for note in notes)
 
 
 def test_a_pin_holds_at_every_point(store):

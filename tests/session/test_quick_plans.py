@@ -227,7 +227,7 @@ def test_where_no_sharded_plan_is_allowed_there_are_placed_ones(store, tmp_path)
         assert devices_of(exploration, point, "conv2d") == {1}
     notes = exploration.report["notes"]
     (refusal,) = [note for note in notes if note.startswith("no sharded plan: devices 1 (stem: device 1)")]
-    assert "device 0 is not among them" in refusal
+    assert "the constraint excludes device 0" in refusal
     assert any("given up, as it is soft: devices 2 (head: device 9)" in note for note in notes)
     # Saved, loaded and searched again like others.
     exploration.save(tmp_path / "saved")
@@ -375,11 +375,11 @@ def test_placing_planners_stop_when_their_seconds_are_over(store, monkeypatch):
     tried, first = exploration.report["tried"], _PLACED[0]
     assert tried[first]["points"] or tried[first]["refusal"]
     for name in (*_PLACED[1:], *_CUTTING):
-        assert tried[name]["refusal"] == "others had taken the seconds of placing planners"
+        assert tried[name]["refusal"] == "others had used up the seconds of placing planners"
     (note,) = [n for n in exploration.report["notes"] if n.startswith("placing planners may take")]
     assert all(name in note for name in _PLACED)
     always = explored(store, placements="always")
-    assert not any("others had taken" in row["refusal"] for row in always.report["tried"].values())
+    assert not any("others had used up" in row["refusal"] for row in always.report["tried"].values())
 
 
 def test_on_equal_gpus_models_without_branches_are_not_placed(store):

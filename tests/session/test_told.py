@@ -82,7 +82,7 @@ def test_adapters_and_own_optimizers_are_told_to_nobody(prices):
     adapted = replace(found, model=found.model.model_copy(update={"adapters": "LoRA r4"}))
     stepped = replace(found, settings={**found.settings, "optimizer": own})
     for exploration, words in ((adapted, r"adapters \(LoRA r4\)"), (stepped, "lion.py:make; explore with")):
-        with pytest.raises(JobError, match=f"not told of {words}"):
+        with pytest.raises(JobError, match=f"cannot express {words}"):
             nearest(replace(prices, exploration=exploration), 0, "accelerate")
 
 

@@ -69,7 +69,7 @@ def test_a_frontier_has_the_plans_of_the_first_answer(monkeypatch):
 
 
 def test_a_pinned_pipeline_is_no_usual_strategy():
-    with pytest.raises(ConstraintError, match="leave out first or the pin"):
+    with pytest.raises(ConstraintError, match="leave out --first or the pin"):
         explore(load_model("zoo:mlp"), cluster=CLUSTER, first=True, constraints={"pipeline": {"stages": 2}})
 
 

@@ -73,7 +73,7 @@ def test_what_is_read_is_kept_as_data() -> None:
         (pin("", {"x": "y"}), "one pattern"),
         (pin("a", {"x": "y"}, soft="yes"), "true or false"),
         (pin("a", {"x": "y"}, sofft=True), "did you mean 'soft'"),
-        ({"pin": [{"parameters": "a", "axes": {"x": "P/R"}}]}, "is no storage of parameters"),
+        ({"pin": [{"parameters": "a", "axes": {"x": "P/R"}}]}, "is not a parameter storage"),
         ({"together": "a"}, "'together' is a list"),
         ({"devices": [{"operators": "a"}]}, "either 'kinds', .* or 'devices', numbers of devices"),
         ({"devices": [{"operators": "a", "kinds": "H*", "devices": 0}]}, "either 'kinds', .* write two"),
@@ -120,7 +120,7 @@ def test_patterns_speak_of_what_computes(graph: GroupGraph) -> None:
     ("data", "says"),
     [
         (pin("blocks.*.upp", {"x": "none"}), "did you mean .*blocks.*up"),
-        (pin("blocks.0.up", {"x": "heads"}), "cannot be split so on x; it has none, .*out_features"),
+        (pin("blocks.0.up", {"x": "heads"}), "cannot be split that way on x; valid: none, .*out_features"),
         ({"pin": [{"parameters": "*.up.wieght", "axes": {"x": "R"}}]}, "did you mean 'blocks.*up.weight'"),
         ({"together": [["blocks.0.up"]]}, "name two or more"),
         ({"together": [["blocks.0.up", "nothing"]]}, "matches no operator"),

@@ -135,7 +135,7 @@ def test_pins_that_cannot_hold_are_refused_or_given_up(graph: GroupGraph) -> Non
     for entries, says in (
         ([full, {"blocks": "layers.0", "recipe": "none"}], "both match layers.0"),
         ([{"blocks": "layer.*", "recipe": "full"}], "matches no repeated block"),
-        ([{**full, "every": 4}], "only 3 blocks match, so one in 4 is none of them; give every: 3 or less"),
+        ([{**full, "every": 4}], "only 3 blocks match, so one in 4 selects none; give every: 3 or less"),
     ):
         with pytest.raises(ConstraintError, match=says):
             pinned(graph, *entries)

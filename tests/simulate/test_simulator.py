@@ -394,7 +394,7 @@ def test_what_overlaps_is_said_per_device_kind():
     gpu, cpu = load_cluster("dgx-a100"), load_cluster("local:2")
     assert overlap_of(gpu, gpu.meshes(1)[0], beside=True).beside
     waiting = overlap_of(gpu, gpu.meshes(1)[0], beside=False)
-    assert (waiting.beside, waiting.words) == (False, "all communication is waited for, as was asked for")
+    assert (waiting.beside, waiting.words) == (False, "all communication is waited for, as requested")
     local = overlap_of(cpu, cpu.meshes(1)[0], beside=True)
     assert not local.beside
     assert "own cores" in local.words

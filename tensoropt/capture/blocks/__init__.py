@@ -1,6 +1,6 @@
 """Tracing of repeated blocks: a block of layers is traced twice, however often the model repeats it.
 
-The model's own code runs as usual, except inside a module whose like was already traced under like calls:
+The model's own code runs as usual, except inside a module like one that was already traced in a like call:
 there, one opaque operator stands for all of it (``tracing.py``). Once the program is functional and
 decomposed, the traced block's nodes are written out in its place, with the parameters of the module that was
 called (``writing_out.py``). Two modules are alike if they have the same trees of submodules, classes, shapes

@@ -30,7 +30,7 @@ _LIBRARY.define("leave(Tensor[] tensors, int call) -> Tensor[]")
 _LIBRARY.define("repeat(Tensor[] tensors, int call, int traced) -> Tensor[]")
 OPS = torch.ops.tensoropt_blocks
 """``enter`` and ``leave`` pass on the inputs and outputs of a traced block; ``repeat`` stands for a whole
-block whose like was traced in the call ``traced``."""
+block like the one that was traced in the call ``traced``."""
 
 
 class Unlike(Exception):  # noqa: N818 - never reaches a user; it says what is to be traced one by one

@@ -252,8 +252,8 @@ class Importer:
         if once.shape == data.shape:
             return self.builder.parameter(name, data.to(self.device))
         self.notes.append(
-            f"{name} of shape {list(data.shape)} repeats itself; a parameter of shape {list(once.shape)} "
-            "trains"
+            f"{name} of shape {list(data.shape)} repeats its values; a parameter of shape {list(once.shape)} "
+            "is trained instead"
         )
         return self.builder.parameter(name, once.to(self.device)).method("expand", data.shape)
 

@@ -33,9 +33,9 @@ MATH_FORM = "kernels.attention_with_dropout"
 def attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
-    Queries split without dropout; a causal flag becomes blocks of keys that depend on the rank. As many keys
-    can split along with them (``ring``), unless a mask is trained. Grouped-query attention (``enable_gqa``)
-    splits key/value heads, or the query heads of every group.
+    Queries split if there is no dropout; a causal flag becomes blocks of keys that depend on the rank. Keys
+    can split along with as many queries (``ring``), unless the mask is trained. Grouped-query attention
+    (``enable_gqa``) splits key/value heads, or the query heads of every group.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.arg(7, "enable_gqa", False)

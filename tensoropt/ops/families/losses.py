@@ -96,7 +96,7 @@ def _local_elementwise_loss(shard: calls.OperatorShard, call: calls.LocalCall) -
 
 
 def _summed(call: calls.LocalCall, position: int, count: int) -> calls.LocalCall:
-    """Return a mean, by the argument at ``position``, as a sum divided by the ``count`` of all ranks."""
+    """Turn the mean (the argument at ``position``) into a sum divided by the ``count`` of all ranks."""
     args = [*call.args[:position], *[None] * (position - len(call.args)), 2, *call.args[position + 1 :]]
     function: Any = resolve_overload(call.function)
     arguments = function._schema.arguments

@@ -378,7 +378,7 @@ def _routes(
 
 
 def _blocks(context: ShardContext, split: Sequence[_SplitExperts]) -> list[int]:
-    """Return the block of experts of each rank in the exchange group; of this rank only if it has none."""
+    """Return the number of the expert block of each rank in the exchange group; without one, of this rank."""
     blocks = [0]
     for one in split:
         along = range(one.parts) if one.exchanged else [context.coordinate((one.axis,))]

@@ -222,10 +222,10 @@ class PipelinedEngine(Engine[Pending]):
         if not split:
             return ""
         return (
-            "a pipeline shows parameters as the shards that a rank has of them, which are parts of "
+            "a pipeline shows each parameter as the shard that a rank stores, which is only a part of "
             f"{len(split)} matrices ({split[0]} first): optimizers that work on single elements (SGD, Adam, "
             "Lion) are right, those that look at whole matrices (Muon, Shampoo, Adafactor, LAMB) are not; "
-            "tensoropt.original_shape(p) is the model's own shape"
+            "tensoropt.original_shape(p) returns the model's own shape"
         )
 
     def _is_split(self, name: str) -> bool:

@@ -351,7 +351,7 @@ class RunningStage(PipelineStage):
         group: the ranks with the same coordinate in all stages, along the pipeline.
         taken: micro-batch -> those whose gradients the previous stage has received when this forward's input
             arrives.
-        taken_on: the same of tensors sent to the next stage, without backward
+        taken_on: the same for tensors sent to the next stage, without backward
             (:func:`tensoropt.pipeline.receipts.taken_on`).
         waits: whether the schedule waits for each gradient to be sent before the next.
     """
@@ -565,7 +565,7 @@ class RunningStage(PipelineStage):
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Run a micro-batch's gradients of parameters, or all of its backward if the stage returns none."""
+        """Make a micro-batch's parameter gradients; run its whole backward if the stage returns none."""
         if not self.has_backward:
             return
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)

@@ -42,13 +42,13 @@ class _Part:
 
 
 class StagedCall(LoweredCall):
-    """A call by a pipelined plan; all ranks pass and get all rows.
+    """A call by a pipelined plan; every rank passes in and gets back all rows.
 
     Args:
-        collect: broadcasts a result of one place.
+        collect: broadcasts a result from its place.
 
     Raises:
-        PlanError: no stage has all parameters of a group, or the call uses them in other parts.
+        PlanError: no stage has all parameters of a group, or the call factors a parameter otherwise.
     """
 
     def __init__(self, plan: PipelinedStrategy, call: CallGraph, job: Runtime, collect: Collect):

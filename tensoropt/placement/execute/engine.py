@@ -28,8 +28,8 @@ class PlacedEngine(Engine[lower.TapedStep]):
 
     Args:
         values: parameters and buffers by graph name.
-        transport: replaces the job's own; it has a ``rank``.
-        device: this rank's; by default that of the values.
+        transport: replaces the job's own; ``rank`` must then be given.
+        device: this rank's device; by default that of the values.
 
     Raises:
         PlanError: the order deadlocks, or there are too few GPUs.

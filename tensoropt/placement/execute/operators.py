@@ -1,4 +1,4 @@
-"""Nodes of placed plans alone: ``split`` of a tensor along an atom, ``join`` of pieces, counts of targets."""
+"""Nodes that only placed plans have: ``split`` along an atom, ``join`` of pieces, counts of targets."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Piece:
         raise AssertionError("a piece that exchanges rows with others is never made")
 
     def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-        raise AssertionError("a piece whose keys go around is never made")
+        raise AssertionError("a piece of ring attention is never made")
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return a count over the whole batch, made before the step."""

@@ -1,4 +1,4 @@
-"""A call in eval mode by a placed plan: each group on the device of its parameters or of the same name."""
+"""A call in eval mode by a placed plan: each group on its parameters' device, or where the plan has it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tensoropt.placement.strategy import PlacedStrategy, needed_routes
 
 
 class PlacedCall(LoweredCall):
-    """A call by a placed plan; all ranks pass and get all rows.
+    """A call by a placed plan; every rank passes in and gets back all rows.
 
     Args:
         local: the devices of this process.
-        collect: broadcasts a result of one device.
+        collect: broadcasts a result from its device.
     """
 
     def __init__(

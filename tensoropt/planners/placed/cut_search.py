@@ -4,10 +4,10 @@ Cutting every operator over all devices is data parallelism, except that each pa
 whole operators on several devices are a placement. Between the two are plans with parallel branches on parts
 of the devices, as in FlexFlow (Jia et al., MLSys 2019) and Unity (Unger et al., OSDI 2022).
 
-Two kinds of starts: everything that can be cut is, into each number of pieces that divides the number of
-devices; or nothing is. Operators and pieces are placed by :mod:`.local_search`. Then the model's order is
-divided into segments with few bytes between them; each segment in turn is changed from cut to whole, or back,
-in the fastest plan so far, and the change is kept if it is faster.
+The search has two kinds of starts: everything that can be cut is cut, into each number of pieces that divides
+the number of devices; or nothing is cut. :mod:`.local_search` places operators and pieces. Then the model's
+order is divided into segments with few bytes between them. In the fastest plan so far, each segment in turn
+is changed from cut to whole, or back; a change that makes the step shorter is kept.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) 
 
 
 def segments(whole: PricedGraph, most: int) -> list[tuple[str, ...]]:
-    """Return the operators in the model's order, in segments: one for each, or ``most`` of about equal weight
-    with borders that the fewest bytes cross.
+    """Return segments of the model's operators, in order: one operator each, or, of more than ``most``
+    operators, ``most`` segments of about equal weight, with borders that few bytes cross.
 
     The weight of an operator is its seconds plus those of sending its parameters between devices.
     """

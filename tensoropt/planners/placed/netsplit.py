@@ -1,9 +1,9 @@
 """NetSplit: placement and schedule of forward and backward by an exact program.
 
 NetSplit's program after node co-placement, with limits on groups and a rule of memory of ours
-(:mod:`.common.contraction`, :mod:`.exact.rules`), solved by CP-SAT instead of Gurobi. As published, nothing
-keeps a device from doing several things at a time (:mod:`.netsplit_shared`); this one has the rule. Graphs
-are contracted to forty blocks: a few dozen have good schedules within a minute, hundreds hardly any.
+(:mod:`.common.contraction`, :mod:`.exact.rules`), solved by CP-SAT instead of Gurobi. The published program
+lets a device do several things at a time (:mod:`.netsplit_shared`); this one forbids it. Graphs are
+contracted to forty blocks: a few dozen get good schedules within a minute, hundreds hardly ever.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ source, tensorflow/core/common_runtime/placer.cc and colocation_graph.cc:
    (``problem.together``) form one group, whose devices are those that its constraints (``problem.pinned``)
    and kernels (finite times) leave. So a variable lies with the operators that read and update it
    (heuristic C); one whose readers are pinned apart is refused;
-2. a group goes to the first of them in the order of priority: that of its constraints, otherwise the
-   devices' own: GPUs before CPU ranks, by default device 0; orders that contradict each other do not count
-   (``MergeSupportedDevices``);
+2. a group goes to the first of these devices in order of priority: the order of its constraints, otherwise
+   the devices' own (GPUs before CPU ranks, by default device 0); orders of constraints that contradict each
+   other do not count (``MergeSupportedDevices``);
 3. heuristic B: an operator on metadata alone goes where its input is;
 4. heuristic A: a generator (no input, one output, no state) waits for a second pass, and goes where its
    consumers are if all are on one device.
@@ -74,7 +74,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def _is_generator(problem: PlacementProblem, operator: int) -> bool:
-    """Return whether an operator is a generator, by IsGeneratorNode of placer.cc, if it reads no variable."""
+    """Return whether an operator that reads no variable is a generator, as IsGeneratorNode of placer.cc."""
     return (
         not problem.read[operator]
         and len(problem.made[operator]) == 1

@@ -3,7 +3,7 @@
 S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
 A. Sergeev, M. Del Balso, *Horovod*, arXiv 1802.05799. Gradients are all-reduced in buckets once per step;
 batch norm is synchronised, so that the result is that of one device. PyTorch's ``DistributedDataParallel``
-synchronises none, and the seconds that this saves are simulated, too.
+does not synchronise it; such a step is simulated, too (:func:`local_statistics_s`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Z. Jia, M. Zaharia, A. Aiken, *Beyond Data and Model Parallelism for Deep Neural
 section 6: Metropolis-Hastings. A proposal replaces the configuration of one random operator by a random one;
 it is accepted with probability ``min(1, exp(beta * (cost - new cost)))`` (equation 2). The walk starts from
 data parallelism and from a random strategy (section 6.2), and stops when the budget is spent or half of it
-yielded nothing better. FlexFlow has no memory term; here a strategy over the limit costs its excess, so that
-the walk can find its way back under it.
+yielded nothing better. FlexFlow has no memory term; here a strategy over the limit is penalised by its
+excess, so that the walk can find its way back to plans that fit.
 
 FlexFlow chooses for operators alone. The layouts of tensors with several readers and of stored parameters are
 chosen anew for each proposal, as cheaply as their neighbours allow.

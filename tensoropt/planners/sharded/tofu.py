@@ -99,7 +99,7 @@ ties.
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return one strategy for each space with the most axes of which any has one: the finest recursion.
+    """Return one strategy for each space with as many axes as allow any strategy: the finest recursion.
 
     Raises:
         UnsuitableError: the graph is not reducible, or nothing can be split.

@@ -4,7 +4,7 @@ S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Para
 section 5: stage 1 (P_os) shards the state; stage 2 (P_os+g) gradients too, reduce-scattered in every
 micro-batch; stage 3 (P_os+g+p, section 5.3; PyTorch's FSDP) parameters too, gathered before forward and again
 for backward. In stages 1 and 2 the gathered parameters stay unsharded over the step, gathered once per step.
-Parameters too small or too odd to shard stay whole in all of them.
+Parameters whose sizes do not allow sharding stay whole in all stages.
 
 With one micro-batch, stage 1 sends what stage 2 sends and keeps more, so it is tried only with two or more
 (:func:`tensoropt.costs.restrictions.unsharded_options`).

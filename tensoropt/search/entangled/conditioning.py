@@ -1,9 +1,9 @@
 """Our method if operators have to be fixed: bound, then search one assignment of them after another.
 
 The relaxation (``relaxation.py``) gives bounds and rules out configurations, after which the search is often
-exact. To find strategies, the graph is cut finely, so that one assignment of the fixed operators takes
-milliseconds; those are tried that look-alikes (``fixing.py``) and the relaxation choose, each search pruned
-by all that is known.
+exact. To find strategies, so many operators are fixed that searching one assignment of them takes
+milliseconds. The assignments tried are those that look-alikes (``fixing.py``) and the relaxation choose; all
+known strategies prune each search.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heuristic elimination with a certificate: operators that are fixed, and the cost that this can have.
+"""Heuristic elimination with a certificate: operators are fixed, and what that can cost is bounded.
 
 An operator with too many entangled neighbours is *split*: each of its edges gets a copy of it with its own
 choice. The split graph is a relaxation, whose hull bounds every strategy. In ``shared`` each copy pays its

@@ -37,7 +37,7 @@ Solver = Callable[[ReducedGraph, Order], SearchResult | None]
 # Assumptions, made for a search of seconds to a minute on a few cores; none of them affects what a result
 # claims, only how much is tried before it says "heuristic".
 _LARGEST_PROGRAM = 16_000_000
-"""The most table entries of an exact search: 1.5 GB at ``program.BYTES_PER_ENTRY``."""
+"""The most table entries of an exact search: 1.5 GB at ``program._BYTES_PER_ENTRY``."""
 _LARGEST_RELAXED = 300_000
 """The most table entries of a relaxation. Its tables only give bounds, for which small ones are nearly as
 good."""

@@ -44,7 +44,7 @@ class _Whole:
 
     @classmethod
     def of(cls, probe: Probe, seed: int, scale: float) -> _Whole:
-        """Run a probe; ``scale`` is that of operands and gradients, on which thresholds depend."""
+        """Run a probe on operands and gradients of a ``scale``, as the operator may have thresholds."""
         generator, constants = torch.Generator().manual_seed(seed), probe.graph.constants
         for exact in (True, False):  # some calls exist only in the graph's own precision
             drawn = sample_inputs(probe.op, probe.graph, generator, exact=exact)
@@ -67,14 +67,14 @@ class _Whole:
 
     @property
     def tolerance(self) -> float:
-        """That of the coarsest type among operands and outputs."""
+        """The tolerance of the coarsest dtype among operands and outputs."""
         return max(_ROUNDING.get(v.dtype, 0.0) for v in (*self.values.values(), *self.outputs))
 
 
 def holds(
     probe: Probe, splits: Sequence[Split], linear: bool, *, first: int = 0, seeds: Sequence[int] = (1, 2)
 ) -> bool:
-    """Return whether loops from ``first`` on are right on this probe, forward and backward."""
+    """Return whether the splits from number ``first`` on are right on this probe, forward and backward."""
     tries: list[_Cut] = []
     for number, split in enumerate(splits[first:], first):
         fewest, most = fewest_and_most(probe.size(split))
@@ -98,7 +98,7 @@ def holds(
 
 
 def _passes_sums(probe: Probe, whole: _Whole, seed: int) -> bool:
-    """Return whether results of summands add up, each with the whole's gradients."""
+    """Return whether the outputs for two summands add up, and each summand has the whole's gradients."""
     generator = torch.Generator().manual_seed(seed)
     noise = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in whole.values.items()}
     rest = {name: value - noise[name] for name, value in whole.values.items()}

@@ -155,7 +155,7 @@ class Discovery:
     lost: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        """Return the findings as plain data; of refusals, only lost operators."""
+        """Return the findings as plain data; a refusal is included only for a lost operator."""
         if self.lost:
             return {_LOST: self.refused}
         splits = [[list(s.reads), list(s.writes)] for s in self.splits]
@@ -328,7 +328,7 @@ def _is_defined(op: Operator) -> bool:
 
 
 def _may_crash(op: Operator, graph: OperatorGraph) -> bool:
-    """Return whether the operator may hang or crash: a user's own, or one with integer addresses (pivots)."""
+    """Return whether the operator may hang or crash: a user's own, or one that reads integers (pivots)."""
     return not is_pytorchs(op) or any(
         t.dtype not in FLOATING and t.dtype != "bool" and not t.dtype.startswith("complex")
         for t in (graph.tensors[name] for name in op.inputs())

@@ -67,7 +67,7 @@ def call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]
 def backward(
     probe: Probe, values: Mapping[str, torch.Tensor], given: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the outputs, and the gradient of each operand that has one from those of the outputs."""
+    """Return the outputs, and the gradient of each operand that has one, given those of the outputs."""
     tensors = probe.graph.tensors
     leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
     made = call(probe.op, leaves)

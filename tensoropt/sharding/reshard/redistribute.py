@@ -127,7 +127,7 @@ _Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Ahead:
-    """Prefetched parameters, and gradients scattered one block later: none of them here."""
+    """The interface to prefetched parameters and gradients scattered one block later; here there are none."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a gathered parameter at its use; None if it must be gathered now."""
@@ -256,7 +256,7 @@ class EdgeSpec:
 
 @dataclass(frozen=True)
 class Route:
-    """One direction of an edge for one rank and micro-batch, computed once as steps run hundreds.
+    """One direction of an edge for one rank and micro-batch, computed once, as a step follows hundreds.
 
     Attributes:
         order, inverse: permutation of dims to memory order, and back; None if equal.
@@ -521,7 +521,7 @@ def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor
 
 
 def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's view of an input or constant; zeros but at coordinate 0 of a partial axis."""
+    """Return this rank's shard of an input or constant; on a partial axis, zeros except at coordinate 0."""
     sizes = _sizes(spec.atoms)
     # A folded constant is kept at size 1 where it does not change.
     x = x.expand([math.prod(dim) for dim in spec.atoms]).reshape(sizes) if sizes else x
@@ -584,7 +584,7 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
 
 
 def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """Return the reduction of such a parameter's gradient in one step; small shards are padded."""
+    """Return the reduction of a parameter's gradient in one step; small shards are padded."""
     (step,) = spec.backward
     ends = (spec.target, spec.back or spec.source)
     whole, own = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)

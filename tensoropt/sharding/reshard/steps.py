@@ -261,7 +261,7 @@ def edge_steps(
 
 
 def resharding_elements(steps: Sequence[ReshardingStep], mesh: Sequence[int]) -> int:
-    """Return the most elements of a resharding in addition to its input, with its result.
+    """Return the most elements that a resharding allocates at once, including its result.
 
     Shards along an inner atom, and uneven ones, are copied before the collective and again when reassembled.
     """

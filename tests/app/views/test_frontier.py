@@ -48,7 +48,7 @@ def test_a_longest_step_chooses_the_leanest_that_is_fast_enough():
 
 
 def test_a_budget_above_the_card_is_none():
-    said = "H100-80GB has 80 GiB, which is what plans are held to; plan on other devices for more."
+    said = "H100-80GB has 80 GiB, which no plan may exceed; plan on other devices for more."
     assert (frontier.budget_fault(DATA, 99 * GIB), frontier.budget_fault(DATA, 80 * GIB)) == (said, "")
     assert frontier.address_sentences(DATA, "?budget=99GiB") == [said]
 

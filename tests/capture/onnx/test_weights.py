@@ -74,4 +74,4 @@ def test_what_was_repeated_trains_once() -> None:
     assert trained("Add", np.ones((4, 4), np.float32)) == {"c": (4, 4)}
     proto = model([node("Add", "x c", "y")], {"x": [4, 4]}, ["y"], {"c": row})
     (note,) = import_onnx(proto).notes
-    assert note == "c of shape [4, 4] repeats itself; a parameter of shape [1, 4] trains"
+    assert note == "c of shape [4, 4] repeats its values; a parameter of shape [1, 4] is trained instead"

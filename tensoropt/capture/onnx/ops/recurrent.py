@@ -62,7 +62,7 @@ def _refuse_other_forms(call: Call, steps: int, activations: list[str]) -> None:
     }
     for form, present in other.items():
         if present:
-            raise OnnxError(f"a recurrent layer with {form} cannot be imported; export PyTorch's own")
+            raise OnnxError(f"a recurrent layer with {form} cannot be imported; export PyTorch's own layer")
 
 
 def _weights(call: Call, directions: int, size: int) -> list[Traced]:

@@ -1,4 +1,4 @@
-"""Reductions, sorting and search along dims; losses within a file; random numbers."""
+"""Reductions, sorting and search along dims; loss operators; random numbers."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tensoropt.question.settings import Settings
 MOST_PLACES, _MOST_AXES = 16, 2
 """The highest pipeline degree that methods try, and the most mesh axes of a stage."""
 _MULTIPLES = (8, 4, 2, 1)
-"""Micro-batches per group of devices, if none are requested; the first suitable number is used. GPipe calls
+"""Micro-batches per place, if no number is requested; the first suitable one is used. GPipe calls
 its bubble "negligible" from 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
 _FEW = 8
 """Models with at most this many cut positions may be cut at any of them, larger ones only before blocks. All
@@ -90,8 +90,8 @@ class PipelineTask:
         return tuple(jobs)
 
     def _micro_batches(self, places: int) -> int | None:
-        """Return the largest requested number of micro-batches that divides the batch, if possible one whose
-        size a stage's devices divide; None if none divides it."""
+        """Return the largest requested number of micro-batches that divides the batch, if possible one with
+        micro-batches that a stage's devices divide; None if no number divides the batch."""
         batch, requested = self.problem.batch, self.settings.micro_batches
         multiples = _MULTIPLES if isinstance(requested, str) else sorted(requested, reverse=True)
         counts = [places * m for m in multiples if batch % (places * m) == 0]

@@ -47,7 +47,7 @@ class MoveTables(NamedTuple):
         unit: (n,) the unit of each operator; units move as a whole.
         first_member, members: the operators of each unit.
         first_choice, choices: the devices that each unit may lie on.
-        bytes: (units,) the bytes stored on its device, and kept inside its operators.
+        bytes: (units,) the bytes that each unit stores on its device, and keeps inside its operators.
         kept_bytes: (t,) the bytes of each storage that backward needs, for all micro-batches.
         first_keeper, keepers: the operators whose backward needs it; each device with one of them holds it.
     """
@@ -262,11 +262,11 @@ def anneal(
     seed: int,
     shelf: Shelf,
 ) -> float:
-    """Run a chain from a state, overwrite it with the chain's last one, and return that one's seconds.
+    """Run a chain from a state, overwrite it with the chain's last state, and return that state's seconds.
 
     Args:
         caps: (devices,) the bytes that may be booked on each; more is penalised, not refused, so that a chain
-            may begin there.
+            may begin above its caps.
         tries: the number of states whose step is computed.
         shelf: takes the states within the caps.
     """

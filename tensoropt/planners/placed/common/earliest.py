@@ -20,12 +20,12 @@ from tensoropt.types import Floats
 
 
 class EarliestFirst:
-    """A schedule of forward, and its state between two choices. Ties go to the operator made first, then to
-    the first device.
+    """A schedule of forward, and its state between two choices. Ties go to the first operator, then to the
+    first device.
 
     Matrices have a row for each operator and a column for each device. Arrivals only ever get later as
-    messages queue, so those computed before are lower bounds: a choice is made by them, and they are computed
-    anew for the chosen operator until the choice stays the same.
+    messages queue, so earlier ones are lower bounds. A choice relies on these bounds; the chosen operator's
+    arrivals are then computed anew, until the choice stays the same.
 
     Args:
         favourite: the favourite child of each operator or -1, for SCT (see ``m_sct.py``); None for ETF.
@@ -41,7 +41,7 @@ class EarliestFirst:
         self.lanes: dict[str, float] = {}
         """When each lane is free."""
         self.there: dict[tuple[int, int], float] = {}
-        """When a tensor that was sent to a device arrived."""
+        """(tensor, device) -> when the tensor that was sent there arrived."""
         self.free = np.zeros(count)
         self.now = 0.0
         self.last = [-1] * count
@@ -50,11 +50,11 @@ class EarliestFirst:
         self.arrival = np.zeros((size, count))
         """When the inputs of each ready operator would be on each device."""
         self.seen = [-1] * size
-        """The number of messages for which its arrivals were computed."""
+        """The number of messages sent when each operator's arrivals were last computed."""
         self.open = units.allowed[list(units.of)]
-        """The devices that it may lie on, memory aside."""
+        """Whether each operator may lie on each device, memory aside."""
         self.bytes = np.stack([units.bytes, units.transient_bytes], axis=1)[list(units.of)]
-        """The bytes that it would book: for the whole step, and as its largest transient."""
+        """The bytes that each operator would book: for the whole step, and as its largest transient."""
 
     def placement(self) -> Placement:
         """Return the placement; backward runs in the opposite order.
@@ -98,9 +98,9 @@ class EarliestFirst:
 
     def _keep_awake(self, starts: Floats, permitted: NDArray[np.bool_], favourite: Sequence[int]) -> None:
         """Apply SCT's rule (Baechi, section 3.1): a device stays awake for the favourite child of its last
-        operator. It takes that child, or an urgent operator: one whose inputs could be on any device by then,
-        so that waiting elsewhere gains it nothing. It is free when another device starts the child earlier,
-        or when it has no room for the child."""
+        operator. The device may run only that child, or an urgent operator: one whose inputs could be on any
+        device by then, so that waiting elsewhere gains it nothing. The device is free for all once another
+        one can start the child earlier, or if it has no room for the child."""
         # When the inputs could be on any permitted device: the latest of the arrivals.
         waits = np.where(permitted, self.arrival, -np.inf).max(axis=1)
         for device, last in enumerate(self.last):

@@ -16,8 +16,8 @@ _SCHEDULERS = ("m_etf", "dpos")
 
 
 def heuristics(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
-    """Yield the heuristics' placements of a problem, and each device alone; heuristics that refuse are left
-    out."""
+    """Yield placements of a problem: all operators on one device, for each that can run them, then those of
+    the heuristics that do not refuse."""
     count = problem.devices.count
     for device in range(count):
         placement = Placement.in_order([device] * problem.size, count)

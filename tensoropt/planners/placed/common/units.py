@@ -266,7 +266,7 @@ def _refusal(name: str, problem: PlacementProblem, units: Units, most: Floats, u
     in_all = problem.devices.in_all
     within = "the devices' capacities" if len(set(most)) > 1 else format_bytes(in_all(float(most[0])))
     first, *others = units.members[unit]
-    suffix = f" and the {len(others)} that belong to it" if others else ""
+    suffix = f" and the {len(others)} operators that share its device" if others else ""
     return (
         f"{name} finds no plan within {within}: no device has room for the "
         f"{format_bytes(units.bytes[unit])} of {problem.names[first]}{suffix}; the whole model holds "

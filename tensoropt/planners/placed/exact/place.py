@@ -218,8 +218,8 @@ class _Runs:
 
     def _less_room(self, simulated: SimulatedPlacement, device: Sequence[int]) -> Floats:
         """Return the capacity of the next run: the answer's bytes by the memory rule, less the simulator's
-        excess over a device's memory. It is the same on all devices: on equal ones the same answer would only
-        move."""
+        excess over a device's memory. All devices get the same: with less room on one of several equal ones,
+        the same answer would only move to another."""
         if np.isinf(self.capacity).any():
             return self.blocks.devices.capacity_bytes.astype(float)
         over = _over(simulated)

@@ -4,10 +4,10 @@ The variables: a device for every operator, a start for its forward and its back
 device the message that brings it there and the one that brings its gradient back. The constraints, each with
 the method that adds it: one device per operator, or per group that shares one (:meth:`._place`); an operator
 takes its device's time (:meth:`._run`); no operator starts before its inputs are there, over links of
-different speeds (:meth:`._send`); every variable counts once per device it is on (:meth:`._keep`); the step
-ends when the last task has ended (:meth:`._end`). These are NetSplit's, in which operators may run on one
-device at the same time, with a memory rule of ours; ``Rules.exclusive`` adds what is missing: a device, and a
-lane of a link, does one thing at a time, a device's backward comes after its forward, and the optimizer's
+different speeds (:meth:`._send`); what a device holds fits, each tensor counted once (:meth:`._keep`); the
+step ends when the last task has ended (:meth:`._end`). These are NetSplit's, in which operators may run on
+one device at the same time, with a memory rule of ours; ``Rules.exclusive`` adds what is missing: a device,
+and a lane of a link, does one thing at a time, a device's backward comes after its forward, the optimizer's
 step after that. Without ``Rules.backward`` and with unlimited capacity they are Pesto's as NetSplit extends
 them, (6-2)–(6-7).
 

@@ -20,7 +20,7 @@ _UNIT_BYTES = 1024
 """The unit of memory in bytes, so that the solver's integers stay small; an assumption."""
 
 _FINENESS = 2**20
-"""The number of units in all stored and kept bytes, at least, so that small models are counted as well."""
+"""The least number of units in all stored and kept bytes, so that rounding hides nothing of small models."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 
 NO_BATCH = (
-    "no device count here splits the batch into non-empty parts; choose a batch that is a multiple of one"
+    "no mesh here splits the batch into non-empty parts; choose a batch size that the device count divides"
 )
 """The refusal of methods that only split the batch."""
 
@@ -61,7 +61,7 @@ def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Sc
 
 
 def whole(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
-    """Return the options that shard no parameter: the first is as the parameters are used."""
+    """Return a mask of the options that shard no parameter; a group's first one stores them as used."""
     # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
     if variable.key.kind == "parameter":
         return np.array([all(code < 0 for code in variable.layouts[index][1:])])

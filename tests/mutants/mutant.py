@@ -63,7 +63,14 @@ class Mutant:
 
 def module_of(file: str) -> str:
     """The name under which a file is imported."""
-    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    path = file.removesuffix(".py").removesuffix("/__init__")
+    return (f"tensoropt_{path}" if path.startswith("app/") else path).replace("/", ".")
+
+
+def file_of(name: str) -> str:
+    """The file of a mutant's id."""
+    path = name.split(":")[0]
+    return path if path.startswith("app/") else f"tensoropt/{path}"
 
 
 def numbered(found: list[Mutant]) -> list[Mutant]:

@@ -12,7 +12,7 @@ import yaml
 
 from tests.benchmarks.machine import dated, described, write
 from tests.benchmarks.program import table
-from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.mutant import ROOT, Mutant, file_of
 from tests.mutants.sample import generated, handmade
 
 DECISIONS = Path(__file__).parent / "decisions.yaml"
@@ -34,7 +34,7 @@ def decisions(path: Path = DECISIONS) -> dict[str, dict[str, str]]:
 
 def outdated(decided: dict[str, dict[str, str]]) -> list[str]:
     """Which decisions are about mutants that the source no longer has."""
-    files = {f"tensoropt/{name.split(':')[0]}" for name in decided}
+    files = set(map(file_of, decided))
     there = {m.id for file in files if (ROOT / file).exists() for m in generated(file)}
     there |= {m.id for m in handmade()[0]}
     return [f"{name} has a decision and is not there" for name in decided if name not in there]

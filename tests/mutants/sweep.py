@@ -41,11 +41,12 @@ class Baseline:
     lines: dict[str, dict[str, list[str]]]
 
     def order(self, mutant: Mutant) -> list[str]:
-        """Test files; those that execute the line first, quick ones before slow."""
+        """Test files that execute the line, quick ones first; all where lines run as modules are imported."""
         of_file = self.lines.get(mutant.file, {})
         height = mutant.before.count("\n") + 1
         covering = {t for at in range(mutant.line, mutant.line + height) for t in of_file.get(str(at), ())}
-        return sorted(self.seconds, key=lambda file: (file not in covering, self.seconds[file], file))
+        files = self.seconds.keys() & covering if mutant.function else self.seconds.keys()
+        return sorted(files or self.seconds, key=lambda file: (self.seconds[file], file))
 
 
 def digest(*parts: str) -> str:

@@ -100,6 +100,33 @@ TARGETS = (
         tests=["verify/test_reference.py", "engine/test_replicas.py", "verify/test_verify.py"], sample=8,
         ranks=True,
     ),
+    Target(
+        name="facts", files=["profiling/fact_finding.py", "profiling/facts_of_kinds.py"],
+        tests=[f"profiling/test_{name}.py" for name in ("fact_finding", "facts", "facts_of_kinds")],
+        sample=16,
+    ),
+    Target(
+        name="lowering", files=["engine/lower.py", "engine/calls.py", "sharding/program.py"],
+        tests=["engine", "sharding/test_program.py", "verify/test_fake_ranks.py"], sample=12, ranks=True,
+    ),
+    Target(
+        name="pipelines", files=["pipeline/*.py"], tests=["pipeline", "session/test_pipelines.py"], sample=36,
+    ),
+    Target(name="placements", files=["placement/*.py"], tests=["placement"], sample=30),
+    Target(
+        name="answer",
+        files=[
+            "exploration/*.py", "plan/needs.py", "plan/plan_names.py", "plan/point.py",
+            "session/quick_plans.py", "report/detail.py", "report/step_parts.py",
+        ],
+        tests=["exploration", "plan", "report", "session/test_quick_plans.py"], sample=36,
+    ),
+    Target(name="capture", files=["capture/*.py", "capture/blocks/*.py"], tests=["capture"], sample=36),
+    Target(name="command line", files=["cli/*.py", "question/*.py"], tests=["cli", "question"], sample=24),
+    Target(
+        name="page", files=["views/*.py", "figures/*.py"],
+        tests=["app/views", "app/figures", "app/test_same_figures.py"], sample=24, below="app",
+    ),
 )  # fmt: skip
 
 EQUAL_RESULTS = {

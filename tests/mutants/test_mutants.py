@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.mutant import ROOT
+from tests.mutants.mutant import ROOT, file_of
 from tests.mutants.operators import mutants_of
 from tests.mutants.report import decisions, markdown
 from tests.mutants.sample import generated, handmade, sampled
@@ -136,15 +136,16 @@ def test_mutants_made_by_hand_fit_the_source() -> None:
 
 
 def test_decisions_and_constants_left_alone_are_of_files_that_there_are() -> None:
-    decided = {f"tensoropt/{name.split(':')[0]}" for name in decisions()}
-    assert not [file for file in {*decided, *EQUAL_RESULTS} if not (ROOT / file).exists()]
+    files = {*map(file_of, decisions()), *EQUAL_RESULTS}
+    assert not [file for file in files if not (ROOT / file).exists()]
 
 
-def test_tests_that_execute_the_line_come_first_and_quick_ones_before_slow() -> None:
-    (mutant, *_) = mutants_of("tensoropt/a.py", "x = 1\ny = 2 < z\n")
-    seconds = {"one.py": 3.0, "two.py": 0.2, "three.py": 0.01, "four.py": 0.02}
-    known = Baseline(seconds, 1.0, {"tensoropt/a.py": {"1": ["two.py", "one.py"]}})
-    assert known.order(mutant) == ["two.py", "one.py", "three.py", "four.py"]
+def test_tests_that_execute_the_line_are_run_and_all_where_modules_are_imported() -> None:
+    (inside, *_, outside) = mutants_of("tensoropt/a.py", "def f():\n    return x < 1\n\n\ny = 2 < z\n")
+    lines = {"tensoropt/a.py": {"2": ["two.py", "one.py"], "5": ["two.py"]}}
+    known = Baseline({"one.py": 3.0, "two.py": 0.2, "three.py": 0.01}, 1.0, lines)
+    assert known.order(inside) == ["two.py", "one.py"]
+    assert known.order(outside) == ["three.py", "two.py", "one.py"]
 
 
 def test_every_decision_has_a_kind_and_a_reason(tmp_path: Path) -> None:

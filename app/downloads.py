@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from dash import Dash
@@ -47,20 +48,11 @@ class _Query:
     view: View
 
 
-def _plan(query: _Query) -> str:
-    return query.exploration.plan(query.point).to_json()
-
-
-def _written(write: Callable[[Exploration, Path], None]) -> Callable[[_Query], str]:
-    def make(query: _Query) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "file.csv"
-            write(query.exploration, path)
-            # CSV has its own line ends, which must not be translated.
-            with open(path, encoding="utf-8", newline="") as file:
-                return file.read()
-
-    return make
+def _csv(write: Callable[[Any, Path], None], explorations: Exploration | Mapping[str, Exploration]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file.csv"
+        write(explorations, path)
+        return path.read_bytes()
 
 
 def _page(query: _Query) -> str:
@@ -72,27 +64,27 @@ def _trace(query: _Query) -> str:
     return json.dumps(detail(query.exploration, query.point).trace())
 
 
-def _cluster(query: _Query) -> str:
-    return json.dumps(dict(query.exploration.cluster), indent=1) + "\n"
+def _plain(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=1) + "\n"
 
 
 def _constraints(query: _Query) -> str:
     constraints = query.exploration.settings.get("constraints")
     if not constraints:
         raise TensorOptError("this exploration was made without constraints")
-    return json.dumps(constraints, indent=1) + "\n"
+    return _plain(constraints)
 
 
-_MAKERS: dict[str, tuple[str, Callable[[_Query], str]]] = {
-    "plan.json": ("application/json", _plan),
-    "frontier.csv": ("text/csv", _written(write_frontier_csv)),
-    "strategies.csv": ("text/csv", _written(write_strategies_csv)),
+_MAKERS: dict[str, tuple[str, Callable[[_Query], str | bytes]]] = {
+    "plan.json": ("application/json", lambda query: query.exploration.plan(query.point).to_json()),
+    "frontier.csv": ("text/csv", lambda query: _csv(write_frontier_csv, query.exploration)),
+    "strategies.csv": ("text/csv", lambda query: _csv(write_strategies_csv, query.exploration)),
     "frontier.html": ("text/html", _page),
     "trace.json": ("application/json", _trace),
-    "cluster.json": ("application/json", _cluster),
+    "cluster.json": ("application/json", lambda query: _plain(query.exploration.cluster)),
     "constraints.json": ("application/json", _constraints),
 }
-"""Media type and text function by file name."""
+"""Media type and function of the content by file name."""
 
 
 def register(app: Dash, context: Context) -> None:
@@ -130,10 +122,7 @@ def register(app: Dash, context: Context) -> None:
                 found[key] = context.library.load(key)
             except TensorOptError as error:
                 return _words(404, str(error))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "file.csv"
-            write_frontier_csv(found, path)
-            text = path.read_bytes()
+        text = _csv(write_frontier_csv, found)
         headers = {"Content-Disposition": 'attachment; filename="frontiers.csv"'}
         return Response(text, mimetype="text/csv", headers=headers)
 

@@ -59,40 +59,6 @@ class Head:
     fault: str = ""
 
 
-class _Index:
-    """Heads and costs by folder; thread-safe."""
-
-    def __init__(self) -> None:
-        self._recent = Recent(size=_MOST)
-
-    def head(self, folder: Path) -> Head:
-        """Return the head of an exploration, with the error if it cannot be read."""
-        return self._once("head", folder, _head, lambda fault: Head(fault=fault))
-
-    def costs(self, folder: Path) -> Costs:
-        """Return the costs of an exploration's points; empty if they cannot be read."""
-        return self._once("costs", folder, _costs, lambda _: ([], []))
-
-    def _once(
-        self, kind: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
-    ) -> Indexed:
-        file = folder / DESCRIBED
-        try:
-            state = file.stat()
-        except OSError as error:
-            return fault(f"{file} is gone ({error.strerror})")
-
-        def make() -> Indexed:
-            try:
-                return read(folder)
-            # Damaged files may raise any error, which must not affect other explorations.
-            except Exception as error:
-                return fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
-
-        value: Indexed = self._recent.get((kind, folder, state.st_mtime_ns, state.st_size), make)
-        return value
-
-
 def _costs(folder: Path) -> Costs:
     with open(folder / LISTED, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -117,20 +83,16 @@ def _head(folder: Path) -> Head:
             *((s.flag, s.notable(settings.get(s.name, s.default))) for s in settings_fields()),
             ("beside", _compared(data)),
         ),
-        batch=_batch(model),
+        batch=model.get("batch") or first_size(model.get("call")),
         devices=len(cluster.get("devices", ())),
     )
 
 
-def _batch(model: dict[str, Any]) -> int | None:
-    """Return the requested batch, else the first size of the model's first tensor input."""
-    if model.get("batch"):
-        return int(model["batch"])
-    call = model.get("call") or {}
-    for value in (*call.get("args", ()), *call.get("kwargs", {}).values()):
-        if isinstance(value, dict) and value.get("tensor"):
-            return int(value["tensor"][0])
-    return None
+def first_size(call: Mapping[str, Any] | None) -> int | None:
+    """Return the first size of the first tensor in an example call, which is a batch if nothing says more."""
+    inputs = (*call.get("args", ()), *call.get("kwargs", {}).values()) if call else ()
+    sizes = (one["tensor"] for one in inputs if isinstance(one, dict) and one.get("tensor"))
+    return next((int(size[0]) for size in sizes), None)
 
 
 def _compared(data: dict[str, Any]) -> str:
@@ -190,8 +152,7 @@ class Library:
         self._fixed = sorted(fixed, key=lambda entry: entry.key != FIRST)
         self._jobs = jobs
         self._opened = opened
-        self._index = _Index()
-        self._recent = Recent(CACHED)
+        self._index, self._recent = Recent(_MOST), Recent(CACHED)
         if opened is not None and not any(folders_in(opened)):
             raise TensorOptError(
                 f"{opened} holds no exploration (no {DESCRIBED} in it or in a subfolder); "
@@ -222,11 +183,30 @@ class Library:
 
     def head_of(self, entry: Entry) -> Head:
         """Return the summary of an exploration without opening it, with the error if it cannot be read."""
-        return self._index.head(entry.folder)
+        return self._indexed("head", entry.folder, _head, lambda fault: Head(fault=fault))
 
     def costs_of(self, entry: Entry) -> Costs:
         """Return the costs of an exploration's points; empty if they cannot be read."""
-        return self._index.costs(entry.folder)
+        return self._indexed("costs", entry.folder, _costs, lambda _: ([], []))
+
+    def _indexed(
+        self, kind: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
+    ) -> Indexed:
+        file = folder / DESCRIBED
+        try:
+            state = file.stat()
+        except OSError as error:
+            return fault(f"{file} is gone ({error.strerror})")
+
+        def make() -> Indexed:
+            try:
+                return read(folder)
+            # Damaged files may raise any error, which must not affect other explorations.
+            except Exception as error:
+                return fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
+
+        value: Indexed = self._index.get((kind, folder, state.st_mtime_ns, state.st_size), make)
+        return value
 
     def alike(self, key: str) -> list[Entry]:
         """Return other explorations of the same step, in the library's order."""

@@ -30,11 +30,3 @@ class Recent:
             while len(self._kept) > self.size:
                 self._kept.popitem(last=False)
         return value
-
-    def forget(self, key: Any) -> None:
-        """Remove the value of ``key``, if cached."""
-        with self._lock:
-            self._kept.pop(key, None)
-
-    def __len__(self) -> int:
-        return len(self._kept)

@@ -179,7 +179,6 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["MAX_FORM_MEMORY_SIZE"] = MAX_REQUEST_BYTES
-    outputs = _known_outputs(app)
 
     @server.before_request
     def check() -> Response | None:
@@ -198,7 +197,7 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
             return _refused(413, f"the request is larger than {MAX_REQUEST_BYTES // 2**20} MiB")
         if request.path == UPDATE:
             # Cached, as Dash reads the body again.
-            fault = _callback_fault(request.get_data(cache=True), outputs)
+            fault = _callback_fault(request.get_data(cache=True), app.callback_map)
             return _refused(400, fault) if fault else None
         return None
 
@@ -228,11 +227,6 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
 def _host_name(host: str) -> str:
     """Return the name in a Host header, without its port."""
     return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-
-
-def _known_outputs(app: Dash) -> Any:
-    """Return the outputs of this application's callbacks, known after the first request."""
-    return app.callback_map
 
 
 def _refused(status: int, why: str) -> Response:

@@ -124,7 +124,7 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = _P
     except TensorOptError:
         jobs.close()
         raise
-    address = f"http://{_shown(host)}:{server.server_port}/"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/"
     prepare(app)
     say(f"TensorOpt dashboard: {address}  (Ctrl-C ends it)")
     if beyond:
@@ -140,7 +140,3 @@ def serve(folder: Path | None = None, *, host: str = "127.0.0.1", port: int = _P
         server.server_close()
         jobs.close()
     return address
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -144,7 +144,6 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
         )
         for one in listed
     ]
-    baselines = [(b.title, b.plan, b.memory, b.time, b.verdict) for b in baseline_rows(data, found)]
     return filled(
         _PAGE,
         title=f"{data.model} on {data.exploration.cluster['name']}",
@@ -160,7 +159,8 @@ def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] =
         verdict=card.verdict,
         facts=facts_rows(card.facts),
         baselines=table_html(
-            [("baseline", "plan", "memory", "time", "beside the answer"), *baselines], (0, 1, 4)
+            [("baseline", "plan", "memory", "time", "beside the answer"), *baseline_rows(data, found)],
+            (0, 1, 4),
         ),
         thinned=Html(f"<p>Every {step}th of {len(data):,} is listed.</p>" if step > 1 else ""),
         points=table_html([columns, *points], left=(3, 4)),

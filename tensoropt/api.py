@@ -372,8 +372,8 @@ def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> 
         raise InterruptedExplorationError([*session.left, "all but usual strategies"], first)
     if not first.points:
         return None
-    if session.first is not None:
-        session.first(answer_within(first, session.settings.memory_bytes).sentence())
+    if show := getattr(session.progress, "first", None):
+        show(answer_within(first, session.settings.memory_bytes).sentence())
     return First(searched, first)
 
 

@@ -110,21 +110,18 @@ class _Running:
         try:
             exploration = explore_one()
             exploration.save(self.out / folder)
-        except LackingDevicesError as error:
+        except Exception as error:
+            of_all = isinstance(error, (CaptureError, ModelSourceError, ConstraintError))
+            if of_all and not isinstance(error, LackingDevicesError):
+                raise
             self.refused[name] = " ".join(str(error).split())
-        except (CaptureError, ModelSourceError, ConstraintError):
-            raise
-        except TensorOptError as error:
-            self.refused[name] = " ".join(str(error).split())
-        except Exception as error:  # a bug must not lose the other results
-            _logger.debug("exploring %s failed", name, exc_info=True)
-            self.refused[name] = (
-                f"TensorOpt itself failed with {type(error).__name__}: {' '.join(str(error).split())}"
-            )
-        else:
-            self.explorations.append(exploration)
-            return exploration
-        return None
+            if not isinstance(error, TensorOptError):  # a bug must not lose the other results
+                _logger.debug("exploring %s failed", name, exc_info=True)
+                kind = type(error).__name__
+                self.refused[name] = f"TensorOpt itself failed with {kind}: {self.refused[name]}"
+            return None
+        self.explorations.append(exploration)
+        return exploration
 
     def ended(self) -> Sweep:
         """Return the sweep."""

@@ -184,11 +184,6 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def counted_if_any(count: int, noun: str, words: str = "{}") -> tuple[str, ...]:
-    """Return words that contain a count as ``{}``, such as ``1 point``; none for a count of 0."""
-    return (words.format(counted(count, noun)),) if count else ()
-
-
 def format_bytes(value: float) -> str:
     """Format bytes in binary units with three significant digits, such as ``11.3 GiB``."""
     if not math.isfinite(value):

@@ -1,7 +1,5 @@
 """What a command writes where; that a user's code stays out of it is in ``test_cli.py``."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

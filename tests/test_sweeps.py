@@ -89,7 +89,7 @@ def test_batches_are_explored_up_to_the_largest_that_fits(tmp_path: Path) -> Non
     assert "smallest plan needs" in found.refused["batch-128"]
     saved = {path.name for path in tmp_path.iterdir()}
     assert {"batch-32", "batch-64"} <= saved
-    told = offers_answer(found, {"memory_bytes": limit}).data
+    told = offers_answer(found, {"memory_bytes": limit}, tmp_path).data
     assert next(row for row in told["clusters"] if row["cluster"] == "batch-128")["batch"] == 128
     plan = tensoropt.choose(tmp_path, batch="auto", memory_bytes=limit)
     best = max((row for row in told["clusters"] if row["point"]), key=lambda row: row["samples_per_s"])
@@ -164,13 +164,13 @@ def test_where_no_cluster_will_do_each_says_why(tmp_path: Path) -> None:
         over(["dgx-b200", "dgx-a100"], raising(InfeasibleError("too small")), tmp_path)
 
 
-def test_offers_list_what_is_left_out() -> None:
+def test_offers_list_what_is_left_out(tmp_path: Path) -> None:
     sweep = sweeps.Sweep((FAST, CHEAP), {"dgx-b200": "no plan fits"})
     tariff = Tariff(None, {"H100-80GB": 3.0, "A100-80GB": 1.0})
-    told = offers_answer(sweep, {"tariff": tariff})
+    told = offers_answer(sweep, {"tariff": tariff}, tmp_path)
     assert "Cheapest without limits: dgx-a100" in told.text
     assert "no plan fits" in told.text
-    unpriced = offers_answer(sweep, {"tariff": Tariff(None, {"A100-80GB": 1.0})})
+    unpriced = offers_answer(sweep, {"tariff": Tariff(None, {"A100-80GB": 1.0})}, tmp_path)
     assert "no price of a device-hour is known for H100-80GB" in unpriced.text
     assert (told.data["cheapest"], told.data["fastest"]) == ("dgx-a100", "dgx-h100")
     assert {row["cluster"] for row in told.data["clusters"]} == {"dgx-a100", "dgx-h100", "dgx-b200"}

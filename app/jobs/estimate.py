@@ -60,12 +60,6 @@ def request_key(question: Mapping[str, Any]) -> RequestKey:
     return RequestKey(_text(core), _text(whole))
 
 
-def key_of_words(words: Sequence[str], folder: str) -> RequestKey:
-    """Return the request of another job's command line, without its result's folder."""
-    text = _text([word for word in words if word != folder])
-    return RequestKey(text, text)
-
-
 def _text(data: object) -> str:
     return json.dumps(data, sort_keys=True)
 

@@ -11,7 +11,6 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tensoropt.exploration.cluster_offers import folders_in
 from tensoropt.question.question import Question
 
 from ..safety import LOG as LOGGER
-from .estimate import CompletedJob, Estimate, RequestKey, estimate, key_of_words, request_key
+from .estimate import CompletedJob, Estimate, estimate, request_key
 from .record import LOG, Job, is_alive, read_job, tail, this_server
 from .request import Request, written
 from .uploads import Uploads
@@ -73,7 +72,6 @@ class JobManager:
         self._server = this_server()
         self._running: dict[str, _Running] = {}
         self._jobs: dict[str, Job] = {}
-        self._keys: dict[str, RequestKey] = {}
         self._closed = False
         self.forgotten_folder = self.root / "forgotten"
         self._forgotten: dict[str, tuple[Job, float]] = {}
@@ -144,12 +142,9 @@ class JobManager:
         data = request.question.data()
         if same := [job for job in self.jobs() if job.active and job.question == data]:
             return same[0]
-        return self._queue(request.title, request.measures, request.question, request.arguments)
+        return self._queue(request.title, request.measures, request.question)
 
-    def _queue(
-        self, title: str, measures: bool, question: Question | None, words: Callable[[Path], list[str]]
-    ) -> Job:
-        """Queue a job; ``words`` returns its command line's arguments, given the result's folder."""
+    def _queue(self, title: str, measures: bool, question: Question) -> Job:
         id = secrets.token_hex(6)
         folder = self.folder / id
         folder.mkdir(mode=0o700)
@@ -157,11 +152,11 @@ class JobManager:
             job = Job(
                 id,
                 title,
-                tuple(words(folder)),
+                tuple(written(question, folder)),
                 measures=measures,
                 created=time.time(),
                 server=self._server,
-                question=None if question is None else question.data(),
+                question=question.data(),
             )
             job.save(folder)
         except (TensorOptError, OSError) as error:
@@ -180,16 +175,12 @@ class JobManager:
         """Queue a finished job again and keep its old result; None if the job is running or unknown.
 
         Raises:
-            TensorOptError: the job cannot be written to disk.
+            TensorOptError: the job is of another version, or cannot be written to disk.
         """
         job = self._jobs.get(id)
         if job is None or job.active:
             return None
-        try:
-            question = Question.of(job.question)
-        except TensorOptError:  # only its own version understands its words
-            return self._queue(job.title, job.measures, None, partial(_moved, job, self.folder / id))
-        return self._queue(job.title, job.measures, question, partial(written, question))
+        return self._queue(job.title, job.measures, Question.of(job.question))
 
     def job(self, id: str) -> Job | None:
         """Return the job with this id; None if unknown."""
@@ -197,7 +188,7 @@ class JobManager:
 
     def took(self, job: Job) -> float | None:
         """Return the seconds of the last finished job with the same request; None if there is none."""
-        alike = estimate(self._key_of(job), self._runs(but=job.id))
+        alike = estimate(request_key(job.question), self._runs(but=job.id))
         return alike.last_s if alike is not None and alike.same else None
 
     def estimate(self, wanted: Request) -> Estimate | None:
@@ -210,17 +201,10 @@ class JobManager:
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:
                 continue
-            runs.append(CompletedJob(self._key_of(job), job.ended - job.started))
+            with contextlib.suppress(TensorOptError):  # another version's question
+                key = request_key(Question.of(job.question).data())
+                runs.append(CompletedJob(key, job.ended - job.started))
         return runs
-
-    def _key_of(self, job: Job) -> RequestKey:
-        """Return a job's request, cached, since it never changes and every key press needs it."""
-        if job.id not in self._keys:
-            try:
-                self._keys[job.id] = request_key(Question.of(job.question).data())
-            except (TensorOptError, KeyError, TypeError):  # another version's job
-                self._keys[job.id] = key_of_words(job.arguments, str(self.folder / job.id))
-        return self._keys[job.id]
 
     def cancel(self, id: str) -> None:
         """End a job and every process it started; do nothing if it has ended or is unknown."""
@@ -372,14 +356,6 @@ class JobManager:
             job.save(self.folder / job.id)
         except TensorOptError as error:
             LOGGER.warning("cannot save the state of job %s: %s", job.id, error)
-
-
-def _moved(job: Job, old: Path, new: Path) -> list[str]:
-    """Return a job's command line with another result folder."""
-    return [
-        f"{new}{word.removeprefix(str(old))}" if word == str(old) or word.startswith(f"{old}/") else word
-        for word in job.arguments
-    ]
 
 
 def _kill_tree(pid: int) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,7 @@ class Job:
     Attributes:
         id: the generated name of its folder.
         arguments: the arguments of the equivalent ``tensoropt`` command.
-        question: the question (:meth:`tensoropt.question.question.Question.data`); None for other commands,
-            and for jobs of an earlier version.
+        question: the question (:meth:`tensoropt.question.question.Question.data`); empty if it was not saved.
         state: one of :data:`_STATES`.
         error: the reason of a failure, in a sentence.
         created, started, ended: seconds since the epoch.
@@ -58,7 +57,7 @@ class Job:
     started: float | None = None
     ended: float | None = None
     server: tuple[int, float] = (0, 0.0)
-    question: Mapping[str, Any] | None = None
+    question: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def line(self) -> str:

@@ -98,10 +98,6 @@ class Request:
             parts.append(f"beside {', '.join(question.planners)}")
         return " · ".join(parts)
 
-    def arguments(self, folder: Path) -> list[str]:
-        """Return the equivalent command line's arguments; the result goes to ``folder``."""
-        return written(self.question, folder)
-
 
 def written(question: Question, folder: Path) -> list[str]:
     """Return a question's command-line arguments; unnamed parts are written to ``folder``, where the result

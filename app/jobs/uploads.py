@@ -136,15 +136,13 @@ class Uploads:
         return {str(path): label for path, label in self.known().values()}
 
     def keep(self, contents: object, name: object) -> str:
-        """Store a page's upload (a ``data:`` URL); return its token.
+        """Store an ONNX file that a page uploaded (a ``data:`` URL); return its token.
 
         Raises:
-            UploadError: it is not an ONNX file by its name or content, or it is empty, too large, or damaged
-                in transit.
+            UploadError: it is not an ONNX file by its content, or it is empty, too large, or damaged in
+                transit.
         """
         label = label_of(name)
-        if not label.lower().endswith(".onnx"):
-            raise UploadError(f"'{label}' cannot be uploaded; choose a file that ends in .onnx")
         data = decoded(contents, label, MAX_UPLOAD_BYTES, "export the model again")
         self._check_room(len(data))
         token = f"upload-{secrets.token_hex(8)}"
@@ -184,11 +182,12 @@ class Uploads:
         _write(self.folder / f"{token}.json", json.dumps({"label": label}).encode())
         return label
 
-    def open_dims(self, token: str) -> list[str]:
-        """Return the names of an uploaded model's open dims; none for an unknown one."""
-        if token not in self.known():
+    def open_dims(self, label: str) -> list[str]:
+        """Return the names of the open dims of the uploaded model of this name; none for other models."""
+        tokens = {known: token for token, (_, known) in self.known().items()}
+        if label not in tokens:
             return []
-        note = json.loads((self.folder / f"{token}.json").read_text(encoding="utf-8"))
+        note = json.loads((self.folder / f"{tokens[label]}.json").read_text(encoding="utf-8"))
         return [str(name) for name in note.get("dims", ())]
 
     # -- clusters -----------------------------------------------------------------------------------

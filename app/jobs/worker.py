@@ -1,4 +1,4 @@
-"""The process of a job: an exploration or another command, with progress sent to the server."""
+"""The process of a job, with progress sent to the server."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 
 from tensoropt.processes import end_with
 
+from .record import read_job
+
 _DRAWN = 60
 """Maximum number of a running job's points in its plot."""
 
 
 def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
-    """Answer the job's question, or run ``tensoropt`` with ``arguments``; send ``progress``, then ``done`` or
+    """Answer the question of the job whose folder has the file ``log``; send ``progress``, then ``done`` or
     ``failed``.
 
-    All output goes to the file ``log``. The process leads its own session, so that Ctrl-C in the server's
+    All output goes to ``log``. The process leads its own session, so that Ctrl-C in the server's
     terminal does not reach it, and it ends with the server.
     """
     if hasattr(os, "setsid"):
@@ -30,14 +32,16 @@ def run(arguments: list[str], log: str, messages: Connection, parent: int) -> No
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file
-        messages.send(_done(Path(log).parent, arguments, messages))
+        messages.send(_done(Path(log).parent, messages))
     messages.close()
 
 
-def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str, Any]:
+def _done(folder: Path, messages: Connection) -> tuple[str, Any]:
+    from tensoropt.cli.explore import explore
     from tensoropt.cli.parser import sentence
     from tensoropt.console import ProgressDisplay
     from tensoropt.errors import TensorOptError
+    from tensoropt.question.question import Question
 
     class Sent(ProgressDisplay):
         """Writes the log, and sends every report to the page."""
@@ -60,9 +64,10 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
             with contextlib.suppress(OSError):
                 messages.send(("points", (memory[drawn].tolist(), time_s[drawn].tolist(), count)))
 
-    progress = Sent()
     try:
-        text, code = _answer(folder, arguments, progress)
+        # Not its command line, which rounds numbers and names the file of an uploaded cluster.
+        job = read_job(folder)
+        _, text, code = explore(Question.of(job and job.question), Sent(), str(folder))
         print(text)
         return ("done", "") if code == 0 else ("failed", f"ended with exit code {code}")
     except TensorOptError as error:
@@ -76,24 +81,6 @@ def _done(folder: Path, arguments: list[str], messages: Connection) -> tuple[str
         traceback.print_exc()
         what = f"{type(error).__name__}: {sentence(error)}"
         return "failed", f"TensorOpt itself failed with {what}; the log has the traceback"
-
-
-def _answer(folder: Path, arguments: list[str], progress: Any) -> tuple[str, int]:
-    """Return (text, exit code) of a job: its folder's question, or the command line of an older job."""
-    from tensoropt.cli.explore import explore
-    from tensoropt.cli.parser import VERBS, parser
-    from tensoropt.question.question import Question
-
-    from .record import read_job
-
-    job = read_job(folder)
-    if job is None or job.question is None:
-        options = parser().parse_args(arguments)
-        _, text, code = VERBS[options.verb].answer(options, progress)
-    else:
-        question = Question.of(job.question)
-        _, text, code = explore(question, progress, str(folder))
-    return text, code
 
 
 def data_folder() -> Path:

@@ -13,7 +13,7 @@ from tensoropt.report.owners import point_owners
 from ..context import Context
 from ..downloads import address
 from ..views.frontier import FrontierData
-from ..views.operators import beside_rows, bottom_rows, columns_of, operator_rows, table_rows
+from ..views.operators import beside_rows, bottom_rows, columns_of, operator_rows
 from ..views.plan import Bar, device_bars, memory_bar, owner_rows, owners_words, step_bar, step_rows
 from ..views.point import of_point, point_card, verified_words
 from ..views.result import two_digits
@@ -103,10 +103,7 @@ def _rest(context: Context, shown: Any, gridded: Any, search: Any) -> Any:
         "The timeline of the step, for ui.perfetto.dev",
         href=address(view.exploration, "trace.json", row), download="trace.json",
     )  # fmt: skip
-    goes = [
-        parts.plain_table(["", "", "share"], step_rows(detail), numbers=(1, 2)),
-        html.P(trace),
-    ]
+    goes = [parts.plain_table(["", "", "share"], step_rows(detail), numbers=(1, 2)), html.P(trace)]
     whose = _owners(data, row)
     return [
         parts.halves(
@@ -175,13 +172,12 @@ def _operators(data: FrontierData, row: int, detail: Any) -> Any:
         number("kept", "keeps", 108, "for backward, of one micro-batch"),
         {"field": "source", "headerName": "figures", "width": 110},
     ]
-    rows = operator_rows(data.exploration, row, detail)
+    rows = operator_rows(data.exploration, row, data.units, detail)
     below = bottom_rows(beside_rows(data.exploration, row, detail), data.units)
     options = {"rowHeight": 30, "headerHeight": 34, "pinnedBottomRowData": below}
     kind = data.exploration.all_points[row].kind
     said = kind.rows and f"Operators: {kind.rows}; below them, {kind.each}."
     table = parts.grid(
-        "operators", columns_of(columns, rows, data.units), 480, options, key="group",
-        rowData=table_rows(rows, data.units),
+        "operators", columns_of(columns, rows, data.units), 480, options, key="group", rowData=rows,
     )  # fmt: skip
     return parts.panel(table, parts.hint(said) if said else None, title="Operators")

@@ -49,11 +49,11 @@ def body(context: Context, data: FrontierData, view: Any, row: int) -> list[Any]
     links = [
         html.Li(
             [
-                html.A(file.name, href=address(entry.key, file.what, row, view), download=file.name),
-                html.Span(file.text, className="muted"),
+                html.A(name, href=address(entry.key, name, row, view), download=name),
+                html.Span(words, className="muted"),
             ]
         )
-        for file in files(data)
+        for name, words in files(data).items()
     ]
     lines: list[Any] = []
     for number, command in enumerate(commands(data, entry, row)):

@@ -15,7 +15,7 @@ from dash import ALL, Patch, ctx, dcc, html, no_update, set_props
 
 from ..context import Context
 from ..jobs.manager import JobManager
-from ..views.jobs import STATE_WORDS, JobCard, found_words, job_card, sketch
+from ..views.jobs import STATE_WORDS, JobCard, found_words, sketch
 from .parts import aria, button, copyable, empty, grow, hint, note, row, spoken, stores
 from .wiring import Callbacks
 
@@ -102,14 +102,13 @@ def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
     if context.jobs is None or not (cards := _cards(context.jobs, context)):
         nothing = empty("No jobs yet", "Choose a model and devices, then press Plan it.")
         return (no_update, no_update) if shown == {} else (nothing, {})
-    now = {card.id: _signs(card, log) for card, log in cards}
+    now = {id: _signs(card) for id, card in cards.items()}
     earlier = shown if isinstance(shown, Mapping) else {}
-    made = {card.id: (card, log) for card, log in cards}
-    listed = _relisted(list(earlier), list(now), lambda id: _card(*made[id]))
-    for card, log in cards:
-        for part, sign in now[card.id].items() if card.id in earlier else ():
-            if sign != earlier[card.id].get(part):
-                set_props({"card": card.id, "part": part}, {"children": PARTS[part](card, log)})
+    listed = _relisted(list(earlier), list(now), lambda id: _card(cards[id]))
+    for id, card in cards.items():
+        for part, sign in now[id].items() if id in earlier else ():
+            if sign != earlier[id].get(part):
+                set_props({"card": id, "part": part}, {"children": PARTS[part](card)})
     return listed, no_update if now == earlier else now
 
 
@@ -132,10 +131,10 @@ def _relisted(earlier: list[str], now: list[str], make: Callable[[str], Any]) ->
 
 
 _ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
-    "cancel": lambda jobs, id: jobs.cancel(id),
-    "forget": lambda jobs, id: jobs.forget(id),
-    "again": lambda jobs, id: jobs.again(id),
-    "restore": lambda jobs, id: jobs.restore(id),
+    "cancel": JobManager.cancel,
+    "forget": JobManager.forget,
+    "again": JobManager.again,
+    "restore": JobManager.restore,
 }
 """Actions by button."""
 
@@ -151,60 +150,50 @@ def _keys_of(id: str, context: Context) -> tuple[str, ...]:
     return tuple(key for key in _left(context) if key.startswith(f"job-{id}"))
 
 
-def _cards(manager: JobManager, context: Context) -> list[tuple[JobCard, str]]:
-    """Return (card, end of its log) of all jobs, newest first."""
+def _cards(manager: JobManager, context: Context) -> dict[str, JobCard]:
+    """Return the cards of all jobs by id, newest first."""
     now, left = time.time(), _left(context)
-    cards = []
+    cards = {}
     for job in manager.jobs()[:_SHOWN_JOBS]:
         keys = tuple(key for key in left if key.startswith(f"job-{job.id}"))
         found = ""
         if len(keys) == 1:
             costs = context.library.costs_of(context.library.entry(keys[0]))
             found = found_words(*costs, len(costs[0]))
-        card = job_card(job, now, keys, found, manager.growing(job.id), manager.first(job.id))
-        cards.append((card, manager.log(job.id)))
+        running = manager.growing(job.id), manager.first(job.id), manager.log(job.id)
+        cards[job.id] = JobCard(job, now, keys, found, *running)
     return cards
 
 
-def _signs(card: JobCard, log: str) -> dict[str, str]:
+def _signs(card: JobCard) -> dict[str, str]:
     """Return a sign for each part of a card, which changes with the part's content."""
     return {
-        "state": f"{card.state} {card.words}",
-        "buttons": f"{card.active} {' '.join(card.results)}",
-        "fault": card.error,
+        "state": f"{card.job.state} {card.words}",
+        "buttons": f"{card.job.active} {' '.join(card.results)}",
+        "fault": card.job.error,
         "progress": f"{card.at_work} {card.share:.3f} {card.growing} {card.first}",
         # Its end identifies a log, as logs only grow.
-        "log": f"{len(log)} {log[-40:]}",
+        "log": f"{len(card.log)} {card.log[-40:]}",
     }
 
 
-def _state(card: JobCard, _: str) -> Any:
-    return html.Span(card.words, className=f"state state-{card.state}")
-
-
-def _buttons(card: JobCard, _: str) -> Any:
+def _buttons(card: JobCard) -> Any:
     buttons: list[Any] = []
     if card.results:
         words = "open the result" if len(card.results) == 1 else f"open {len(card.results)} results"
         buttons.append(dcc.Link(words, href=f"/result?x={card.results[-1]}", className="open"))
-    if card.active:
-        return [*buttons, _button("cancel", card.id)]
-    words = "run again" if card.state == "done" else "try again"
-    buttons.append(_button("again", card.id, words))
-    if card.can_refill:
-        buttons.append(dcc.Link("change", href=f"/new?from=job-{card.id}", className="open"))
-    return [*buttons, _button("forget", card.id)]
+    if card.job.active:
+        return [*buttons, _button("cancel", card.job.id)]
+    words = "run again" if card.job.state == "done" else "try again"
+    change = dcc.Link("change", href=f"/new?from=job-{card.job.id}", className="open")
+    return [*buttons, _button("again", card.job.id, words), change, _button("forget", card.job.id)]
 
 
-def _fault(card: JobCard, _: str) -> Any:
-    return note(card.error, "error")
-
-
-def _progress(card: JobCard, _: str) -> Any:
+def _progress(card: JobCard) -> Any:
     """Draw a job's progress, its answer before the search, and the points found so far."""
     if not card.at_work:
         return None
-    bar = dmc.Progress(value=100 * card.share, size="sm", **aria(label=f"{card.title}: {card.at_work}"))
+    bar = dmc.Progress(value=100 * card.share, size="sm", **aria(label=f"{card.job.title}: {card.at_work}"))
     shown: list[Any] = [bar, html.Span(card.at_work, className="muted small")]
     shown += [html.P(f"Before the search: {card.first}")] if card.first else []
     if card.growing is not None and card.growing[2]:
@@ -217,38 +206,36 @@ def _progress(card: JobCard, _: str) -> Any:
     return html.Div(shown, className="at-work")
 
 
-def _log(_: JobCard, log: str) -> Any:
-    return log or "nothing yet"
-
-
-PARTS: dict[str, Callable[[JobCard, str], Any]] = {
-    "state": _state,
+PARTS: dict[str, Callable[[JobCard], Any]] = {
+    "state": lambda card: html.Span(card.words, className=f"state state-{card.job.state}"),
     "buttons": _buttons,
-    "fault": _fault,
+    "fault": lambda card: note(card.job.error, "error"),
     "progress": _progress,
-    "log": _log,
+    "log": lambda card: card.log or "nothing yet",
 }
 """The parts of a card that change during a job, with their drawing functions."""
 
 
-def _card(card: JobCard, log: str) -> Any:
+def _card(card: JobCard) -> Any:
     def part(name: str, of: Any = html.Div, **more: Any) -> Any:
-        return of(PARTS[name](card, log), id={"card": card.id, "part": name}, **more)
+        return of(PARTS[name](card), id={"card": card.job.id, "part": name}, **more)
 
     details = [
-        html.Summary("command and log" if card.command else "log"),
-        copyable(card.command, "the command", f"job-command-{card.id}") if card.command else None,
+        html.Summary("command and log"),
+        copyable(card.job.line, "the command", f"job-command-{card.job.id}"),
         part("log", html.Pre, className="log", tabIndex=0),
     ]
     head = row(
-        html.Strong(card.title),
+        html.Strong(card.job.title),
         part("state", html.Span),
         grow(),
         part("buttons", className="row tight"),
         names="tight",
     )
     return html.Article(
-        [head, part("fault"), part("progress"), html.Details(details)], className="job", id=f"job-{card.id}"
+        [head, part("fault"), part("progress"), html.Details(details)],
+        className="job",
+        id=f"job-{card.job.id}",
     )
 
 

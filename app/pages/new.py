@@ -7,10 +7,11 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import dash_mantine_components as dmc
-from dash import html, no_update
+from dash import dcc, html, no_update
 
 from tensoropt.cluster import load_cluster
 from tensoropt.errors import TensorOptError
+from tensoropt.plan.facts_table import Fact
 from tensoropt.question.question import Question
 from tensoropt.question.settings import settings_fields
 from tensoropt.report.commands import cluster_is_named, question_of
@@ -35,10 +36,7 @@ def layout(context: Context) -> Any:
         return parts.panel(html.P("This dashboard only shows explorations; it was started without jobs."))
     jobs = parts.panel(job_list.layout(), title="Searches", names="jobs-panel")
     return html.Div(
-        [
-            html.H1("Plan it", className="unseen"),
-            html.Div([_form(context), jobs], className="new-columns"),
-        ]
+        [html.H1("Plan it", className="unseen"), html.Div([_form(context), jobs], className="new-columns")]
     )
 
 
@@ -59,10 +57,11 @@ def _form(context: Context) -> Any:
         ),
         parts.hint(id="devices-said"),
         parts.row(
-            parts.number_field("batch", "Batch, samples", value=_FIRST["batch"], placeholder="8; 8,16; auto",
-                               w=118),
-            parts.number_field("sequence", "Sequence, tokens", value=_FIRST["sequence"],
-                               placeholder="the model's", w=132),
+            # Mantine's NumberInput would drop letters: 1e9 became 19.
+            dmc.TextInput(id="batch", label="Batch, samples", value=_FIRST["batch"],
+                          placeholder="8; 8,16; auto", w=118),
+            dmc.TextInput(id="sequence", label="Sequence, tokens", value=_FIRST["sequence"],
+                          placeholder="the model's", w=132),
             dmc.Select(id="dtype", label="Computes in", data=list(DTYPES), value=DTYPES[0],
                        allowDeselect=False, w=112),
             names="fields",
@@ -74,15 +73,11 @@ def _form(context: Context) -> Any:
         html.Details(
             [
                 html.Summary("Which options there are"),
-                parts.facts_of((f"--{s.flag}", s.help) for s in settings_fields() if s.flag in OPTIONS),
+                parts.facts(Fact(f"--{s.flag}", s.help) for s in settings_fields() if s.flag in OPTIONS),
                 parts.hint("Also: ", ", ".join(f"--{name}" for name in OPTIONS if name in _OTHERS)),
             ]
         ),
-        parts.upload(
-            "upload", "upload-place", "a model (ONNX, config.json) or devices (YAML, JSON)",
-            (".onnx", ".json", ".yaml", ".yml"), MAX_UPLOAD_BYTES,
-            said="upload-said", remedy="export or write it again",
-        ),
+        _drop_zone(),
         parts.spoken("upload-said"),
         parts.row(
             dmc.Button("Plan it", id="start", size="md"),
@@ -90,6 +85,23 @@ def _form(context: Context) -> Any:
             names="start-bar",
         ),
         parts.spoken("start-said"),
+    )  # fmt: skip
+
+
+def _drop_zone() -> html.Div:
+    """Return the place for a file; the browser explains refusals (``assets/upload.js``)."""
+    words = "Drop a model (ONNX, config.json) or devices (YAML, JSON) here, or "
+    endings = ".onnx,.json,.yaml,.yml"
+    rule: Any = {
+        "data-said": "upload-said", "data-endings": endings, "data-most-bytes": str(MAX_UPLOAD_BYTES),
+        "data-remedy": "export or write it again", "data-larger": "Use the command line",
+    }  # fmt: skip
+    return html.Div(
+        dcc.Upload(
+            html.Div([words, html.Span("choose one", className="linklike")]), id="upload", className="upload",
+            max_size=MAX_UPLOAD_BYTES, min_size=1, multiple=False, accept=endings,
+        ),
+        id="upload-place", **rule,
     )  # fmt: skip
 
 
@@ -131,7 +143,7 @@ def earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[s
     """
     uploads = context.manager.uploads
     job = context.manager.job(origin.removeprefix("job-"))
-    if job is not None and job.question is not None:
+    if job is not None and job.question:
         return f"'{job.title}'", *form_of(Question.of(job.question), uploads)
     exploration = context.library.load(origin)
     name = str(exploration.cluster["name"]) if cluster_is_named(exploration) else ""
@@ -147,11 +159,7 @@ _SAID = (
 
 
 CALLBACKS.in_browser(
-    "tensoropt.typed",
-    sets="typed.data",
-    when=[f"{name}.value" for name in FIELDS],
-    at_start=True,
-    jobs=True,
+    "tensoropt.typed", sets="typed.data", when=[f"{name}.value" for name in FIELDS], at_start=True, jobs=True
 )
 
 
@@ -171,8 +179,7 @@ def _look(context: Context, values: Any) -> Any:
         cluster = load_cluster(cluster_of(str(form["devices"] or "").strip(), uploads))
         devices = f"{cluster.counts}, {format_bytes(cluster.memory_bytes)} each."
     words = model_words(str(form["model"] or "").removeprefix("zoo:").partition("?")[0])
-    token = next((t for t, (_, label) in uploads.known().items() if label == form["model"]), "")
-    if dims := uploads.open_dims(token) if token else []:
+    if dims := uploads.open_dims(str(form["model"])):
         words = f"The file leaves {', '.join(dims)} open; give sizes in more options: --dim {dims[0]}=8"
     return (
         *(errors[name] for name in FIELDS if name != "dtype"), words, devices, estimate,
@@ -207,10 +214,7 @@ def _start(context: Context, clicks: Any, *values: Any) -> Any:
     uploads = context.manager.uploads
     try:
         request = request_from(dict(zip(FIELDS, values, strict=True)), uploads)
-        token = next((t for t, (_, label) in uploads.known().items() if label == request.label), "")
-        missing = (
-            [dim for dim in uploads.open_dims(token) if dim not in request.question.dims] if token else []
-        )
+        missing = [dim for dim in uploads.open_dims(request.label) if dim not in request.question.dims]
         if missing:
             raise RequestError("more", f"give sizes in more options: --dim {missing[0]}=8")
         job = context.manager.submit(request)

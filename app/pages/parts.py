@@ -99,48 +99,6 @@ def plot(id: str, height: int, **config: Any) -> dcc.Graph:
     return dcc.Graph(id=id, config=cast(Any, GRAPH_CONFIG | config), figure=blank, style={"height": height})
 
 
-def upload(
-    id: str,
-    place: str,
-    prompt: str,
-    endings: Sequence[str],
-    most: int,
-    *,
-    said: str,
-    remedy: str,
-    larger: str = "Use the command line",
-    accept: str = "",
-) -> html.Div:
-    """Return a drop zone for a file; the browser explains refusals (``assets/upload.js``).
-
-    Args:
-        place: the id of its container.
-        prompt: the accepted kinds, in words.
-        endings: accepted file endings.
-        most: maximum file size in bytes.
-        said: the id of the element for refusals.
-        remedy: what to do about an empty file.
-        larger: what to do with larger files.
-        accept: the endings that the browser offers, if they differ.
-    """
-    rule: Any = {
-        "data-said": said,
-        "data-endings": ",".join(endings),
-        "data-most-bytes": str(most),
-        "data-remedy": remedy,
-        "data-larger": larger,
-    }
-    return html.Div(
-        dcc.Upload(
-            html.Div([f"Drop {prompt} here, or ", html.Span("choose one", className="linklike")]),
-            id=id, className="upload", max_size=most, min_size=1, multiple=False,
-            accept=accept or ",".join(endings),
-        ),
-        id=place,
-        **rule,
-    )  # fmt: skip
-
-
 def grid(
     id: str,
     columns: Sequence[Any],
@@ -190,15 +148,6 @@ D3 = "params.value == null ? '' : d3.format('{}')(params.value)"
 """The function that formats a figure by d3; blank if there is none."""
 
 
-def number_field(id: Any, label: str, *, value: str = "", placeholder: str = "", **more: Any) -> Any:
-    """Return a field for a number that keeps the typed text.
-
-    Mantine's NumberInput drops letters while typing, so that 1e9 becomes 19, and moves values to the nearest
-    bound; here the rule is shown instead.
-    """
-    return dmc.TextInput(id=id, label=label, value=value, placeholder=placeholder, **more)
-
-
 def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> html.Section:
     """Return a titled card."""
     head = [html.H2(title, className="panel-title")] if title else []
@@ -226,13 +175,6 @@ def facts(rows: Iterable[Fact]) -> html.Dl:
     cells = [cell for fact in rows for cell in (html.Dt(explained(fact.name)), html.Dd(fact.words))]
     # When a whole card is announced, its explanations are not.
     return html.Dl(cells, className="facts", **aria(live="off"))
-
-
-def facts_of(pairs: Iterable[tuple[str, str]]) -> html.Dl:
-    """Return aligned names and words."""
-    return html.Dl(
-        [cell for name, words in pairs for cell in (html.Dt(name), html.Dd(words))], className="facts"
-    )
 
 
 def empty(title: str, *sentences: Any) -> html.Div:

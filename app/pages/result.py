@@ -228,11 +228,7 @@ def answer(line: AnswerLine, view: View) -> Any:
     figures += [html.Span(words) for words in (line.time, line.pace, line.cost) if words]
     first: list[Any] = [line.plan, " ", dcc.Link("Details", href=view.link("details"))]
     said = [html.P(first, title=line.name), html.P([line.runs_in])]
-    return [
-        html.P(figures, className="figures"),
-        *said,
-        html.P(line.beside, className="muted"),
-    ]
+    return [html.P(figures, className="figures"), *said, html.P(line.beside, className="muted")]
 
 
 def _choices(data: FrontierData, view: View, found: Any, row: int) -> Any:
@@ -299,12 +295,12 @@ def _list(context: Context, _: Any, search: Any, listed: Any) -> Any:
         [one.title, one.words, dcc.Link(one.action, href=one.link) if one.link else ""]
         for one in what_if(context.library, data, view, found)
     ]
-    hand = [[b.title, b.plan, b.memory, b.time, b.verdict] for b in baseline_rows(data, found)]
     head = ["", "plan", "needs", "a step", "against the recommended plan"]
+    hand = parts.plain_table(head, baseline_rows(data, found), numbers=(2, 3))
     return (
         parts.plain_table(["", "", ""], rows), {},
         _assumed(assumptions(data, view, *context.verified(view))),
-        parts.scrolled("Plans made by hand", parts.plain_table(head, hand, numbers=(2, 3))),
+        parts.scrolled("Plans made by hand", hand),
         *_money_words(view.headroom, view.price, view.amount), count_words(data), about,
     )  # fmt: skip
 

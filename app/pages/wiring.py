@@ -34,26 +34,22 @@ class Callbacks:
             declared for part in parts for declared in part._declared
         ]
 
-    def answer(
-        self,
-        *,
-        sets: _Ports,
-        when: _Ports,
-        given: _Ports = "",
-        at_start: bool = False,
-        jobs: bool | None = None,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def answer(self, **how: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that declares a function as a callback."""
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            self._declared.append((function, *_signature(sets, when, given, at_start), jobs))
+            self._declare(function, **how)
             return function
 
         return declare
 
-    def in_browser(
+    def in_browser(self, function: str, **how: Any) -> None:
+        """Declare a browser function, ``namespace.name`` in ``assets/``, as a callback."""
+        self._declare(function, **how)
+
+    def _declare(
         self,
-        function: str,
+        function: Callable[..., Any] | str,
         *,
         sets: _Ports,
         when: _Ports,
@@ -61,7 +57,6 @@ class Callbacks:
         at_start: bool = False,
         jobs: bool | None = None,
     ) -> None:
-        """Declare a browser function, ``namespace.name`` in ``assets/``, as a callback."""
         self._declared.append((function, *_signature(sets, when, given, at_start), jobs))
 
     def register(self, app: Dash, context: Context) -> None:

@@ -21,35 +21,55 @@ STATE_WORDS = {
     "cancelled": "cancelled",
     "interrupted": "interrupted",
 }
+_SWEEPS = ("clusters", "batches")
+"""Stages whose parts are whole explorations."""
 
 
 @dataclass(frozen=True)
 class JobCard:
-    """A job's card with its progress.
+    """A job with its progress at time ``now`` (seconds since the epoch).
 
     Attributes:
-        share: the finished share of its current stage, 0 to 1.
-        at_work: its current work and remaining time; "" unless it runs.
-        growing: the points found so far.
-        first: its answer before the search.
-        command: the equivalent command line; "" if there is none.
         results: the keys of its explorations; empty while it runs.
-        can_refill: whether the form can be filled from it.
+        found: a summary of its frontier, if it has a single one.
+        growing, first: the points found so far and the answer before the search, while it runs.
+        log: the end of its log.
     """
 
-    id: str
-    title: str
-    state: str
-    words: str
-    error: str
-    command: str
-    results: tuple[str, ...]
-    active: bool
-    can_refill: bool = False
-    share: float = 0.0
-    at_work: str = ""
+    job: Job
+    now: float
+    results: tuple[str, ...] = ()
+    found: str = ""
     growing: Growing | None = None
     first: str = ""
+    log: str = ""
+
+    @property
+    def words(self) -> str:
+        """Its state, how long it took, when it was submitted, and what it found."""
+        job, words = self.job, STATE_WORDS[self.job.state]
+        if job.started is not None:
+            words += f" · {duration((job.ended or self.now) - job.started)}"
+        when = time.strftime("%d %b %H:%M", time.localtime(job.created))
+        return " · ".join(filter(None, (words, when, self.found)))
+
+    @property
+    def share(self) -> float:
+        """The finished share of its current stage, 0 to 1."""
+        stage = self.job.stages[-1] if self.job.stages else None
+        return stage.done / stage.total if stage is not None and stage.total else 0.0
+
+    @property
+    def at_work(self) -> str:
+        """Its current work and stage; in a sweep, also the part; "" unless it runs."""
+        if self.job.state != "running":
+            return ""
+        if not self.job.stages:
+            return "opening PyTorch"
+        stage = self.job.stages[-1]
+        words = f"{stage.what or 'starting'} ({stage.name})"
+        sweeps = (s for s in self.job.stages if s.name in _SWEEPS and s.done < s.total)
+        return ": ".join((*(f"{s.what}, {s.done + 1} of {s.total}" for s in sweeps), words))
 
 
 def found_words(memory: Sequence[float], time_s: Sequence[float], count: int) -> str:
@@ -84,58 +104,6 @@ def _places(values: Sequence[float], low: float, high: float) -> list[float]:
     logs = [math.log(max(value, 1e-12)) for value in values]
     span = max(logs) - min(logs) or 1.0
     return [low + (high - low) * (log - min(logs)) / span for log in logs]
-
-
-_SWEEPS = ("clusters", "batches")
-"""Stages whose parts are whole explorations."""
-
-
-def job_card(
-    job: Job,
-    now: float,
-    results: tuple[str, ...] = (),
-    found: str = "",
-    growing: Growing | None = None,
-    first: str = "",
-) -> JobCard:
-    """Return a job's card at time ``now`` (seconds since the epoch).
-
-    Args:
-        results: the keys of its explorations.
-        found: a summary of its frontier, if it has a single one.
-        growing, first: the points found so far and the answer before the search, while it runs.
-    """
-    stage = job.stages[-1] if job.stages else None
-    spent = (job.ended or now) - (job.started or job.ended or now)
-    when = time.strftime("%d %b %H:%M", time.localtime(job.created))
-    words = STATE_WORDS[job.state]
-    if job.started is not None:
-        words += f" · {duration(spent)}"
-    return JobCard(
-        id=job.id,
-        title=job.title,
-        state=job.state,
-        words=" · ".join(filter(None, (words, when, found))),
-        error=job.error,
-        command=job.line if job.question is not None else "",
-        results=results,
-        active=job.active,
-        can_refill=job.question is not None,
-        share=stage.done / stage.total if stage is not None and stage.total else 0.0,
-        at_work=_at_work(job) if job.state == "running" else "",
-        growing=growing,
-        first=first,
-    )
-
-
-def _at_work(job: Job) -> str:
-    """Return a job's current work and stage; in a sweep, also the part."""
-    if not job.stages:
-        return "opening PyTorch"
-    stage = job.stages[-1]
-    words = f"{stage.what or 'starting'} ({stage.name})"
-    sweeps = (s for s in job.stages if s.name in _SWEEPS and s.done < s.total)
-    return ": ".join((*(f"{s.what}, {s.done + 1} of {s.total}" for s in sweeps), words))
 
 
 def duration(seconds: float) -> str:
@@ -196,8 +164,7 @@ def model_words(name: str) -> str:
     entry = next((entry for entry in list_models() if entry.name == name), None)
     if entry is None:
         return ""
-    words = [entry.description, f"batch {entry.batch}"]
-    size = figures().get(name)
-    if size is not None:
-        words += [f"{digits(size.parameters / 1e6)} million parameters", plural(size.operators, "operator")]
+    size = figures()[name]
+    parameters = f"{digits(size.parameters / 1e6)} million parameters"
+    words = (entry.description, f"batch {entry.batch}", parameters, plural(size.operators, "operator"))
     return " · ".join(words)

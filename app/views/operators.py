@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.exploration.exploration import Exploration
@@ -18,29 +17,7 @@ from tensoropt.sharding.storage import stored_words
 from .point import KIND_TITLES, beside_tensors
 from .units import Units
 
-
-@dataclass(frozen=True)
-class OperatorRow:
-    """An operator group of a plan; sizes in bytes and seconds, None if unknown.
-
-    Attributes:
-        memory_bytes: parameters, gradients and optimizer state, allocated for the whole step.
-        kept_bytes: bytes saved for backward, of one micro-batch.
-        compute_s, communication_s: seconds without recomputation; ``copies_s``: seconds of copies beside
-            computing.
-    """
-
-    group: str
-    module: str
-    axes: str
-    options: str
-    source: str
-    memory_bytes: float | None = None
-    compute_s: float | None = None
-    communication_s: float | None = None
-    kept_bytes: float | None = None
-    copies_s: float | None = None
-
+_Json = dict[str, Any]
 
 _LOOP_WORDS = {
     "out_features": "output features",
@@ -88,8 +65,10 @@ def _sizes(exploration: Exploration, row: int) -> dict[str, int]:
     return dict(zip(mesh.names, mesh.shape, strict=True))
 
 
-def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tuple[OperatorRow, ...]:
-    """Return the operators' rows in the model's order.
+def operator_rows(exploration: Exploration, row: int, units: Units, detail: Any = None) -> list[_Json]:
+    """Return the operators' rows in the model's order, in the page's units: ``memory`` is parameters,
+    gradients and optimizer state, allocated for the whole step; ``kept`` is saved for backward, of one
+    micro-batch; seconds are without recomputation.
 
     Args:
         detail: the point's detail; without it, rows show only what the plan contains.
@@ -98,10 +77,10 @@ def operator_rows(exploration: Exploration, row: int, detail: Any = None) -> tup
     if detail is None:
         return _planned(exploration, row, plan)
     sizes, keys = _sizes(exploration, row), {name: of.key for name, of in plan.parameters.items()}
-    return tuple(_detailed(o, plan, sizes, keys) for o in detail.operators)
+    return [_detailed(o, plan, sizes, keys, units) for o in detail.operators]
 
 
-def _planned(exploration: Exploration, row: int, plan: Plan) -> tuple[OperatorRow, ...]:
+def _planned(exploration: Exploration, row: int, plan: Plan) -> list[_Json]:
     groups = exploration.spaces[exploration.all_points[row].space].groups
     saved_groups, sizes = _groups(exploration), _sizes(exploration, row)
     places = plan.place_of
@@ -113,15 +92,15 @@ def _planned(exploration: Exploration, row: int, plan: Plan) -> tuple[OperatorRo
         stored = [f"{p}: {', '.join(stored_words(plan.parameters[p].stored))}" for p in keys]
         configuration = {**places.get(name, {}), **operator.axes}
         rows.append(
-            OperatorRow(
-                group=name,
-                module=group.anchor.module if group else _module_of(list(keys.values())),
-                axes=axes_words(configuration, operator.micro, sizes),
-                options=option_words(stored, operator.axes, operator.micro, sizes, keys),
-                source="plan",
-            )
+            {
+                "group": name,
+                "module": group.anchor.module if group else next(iter(keys.values()), "").rpartition(".")[0],
+                "axes": axes_words(configuration, operator.micro, sizes),
+                "options": option_words(stored, operator.axes, operator.micro, sizes, keys),
+                "source": "plan",
+            }
         )
-    return tuple(rows)
+    return rows
 
 
 def _groups(exploration: Exploration) -> dict[str, Group]:
@@ -160,20 +139,21 @@ def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share,
     return (*rows, Share(TOTAL, *map(sum, columns)))
 
 
-def _detailed(o: Any, plan: Plan, sizes: Mapping[str, int], keys: Mapping[str, str]) -> OperatorRow:
+def _detailed(o: Any, plan: Plan, sizes: Mapping[str, int], keys: Mapping[str, str], units: Units) -> _Json:
     batch = plan.operators[o.group].micro if o.group in plan.operators else ""
-    return OperatorRow(
-        group=o.group,
-        module=o.module,
-        axes=axes_words(o.configuration, batch, sizes),
-        options=option_words(o.options, o.configuration, batch, sizes, keys),
-        memory_bytes=float(o.parameters_bytes + o.gradients_bytes + o.state_bytes),
-        compute_s=float(o.compute_s),
-        copies_s=float(o.copies_s),
-        communication_s=float(o.communication_s),
-        source=str(o.source),
-        kept_bytes=float(o.kept_bytes),
-    )
+    size, time = units.memory.of, units.time.of
+    return {
+        "group": o.group,
+        "module": o.module,
+        "axes": axes_words(o.configuration, batch, sizes),
+        "options": option_words(o.options, o.configuration, batch, sizes, keys),
+        "memory": _rounded(size(o.parameters_bytes + o.gradients_bytes + o.state_bytes)),
+        "compute": _rounded(time(o.compute_s)),
+        "copies": _rounded(time(o.copies_s)),
+        "communication": _rounded(time(o.communication_s)),
+        "kept": _rounded(size(o.kept_bytes)),
+        "source": str(o.source),
+    }
 
 
 _STORED = {"held/P": "ZeRO-1", "held": "ZeRO-2", "": "ZeRO-3", "ahead": "ZeRO-3, gathered ahead"}
@@ -208,39 +188,12 @@ def option_words(
     return "; ".join(f"{', '.join(names)}: {words}" for words, names in by_words.items())
 
 
-def _module_of(keys: Sequence[str]) -> str:
-    return keys[0].rpartition(".")[0] if keys else ""
+def _rounded(figure: float) -> float:
+    """Return a cell's value, rounded as on the rest of the page."""
+    return float(f"{figure:.3g}")
 
 
-_Json = dict[str, Any]
-
-
-def table_rows(rows: Sequence[OperatorRow], units: Units) -> list[_Json]:
-    """Return a row per operator, in the page's units."""
-    unit, time = units.memory, units.time
-    return [
-        {
-            "group": o.group,
-            "module": o.module,
-            "axes": o.axes,
-            "options": o.options,
-            "memory": _known(unit.of, o.memory_bytes),
-            "compute": _known(time.of, o.compute_s),
-            "copies": _known(time.of, o.copies_s),
-            "communication": _known(time.of, o.communication_s),
-            "kept": _known(unit.of, o.kept_bytes),
-            "source": o.source,
-        }
-        for o in rows
-    ]
-
-
-def _known(of: Callable[[float], float], figure: float | None) -> float | None:
-    """Return a cell's value, rounded as on the rest of the page; blank without a figure."""
-    return None if figure is None else float(f"{of(figure):.3g}")
-
-
-def columns_of(columns: Sequence[_Json], rows: Sequence[OperatorRow], units: Units) -> list[_Json]:
+def columns_of(columns: Sequence[_Json], rows: Sequence[_Json], units: Units) -> list[_Json]:
     """Return the columns with units in their headers; without modules if unknown (ONNX files), without copies
     if none."""
     unit, time = units.memory.name, units.time.name
@@ -252,7 +205,7 @@ def columns_of(columns: Sequence[_Json], rows: Sequence[OperatorRow], units: Uni
         "kept": f"keeps, {unit}",
     }
     titled = [{**c, "headerName": heads.get(c["field"], c.get("headerName"))} for c in columns]
-    filled = {"module": any(o.module for o in rows), "copies": any(o.copies_s for o in rows)}
+    filled = {name: any(row.get(name) for row in rows) for name in ("module", "copies")}
     return [{**c, "hide": not filled[c["field"]]} if c["field"] in filled else c for c in titled]
 
 
@@ -263,9 +216,9 @@ def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
         {
             "group": share.title,
             "axes": "" if share.idle_s is None else f"idle {time.text(share.idle_s)}",
-            "memory": _known(unit.of, share.memory_bytes) or None,
-            "compute": _known(time.of, share.compute_s) or None,
-            "communication": _known(time.of, share.communication_s) or None,
+            "memory": _rounded(unit.of(share.memory_bytes)) or None,
+            "compute": _rounded(time.of(share.compute_s)) or None,
+            "communication": _rounded(time.of(share.communication_s)) or None,
         }
         for share in shares
     ]

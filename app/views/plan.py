@@ -116,19 +116,17 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
     )
 
 
-_STEP_TITLES = {"compute": "compute", "exposed": "communication", "idle": "idle"}
-
-
 def step_bar(data: FrontierData, row: int) -> Bar:
     """Return one device's step: compute, communication waited for, idle time; the sentence has the hidden
     communication."""
     point = data.exploration.all_points[row]
-    parts = {"compute": point.compute_s, "exposed": point.exposed_s, "idle": point.idle_s}
+    waits = point.kind.host_wait if point.host_bound else "idle"
+    parts = (("compute", "compute", point.compute_s), ("exposed", "communication", point.exposed_s),
+             ("idle", waits, point.idle_s))  # fmt: skip
     total, hidden = point.time_s or 1.0, point.hidden_s
-    titles = _STEP_TITLES | ({"idle": point.kind.host_wait} if point.host_bound else {})
     segments = tuple(
-        Segment(kind, titles[kind], value / total, two_digits(value), percent(value / total))
-        for kind, value in parts.items()
+        Segment(kind, title, value / total, two_digits(value), percent(value / total))
+        for kind, title, value in parts
     )
     words = f"{two_digits(total)} per step"
     words += f"; {two_digits(hidden)} of communication overlaps compute" if hides(point) else ""

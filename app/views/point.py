@@ -6,10 +6,9 @@ defaults, sources, and what was left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 from tensoropt.costs.device_fit import FAILS, TIGHT
 from tensoropt.costs.process_memory import CONSTANTS
@@ -27,6 +26,7 @@ from tensoropt.report.step_parts import COMPUTING, HOST, IDLE, WAITING, waits_of
 from tensoropt.report.table import timing_words
 from tensoropt.simulate.recording import MEMORY_KINDS
 
+from ..library import first_size
 from ..state import View
 from .frontier import FrontierData, tariff_of
 from .result import amount_in
@@ -131,17 +131,7 @@ def settings_facts(exploration: Exploration) -> list[Fact]:
 def _batch_words(exploration: Exploration) -> str:
     """Return the global batch in words, as far as it is known."""
     model = exploration.model
-    return str(model.batch or _first_size(model.call) or "the model's own")
-
-
-def _first_size(call: Any) -> int | None:
-    """Return the first size of the model's first tensor input."""
-    if not isinstance(call, Mapping):
-        return None
-    for value in [*call.get("args", []), *dict(call.get("kwargs", {})).values()]:
-        if isinstance(value, Mapping) and value.get("tensor"):
-            return int(value["tensor"][0])
-    return None
+    return str(model.batch or first_size(model.call) or "the model's own")
 
 
 def _count(number: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import numpy as np
@@ -208,8 +208,7 @@ def _titled(data: FrontierData, view: View, found: Budgeted) -> Iterator[tuple[s
         yield base.short, base.row
 
 
-@dataclass(frozen=True)
-class BaselineRow:
+class BaselineRow(NamedTuple):
     """A baseline in words; figures and plan name are empty if it has no plan."""
 
     title: str

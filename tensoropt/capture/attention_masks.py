@@ -8,12 +8,11 @@ hides. Only a constant that hides exactly all ``key > query`` becomes the flag."
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from tensoropt.capture.folding import Folder, broadcast_narrowed
+from tensoropt.capture.folding import Folder, arguments_of, broadcast_narrowed
 from tensoropt.graph import Operator
 from tensoropt.ops.families.attention import ATTENTION
 
@@ -27,10 +26,13 @@ _SOFTMAX = "aten.softmax.int"
 _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
 
-def _hides(value: torch.Tensor) -> str | None:
-    """Return what a mask ``[..., queries, keys]`` hides; it is boolean (True is visible) or added to the
-    scores. None for anything else."""
-    if value.is_meta or value.dim() < 2:
+def _hides(value: Any, inverted: bool) -> str | None:
+    """Return what a mask ``[..., queries, keys]`` hides; it is boolean (True is visible, or hidden if
+    ``inverted``) or added to the scores. None for anything else."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or value.dim() < 2:
+        return None
+    boolean = value.dtype == torch.bool
+    if inverted and not boolean:
         return None
     queries, keys = value.shape[-2:]
     value = broadcast_narrowed(value)
@@ -38,8 +40,8 @@ def _hides(value: torch.Tensor) -> str | None:
         return None
     value = value.reshape(value.shape[-2:])
     future = torch.ones(queries, keys, dtype=torch.bool, device="cpu").triu(1)
-    seen = value if value.dtype == torch.bool else value == 0
-    hidden = ~value if value.dtype == torch.bool else value <= _HIDDEN
+    seen = value ^ inverted if boolean else value == 0
+    hidden = ~seen if boolean else value <= _HIDDEN
     if bool(seen.all()):
         return _NOTHING
     if seen.shape == future.shape and torch.equal(seen, ~future) and torch.equal(hidden, future):
@@ -57,7 +59,7 @@ class MaskReader:
 
     def __init__(self, folder: Folder, read_stored: bool):
         self._folder, self._read_stored = folder, read_stored
-        self._found: dict[int, tuple[Any, str | None]] = {}
+        self._found: dict[tuple[int, bool], str | None] = {}
         self.flagged = self.by_hand = 0
 
     def known(self, node: Any) -> bool:
@@ -83,11 +85,10 @@ class MaskReader:
         if not self.known(node):
             return None
         value = self._folder.value(node)
-        if id(value) not in self._found:
-            self._found[id(value)] = (value, self._look(value))
-        if not inverted:
-            return self._found[id(value)][1]
-        return self._look(value, inverted=True)
+        key = id(value), inverted  # the folder keeps the value
+        if key not in self._found:
+            self._found[key] = _hides(value, inverted)
+        return self._found[key]
 
     def notes(self, operators: Iterable[Operator]) -> tuple[str, ...]:
         """Return notes on the decisions, in words, for the operators that are left."""
@@ -111,58 +112,42 @@ class MaskReader:
             )
         return tuple(notes)
 
-    @staticmethod
-    def _look(value: Any, *, inverted: bool = False) -> str | None:
-        if not isinstance(value, torch.Tensor) or (inverted and (value.dtype != torch.bool or value.is_meta)):
-            return None
-        return _hides(~value if inverted else value)
 
-
-def with_flag(node: torch.fx.Node, masks: MaskReader) -> bool:
-    """Drop the mask operand of an attention call, or replace it with the causal flag; return False if it
-    stays."""
-    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-    if str(node.target) != ATTENTION or mask is None:
-        return False
+def with_flag(node: torch.fx.Node, masks: MaskReader) -> None:
+    """Drop the mask operand of an attention call if it hides nothing; replace it with the causal flag if it
+    hides the future."""
+    if str(node.target) != ATTENTION:
+        return
+    given = arguments_of(node)
+    mask = given["attn_mask"]
     hidden = masks.hides(mask)
-    causal = node.args[5] if len(node.args) > 5 else node.kwargs.get("is_causal", False)
-    if hidden is None or causal:
-        return False
+    if hidden is None or given["is_causal"]:
+        return
     # One row for all queries shows the same keys to each of them.
     sizes = tuple(n.meta["val"].shape[-2] for n in node.args[:2])  # type: ignore[union-attr]
-    if hidden == _FUTURE and tuple(mask.meta["val"].shape[-2:]) != sizes:  # type: ignore[union-attr]
-        return False
-    dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-    node.args = (*node.args[:3], None, dropout, hidden == _FUTURE)
+    if hidden == _FUTURE and tuple(mask.meta["val"].shape[-2:]) != sizes:
+        return
+    node.args = (*node.args[:3], None, given["dropout_p"], hidden == _FUTURE)
     node.kwargs = {k: v for k, v in node.kwargs.items() if k in ("scale", "enable_gqa")}
     masks.flagged += 1
-    return True
 
 
-@dataclass(frozen=True)
-class _ByHand:
-    """Attention that a model writes out, as the nodes of its operands."""
-
-    q: torch.fx.Node
-    k_transposed: torch.fx.Node
-    v: torch.fx.Node
-    scale: float
-
-    def written_before(self, node: torch.fx.Node) -> tuple[torch.fx.Node, ...]:
-        """Insert before ``node`` the calls that compute the same; the last one is the attention."""
-        calls: list[torch.fx.Node] = []
-        aten = torch.ops.aten
-        k = _untransposed(self.k_transposed)
-        with node.graph.inserting_before(node):
-            if k is None:
-                k = node.graph.call_function(aten.transpose.int, (self.k_transposed, -2, -1))
-                k.meta = {**node.meta, "val": self.k_transposed.meta["val"].transpose(-2, -1)}
-                calls.append(k)
-            args = (self.q, k, self.v, None, 0.0, True)
-            attention = aten.scaled_dot_product_attention.default
-            calls.append(node.graph.call_function(attention, args, {"scale": self.scale}))
-            calls[-1].meta = dict(node.meta)
-        return tuple(calls)
+def _attention_before(
+    node: torch.fx.Node, q: torch.fx.Node, k_transposed: torch.fx.Node, v: torch.fx.Node, scale: float
+) -> list[torch.fx.Node]:
+    """Insert before ``node`` the calls that compute the same; the last one is the attention."""
+    calls: list[torch.fx.Node] = []
+    aten = torch.ops.aten
+    k = _untransposed(k_transposed)
+    with node.graph.inserting_before(node):
+        if k is None:
+            k = node.graph.call_function(aten.transpose.int, (k_transposed, -2, -1))
+            k.meta = {**node.meta, "val": k_transposed.meta["val"].transpose(-2, -1)}
+            calls.append(k)
+        attention = aten.scaled_dot_product_attention.default
+        calls.append(node.graph.call_function(attention, (q, k, v, None, 0.0, True), {"scale": scale}))
+        calls[-1].meta = dict(node.meta)
+    return calls
 
 
 def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
@@ -174,8 +159,9 @@ def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
     return source if exchanged and isinstance(source, torch.fx.Node) else None
 
 
-def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> _ByHand | None:
-    """Return the operands of ``softmax(q k^T * scale + causal mask) v``, if ``node`` is its last product.
+def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.Node] | None:
+    """Return calls, inserted before ``node``, of which the last computes the same with the causal flag, if
+    ``node`` is the last product of ``softmax(q k^T * scale + causal mask) v``.
 
     Only if nothing else reads the intermediate results, all are of one floating type, and there is no dropout
     in between: with dropout, attention runs in its math form even under the flag, and the mask is small next
@@ -213,7 +199,7 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> _ByHand | None:
     if not (alike and lead):
         return None
     masks.by_hand += 1
-    return _ByHand(q, k, v, scale)
+    return _attention_before(node, q, k, v, scale)
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:

@@ -72,14 +72,11 @@ class Converter:
         prefix: str,
         mode: Mode,
         model: torch.nn.Module,
-        stored: Mapping[str, torch.Tensor] | None = None,
-        read_stored: bool = True,
+        stored: Mapping[str, torch.Tensor],
+        read_stored: bool,
     ):
-        self.exported = exported
-        self.stored = stored or {}
-        self.prefix = prefix
-        self.mode = mode
-        self.model = model
+        self.exported, self.stored, self.prefix, self.mode = exported, stored, prefix, mode
+        self.parameters = dict(model.named_parameters(remove_duplicate=False))
         self.tensors: dict[str, Tensor] = {}
         self.operators: list[Operator] = []
         self.name_of: dict[torch.fx.Node, str] = {}
@@ -96,7 +93,6 @@ class Converter:
         signature = self.exported.graph_signature
         mutated = set(signature.buffers_to_mutate.values())
         inputs: list[str] = []
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
         nodes = [node for node in self.exported.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(nodes, signature.input_specs, strict=True):
             value, kind = node.meta["val"], spec.kind.name
@@ -110,7 +106,7 @@ class Converter:
                 inputs.append(node.name)
             elif kind == "PARAMETER":
                 # Read from the module, because export does not report which parameters are frozen.
-                trains = self.mode == "train" and parameters[spec.target].requires_grad
+                trains = self.mode == "train" and self.parameters[spec.target].requires_grad
                 self._add(node, value, "parameter", key=self._key(spec.target), requires_grad=trains)
             elif kind == "BUFFER":
                 self._add(node, value, "buffer", key=self._key(spec.target))
@@ -140,19 +136,12 @@ class Converter:
         return target.removeprefix(self.prefix)
 
     def _aliases(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
         captured = {t.key for t in tensors.values() if t.kind == "parameter"}
-        main: dict[int, str] = {}
-        for name, parameter in parameters.items():
-            if self._key(name) in captured:
-                # By identity: tied parameters are one object under several names, and export takes one of
-                # them as an input.
-                main[id(parameter)] = self._key(name)
-        return {
-            self._key(name): main[id(parameter)]
-            for name, parameter in parameters.items()
-            if id(parameter) in main and main[id(parameter)] != self._key(name)
-        }
+        # By identity: tied parameters are one object under several names, and export takes one of them as an
+        # input.
+        parameters = [(self._key(name), id(value)) for name, value in self.parameters.items()]
+        main = {number: key for key, number in parameters if key in captured}
+        return {key: main[number] for key, number in parameters if main.get(number, key) != key}
 
     def _add(
         self,
@@ -181,18 +170,14 @@ class Converter:
         """Return the numbered operator graph; raise :class:`CaptureError` for anything that a graph cannot
         hold."""
         inputs = self._placeholders()
-        output_node = None
         for node in self.exported.graph.nodes:
-            if node.op == "output":
-                output_node = node
-            elif node.op == "call_function":
+            if node.op == "call_function":
                 self._called(node)
             elif node.op == "get_attr":
                 reader = next(iter(node.users), node)
                 name = getattr(reader.target, "__name__", "")
                 raise unsupported.higher_order(name).refused("the model", _source(reader))
-        assert output_node is not None
-        outputs, mutations = self._outputs(output_node)
+        outputs, mutations = self._outputs(self.exported.graph.output_node())
         if self.mode == "train" and self.tensors[outputs[0]].dtype.startswith("complex"):
             raise CaptureError(
                 f"the loss is a complex number ({self.tensors[outputs[0]].dtype}), which has no gradient; "
@@ -263,7 +248,7 @@ class Converter:
         with_flag(node, self.masks)
         by_hand = attention_by_hand(node, self.masks)
         if by_hand is not None:
-            for made in by_hand.written_before(node):
+            for made in by_hand:
                 self._call(made)
             self.name_of[node] = self.name_of[made]
             return
@@ -339,9 +324,8 @@ class Converter:
         if not single:
             self.parts_of[node] = tuple(names)
         outputs = tuple(name for name in names if name)
-        self.operators.append(
-            Operator(node.name, target, args, kwargs, outputs, _module(node, self.prefix), _source(node))
-        )
+        where = _module(node, self.prefix), _source(node)
+        self.operators.append(Operator(node.name, target, args, kwargs, outputs, *where))
 
     def _broadcasts_nothing(self, node: torch.fx.Node, value: Any) -> bool:
         names = tuple(self._reference(n) for n in node.args[0])  # type: ignore[union-attr, arg-type]
@@ -420,9 +404,8 @@ class Converter:
             copy = f"{node.name}_copy{len(kept_results)}"
             target, args = "aten.clone.default", (Ref(name),)
             self.tensors[copy] = Tensor(copy, tuple(value.shape), _dtype_name(value.dtype), "activation")
-            self.operators.append(
-                Operator(copy, target, args, {}, (copy,), _module(node, self.prefix), _source(node))
-            )
+            where = _module(node, self.prefix), _source(node)
+            self.operators.append(Operator(copy, target, args, {}, (copy,), *where))
             name = copy
         kept_results.add(name)
         return name

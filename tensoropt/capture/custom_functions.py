@@ -121,7 +121,7 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     number = iter(range(len(tensors)))
     places = [Slot(next(number)) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    call, flags = _examined(FunctionCall(cls, places, spec), tensors)
+    call, gradients_read, gradients_made = _examined(FunctionCall(cls, places, spec), tensors)
     try:
         operator = operator_of(call)
     except (NotConstant, RecursionError) as what:
@@ -133,22 +133,18 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
     # An operand that gets no gradient is read detached, so that the graph expresses this too.
     read = [
         tensor if gets or not tensor.requires_grad else tensor.detach()
-        for tensor, gets in zip(tensors, flags.read, strict=True)
+        for tensor, gets in zip(tensors, gradients_read, strict=True)
     ]
     made = operator(*read)
     made = [made] if isinstance(made, torch.Tensor) else list(made)
-    return call.returned([m if has else m.detach() for m, has in zip(made, flags.made, strict=True)])
+    return call.returned([m if has else m.detach() for m, has in zip(made, gradients_made, strict=True)])
 
 
-@dataclass(frozen=True)
-class _GradientFlags:
-    read: Sequence[bool]
-    made: Sequence[bool]
-
-
-def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[FunctionCall, _GradientFlags]:
-    """Return (the call with its results, flags of tensors with gradients), by running the call forward and
-    backward on tensors without values.
+def _examined(
+    call: FunctionCall, tensors: Sequence[torch.Tensor]
+) -> tuple[FunctionCall, list[bool], list[bool]]:
+    """Return (the call with its results, whether each operand gets a gradient, whether each result has one),
+    by running the call forward and backward on tensors without values.
 
     Raises:
         CaptureError: its behaviour cannot be kept.
@@ -170,21 +166,14 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
             raise _refused(cls, "it changes a tensor that it is given; clone it first")
         differentiable = [leaf for leaf in leaves if leaf.requires_grad]
         trained_results = [value for value in made if value.requires_grad]
-        gradients: list[torch.Tensor | None] = [None] * len(differentiable)
+        gradients: Sequence[torch.Tensor | None] = [None] * len(differentiable)
         if differentiable and trained_results:
+            received = [torch.empty_like(value) for value in trained_results]
             try:
-                gradients = list(
-                    torch.autograd.grad(
-                        trained_results,
-                        differentiable,
-                        [torch.empty_like(value) for value in trained_results],
-                        allow_unused=True,
-                    )
-                )
+                gradients = torch.autograd.grad(trained_results, differentiable, received, allow_unused=True)
             except Exception as error:
-                raise _refused(
-                    cls, f"its backward cannot run without values: {shown_error(error)}"
-                ) from error
+                why = f"its backward cannot run without values: {shown_error(error)}"
+                raise _refused(cls, why) from error
     if watch.random:
         raise _refused(
             cls,
@@ -192,9 +181,8 @@ def _examined(call: FunctionCall, tensors: Sequence[torch.Tensor]) -> tuple[Func
             "draw anew; draw them outside and pass them to apply()",
         )
     gets = iter(gradient is not None for gradient in gradients)
-    return call, _GradientFlags(
-        [leaf.requires_grad and next(gets) for leaf in leaves], [value.requires_grad for value in made]
-    )
+    read = [leaf.requires_grad and next(gets) for leaf in leaves]
+    return call, read, [value.requires_grad for value in made]
 
 
 def _with_results(call: FunctionCall, returned: Any) -> FunctionCall:

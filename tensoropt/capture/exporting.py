@@ -22,12 +22,11 @@ from torch._export import utils
 from torch._subclasses import fake_impls
 from torch.export import exported_program
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from tensoropt.capture.blocks import Likeness, TracedBlocks, Unlike, write_out
 from tensoropt.capture.custom_functions import own_backwards
-from tensoropt.capture.fidelity import EagerStep, any_names, eager_step
+from tensoropt.capture.fidelity import EagerStep, any_names, eager_step, tensors_of
 from tensoropt.capture.forward_calls import followed_calls, known_values
 from tensoropt.capture.lines import own_lines_kept
 from tensoropt.capture.no_grad import inference_as_no_grad, keep_no_grad
@@ -49,27 +48,26 @@ def _composites_prepared_once() -> Iterator[None]:
     """Prepare PyTorch's composite operators once per process: listing them for each namespace of operators,
     and registering the kernels of each in both passes of ``run_decompositions``, takes more than half of the
     time of capturing a small model."""
-    listed = getattr(utils, _LIST, lambda: None)
-    if hasattr(listed, "cache_info"):  # another capture's, in another thread
+    listed, override = getattr(utils, _LIST, None), getattr(exported_program, _OVERRIDE, None)
+    rules = getattr(fake_impls, "op_implementations_dict", None)
+    # Another version of PyTorch takes longer; a cache is another capture's, in another thread.
+    if listed is None or override is None or rules is None or hasattr(listed, "cache_info"):
         yield
         return
-    override = getattr(exported_program, _OVERRIDE, contextlib.nullcontext)
+    prepared = functools.partial(_overridden, override, rules)
     with (
-        mock.patch.object(utils, _LIST, functools.cache(listed), create=True),
-        mock.patch.object(exported_program, _OVERRIDE, functools.partial(_overridden, override), create=True),
+        mock.patch.object(utils, _LIST, functools.cache(listed)),
+        mock.patch.object(exported_program, _OVERRIDE, prepared),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _overridden(override: Callable[..., Any], decompositions: Mapping[Any, Any]) -> Iterator[None]:
+def _overridden(
+    override: Callable[..., Any], rules: dict[Any, Any], decompositions: Mapping[Any, Any]
+) -> Iterator[None]:
     """Do as PyTorch's ``override(decompositions)``, which registers a dozen kernels per operator, but reuse
     those of an earlier call wherever they would be the same."""
-    rules = getattr(fake_impls, "op_implementations_dict", None)
-    if rules is None:  # another version of PyTorch
-        with override(decompositions):
-            yield
-        return
     ready = {
         op: _prepared[op]
         for op, decomposition in decompositions.items()
@@ -85,9 +83,8 @@ def _overridden(override: Callable[..., Any], decompositions: Mapping[Any, Any])
             rules[op] = rule
         with override(others):
             for op, kernels in before.items():
-                if op not in rules:
-                    continue
-                _prepared[op] = others[op], kernels, dict(op.py_kernels), rules[op]
+                if op in rules:
+                    _prepared[op] = others[op], kernels, dict(op.py_kernels), rules[op]
             yield
     finally:
         for op, (_, kernels, _, _) in ready.items():
@@ -111,33 +108,28 @@ _WRITTEN_OUT = {torch.ops.aten.instance_norm.default: _instance_norm}
 
 
 class _Checkpoints:
-    def __init__(self) -> None:
-        self._notes: dict[str, None] = {}
+    """The checkpoints of a model's code, which compute once; ``notes`` tell the user about those used."""
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user on the checkpoints that the model's code has used."""
-        return tuple(self._notes)
+    def __init__(self) -> None:
+        self.notes: list[str] = []
 
     def reentrant(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         """Do what ``CheckpointFunction.apply`` does in a step, without computing anything twice."""
-        self._notes[_REPLACED] = None
+        self.notes.append(_REPLACED)
         if torch.is_grad_enabled() and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
-            self._notes[_IDLE] = None
+            self.notes.append(_IDLE)
             with torch.no_grad():
                 return function(*args)
         return function(*args)
 
-    @contextlib.contextmanager
-    def traced(self) -> Iterator[None]:
+    def traced(self) -> contextlib.AbstractContextManager[object]:
         """While open, non-reentrant checkpoints simply call their function."""
 
         def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
-            self._notes[_REPLACED] = None
+            self.notes.append(_REPLACED)
             yield
 
-        with mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", plain):
-            yield
+        return mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", plain)
 
 
 _REPLACED = (
@@ -227,7 +219,7 @@ def _as_it_trains(
     Yields:
         The checkpoints that were used, and notes on the branches that were decided.
     """
-    on_meta = any(t.is_meta for t in (*subject.parameters(), *subject.buffers(), *_tensors((args, kwargs))))
+    on_meta = any(tensor.is_meta for tensor in tensors_of(subject, (args, kwargs)))
     checkpoints = _Checkpoints()
     with (
         _no_cache(subject),
@@ -251,10 +243,6 @@ def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
             return subject(*args, **kwargs)
 
     return run
-
-
-def _tensors(call: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
 
 
 def _with_blocks_once(
@@ -338,10 +326,10 @@ def _no_cache(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _unmoved() -> Iterator[None]:
-    """Make ``layer.to(dtype)`` inside ``forward`` a no-op if the layer already has that dtype; export would
-    take it for an exchange of the layer's weights (routers of sparse models keep their dtype in this way)."""
+def _unmoved() -> contextlib.AbstractContextManager[object]:
+    """While open, make ``layer.to(dtype)`` inside ``forward`` a no-op if the layer already has that dtype;
+    export would take it for an exchange of the layer's weights (routers of sparse models keep their dtype in
+    this way)."""
     move = torch.nn.Module.to
 
     def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
@@ -353,5 +341,4 @@ def _unmoved() -> Iterator[None]:
             return self
         return move(self, *args, **kwargs)
 
-    with mock.patch.object(torch.nn.Module, "to", to):
-        yield
+    return mock.patch.object(torch.nn.Module, "to", to)

@@ -62,13 +62,7 @@ def doubled(value: torch.Tensor) -> torch.Tensor:
 
 
 def _argument(value: Any) -> Any:
-    if isinstance(value, TorchLiteral):
-        return TorchLiteral(_WIDER.get(value.name, value.name))
-    if isinstance(value, Mapping):
-        return {key: _argument(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_argument(item) for item in value)
-    return value
+    return pytree.tree_map_only(TorchLiteral, lambda v: TorchLiteral(_WIDER.get(v.name, v.name)), value)
 
 
 def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
@@ -88,10 +82,9 @@ def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
         module.register_buffer(last, tensor)
 
 
-@contextlib.contextmanager
-def any_names() -> Iterator[None]:
-    """Allow module names with quotes and newlines, or Python keywords; PyTorch writes them into code
-    unchanged."""
+def any_names() -> contextlib.AbstractContextManager[object]:
+    """While open, allow module names with quotes and newlines, or Python keywords; PyTorch writes them into
+    code unchanged."""
 
     def written(base: str, target: str) -> str:
         for name in target.split("."):
@@ -99,8 +92,7 @@ def any_names() -> Iterator[None]:
             base = f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
         return base
 
-    with mock.patch.object(torch.fx.graph, "_format_target", written):
-        yield
+    return mock.patch.object(torch.fx.graph, "_format_target", written)
 
 
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
@@ -179,11 +171,15 @@ def off_the_cpu(model: nn.Module, call: Any) -> bool:
 
     Fake tensors are on no device, and are captured unchanged.
     """
-    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(call)]
-    candidates = [t for t in tensors if isinstance(t, torch.Tensor)]
-    if any(isinstance(t, FakeTensor) for t in candidates):
-        return False
-    return any(t.device.type != "cpu" for t in candidates)
+    tensors = tensors_of(model, call)
+    fake = any(isinstance(t, FakeTensor) for t in tensors)
+    return not fake and any(t.device.type != "cpu" for t in tensors)
+
+
+def tensors_of(model: nn.Module, call: Any) -> list[torch.Tensor]:
+    """Return the tensors that a model stores, and those of a call (any pytree)."""
+    values = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(call))
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def on_meta(call: Any) -> Any:
@@ -279,8 +275,7 @@ def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
     """While open, replace the call's tensors, and the model's, with tensors without values; yield the
     call."""
-    tensors = [t for t in (*subject.parameters(), *subject.buffers()) if isinstance(t, torch.Tensor)]
-    tensors += [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
+    tensors = tensors_of(subject, call)
     fake = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
     if fake is not None:
         with fake:

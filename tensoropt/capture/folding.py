@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -297,9 +297,7 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
     ``mask[batch[:, None, None, None], keys]``, with both indices an ``arange`` over a whole dim, is how masks
     are written for ``vmap``; it is equivalent to ``mask.view(batch, 1, 1, keys)``.
     """
-    source, indices = node.args[0], node.args[1]
-    assert isinstance(source, torch.fx.Node)
-    assert isinstance(indices, (list, tuple))
+    source, indices = cast(tuple[Any, Any], node.args[:2])
     before, after = source.meta["val"].shape, node.meta["val"].shape
     if len(indices) != len(before):
         return None
@@ -310,7 +308,6 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
     shape = [1] * len(after)
     last = -1
     for size, index in zip(before, indices, strict=True):
-        assert isinstance(index, torch.fx.Node)
         value = folder.value(index)
         dim = _arange_dim(value, int(size))
         if dim is None:

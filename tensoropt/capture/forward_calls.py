@@ -83,16 +83,16 @@ class _ForwardCalls(TorchFunctionMode):
     def _answered(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "").strip("_")
         subject = args[0] if args else None
+        answer = None
         # `if tensor:` and `tensor.item()` are the two ways in which Python reads a value to branch on.
         if name in ("equal", "allclose"):
             answer = self.passing(calling_frame())
-            if answer is not None:
-                return answer
-        reads_bool = name == "bool" or (name == "item" and getattr(subject, "dtype", None) == torch.bool)
-        if reads_bool and isinstance(subject, torch.Tensor):
+        elif isinstance(subject, torch.Tensor) and (
+            name == "bool" or (name == "item" and subject.dtype == torch.bool)
+        ):
             answer = self._answer(subject)
-            if answer is not None:
-                return answer
+        if answer is not None:
+            return answer
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             self._follow(name, args, result)
@@ -140,9 +140,7 @@ class _ForwardCalls(TorchFunctionMode):
     def noted(self, frame: FrameType | None, answer: bool, question: str, branch: str) -> bool:
         """Return ``answer``, after noting the line that tests a value, and the branch taken."""
         where = "the model" if frame is None else line_of(frame)
-        note = f"{where} {question}; the graph takes {branch}"
-        if note not in self.notes:
-            self.notes.append(note)
+        self.notes.append(f"{where} {question}; the graph takes {branch}")
         return answer
 
 
@@ -224,8 +222,7 @@ def _warns(statement: ast.stmt) -> bool:
     return name in {"print", "warn", "warning", "warning_once", "warn_once", "info", "debug", "error"}
 
 
-@contextlib.contextmanager
-def _guarded_numbers(answers: _ForwardCalls) -> Iterator[None]:
+def _guarded_numbers(answers: _ForwardCalls) -> contextlib.AbstractContextManager[object]:
     """While open, also pass guards on numbers derived from values (``if x.max().item() > 1: raise``)."""
     original = torch.SymBool.__bool__
 
@@ -239,12 +236,10 @@ def _guarded_numbers(answers: _ForwardCalls) -> Iterator[None]:
                 return answer
         return original(number)
 
-    with mock.patch.object(torch.SymBool, "__bool__", answered):
-        yield
+    return mock.patch.object(torch.SymBool, "__bool__", answered)
 
 
-@contextlib.contextmanager
-def _open_functions() -> Iterator[None]:
+def _open_functions() -> contextlib.AbstractContextManager[object]:
     """While open, functions of ``torch.nn.functional`` expose the calls that they make, including their own
     guards.
 
@@ -253,15 +248,12 @@ def _open_functions() -> Iterator[None]:
 
     def is_dispatched(*operands: Any) -> bool:
         plain = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
-        leaves = [o for o in operands if not isinstance(o, (tuple, list))]
-        leaves += [part for o in operands if isinstance(o, (tuple, list)) for part in o]
+        leaves = pytree.tree_leaves(operands)
         return any(getattr(type(o), "__torch_function__", plain[0]) not in plain for o in leaves)
 
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(torch.nn.functional, name, is_dispatched))
-        yield
+    patched: dict[str, Any] = dict.fromkeys(names, is_dispatched)
+    return mock.patch.multiple(torch.nn.functional, **patched)
 
 
 def _is_causal(answers: _ForwardCalls) -> Any:
@@ -372,18 +364,14 @@ def known_values() -> Iterator[None]:
     ``transformers`` then makes the masks of eager mode. A mask or positions passed from outside are unknown,
     and anything made from them stays in the graph.
     """
+    # It is not imported for this purpose: if it is not loaded, no model comes from it.
+    masks = sys.modules.get("transformers.masking_utils")
     with contextlib.ExitStack() as stack:
-        # It is not imported for this purpose: if it is not loaded, no model comes from it.
-        masks = sys.modules.get("transformers.masking_utils")
         for name, answer in _ANSWERS.items():
-            if masks is not None and hasattr(masks, name):
+            if hasattr(masks, name):
                 stack.enter_context(mock.patch.object(masks, name, answer))
         stack.enter_context(_KnownValues())
         yield
-
-
-def _not_exporting() -> bool:
-    return False
 
 
 def _is_tracing(tensor: torch.Tensor | None = None) -> bool:
@@ -391,8 +379,8 @@ def _is_tracing(tensor: torch.Tensor | None = None) -> bool:
 
 
 _ANSWERS: Mapping[str, Callable[..., bool]] = {
-    "is_torchdynamo_exporting": _not_exporting,
-    "is_torchdynamo_compiling": _not_exporting,
+    "is_torchdynamo_exporting": lambda: False,
+    "is_torchdynamo_compiling": lambda: False,
     "is_tracing": _is_tracing,
 }
 
@@ -407,30 +395,21 @@ def followed_calls(on_meta: bool) -> Iterator[list[str]]:
     """
     notes: list[str] = []
     calls = _ForwardCalls(notes, on_meta)
-    distribution = torch.distributions.Distribution
-    validating = distribution._validate_args
     # PyTorch validates arguments by branching on their values, which export refuses.
-    distribution.set_default_validate_args(False)
-    try:
-        with _unseeded(notes), _guarded_numbers(calls), _open_functions(), _is_causal(calls), calls:
-            yield notes
-    finally:
-        distribution.set_default_validate_args(validating)
+    unchecked = mock.patch.object(torch.distributions.Distribution, "_validate_args", False)
+    with unchecked, _unseeded(notes), _guarded_numbers(calls), _open_functions(), _is_causal(calls), calls:
+        yield notes
 
 
-@contextlib.contextmanager
-def _unseeded(notes: list[str]) -> Iterator[None]:
+def _unseeded(notes: list[str]) -> contextlib.AbstractContextManager[object]:
     seed = torch.manual_seed
 
     def noted(value: Any) -> Any:
         frame = calling_frame()
         if frame is None:
             return seed(value)
-        note = f"{line_of(frame)} seeds the random numbers in forward; a plan draws its own"
-        if note not in notes:
-            notes.append(note)
+        notes.append(f"{line_of(frame)} seeds the random numbers in forward; a plan draws its own")
         # The script's own random numbers continue as they would have.
         return torch.default_generator
 
-    with mock.patch.object(torch, "manual_seed", noted):
-        yield
+    return mock.patch.object(torch, "manual_seed", noted)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
+import linecache
 import os
 import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from traceback import FrameSummary, StackSummary, walk_tb
+from traceback import StackSummary, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
 from unittest import mock
@@ -51,14 +52,13 @@ def calling_frame() -> FrameType | None:
     return frame
 
 
-def asking_frame(outside: str = "") -> FrameType | None:
+def asking_frame(*outside: str) -> FrameType | None:
     """Return the innermost frame that calls PyTorch, possibly in PyTorch's own code; it skips function modes,
-    each of which passes a call on to the next, and files whose names begin with ``outside``.
+    each of which passes a call on to the next, and files whose names begin with one of ``outside``.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
-        frame.f_code.co_name == "__torch_function__"
-        or (outside and frame.f_code.co_filename.startswith(outside))
+        frame.f_code.co_name == "__torch_function__" or frame.f_code.co_filename.startswith(outside)
     ):
         frame = frame.f_back
     return frame
@@ -77,7 +77,7 @@ def line_of(frame: FrameType) -> str:
 
 def quoted_line(frame: FrameType) -> str:
     """Return ``FILE:LINE (source)`` of a frame."""
-    return _quoted(FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+    return _quoted(frame.f_code.co_filename, frame.f_lineno)
 
 
 def first_line(function: Any) -> str:
@@ -134,45 +134,36 @@ def failing_line(error: BaseException) -> str:
     nothing.
     """
     for cause in causes(error):
-        own = [(f.f_code, line) for f, line in walk_tb(cause.__traceback__) if is_own(f.f_code.co_filename)]
-        if own:
-            code, line = own[-1]
-            return _quoted(FrameSummary(code.co_filename, line, code.co_name))
+        places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(cause.__traceback__))
+        if own := [place for place in places if is_own(place[0])]:
+            return _quoted(*own[-1])
     # An error of a replayed graph has the line in its text alone.
-    found = [m for cause in causes(error) for m in _TRACE_LINE.finditer(str(cause)) if is_own(m["file"])]
-    if not found:
-        return ""
-    return _quoted(FrameSummary(found[-1]["file"], int(found[-1]["line"]), found[-1]["name"]))
+    own = [place for cause in causes(error) for place in _places(str(cause)) if is_own(place[0])]
+    return _quoted(*own[-1]) if own else ""
 
 
-_TRACE_LINE = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
+def _places(trace: str) -> list[tuple[str, int]]:
+    """Return the files and lines that the text of a traceback names."""
+    found = re.findall(r'^\s*File "([^"\n]+)", line (\d+), in \S', trace, re.MULTILINE)
+    return [(file, int(line)) for file, line in found]
 
 
 def node_line(node: torch.fx.Node) -> str:
     """Return ``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
-    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    places = [(i, line.strip()) for i, line in enumerate(trace) if line.strip().startswith("File ")]
-    if not places:
-        return ""
-    index, place = places[-1]
-    parts = place.split(", ")
-    source = trace[index + 1].strip() if index + 1 < len(trace) else ""
-    filename = ", ".join(parts[:-2]).removeprefix('File "').removesuffix('"')
-    return f"{filename}:{parts[-2].removeprefix('line ')}" + (f" ({source})" if source else "")
+    places = _places(node.meta.get("stack_trace") or "")
+    return _quoted(*places[-1]) if places else ""
 
 
-@contextlib.contextmanager
-def own_lines_kept() -> Iterator[None]:
+def own_lines_kept() -> AbstractContextManager[object]:
     """While open, traced nodes keep the model's innermost line, including that of a helper; PyTorch keeps
     only those of functions called ``forward``."""
 
     def own(self: object, frames: StackSummary) -> StackSummary:
         return StackSummary.from_list([frame for frame in frames if is_own(frame.filename)][-1:])
 
-    with mock.patch.object(torch.fx.proxy.TracerBase, "_filter_traceback_frames", own):
-        yield
+    return mock.patch.object(torch.fx.proxy.TracerBase, "_filter_traceback_frames", own)
 
 
-def _quoted(frame: FrameSummary) -> str:
-    line = (frame.line or "").strip()
-    return f"{frame.filename}:{frame.lineno}" + (f" ({line})" if line else "")
+def _quoted(file: str, number: int) -> str:
+    line = linecache.getline(file, number).strip()
+    return f"{file}:{number}" + (f" ({line})" if line else "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tensoropt.capture.results import Returned, attributes_of
+from tensoropt.capture.results import Cell, Returned, attributes_of
 from tensoropt.errors import CaptureError
 
 
@@ -23,7 +23,7 @@ class WithLoss(torch.nn.Module):
         super().__init__()
         self.model = model
         self.loss = loss
-        self._cell = _Cell()
+        self._cell = Cell()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -46,13 +46,6 @@ class WithLoss(torch.nn.Module):
         self._cell.returned, value = find_loss(output)
         self._cell.notes = _left_out(output, self._cell.returned)
         return value
-
-
-class _Cell:
-    """A cell for what a call returned, outside the module's own attributes (which export forbids setting)."""
-
-    returned: Returned | None = None
-    notes: tuple[str, ...] = ()
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:

@@ -201,8 +201,7 @@ def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
     return nodes
 
 
-@contextlib.contextmanager
-def inference_as_no_grad() -> Iterator[None]:
+def inference_as_no_grad() -> contextlib.AbstractContextManager[object]:
     """While open, ``torch.inference_mode`` only switches gradients off, which export can see."""
 
     def enter(self: Any) -> None:
@@ -214,8 +213,7 @@ def inference_as_no_grad() -> Iterator[None]:
 
     # On the class, because decorators created earlier hold it.
     mode = torch.autograd.grad_mode.inference_mode
-    with mock.patch.object(mode, "__enter__", enter), mock.patch.object(mode, "__exit__", leave):
-        yield
+    return mock.patch.multiple(mode, __enter__=enter, __exit__=leave)
 
 
 def _detach(graph: fx.Graph, node: fx.Node) -> None:

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tensoropt.graph import Operator, OperatorGraph, Ref, map_refs
@@ -20,13 +19,13 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
     numbered in order of execution or first use; inputs, parameters and buffers keep their names.
     """
     fixed_names = {t.name for t in graph.tensors.values() if t.kind not in ("activation", "constant")}
-    free: dict[str, Iterator[str]] = defaultdict(lambda: iter(()))
+    taken = Counter[str]()
 
     def named(base: str) -> str:
-        if base not in free:
-            numbers = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(1)))
-            free[base] = (name for name in numbers if name not in fixed_names)
-        name = next(free[base])
+        name = base
+        while name in fixed_names:
+            taken[base] += 1
+            name = f"{base}_{taken[base]}"
         fixed_names.add(name)
         return name
 

@@ -8,9 +8,8 @@ are not tested.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from tensoropt.capture.lines import current_line, is_ours, is_own, quoted_line
+from tensoropt.capture.lines import asking_frame, current_line, is_ours, is_own, quoted_line
 from tensoropt.errors import CaptureError
 
 _REFUSED: ContextVar[list[str]] = ContextVar("lines that communicate")
@@ -76,22 +75,18 @@ def refuse_communication(run: Callable[[Any], object], build: Callable[[], Any] 
         _REFUSED.reset(refused)
 
 
-@contextmanager
-def _group_found(found: Callable[[FrameType], dist.ProcessGroup | None]) -> Iterator[None]:
+def _group_found(found: Callable[[FrameType], dist.ProcessGroup | None]) -> AbstractContextManager[object]:
     """While open, a model's own code that asks for the default group, by any function, gets ``found(frame)``;
     PyTorch's layers get none."""
     real: Any = distributed_c10d._WorldMeta.__dict__["WORLD"]
 
     def world(cls: Any) -> Any:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_PASSING):
-            frame = frame.f_back
+        frame = asking_frame(*_PASSING)
         if frame is None or is_ours(frame.f_code.co_filename):
             return real.__get__(cls)
         return found(frame) if is_own(frame.f_code.co_filename) else None
 
-    with mock.patch.object(distributed_c10d._WorldMeta, "WORLD", property(world, real.fset)):
-        yield
+    return mock.patch.object(distributed_c10d._WorldMeta, "WORLD", property(world, real.fset))
 
 
 class _Pretended(dist.ProcessGroup):

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isinf
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tensoropt.capture.numbering import reading
 from tensoropt.errors import CaptureError
 from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral, map_refs
-from tensoropt.ops.calls import LocalCall, Precision, literal
+from tensoropt.ops.calls import LocalCall, Precision
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.registry import bind, precision_of
 
@@ -82,6 +84,9 @@ class _Policy:
         for name in unread:
             del self.tensors[name]
             self.constants.pop(name, None)
+        notes = self.graph.notes
+        if self.kept:
+            notes = (*notes, f"float32 kept, for want of a bfloat16 kernel: {', '.join(self.kept)}")
         return replace(
             self.graph,
             tensors=self.tensors,
@@ -89,14 +94,9 @@ class _Policy:
             outputs=tuple(outputs),
             mutations=mutations,
             constants=self.constants,
-            notes=(*self.graph.notes, *self._notes()),
+            notes=notes,
             compute_dtype=_NARROW,
         )
-
-    def _notes(self) -> tuple[str, ...]:
-        if not self.kept:
-            return ()
-        return (f"float32 kept, for want of a bfloat16 kernel: {', '.join(self.kept)}",)
 
     # -- deciding ---------------------------------------------------------------------------------
 
@@ -167,8 +167,7 @@ class _Policy:
         names = {n: self._cast(n, dtype, op) for n, dtype in dtypes.items()}
         op = reading(op, names)
         if any(self.now[n] == _NARROW for n in op.outputs):
-            kwargs = {k: _representable(v) for k, v in op.kwargs.items()}
-            op = replace(op, args=_representable(op.args), kwargs=kwargs)
+            op = replace(op, args=_representable(op.args), kwargs=_representable(op.kwargs))
         for name in op.outputs:
             self.tensors[name] = replace(self.tensors[name], dtype=self.now[name])
         self.operators.append(op)
@@ -216,7 +215,8 @@ class _Policy:
 
 
 def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[str, ...] | None:
-    function = bind(LocalCall(op.target, (), {}, op.name), SingleDevice())
+    call = LocalCall(op.target, _representable(op.args), op.kwargs, op.name)
+    function = bind(call, SingleDevice())
 
     def tensor(name: str) -> torch.Tensor:
         shape, dtype = operands[name]
@@ -224,8 +224,8 @@ def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -
 
     try:
         with torch.no_grad():
-            args = literal(map_refs(_representable(op.args), tensor))
-            results = function(*args, **{k: literal(map_refs(v, tensor)) for k, v in op.kwargs.items()})
+            args, kwargs = call.arguments(tensor)
+            results = function(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
     values = [results] if isinstance(results, torch.Tensor) else results
@@ -239,12 +239,8 @@ def _representable(value: Any) -> Any:
     """Return an argument with numbers beyond bfloat16's range (masks filled with float32's least) clamped to
     it.
     """
-    if isinstance(value, float) and abs(value) not in (0.0, float("inf")):
-        limit = torch.finfo(torch.bfloat16).max
-        return min(max(value, -limit), limit)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_representable(item) for item in value)
-    return value
+    limit = torch.finfo(torch.bfloat16).max
+    return pytree.tree_map_only(float, lambda v: v if isinf(v) else min(max(v, -limit), limit), value)
 
 
 def _narrowed(value: Any, dtype: str) -> Any:

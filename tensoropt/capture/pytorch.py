@@ -29,7 +29,7 @@ from tensoropt.capture.quantised import with_quantised_linear
 from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
 from tensoropt.capture.results import Returned
 from tensoropt.errors import CaptureError
-from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, Tensor, TorchLiteral
+from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, TorchLiteral
 
 _INPUT_GRADIENTS = "inputs that require a gradient get none: a plan computes gradients of parameters only"
 
@@ -62,10 +62,13 @@ def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
         if not reached.isdisjoint(op.outputs) or op.target == _DETACH:
             operators.append(op)
             continue
-        smooth = [n for n in dict.fromkeys(op.inputs()) if _differentiated(tensors[n])]
-        # One detach for all readers that take no gradient.
-        operators += [_detached(name, op, tensors) for name in smooth if f"{name}_detached" not in tensors]
-        operators.append(reading(op, {name: f"{name}_detached" for name in smooth}))
+        read = [tensors[name] for name in dict.fromkeys(op.inputs())]
+        detached = {t.name: f"{t.name}_detached" for t in read if t.kind == "activation" and t.requires_grad}
+        for name, result in detached.items():
+            if result not in tensors:  # one detach for all readers that take no gradient
+                tensors[result] = replace(tensors[name], name=result, requires_grad=False)
+                operators.append(Operator(result, _DETACH, (Ref(name),), {}, (result,), op.module, op.source))
+        operators.append(reading(op, detached))
     idle = [str(t.key) for t in graph.parameters if t.requires_grad and not tensors[t.name].requires_grad]
     notes = graph.notes
     if idle:
@@ -75,18 +78,6 @@ def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
 
 
 _DETACH = "aten.detach.default"
-
-
-def _differentiated(tensor: Tensor) -> bool:
-    return tensor.kind == "activation" and tensor.requires_grad
-
-
-def _detached(name: str, reader: Operator, tensors: dict[str, Tensor]) -> Operator:
-    result = f"{name}_detached"
-    tensors[result] = replace(tensors[name], name=result, requires_grad=False)
-    return Operator(result, _DETACH, (Ref(name),), {}, (result,), reader.module, reader.source)
-
-
 COUNT, _CAST, _COUNTED = "aten.histc.default", "aten._to_copy.default", "float32"
 
 
@@ -220,14 +211,9 @@ def capture(
 
 def _separate_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Clone tensors that are passed twice, because export would merge them into one input."""
-    seen: set[int] = set()
-
-    def separate(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if id(leaf) in seen:
-            return leaf.clone()
-        seen.add(id(leaf))
-        return leaf
-
-    return pytree.tree_map(separate, (tuple(args), kwargs))
+    leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+    first: dict[int, int] = {}
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and first.setdefault(id(leaf), place) != place:
+            leaves[place] = leaf.clone()
+    return pytree.tree_unflatten(leaves, spec)

@@ -113,7 +113,12 @@ def refusal(
     if kind is OBJECT:
         for path, leaf in _named_leaves(model, args, kwargs or {}):
             if not isinstance(leaf, _PASSED):
-                return CaptureError(_object_refused(path, leaf))
+                return CaptureError(
+                    f"the input {path} is of the class {type(leaf).__module__}.{type(leaf).__qualname__}, "
+                    "which a captured call cannot hold; pass a tensor (torch.as_tensor), a Python number, or "
+                    "a tuple or plain dict of them; a function is given to the model in __init__; for a "
+                    "dataclass call torch.export.register_dataclass before"
+                )
     if kind is not None:
         return kind.refused(name, line, _first_lines(error, 1))
     return CaptureError(
@@ -123,15 +128,6 @@ def refusal(
 
 _PASSED = (torch.Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, Enum)
 """The types that a call may hold; numpy's numbers are not among them, although some are floats."""
-
-
-def _object_refused(path: str, value: Any) -> str:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return (
-        f"the input {path} is of the class {kind}, which a captured call cannot hold; pass a tensor "
-        "(torch.as_tensor), a Python number, or a tuple or plain dict of them; a function is given to the "
-        "model in __init__; for a dataclass call torch.export.register_dataclass before"
-    )
 
 
 def check_model(model: torch.nn.Module) -> None:

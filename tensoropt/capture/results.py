@@ -137,10 +137,13 @@ class Returned:
         return None
 
 
-class _Cell:
-    """A cell for the last call's places, outside the module's attributes (which export forbids setting)."""
+class Cell:
+    """A cell for what the last call returned, outside the module's attributes (which export forbids
+    setting)."""
 
     results: OutputPlaces | None = None
+    returned: Returned | None = None
+    notes: tuple[str, ...] = ()
 
 
 class WithResults(torch.nn.Module):
@@ -165,7 +168,7 @@ class WithResults(torch.nn.Module):
         self.model = model
         self.loss = loss
         self._returned, self._everything = returned, everything
-        self._cell = _Cell()
+        self._cell = Cell()
 
     @property
     def results(self) -> OutputPlaces:

@@ -152,8 +152,8 @@ def _compare(
     if current.kind == "buffer":
         if was is None:
             del vars(module)["_buffers"][place.name]
-        value = current.value
-        if previous is None or value is None or _form(previous) != _form(value):
+        old, new = (None if v is None else (v.shape, v.dtype) for v in (previous, current.value))
+        if old is None or old != new:
             raise CaptureError(
                 f"the model makes its buffer {shown} in forward, or gives it another shape or type, so that "
                 "the next step finds another model; give it a tensor of the last shape in __init__ "
@@ -168,10 +168,6 @@ def _compare(
             f"forward changes {shown}, which is no buffer: every step of a plan finds it as it was at "
             f"capture{value}; {_REMEDY}"
         )
-
-
-def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
-    return tensor.shape, tensor.dtype
 
 
 def _write_exchanged(before: Mapping[_Place, _Kept], modules: Mapping[str, nn.Module]) -> None:

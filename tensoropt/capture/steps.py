@@ -11,11 +11,11 @@ import copy
 import math
 import pickle
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +31,8 @@ ROUNDING_FACTOR = 10.0
 """Up to this factor times the effect of changing all parameters by rounding counts as rounding; an
 assumption."""
 _UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
-"""The relative rounding error of one value, by the lowest precision in which anything is computed."""
+"""The relative rounding error of one value, by the lowest precision in which anything is computed; widest
+first."""
 
 
 class Worst(NamedTuple):
@@ -103,29 +104,25 @@ def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callab
     Yields:
         A function that returns whether a number has been drawn so far.
     """
-    numpy: Any = sys.modules.get("numpy")
-    kinds = (random.Random, *(() if numpy is None else (numpy.random.Generator, numpy.random.RandomState)))
+    kinds = (random.Random, np.random.Generator, np.random.RandomState)
     fields = [vars(module) for module in (() if model is None else model.modules())]
     own = [(holder, name, v) for holder in fields for name, v in holder.items() if isinstance(v, kinds)]
     copies = {id(generator): copy.deepcopy(generator) for _, _, generator in own}
-    saved = random.getstate(), None if numpy is None else numpy.random.get_state()
+    saved, saved_numpy = random.getstate(), np.random.get_state()
 
     def state() -> bytes:
-        shared = None if numpy is None else numpy.random.get_state()
-        return pickle.dumps((random.getstate(), shared, [*copies.values()]))
+        return pickle.dumps((random.getstate(), np.random.get_state(), [*copies.values()]))
 
     try:
         for holder, name, generator in own:
             holder[name] = copies[id(generator)]
         random.seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)
         begun = state()
         yield lambda: state() != begun
     finally:
-        random.setstate(saved[0])
-        if numpy is not None:
-            numpy.random.set_state(saved[1])
+        random.setstate(saved)
+        np.random.set_state(saved_numpy)
         for holder, name, generator in own:
             holder[name] = generator
 
@@ -264,5 +261,4 @@ def rounding(
 def precision(graph: OperatorGraph) -> str:
     """Return the lowest floating precision in a graph."""
     used = {tensor.dtype for tensor in graph.tensors.values()}
-    order = ("bfloat16", "float16", "float32", "float64")
-    return next((dtype for dtype in order if dtype in used), "float32")
+    return next((dtype for dtype in reversed(_UNIT) if dtype in used), "float32")

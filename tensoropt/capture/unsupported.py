@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -23,7 +21,7 @@ import torch
 import torch._functorch.eager_transforms
 import torch._higher_order_ops.utils
 
-from tensoropt.capture.lines import calling_frame, frames_of, quoted_line, raised_by_model
+from tensoropt.capture.lines import asking_frame, calling_frame, frames_of, quoted_line, raised_by_model
 from tensoropt.errors import CaptureError
 
 
@@ -230,9 +228,7 @@ def refusing() -> Iterator[None]:
 
     @functools.wraps(run)
     def run_plain(*args: Any, **kwargs: Any) -> Any:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename == helpers.__file__:
-            frame = frame.f_back
+        frame = asking_frame(__file__, str(helpers.__file__))
         name = Path(frame.f_code.co_filename).stem if frame is not None else ""
         if name != "associative_scan":  # which is traced as plain calls
             _refuse_at_the_call(higher_order(name))

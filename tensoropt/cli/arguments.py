@@ -28,14 +28,18 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
     length.add_argument("--tokens", metavar="1e9", help="length of the training in tokens (300B, 1.5T, ...)")
     length.add_argument("--samples", metavar="N", help="its length in samples")
     length.add_argument("--steps", metavar="N", help="its length in steps; default: 1000")
-    group.add_argument(
+    add_repeated(
+        group,
         "--price",
-        action="append",
-        default=[],
-        metavar="2.5|KIND=2.5",
-        help="price per device-hour, of all devices or of one kind (repeat it, or separate by commas); "
-        "default: the cluster's prices, if it has any",
+        "2.5|KIND=2.5",
+        "price per device-hour, of all devices or of one kind (repeat it, or separate by commas); default: "
+        "the cluster's prices, if it has any",
     )
+
+
+def add_repeated(group: Any, flag: str, metavar: str, said: str) -> None:
+    """Add an option that may be given several times."""
+    group.add_argument(flag, action="append", default=[], metavar=metavar, help=said)
 
 
 def amount_option(options: argparse.Namespace) -> Any:
@@ -110,20 +114,9 @@ CLUSTER_HELP = (
 def add_onnx(verb: argparse.ArgumentParser) -> None:
     """Add the options for an ONNX file's open sizes, outputs and loss."""
     group = verb.add_argument_group("ONNX files")
-    group.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        metavar="NAME=SIZE",
-        help="size of a dim the file leaves open (batch=8), or of one it fixes (x[0]=8)",
-    )
-    group.add_argument(
-        "--output",
-        action="append",
-        default=[],
-        metavar="TENSOR",
-        help="import only the operators that this tensor depends on",
-    )
+    said = "size of a dim the file leaves open (batch=8), or of one it fixes (x[0]=8)"
+    add_repeated(group, "--dim", "NAME=SIZE", said)
+    add_repeated(group, "--output", "TENSOR", "import only the operators that this tensor depends on")
     group.add_argument(
         "--loss",
         metavar="auto|cross_entropy|mean|mse",

@@ -25,12 +25,11 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         help="profiling mode: explore on these numbers of devices, a folder in DIR for each; auto: "
         "1, 2, 4, ... up to all of them",
     )
-    verb.add_argument(
+    arguments.add_repeated(
+        verb,
         "--beside",
-        action="append",
-        default=[],
-        metavar="LAUNCHER:JOB",
-        help="a job that you run today, as a point beside the frontier: torchtitan:job.toml, "
+        "LAUNCHER:JOB",
+        "a job that you run today, as a point beside the frontier: torchtitan:job.toml, "
         "megatron:'--tensor-model-parallel-size 8 ...', deepspeed:ds.json or accelerate:config.yaml; sets "
         "the batch and the sequence unless --batch and --sequence do; may be given several times",
     )
@@ -40,13 +39,8 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
         help="published planners to run too, all evaluated by one simulator: a row each (see: tensoropt list "
         "planners); --memory then takes several limits, 8GiB,24GiB",
     )
-    verb.add_argument(
-        "--planner-option",
-        action="append",
-        default=[],
-        metavar="PLANNER.OPTION=VALUE",
-        help="a setting of a planner, such as netsplit.seconds=600; may be given several times",
-    )
+    said = "a setting of a planner, such as netsplit.seconds=600; may be given several times"
+    arguments.add_repeated(verb, "--planner-option", "PLANNER.OPTION=VALUE", said)
     verb.add_argument(
         "--also-on",
         metavar="CLUSTER,...",
@@ -66,10 +60,7 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> arguments.
 
 
 def explore(
-    question: Any,
-    progress: ProgressDisplay,
-    out: str,
-    asked: Mapping[str, Any] | None = None,
+    question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any] | None = None
 ) -> arguments.Answer:
     """Return the answer to a question about a model; the exploration is saved in ``out``.
 
@@ -78,7 +69,7 @@ def explore(
     """
     asked = asked or {}
     if question.planners:
-        return compare(question, progress, out)
+        return _compare(question, progress, out)
     if "tariff" in asked:
         clusters = _clusters(question).values()
         asked["tariff"].check(kind.name for cluster in clusters for kind in cluster.device_kinds)
@@ -121,7 +112,7 @@ def explore(
     return arguments.Answer(data, text)
 
 
-def compare(question: Any, progress: ProgressDisplay, out: str) -> arguments.Answer:
+def _compare(question: Any, progress: ProgressDisplay, out: str) -> arguments.Answer:
     """Return a row per planner and limit, next to the frontier's; save the exploration in ``out``."""
     from tensoropt.planners.compare import requested_planners
 
@@ -180,9 +171,7 @@ def _over_clusters(
             return arguments.explored(question, progress, None, cluster, sibling, within=out)
 
         sweep = over_clusters(clusters, on, out=folder, progress=progress)
-    answer = offers_answer(sweep, limits)
-    saved = f"saved: {folder}, one exploration for each"
-    return arguments.Answer({"out": str(folder), **answer.data}, f"{answer.text}\n{saved}")
+    return offers_answer(sweep, limits, folder)
 
 
 def _over_batches(
@@ -208,13 +197,8 @@ def _over_batches(
         sweep = over_batches(
             question.batches, question.model, at, memory_bytes=memory, out=folder, progress=progress
         )
-    answer = offers_answer(sweep, {"memory_bytes": memory, **asked})
-    lines = [
-        answer.text,
-        f"saved: {folder}, one exploration for each batch; `tensoropt choose {folder} --batch auto "
-        "--memory ...` picks a plan",
-    ]
-    return arguments.Answer({"out": str(folder), **answer.data}, "\n".join(lines))
+    more = f" batch; `tensoropt choose {folder} --batch auto --memory ...` picks a plan"
+    return offers_answer(sweep, {"memory_bytes": memory, **asked}, folder, more)
 
 
 def _check_for_several(out: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensoropt.cli.arguments import Answer, Verb
 from tensoropt.console import ProgressDisplay, columns
-from tensoropt.question.zoo_table import Figures, figures, listed
+from tensoropt.question.zoo_table import figures, listed
 from tensoropt.units import format_bytes
 
 _Rows = list[list[str]]
@@ -26,25 +26,14 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 
 
 def _models() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    known = figures()
     data: list[dict[str, Any]] = []
     rows = [["name", "size", "batch", "parameters", "operators", "groups", "treewidth", "GFLOPs",
              "with a rule", "what it is", "options"]]  # fmt: skip
     for name, model in sorted(listed().items()):
-        of = known.get(name)
-        data.append(
-            {
-                **(asdict(of) if of else dict.fromkeys(Figures.__dataclass_fields__)),
-                **asdict(model),
-                "name": f"zoo:{name}",
-            }
-        )
-        cells = (
-            [f"{of.parameters / 1e6:,.2f} M", str(of.operators), str(of.groups),
-             f"<= {of.treewidth}", f"{of.flop / 1e9:,.4g}", f"{100 * of.rule_share:.1f} %"]
-            if of
-            else ["-"] * 6
-        )  # fmt: skip
+        of = figures()[name]
+        data.append({**asdict(of), **asdict(model), "name": f"zoo:{name}"})
+        cells = [f"{of.parameters / 1e6:,.2f} M", str(of.operators), str(of.groups),
+                 f"<= {of.treewidth}", f"{of.flop / 1e9:,.4g}", f"{100 * of.rule_share:.1f} %"]  # fmt: skip
         options = "&".join(f"{option}={value}" for option, value in model.options.items())
         about = f"zoo:{name}", model.size, str(model.batch)
         rows.append([*about, *cells, model.description, options])

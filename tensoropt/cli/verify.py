@@ -155,7 +155,8 @@ def verify_text(data: dict[str, Any]) -> str:
         remarks.append(
             "the unsplit graph is not compared with the model itself: its dropout draws other numbers"
         )
-    remarks += _file_remark(data.get("file"))
+    if file := data.get("file"):
+        remarks.append(_file_remark(file))
     passed = sum(p["ok"] for p in data["plans"])
     count = f"{passed} of {len(data['plans'])} plans"
     faithful = data["module"] is None or data["module"]["ok"]
@@ -186,16 +187,12 @@ def _unfaithful(module: dict[str, Any]) -> str:
     )
 
 
-def _file_remark(file: dict[str, Any] | None) -> list[str]:
-    if file is None:
-        return []
+def _file_remark(file: dict[str, Any]) -> str:
     if file["difference"] is None:
-        return [f"the import is not compared with onnx's own evaluation of the file: {file['why']}"]
+        return f"the import is not compared with onnx's own evaluation of the file: {file['why']}"
     verdict = "" if file["ok"] else ", which is NOT rounding: the import is wrong"
-    return [
-        f"the import against onnx's own evaluation of the file: outputs differ by "
-        f"{_difference(file['difference'])}{verdict}"
-    ]
+    differ = f"outputs differ by {_difference(file['difference'])}{verdict}"
+    return f"the import against onnx's own evaluation of the file: {differ}"
 
 
 def _difference(value: float | None) -> str:

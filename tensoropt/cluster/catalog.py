@@ -6,6 +6,7 @@ shares of a data sheet's peaks that kernels reach, from ``presets/efficiencies.y
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,12 +56,9 @@ def list_links() -> tuple[str, ...]:
 
 def list_clusters() -> tuple[str, ...]:
     """Return the names of the cluster presets; the ``NAMExN`` family is listed as ``NAMExN``, for any N."""
-    names = []
-    for name, entry in _preset("clusters").items():
-        names.append(name)
-        if entry.get("scalable"):
-            names.append(f"{name}xN")
-    return tuple(names)
+    clusters = _preset("clusters").items()
+    listed = ((name, f"{name}xN") if entry.get("scalable") else (name,) for name, entry in clusters)
+    return tuple(itertools.chain(*listed))
 
 
 def device_kind(name: str) -> DeviceKind:
@@ -95,13 +93,10 @@ def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
 
 def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
     """Return the catalogue's kind for a device name that NVML reports; the longest matching name wins."""
-    best: tuple[int, str] | None = None
-    for name, entry in _preset("devices").items():
-        for part in entry.get("nvml", ()):
-            # One listed name may be part of another; the longer one is more specific.
-            if part.lower() in nvml_name.lower() and (best is None or len(part) > best[0]):
-                best = (len(part), name)
-    return None if best is None else device_kind(best[1])
+    listed = ((part, name) for name, entry in _preset("devices").items() for part in entry.get("nvml", ()))
+    found = [one for one in listed if one[0].lower() in nvml_name.lower()]
+    # One listed name may be part of another; the longer one is more specific.
+    return device_kind(max(found, key=lambda one: len(one[0]))[1]) if found else None
 
 
 def named_kind(reported: str) -> str:
@@ -121,15 +116,14 @@ def device_from(value: object, where: str) -> DeviceKind:
     entry = check_fields(value, _DEVICE_FIELDS, where)
     if "name" not in entry:
         raise ClusterError(f"{where} has no name; add 'name: MyDevice'")
-    merged: dict[str, Any] = {}
+    base: Mapping[str, Any] = {}
     if "base" in entry:
         devices = _preset("devices")
         if not isinstance(entry["base"], str) or entry["base"] not in devices:
             raise ClusterError(f"{where}: unknown base '{entry['base']}'; {suggest(entry['base'], devices)}")
-        merged.update(devices[entry["base"]])
+        base = devices[entry["base"]]
     # The file's own figures come last, because they override those of the base.
-    merged.update(entry)
-    return _kind_from(str(entry["name"]), merged)
+    return _kind_from(str(entry["name"]), {**base, **entry})
 
 
 def _kind_from(name: str, entry: Mapping[str, Any]) -> DeviceKind:

@@ -83,7 +83,13 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
             f"unknown cluster '{text}'; {suggest(text, ('local', 'local:N', 'cpu:N', *list_clusters()))};"
             " or give the path of a YAML or JSON file"
         )
-    return _load_file(path)
+    data = read_document(path, "cluster", ClusterError)
+    if isinstance(data, dict) and isinstance(data.get("cluster"), dict) and "kinds" in data["cluster"]:
+        data = data["cluster"]  # an exploration's file contains the cluster that it was made for
+    try:
+        return cluster_from(data, name=path.stem)
+    except ClusterError as error:
+        raise ClusterError(f"cluster file '{path}': {error}") from None
 
 
 def save_cluster(cluster: Cluster, file: str | os.PathLike[str]) -> None:
@@ -101,16 +107,6 @@ def save_cluster(cluster: Cluster, file: str | os.PathLike[str]) -> None:
     data = cluster.to_dict()
     is_json = path.suffix.lower() == ".json"
     write_text(path, json.dumps(data, indent=1) + "\n" if is_json else yaml.safe_dump(data, sort_keys=False))
-
-
-def _load_file(path: Path) -> Cluster:
-    data = read_document(path, "cluster", ClusterError)
-    if isinstance(data, dict) and isinstance(data.get("cluster"), dict) and "kinds" in data["cluster"]:
-        data = data["cluster"]  # an exploration's file contains the cluster that it was made for
-    try:
-        return cluster_from(data, name=path.stem)
-    except ClusterError as error:
-        raise ClusterError(f"cluster file '{path}': {error}") from None
 
 
 def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluster:

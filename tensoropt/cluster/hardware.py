@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
-from types import MappingProxyType
+from functools import cache
 from typing import Any
 
 from tensoropt.cluster.quantities import BANDWIDTH, FLOPS, LATENCY, MEMORY, count, positive
@@ -70,8 +69,7 @@ class DeviceKind:
             str(dtype): FLOPS.read(value, f"{dtype} FLOP/s of device kind '{self.name}'")
             for dtype, value in self.flops.items()
         }
-        # Frozen like the rest: all callers share the mapping of a catalogue kind.
-        object.__setattr__(self, "flops", MappingProxyType(checked))
+        object.__setattr__(self, "flops", checked)
         if self.price_per_hour is not None:
             price = positive(self.price_per_hour, f"price per hour of device kind '{self.name}'")
             object.__setattr__(self, "price_per_hour", price)
@@ -89,17 +87,8 @@ class DeviceKind:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        data = {name: getattr(self, name) for name in self.__slots__} | {"flops": dict(self.flops)}
         # Left out if empty, so that files saved for CPU ranks do not change.
-        return {name: value for name, value in data.items() if name != "capability" or value}
-
-    def __reduce__(self) -> tuple:  # a mapping proxy cannot be pickled
-        return partial(DeviceKind, **self.to_dict()), ()
-
-
-def slowest(kinds: Iterable[DeviceKind]) -> DeviceKind:
-    """Return the slowest of some kinds of devices, by float32 FLOP/s, then memory bandwidth."""
-    return min(kinds, key=lambda kind: (kind.flops["float32"], kind.memory_bandwidth))
+        return {name: value for name, value in asdict(self).items() if name != "capability" or value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +201,9 @@ def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 @cache
-def _divisors(number: int) -> tuple[int, ...]:
+def _divisors(number: int) -> list[int]:
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return tuple(dict.fromkeys((*small, *(number // n for n in reversed(small)))))
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, ordered: bool) -> tuple[Mesh, ...]:
@@ -229,10 +218,11 @@ def _aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, order
     if not levels:
         return (Mesh(shape=(1,), names=("device",)),)
     meshes: dict[tuple[int, ...], Mesh] = {}
-    for pieces in _segmentations(len(levels)):
+    for cuts in itertools.product((False, True), repeat=len(levels) - 1):
         # A piece that spans several levels is one axis; a piece of one level may be split into several axes.
         choices: list[list[tuple[tuple[int, ...], tuple[str, ...]]]] = []
-        for start, stop in pieces:
+        bounds = [0, *(i for i, cut in enumerate(cuts, 1) if cut), len(levels)]
+        for start, stop in itertools.pairwise(bounds):
             name = "_".join(level for level, _ in levels[start:stop])
             size = math.prod(size for _, size in levels[start:stop])
             options: list[tuple[tuple[int, ...], tuple[str, ...]]] = [((size,), (name,))]
@@ -249,12 +239,6 @@ def _aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, order
                 # A shape that can be reached in several ways is one mesh; the first way names its axes.
                 meshes.setdefault(shape, Mesh(shape=shape, names=names))
     return tuple(sorted(meshes.values(), key=lambda mesh: (mesh.axis_count, mesh.shape)))
-
-
-def _segmentations(length: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    for cuts in itertools.product((False, True), repeat=length - 1):
-        bounds = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), length]
-        yield tuple(itertools.pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +294,7 @@ class Cluster:
                     f"cluster '{self.name}': pair ({low}, {high}) is not two of the ranks 0 to"
                     f" {len(self.devices) - 1}"
                 )
-        object.__setattr__(self, "pairs", MappingProxyType(dict(sorted(self.pairs.items()))))
+        object.__setattr__(self, "pairs", dict(sorted(self.pairs.items())))
 
     @property
     def device_count(self) -> int:
@@ -329,7 +313,7 @@ class Cluster:
         # Where a single kind is needed, as in names and keys, one has to stand for all. Costs choose the
         # slowest kind per operator (costs.compute.SlowestCompute), because no kind is the slowest at
         # everything.
-        return slowest(self.kinds_of_type)
+        return min(self.kinds_of_type, key=lambda kind: (kind.flops["float32"], kind.memory_bandwidth))
 
     @property
     def kinds_of_type(self) -> tuple[DeviceKind, ...]:
@@ -496,6 +480,3 @@ class Cluster:
             for level in self.levels
         )
         return f"{self.name}: {self.counts}" + (f", {levels}" if levels else "")
-
-    def __reduce__(self) -> tuple:
-        return Cluster.from_dict, (self.to_dict(),)

@@ -53,7 +53,7 @@ def network(text: str) -> Network:
     return Network(replace(like, name=name, bandwidth_bytes_per_s=bandwidth, source=source), int(cards))
 
 
-def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Cluster:
+def together(hosts: Sequence[Cluster], between: Network) -> Cluster:
     """Join hosts into one cluster, with ranks in the order of the hosts.
 
     Args:
@@ -83,7 +83,7 @@ def together(hosts: Sequence[Cluster], between: Network, name: str = "") -> Clus
     if len(hosts) == 1:
         return first
     return Cluster(
-        name=name or f"{len(hosts)} hosts",
+        name=f"{len(hosts)} hosts",
         devices=tuple(device for host in hosts for device in host.devices),
         levels=(Level(name=_HOST, size=len(hosts), link=between.link, link_count=between.cards), *inside),
         pairs={

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from tensoropt.costs.cost_graph import VariableTable
 from tensoropt.costs.edges import EdgeBuilder, TableArrays
-from tensoropt.costs.effects import NOTHING, Cost, Effects, When, additive
+from tensoropt.costs.effects import NOTHING, Cost, Effects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.parameter_effects import StoredUse, Use
 from tensoropt.costs.prices import Prices
@@ -20,7 +20,7 @@ from tensoropt.costs.variables import Variable
 from tensoropt.ops.layouts import Layout
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
-from tensoropt.sharding.regions import Neighbours, Region, region_of
+from tensoropt.sharding.regions import Region, region_of
 
 _Column = tuple[np.ndarray, ...]
 _Beside = tuple[tuple[bool, bool, float], ...]
@@ -33,6 +33,7 @@ class _Stored(NamedTuple):
     beside: _Beside
 
 
+@dataclass(eq=False, repr=False)
 class TableBuilder:
     """The builder of the variables and edges of one mesh.
 
@@ -44,32 +45,21 @@ class TableBuilder:
         arrays: cached arrays of this mesh at these prices.
     """
 
-    def __init__(
-        self,
-        graph: GroupGraph,
-        micro: Mapping[str, AxisStrategy],
-        templates: Mapping[str, Template],
-        prices: Prices,
-        regions: Sequence[Region] = (),
-        restriction: Restriction = FREE,
-        arrays: TableArrays | None = None,
-    ):
-        self.graph = graph
-        self.mesh = prices.mesh
-        self.micro = micro
-        self.templates = templates
-        self.prices = prices
-        self.effects = GroupEffects(prices)
-        self.tensors = graph.atoms.graph.tensors
-        self.training = graph.atoms.graph.training
-        self.regions = tuple(regions)
-        self.restriction = restriction
-        self.arrays = TableArrays() if arrays is None else arrays
-        self.region_of = region_of(regions)
+    graph: GroupGraph
+    micro: Mapping[str, AxisStrategy]
+    templates: Mapping[str, Template]
+    prices: Prices
+    regions: Sequence[Region] = ()
+    restriction: Restriction = FREE
+    arrays: TableArrays | None = None
+
+    def __post_init__(self) -> None:
+        self.mesh = self.prices.mesh
+        self.effects = GroupEffects(self.prices)
+        self.region_of = region_of(self.regions)
+        self._arrays = self.arrays or TableArrays()
         self._variable_cache: dict[object, VariableTable] = {}
         self._uses: dict[tuple[str, Layout, Use], _Stored] = {}
-        self._between_uses: dict[tuple[str, Layout, When], Cost] = {}
-        self._copies: dict[tuple[str, Layout, Layout, Neighbours | None], tuple[Cost, _Beside]] = {}
 
     def build(self) -> CostTables:
         self.configurations = {
@@ -86,7 +76,7 @@ class TableBuilder:
             self.templates,
             self.configurations,
             self.region_of,
-            self.arrays,
+            self._arrays,
             self.restriction.gathered_again,
         )
         variables = [self._group(g) for g in self.graph.groups]
@@ -102,7 +92,7 @@ class TableBuilder:
             templates=self.templates,
             micro=self.micro,
             prices=self.prices,
-            regions=self.regions,
+            regions=tuple(self.regions),
             moves=self.edges.optional(edges),
         )
 
@@ -135,7 +125,7 @@ class TableBuilder:
             return np.concatenate([self._options(*one) for one in zip(choices, options, strict=True)])
 
         # The facts are part of the key, because a GPU's own kernels may have provided others.
-        table = self.arrays.once(
+        table = self._arrays.once(
             lambda: repr((template.look, passes, ahead, neighbours, [self._priced(c) for c in choices])), rows
         )
         pinned = self.restriction.again.get(group.name)
@@ -166,13 +156,13 @@ class TableBuilder:
     def _stored_options(
         self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool = False
     ) -> tuple[tuple[Layout, ...], ...]:
-        tensors = tuple(self.tensors[n] for n in names)
+        tensors = tuple(self.graph.atoms.graph.tensors[n] for n in names)
         sizes = tuple(self.graph.atoms.atom_sizes(n) for n in names)
         uses = tuple(configuration.layout(n) for n in names)
         stored_options = storage_options(tensors, sizes, uses, self.mesh)
         # In inference nothing is gathered a second time for backward, so a copy that stays gathered saves
         # nothing over storing the parameter whole.
-        if self.training:
+        if self.prices.training:
             early = ahead_options(stored_options) if ahead else ()
             stored_options += (*early, *unsharded_options(tensors, stored_options, self.mesh))
         stores = self.restriction.stores
@@ -214,19 +204,11 @@ class TableBuilder:
         if key not in self._uses:
             parameters = self.effects.parameters
             there = parameters.stored_use(name, stored, use)
-            complete = there.complete(self.mesh[0])
-            if (name, stored, complete) not in self._between_uses:
-                found = self._sum(parameters.stored(name, stored, complete=complete))
-                self._between_uses[name, stored, complete] = found
-            # Whatever backward needs of it, and whether it runs again.
-            of_copy = name, stored, use.layout, use.neighbours
-            if of_copy not in self._copies:
-                self._copies[of_copy] = self._sent(there, parameters.unsharded(there))
+            own = self._sum(parameters.stored(name, stored, complete=there.complete(self.mesh[0])))
             used, beside = self._sent(there, parameters.used(there))
-            copy, copy_beside = self._copies[of_copy]
+            copy, copy_beside = self._sent(there, parameters.unsharded(there))
             ahead = Cost(parameters.ahead_bytes(there), 0.0, 0.0)
-            costs = self._between_uses[name, stored, complete], used, copy, ahead
-            self._uses[key] = _Stored(costs, (*beside, *copy_beside))
+            self._uses[key] = _Stored((own, used, copy, ahead), (*beside, *copy_beside))
         return self._uses[key]
 
     def _sent(self, use: StoredUse, effects: Effects) -> tuple[Cost, _Beside]:
@@ -253,13 +235,8 @@ class TableBuilder:
         )
 
     def _shared_parameter(self, name: str) -> VariableTable:
-        uses = {
-            c.layout(name): c
-            for g in self.graph.groups
-            if name in g.shared
-            for c in self.configurations[g.name]
-        }
         users = [g for g in self.graph.groups if name in g.shared]
+        uses = {c.layout(name): c for g in users for c in self.configurations[g.name]}
         ahead = any(map(self._offers_ahead, users))
         layouts = dict.fromkeys(
             stored for use in uses.values() for (stored,) in self._stored_options((name,), use, ahead=ahead)

@@ -10,12 +10,17 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
+
+import networkx as nx
 
 from tensoropt.cluster import Cluster, Link, Mesh
+from tensoropt.cluster.hardware import Level
 from tensoropt.errors import MeasurementError
 from tensoropt.ops.calls import BY_VALUES, RING_SEND
+from tensoropt.profiling.link_fits import LinkFit
 from tensoropt.profiling.link_timing import COLLECTIVES
 from tensoropt.profiling.links import LinkFits
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED
@@ -30,8 +35,7 @@ _PRICED = (*COLLECTIVES, RING_SEND)
 _Prediction = Callable[[float], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GroupLink:
+class _GroupLink(NamedTuple):
     """The figures of a ring through the slowest group of a set of axes.
 
     Attributes:
@@ -59,24 +63,14 @@ class CommunicationModel:
     """
 
     def __init__(self, cluster: Cluster, mesh: Mesh, fits: LinkFits | None = None) -> None:
-        if mesh.size != cluster.device_count:
-            raise MeasurementError(
-                f"mesh {mesh.label} has {mesh.size} ranks but {cluster.name} has {cluster.device_count}"
-                " devices; take a mesh of that cluster"
-            )
-        self.cluster, self.mesh = cluster, mesh
-        self._fits = fits
+        self.cluster, self.mesh, self.fits = cluster, mesh, fits
         self._fitted = _fitted_cluster(cluster, fits) if fits is not None and fits.pairs else None
         self._links: dict[tuple[int, ...], _GroupLink] = {}
         self._predictions: dict[tuple[str, tuple[int, ...]], tuple[_Prediction, str]] = {}
 
     @property
     def described(self) -> str:
-        return repr((self.cluster.to_dict(), self.mesh, self._fits))
-
-    @property
-    def fits(self) -> LinkFits | None:
-        return self._fits
+        return repr((self.cluster.to_dict(), self.mesh, self.fits))
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
         """Return the seconds of one collective over the groups that vary along ``axes``, all at the same
@@ -89,11 +83,9 @@ class CommunicationModel:
             axes: mesh axes; no axes, axes of size 1 and 0 bytes all cost nothing.
 
         Raises:
-            MeasurementError: the kind is unknown or the number of bytes negative.
+            MeasurementError: the kind is unknown.
             ClusterError: the mesh lacks an axis.
         """
-        if not num_bytes >= 0:
-            raise MeasurementError(f"{kind} of {num_bytes} bytes is impossible; give at least 0")
         # The prediction is looked up before 0 bytes return early, so that an unknown kind or axis is refused
         # for any size.
         predict = self._prediction(kind, tuple(axes))[0]
@@ -103,20 +95,20 @@ class CommunicationModel:
         return self._prediction(kind, tuple(axes))[1]
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
-        if not num_bytes >= 0:
-            raise MeasurementError(f"a message of {num_bytes} bytes is impossible; give at least 0")
         if first == second or not num_bytes:
             return 0.0
-        pair = (min(first, second), max(first, second))
-        if self._fits is not None and pair in self._fits.pairs:
-            return self._fits.pairs[pair].time_s(num_bytes)
+        fit = self._pair_fit(first, second)
+        if fit is not None:
+            return fit.time_s(num_bytes)
         link = self.cluster.link(first, second)
         launch = _LAUNCH_S[self.cluster.device_type]
         return launch + link.latency_s + num_bytes / link.bandwidth_bytes_per_s
 
     def pair_source(self, first: int, second: int) -> str:
-        pair = (min(first, second), max(first, second))
-        return MEASURED if self._fits is not None and pair in self._fits.pairs else DATA_SHEET
+        return DATA_SHEET if self._pair_fit(first, second) is None else MEASURED
+
+    def _pair_fit(self, first: int, second: int) -> LinkFit | None:
+        return self.fits.pairs.get((min(first, second), max(first, second))) if self.fits else None
 
     def _prediction(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
         known = self._predictions.get((kind, axes))
@@ -133,7 +125,7 @@ class CommunicationModel:
         axes = tuple(axis for axis in axes if self.mesh.shape[axis] > 1)
         if not axes:
             return (lambda num_bytes: 0.0), DATA_SHEET
-        fits = self._measured(kind, axes)
+        fits = () if self.fits is None else self.fits.collectives.get((kind, axes), ())
         if fits:
             # There is one fit for each group of the axes. The ranks of all groups meet in the next collective
             # over other axes, so the slowest group counts.
@@ -144,15 +136,6 @@ class CommunicationModel:
         if axes not in self._links:
             self._links[axes] = group_link(cluster, self.mesh, axes)
         return _formula(kind, self._links[axes], launch), source
-
-    def _measured(self, kind: str, axes: tuple[int, ...]) -> tuple:
-        if self._fits is None:
-            return ()
-        groups = self.mesh.groups(axes)
-        for (fitted_kind, fitted_axes), fits in self._fits.collectives.items():
-            if fitted_kind == kind and self.mesh.groups(fitted_axes) == groups:
-                return fits
-        return ()
 
 
 def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
@@ -173,9 +156,8 @@ def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
             return lambda n: launch_s + (ranks - 1) * hop + n * link.exchange_seconds_per_byte
         case "broadcast":
             return lambda n: launch_s + depth * hop + n * per_byte
-        case "ring_send":
+        case _:  # RING_SEND
             return lambda n: launch_s + link.slowest_hop_s + n * link.hop_seconds_per_byte
-    raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(_PRICED)}")
 
 
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
@@ -185,29 +167,26 @@ def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
     # many other groups leave the node at the same time.
     leaving = _groups_leaving(cluster, groups)
     links = [_group_link(cluster, group, leaving) for group in groups]
-    return _GroupLink(
-        size=len(groups[0]),
-        hop_s=max(link.hop_s for link in links),
-        slowest_hop_s=max(link.slowest_hop_s for link in links),
-        seconds_per_byte=max(link.seconds_per_byte for link in links),
-        hop_seconds_per_byte=max(link.hop_seconds_per_byte for link in links),
-        exchange_seconds_per_byte=max(link.exchange_seconds_per_byte for link in links),
-    )
+    return _GroupLink._make(max(figures) for figures in zip(*links, strict=True))
 
 
 def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Counter[tuple[int, int]]:
     leaving: Counter[tuple[int, int]] = Counter()
-    for group in groups:
-        outer = cluster.device_count
-        for depth, level in enumerate(cluster.levels):
-            block = outer // level.size
-            for members in _members(group, outer):
-                children = {rank // block for rank in members}
-                # A group whose members all lie inside one child does not use the links of this level.
-                if len(children) > 1:
-                    leaving.update((depth, child) for child in children)
-            outer = block
+    for group, (depth, _, outer, block) in itertools.product(groups, _blocks(cluster)):
+        for members in _members(group, outer):
+            children = {rank // block for rank in members}
+            # A group whose members all lie inside one child does not use the links of this level.
+            if len(children) > 1:
+                leaving.update((depth, child) for child in children)
     return leaving
+
+
+def _blocks(cluster: Cluster) -> Iterator[tuple[int, Level, int, int]]:
+    """Yield the number of each level, the level, and how many ranks it and one of its children have."""
+    outer = cluster.device_count
+    for depth, level in enumerate(cluster.levels):
+        yield depth, level, outer, outer // level.size
+        outer //= level.size
 
 
 def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple[int, int]]) -> _GroupLink:
@@ -217,9 +196,7 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
     hops = tuple(zip(group, (*group[1:], group[0]), strict=True))
     latencies = [cluster.link(a, b).latency_s for a, b in hops]
     bandwidth, exchange = math.inf, 0.0
-    outer = cluster.device_count
-    for depth, level in enumerate(cluster.levels):
-        block = outer // level.size
+    for depth, level, outer, block in _blocks(cluster):
         for members in _members(group, outer):
             children = list(_members(members, block))
             if len(children) < 2:
@@ -238,7 +215,6 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
                 # Each other member receives 1/size of a member's input; the amount that leaves a child is the
                 # product of the member counts on either side.
                 exchange = max(exchange, len(child) * (len(members) - len(child)) / size / rate)
-        outer = block
     return _GroupLink(
         size=size,
         hop_s=sum(latencies) / size,
@@ -253,18 +229,15 @@ def _slowest_hop(
     cluster: Cluster, hops: Sequence[tuple[int, int]], leaving: Counter[tuple[int, int]]
 ) -> float:
     """Return the bandwidth, in bytes/s, of the slowest message if each hop has one."""
-    rates, outer = [], cluster.device_count
-    for depth, level in enumerate(cluster.levels):
-        block = outer // level.size
-        for a, b in hops:
-            if a // outer != b // outer or a // block == b // block:
-                continue  # inside one child, or between those of an outer level
-            link, share = cluster.link(a, b), 1.0
-            if (min(a, b), max(a, b)) not in cluster.pairs:
-                # Each group that leaves the child has one message that does.
-                share = min(level.link_count / leaving[depth, a // block], 1.0)
-            rates.append(link.bandwidth_bytes_per_s * share)
-        outer = block
+    rates = []
+    for (depth, level, outer, block), (a, b) in itertools.product(_blocks(cluster), hops):
+        if a // outer != b // outer or a // block == b // block:
+            continue  # inside one child, or between those of an outer level
+        link, share = cluster.link(a, b), 1.0
+        if (min(a, b), max(a, b)) not in cluster.pairs:
+            # Each group that leaves the child has one message that does.
+            share = min(level.link_count / leaving[depth, a // block], 1.0)
+        rates.append(link.bandwidth_bytes_per_s * share)
     return min(rates)
 
 
@@ -293,16 +266,10 @@ def _pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
 def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
     """Return the bandwidth of a ring; ``table[i][j]``: (bandwidth, wire is dedicated) of members i and j."""
     size = len(table)
-    # Several simultaneous rings reach every rank only if dedicated wires connect all of them, so the
-    # reachable ranks are searched.
+    # Several simultaneous rings reach every rank only if dedicated wires connect all of them.
     wires = [sum(bandwidth for bandwidth, dedicated in row if dedicated) for row in table]
-    reached, open_ends = {0}, [0]
-    while open_ends:
-        row = table[open_ends.pop()]
-        new = [other for other in range(size) if row[other][1] and other not in reached]
-        reached.update(new)
-        open_ends += new
-    several = min(wires) if len(reached) == size else 0.0
+    wired = nx.Graph((a, b) for a in range(size) for b in range(size) if table[a][b][1])
+    several = min(wires) if len(wired) == size and nx.is_connected(wired) else 0.0
 
     def slowest(ring: tuple[int, ...]) -> float:
         return min(table[a][b][0] for a, b in zip(ring, (*ring[1:], ring[0]), strict=True))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,19 +45,17 @@ _DIRECTIONS = ("forward", "backward")
 
 def class_of(work: Workload) -> str:
     """Return the class of a workload: that of its first call that has one."""
-    for call, _ in work.calls:
-        # The kernel "divided" wraps another call, whose class determines how fast it runs.
-        name = call.static[0] if call.function == "kernels.divided" else call.function
-        found = cost_class_of(str(name))
-        if found is not None:
-            return found.value
-    return CostClass.ELEMENT_WISE.value
+    classes = (_own_class(call) for call, _ in work.calls)
+    return next(filter(None, classes), CostClass.ELEMENT_WISE).value
+
+
+def _own_class(call: LocalCall) -> CostClass | None:
+    # The kernel "divided" wraps another call, whose class determines how fast it runs.
+    return cost_class_of(str(call.static[0] if call.function == "kernels.divided" else call.function))
 
 
 def _call_class(call: LocalCall) -> CostClass:
-    # The kernel "divided" wraps another call, whose class determines how fast it runs.
-    name = call.static[0] if call.function == "kernels.divided" else call.function
-    return cost_class_of(str(name)) or CostClass.ELEMENT_WISE
+    return _own_class(call) or CostClass.ELEMENT_WISE
 
 
 def _kernels_of(work: Workload) -> int:
@@ -249,12 +247,7 @@ def moved_bytes(cls: CostClass, of: CallWork) -> int:
     return of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
 
 
-def _as_one(chain: Sequence[CallWork]) -> CallWork:
-    """Merge a chain of calls into one kernel, which moves the bytes of the largest call."""
-    size = max(of.traffic_bytes for of in chain)
-    return CallWork(sum(of.forward_flops for of in chain), size, size)
-
-
+@dataclass(eq=False, repr=False)
 class RooflineCompute:
     """Ideal seconds divided by efficiencies, plus launches.
 
@@ -265,25 +258,17 @@ class RooflineCompute:
         dated: the month of the kernels (:func:`~tensoropt.cluster.reached_by`); by default the newest.
     """
 
-    source = DATA_SHEET
+    device: DeviceKind
+    optimizer: str
+    efficiencies: Efficiencies = NO_EFFICIENCIES
+    kernels: KernelSettings = _PYTORCHS_OWN
+    _: KW_ONLY
+    fused: bool = False
+    dated: str = ""
 
-    def __init__(
-        self,
-        device: DeviceKind,
-        optimizer: str,
-        efficiencies: Efficiencies = NO_EFFICIENCIES,
-        kernels: KernelSettings = _PYTORCHS_OWN,
-        *,
-        fused: bool = False,
-        dated: str = "",
-    ):
-        self.fused = fused
-        self.reached = reached_by(device, dated, compiled=fused)
-        self.device = device
-        self.optimizer = optimizer
-        self.efficiencies = efficiencies
-        self.kernels = kernels
-        self.host = host_seconds(device.type)
+    def __post_init__(self) -> None:
+        self.reached = reached_by(self.device, self.dated, compiled=self.fused)
+        self.host = host_seconds(self.device.type)
         self._kernel_s = self.host.kernel_s if self.host else _LAUNCH_S
 
     def source_of(self, work: Workload) -> str:
@@ -308,7 +293,7 @@ class RooflineCompute:
         ):
             # Work without a kernel (views alone) takes no time, which no curve of its class expresses.
             fitted = self.efficiencies.seconds(cls, direction, ideal) if kernels else None
-            peak = self.peak(work.dtype, CostClass(cls))
+            peak = peak_flops(self.device, self.kernels, work.dtype, CostClass(cls))
             found.append(self._fixed(peak, flops, traffic, count) if fitted is None else fitted)
         return found[0], found[1] if work.has_backward else 0.0
 
@@ -332,21 +317,16 @@ class RooflineCompute:
         return forward_s, backward_s if work.has_backward else 0.0
 
     def kernels_of(self, work: Workload, facts: Facts) -> Iterator[tuple[CostClass, CallWork]]:
-        chain: list[CallWork] = []
-        for (call, _), of in zip(work.calls, facts.work_of_calls, strict=True):
-            if not launches(call.function):
+        calls = zip(work.calls, facts.work_of_calls, strict=True)
+        kernels = [(_call_class(call), of) for (call, _), of in calls if launches(call.function)]
+        for fused, chain in itertools.groupby(kernels, key=lambda kernel: self.fused and kernel[0] in _FUSED):
+            if not fused:
+                yield from chain
                 continue
-            cls = _call_class(call)
-            if self.fused and cls in _FUSED:
-                size = moved_bytes(cls, of)
-                chain.append(CallWork(of.forward_flops, size, size))
-                continue
-            if chain:
-                yield CostClass.ELEMENT_WISE, _as_one(chain)
-                chain = []
-            yield cls, of
-        if chain:
-            yield CostClass.ELEMENT_WISE, _as_one(chain)
+            # One kernel, which moves the bytes of the largest call.
+            merged = list(chain)
+            size = max(moved_bytes(cls, of) for cls, of in merged)
+            yield CostClass.ELEMENT_WISE, CallWork(sum(of.forward_flops for _, of in merged), size, size)
 
     def _of_call(self, dtype: str, cls: CostClass, of: CallWork, facts: Facts) -> tuple[float, float]:
         reached = self.reached
@@ -355,7 +335,7 @@ class RooflineCompute:
         # Backward's FLOP are known only for the whole group: products and attention take their shares of
         # them.
         share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
-        rate = self.peak(dtype, cls) * reached.of(cls)
+        rate = peak_flops(self.device, self.kernels, dtype, cls) * reached.of(cls)
         # Twice the traffic, as in ideal_s().
         back_s = max(share * facts.backward_flops / rate, 2.0 * traffic / bandwidth)
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
@@ -366,9 +346,6 @@ class RooflineCompute:
             return self.seconds(work, facts)[1] * weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]
         return self._of_call(work.dtype, _call_class(call), of, facts)[1] / 2 + self._kernel_s
-
-    def peak(self, dtype: str, cls: CostClass) -> float:
-        return peak_flops(self.device, self.kernels, dtype, cls)
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
         arithmetic = flops / (peak * _MATRIX_EFFICIENCY)
@@ -406,30 +383,27 @@ def failed_otherwise(record: Mapping[str, Any]) -> bool:
     return "error" in record and not record["error"].startswith(OUT_OF_MEMORY)
 
 
+@dataclass(eq=False, repr=False)
 class MeasuredCompute:
     """Costs from records of :func:`tensoropt.profiling.measure.measure_workloads`, by workload key.
 
     Args:
         rest: prices workloads that were not timed; None if all were.
-        source: that of the optimizer's figure; by default ``rest``'s.
+        source: that of the optimizer's figure; by default the data sheet if there is a ``rest``.
         factors: by class, seconds in real steps over those when timed alone; by default 1.
         peaks: peak FLOP/s by dtype, an upper limit (other dtypes: float32's); empty for no limit.
     """
 
-    def __init__(
-        self,
-        records: Mapping[str, Mapping[str, Any]],
-        optimizer_s_per_element: float,
-        rest: RooflineCompute | None = None,
-        *,
-        source: str | None = None,
-        factors: Mapping[str, float] = MappingProxyType({}),
-        peaks: Mapping[str, float] = MappingProxyType({}),
-    ):
-        self.records, self.factors, self.peaks = records, factors, peaks
-        self.optimizer_s_per_element = optimizer_s_per_element
-        self.rest = rest
-        self.source = source or (MEASURED if rest is None else rest.source)
+    records: Mapping[str, Mapping[str, Any]]
+    optimizer_s_per_element: float
+    rest: RooflineCompute | None = None
+    _: KW_ONLY
+    source: str = ""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    peaks: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.source = self.source or (MEASURED if self.rest is None else DATA_SHEET)
 
     def _record(self, work: Workload) -> Mapping[str, Any] | None:
         record = self.records.get(work.key)
@@ -487,18 +461,8 @@ class SlowestCompute:
 
     def __init__(self, kinds: Sequence[MeasuredCompute]):
         self.kinds = tuple(kinds)
-
-    @property
-    def source(self) -> str:
-        return self._slowest_optimizer.source
-
-    @property
-    def optimizer_s_per_element(self) -> float:
-        return self._slowest_optimizer.optimizer_s_per_element
-
-    @property
-    def _slowest_optimizer(self) -> MeasuredCompute:
-        return max(self.kinds, key=lambda kind: kind.optimizer_s_per_element)
+        slowest = max(kinds, key=lambda kind: kind.optimizer_s_per_element)
+        self.source, self.optimizer_s_per_element = slowest.source, slowest.optimizer_s_per_element
 
     def source_of(self, work: Workload) -> str:
         """Return the least trusted of the kinds' sources."""

@@ -74,7 +74,7 @@ Allowed = Callable[[VariableTable, int], NDArray[np.bool_] | None]
 """(variable, configuration) -> mask over its options, or None for all."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CostGraph:
     """Variables ("operators" of a search), configurations, and costs in memory (bytes) and time (seconds).
 
@@ -93,13 +93,6 @@ class CostGraph:
 
     def __len__(self) -> int:
         return len(self.variables)
-
-    def __repr__(self) -> str:
-        configurations = sum(len(variable.memory) for variable in self.variables)
-        return (
-            f"{type(self).__name__}({len(self)} operators, {configurations} configurations, "
-            f"{len(self.edges)} edges)"
-        )
 
     @property
     def names(self) -> list[str]:
@@ -214,9 +207,8 @@ def _class_map(given: ArrayLike | None, configurations: int, size: int, what: st
         )
     if len(values) and (values.min() < 0 or values.max() >= size):
         raise ValueError(
-            f"{what} has values from {values.min()} to {values.max()}, but the table has {size} "
-            f"entries along this "
-            f"side; use 0 to {size - 1}"
+            f"{what} has values from {values.min()} to {values.max()}, but the table has {size} entries "
+            f"along this side; use 0 to {size - 1}"
         )
     return values.astype(np.int64)
 

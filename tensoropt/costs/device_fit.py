@@ -54,8 +54,7 @@ def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: flo
 
 def needed_bytes(tensors: _Size, process: Mapping[str, _Size]) -> _Size:
     """Return a plan's need in whole bytes, of one plan or of many."""
-    found: _Size = np.rint(tensors + sum(process.values()))
-    return found
+    return np.rint(tensors + sum(process.values()))
 
 
 def room_bytes(device_bytes: float, budget_bytes: float | None = None) -> float:

@@ -6,8 +6,7 @@ import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -94,6 +93,7 @@ _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
+@dataclass(eq=False, repr=False)
 class EdgeBuilder:
     """The builder of one mesh's edge tables.
 
@@ -104,28 +104,21 @@ class EdgeBuilder:
         gathered_again: group name -> whether constraints have its inputs gathered again in backward.
     """
 
-    def __init__(
-        self,
-        effects: GroupEffects,
-        templates: Mapping[str, Template],
-        configurations: Mapping[str, Sequence[Configuration]],
-        region_of: Mapping[str, Region],
-        arrays: TableArrays,
-        gathered_again: Mapping[str, bool] = MappingProxyType({}),
-    ):
-        self.graph = effects.graph
-        self.effects = effects
-        self.moves, self.parameters, self.prices = effects.moves, effects.parameters, effects.prices
-        self.templates = templates
-        self.configurations = configurations
-        self.region_of = region_of
-        self.arrays = arrays
-        self.tensors = effects.moves.tensors
+    effects: GroupEffects
+    templates: Mapping[str, Template]
+    configurations: Mapping[str, Sequence[Configuration]]
+    region_of: Mapping[str, Region]
+    arrays: TableArrays
+    gathered_again: Mapping[str, bool]
+
+    def __post_init__(self) -> None:
+        self.graph, self.moves = self.effects.graph, self.effects.moves
+        self.parameters, self.prices = self.effects.parameters, self.effects.prices
         self._tables: dict[object, np.ndarray] = {}
         self._with_options: dict[str, EdgeTable] = {}
-        self._gatherable, self._pinned = gatherable(self.graph), gathered_again
+        self._gatherable = gatherable(self.graph)
         # If nothing overlaps, a reduction costs its full time, whatever product it is issued with.
-        self.products = products_beside(self.graph) if effects.prices.beside else {}
+        self.products = products_beside(self.graph) if self.prices.beside else {}
 
     def build(self, variables: Mapping[str, VariableTable]) -> Iterator[EdgeTable]:
         self.variables = variables
@@ -162,9 +155,9 @@ class EdgeBuilder:
         return within._replace(inside=self._inside(name, reader), viewed=name in left_as_views(reader))
 
     def _from_maker(self, name: str) -> _Within:
-        pins = (self._pinned.get(group.name) for group in self._readers(name)) if self._pinned else ()
-        pinned = next((pin for pin in pins if pin is not None), None)
-        return _Within(gatherable=name in self._gatherable, pinned=pinned)
+        readers = self._readers(name) if self.gathered_again else ()
+        pins = (self.gathered_again[g.name] for g in readers if g.name in self.gathered_again)
+        return _Within(gatherable=name in self._gatherable, pinned=next(pins, None))
 
     def _passes(self, group: Group) -> tuple[bool, ...]:
         return (False, True) if group.name in self.region_of else (False,)
@@ -238,14 +231,13 @@ class EdgeBuilder:
         # further pair would add a state to the variable, and the search pays for states.
         needed = dict.fromkeys(e.layout for g in readers for e in self._reads(g, name) if e.kept)
         inside = [self._inside(name, g) for g in readers if g.name in self.region_of]
-
-        def states(again: bool) -> Iterator[Reading]:
+        states: list[Reading] = []
+        for again in (False, True) if any(inside) else (False,):
             # A reader that runs again finds the hub kept, except in the region that makes it again.
             found_kept = any(not (again and same) for same in inside)
-            yield from (Reading(layout, False, again) for layout in layouts)
-            yield from (Reading(layout, True, again) for layout in (layouts if found_kept else needed))
-
-        return [state for again in ((False, True) if any(inside) else (False,)) for state in states(again)]
+            states += (Reading(layout, False, again) for layout in layouts)
+            states += (Reading(layout, True, again) for layout in (layouts if found_kept else needed))
+        return states
 
     # -- tables -----------------------------------------------------------------------------------
 
@@ -268,7 +260,7 @@ class EdgeBuilder:
         rows = {key: i for i, key in enumerate(dict.fromkeys(left))}
         cols = {key: i for i, key in enumerate(dict.fromkeys(right))}
         # Layers repeat: the same placements of a similar tensor cost the same everywhere.
-        tensor = self.tensors[name]
+        tensor = self.moves.tensors[name]
         like = (
             self.graph.atoms.atoms[name],
             tensor.dtype,
@@ -312,25 +304,31 @@ class EdgeBuilder:
     def _bytes(self, name: str, ends: Sequence[Reading]) -> np.ndarray:
         return np.array([self.moves.bytes(name, end.layout) for end in ends], dtype=np.float64)
 
-    def _gathered(self, name: str, sources: Sequence[Reading], targets: Sequence[Reading]) -> np.ndarray:
-        sums = np.array([PARTIAL in end.layout for end in sources], dtype=bool)
-        return (self._bytes(name, targets) > self._bytes(name, sources)[:, None]) & ~sums[:, None]
-
     def _with_option(
-        self, cells: np.ndarray, memory: np.ndarray, time_s: np.ndarray, may: np.ndarray, within: _Within
+        self,
+        name: str,
+        writes: Sequence[Reading],
+        targets: Sequence[Reading],
+        cells: np.ndarray,
+        may: np.ndarray,
+        within: _Within,
     ) -> np.ndarray:
         """Add the option to gather a tensor again where it saves memory: (sources, targets, options, 2).
 
         Args:
             cells: (sources, targets, 2) costs with the copy saved.
-            memory: (sources, 1) bytes saved for backward if gathered again.
-            time_s: (sources, targets) seconds if gathered again.
-            may: (sources, targets) whether the edge's copy is saved, and can be gathered again.
+            may: (sources, targets) whether the edge's copy is saved, and its maker runs once.
         """
-        memory = np.broadcast_to(memory, time_s.shape)
-        may = may & (memory < cells[..., 0]) & np.isfinite(cells[..., 0])
-        if not within.gatherable or within.pinned is False or not may.any():
+        if not within.gatherable or within.pinned is False:
             return cells
+        made, copied = self._bytes(name, writes)[:, None], self._bytes(name, targets)
+        sums = np.array([PARTIAL in end.layout for end in writes], dtype=bool)[:, None]
+        left = np.where(_flags(writes, "kept")[:, None], 0.0, made) * self.prices.in_flight
+        memory = np.broadcast_to(left, may.shape)
+        may = may & (copied > made) & ~sums & (memory < cells[..., 0]) & np.isfinite(cells[..., 0])
+        if not may.any():
+            return cells
+        time_s = self._moving_s(name, writes, targets, np.ones_like(may))
         again = np.where(may[..., None], np.stack([memory, time_s], axis=-1), np.inf)
         if within.pinned:
             cells = np.where(may[..., None], np.inf, cells)
@@ -350,13 +348,8 @@ class EdgeBuilder:
             apart = _apart(writes, reads, within)
             once_s = self._moving_s(name, writes, reads, again)
             cells = _cells(memory * self.prices.in_flight, once_s, apart)
-            if not within.gatherable:
-                return cells
             may = (keeps == Keeps.COPY.value) & ~_flags(writes, "again")[:, None]
-            may &= self._gathered(name, writes, reads)
-            left = np.where(_flags(writes, "kept"), 0.0, self._bytes(name, writes))[:, None]
-            twice_s = self._moving_s(name, writes, reads, np.ones_like(again))
-            return self._with_option(cells, left * self.prices.in_flight, twice_s, may, within)
+            return self._with_option(name, writes, reads, cells, may, within)
 
         producer = self.variables[self._producer(name).name]
         ends = (
@@ -378,12 +371,7 @@ class EdgeBuilder:
             apart = again != _flags(hubs, "again") if inside else False
             once_s = self._moving_s(name, writes, hubs, again)
             cells = _cells(memory * self.prices.in_flight, once_s, apart)
-            if not within.gatherable:
-                return cells
-            may = self._gathered(name, writes, hubs) & _flags(hubs, "kept") & ~again
-            left = np.where(_flags(writes, "kept"), 0.0, self._bytes(name, writes))[:, None]
-            twice_s = self._moving_s(name, writes, hubs, np.ones_like(may))
-            return self._with_option(cells, left * self.prices.in_flight, twice_s, may, within)
+            return self._with_option(name, writes, hubs, cells, _flags(hubs, "kept") & ~again, within)
 
         hubs = [
             replace(end, product_s=product_s)
@@ -462,13 +450,11 @@ def _remade(sources: Sequence[Reading], within: _Within) -> np.ndarray:
 
 def _taken_again(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
     """Return (sources, reads) whether the tensor is moved once more in backward."""
-    again: np.ndarray = _flags(reads, "again") | (_remade(sources, within) & _flags(reads, "kept"))
-    return again
+    return _flags(reads, "again") | (_remade(sources, within) & _flags(reads, "kept"))
 
 
 def _apart(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
-    apart: np.ndarray = _remade(sources, within) & ~_flags(reads, "again") & within.viewed
-    return apart
+    return _remade(sources, within) & ~_flags(reads, "again") & within.viewed
 
 
 def _keeps(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:

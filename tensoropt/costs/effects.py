@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -252,9 +252,9 @@ def additive(effects: Effects, prices: Prices) -> Cost:
         # Combined with others, a collective takes no longer than by itself.
         communication += sum(one.send.seconds for one in effect.beside) * times
         if effect.moves or effect.sends:
-            device_s = prices.amid_work(effect.local_s, effect.sends)
+            sent_s = sum(send.seconds for send in effect.sends)
+            device_s = effect.local_s + sent_s
             if effect.beside_work_s:
-                sent_s = sum(send.seconds for send in effect.sends)
                 device_s -= float(prices.hidden_s(sent_s, effect.beside_work_s))
             seconds = max(device_s, effect.host_s)
             communication += (seconds + (max(effect.passing) if effect.sums_passing else 0.0)) * times
@@ -323,14 +323,13 @@ def kept_for(*, kept: bool, again: bool, remade: bool, moved: bool) -> Keeps:
     return Keeps.COPY if moved else Keeps.SOURCE
 
 
-def joined(parts: Iterable[Effects]) -> Effects:
-    effects: list[Effect] = []
-    parameters = gradients = optimizer = 0
-    for part in parts:
-        effects += part.effects
-        parameters, gradients = parameters + part.parameters, gradients + part.gradients
-        optimizer += part.optimizer
-    return Effects(tuple(effects), parameters, gradients, optimizer)
+def joined(parts: Sequence[Effects]) -> Effects:
+    return Effects(
+        tuple(effect for part in parts for effect in part.effects),
+        sum(part.parameters for part in parts),
+        sum(part.gradients for part in parts),
+        sum(part.optimizer for part in parts),
+    )
 
 
 _Both = tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]
@@ -418,8 +417,7 @@ class MoveEffects:
         workspace_bytes: int = 0,
     ) -> Effect:
         """Return one direction of a move, as an effect. ``passes``: nothing moves in the other direction."""
-        nothing: tuple[Queues, tuple[Send, ...]] = NO_WORK, ()
-        local, sends = self.prices.steps(steps, self.tensors[name].element_bytes) if steps else nothing
+        local, sends = self.prices.steps(steps, self.tensors[name].element_bytes)
         return Effect(
             when,
             workspace_bytes=workspace_bytes,
@@ -493,8 +491,9 @@ class MoveEffects:
         if not steps:
             return 0.0, 0.0, 0.0, False
         local, sends = self.prices.steps(steps, element_bytes)
-        reduced_s = sum(send.seconds for send in sends) if is_one_reduction(steps, self.mesh) else 0.0
-        return self.prices.amid_work(local.device_s, sends), local.host_s, reduced_s, True
+        sent_s = sum(send.seconds for send in sends)
+        reduced_s = sent_s if is_one_reduction(steps, self.mesh) else 0.0
+        return local.device_s + sent_s, local.host_s, reduced_s, True
 
     def product_s(self, group: Group, name: str, work: Workload, facts: Facts) -> float | None:
         """Return the seconds of the product that may overlap with reducing the gradient of a tensor that a

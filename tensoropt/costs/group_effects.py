@@ -8,25 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tensoropt.costs.effects import (
-    COMPUTE,
-    COMPUTE_AGAIN,
-    COMPUTE_BACK,
-    GATHER,
-    GATHER_AGAIN,
-    GATHER_BACK,
-    INNER,
-    INNER_AGAIN,
-    INNER_BACK,
-    PARAMETERS,
-    Allocation,
-    Effect,
-    Effects,
-    MoveEffects,
-    allocations,
-    joined,
-    part_of,
-)
+from tensoropt.costs import effects as at
+from tensoropt.costs.effects import Allocation, Effect, Effects, MoveEffects, allocations, joined, part_of
 from tensoropt.costs.parameter_effects import ParameterEffects, StoredUse, Use
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.calls import InnerCollective
@@ -132,7 +115,8 @@ class GroupEffects:
         """
         group, again = choice.configuration.group, choice.again
         uses = self.stored_uses(choice)
-        copies = [self._copy(use) for use in uses]
+        own = [use for use in uses if use.name not in self.graph.shared]
+        copies = map(self.parameters.unsharded, own)
         work = [self.computed(choice), *self.inside(choice), *map(self.parameters.used, uses), *copies]
         found: list[Effect] = []
 
@@ -140,7 +124,7 @@ class GroupEffects:
         # a kept copy.
         arriving = [use for use in uses if use.moves and not use.ahead]
         gathered = sum(use.bytes for use in arriving if not use.kept)
-        gather = Effect(GATHER, workspace_bytes=gathered + self._buffer_bytes(arriving))
+        gather = Effect(at.GATHER, workspace_bytes=gathered + self._buffer_bytes(arriving))
         found += [gather] if arriving else []
 
         # Forward, and what it keeps.
@@ -155,22 +139,22 @@ class GroupEffects:
         needed = sum(use.bytes for use in anew)
         stays = allocations(*(use.gathered("again") for use in anew)) if again else ()
         if again:
-            found += [replace(gather, when=GATHER_AGAIN)] if arriving else []
+            found += [replace(gather, when=at.GATHER_AGAIN)] if arriving else []
             found += _forward(
                 self._parts(choice, gathered, staying=needed), keeps=True, again=True, stays=stays
             )
         elif needed and not choice.facts.backward_runs:
-            found.append(Effect(GATHER_BACK, workspace_bytes=needed + self._buffer_bytes(anew)))
+            found.append(Effect(at.GATHER_BACK, workspace_bytes=needed + self._buffer_bytes(anew)))
 
         # Backward, and what it frees.
         most = self._most_back(choice, anew, [use for use in uses if use.waits])
-        found.append(Effect(COMPUTE_BACK, workspace_bytes=max(most - needed * again, 0)))
-        found.append(Effect(COMPUTE_BACK, after=True, ends=allocations(*_saved(parts), *stays)))
+        found.append(Effect(at.COMPUTE_BACK, workspace_bytes=max(most - needed * again, 0)))
+        found.append(Effect(at.COMPUTE_BACK, after=True, ends=allocations(*_saved(parts), *stays)))
 
         # Gradients return.
         joining = {name for name, waits in zip(group.shared, joins, strict=False) if waits}
         most = self._most_returning(uses, joining)
-        found += [Effect(PARAMETERS, workspace_bytes=most)] if most else []
+        found += [Effect(at.PARAMETERS, workspace_bytes=most)] if most else []
         return joined([*work, Effects(tuple(found))])
 
     # -- work ---------------------------------------------------------------------------------------
@@ -179,11 +163,11 @@ class GroupEffects:
         """Return the effects of computing: forward, second forward if recomputed, backward."""
         work = choice.work
         forward, backward = self.prices.work(work, choice.facts)
-        passes = [(COMPUTE, forward)]
+        passes = [(at.COMPUTE, forward)]
         if self.training and choice.again:
-            passes.append((COMPUTE_AGAIN, self.prices.again(work, forward)))
+            passes.append((at.COMPUTE_AGAIN, self.prices.again(work, forward)))
         if self.training:
-            passes.append((COMPUTE_BACK, backward))
+            passes.append((at.COMPUTE_BACK, backward))
         source = self.prices.compute.source_of(work)
         return Effects(
             tuple(Effect(when, local_s=s.device_s, host_s=s.host_s, source=source) for when, s in passes)
@@ -192,11 +176,12 @@ class GroupEffects:
     def inside(self, choice: Choice) -> list[Effects]:
         """Return the communication inside a group: a resolved partial sum, then the kernels' collectives."""
         configuration, found, moves = choice.configuration, [], self.moves
-        whens = (INNER, *((INNER_AGAIN,) if choice.again else ()), *((INNER_BACK,) if self.training else ()))
+        passes = ((at.INNER, True), (at.INNER_AGAIN, choice.again), (at.INNER_BACK, self.training))
+        whens = [when for when, happens in passes if happens]
         if configuration.resolved is not None:
             name, before, after = configuration.resolved
             ways = moves.steps(name, before, after)
-            done = (when for when in whens if ways[when is INNER_BACK])
+            done = (when for when in whens if ways[when is at.INNER_BACK])
             found.append(Effects(tuple(moves.moved(when, name, before, after) for when in done)))
         # The resolved partial sum is an edge inside the group, which backward passes as well; a kernel's
         # collectives state in which direction they are issued.
@@ -208,7 +193,7 @@ class GroupEffects:
                 Effect(when, host_s=host_s, source=moves.overheads_source, sends=(send,), moves=True)
                 for c in call.collectives
                 for when in whens
-                if c.backward is (when is INNER_BACK) and not c.beside
+                if c.backward is (when is at.INNER_BACK) and not c.beside
                 if (send := self.prices.send(c.kind, c.axes, c.bytes))
             ]
             beside = [c for c in call.collectives if c.beside]
@@ -229,7 +214,7 @@ class GroupEffects:
         # The group's seconds are not known call by call; backward has the same shares as forward.
         share = works[position].forward_flops / flops if flops else 1.0
         for computed in self.computed(choice).effects if collectives else ():
-            backward = computed.when is COMPUTE_BACK
+            backward = computed.when is at.COMPUTE_BACK
             found = [c for c in collectives if c.backward is backward]
             priced = (self.prices.send(c.kind, c.axes, c.bytes) for c in found)
             sends = tuple(send for send in priced if send is not None)
@@ -244,9 +229,6 @@ class GroupEffects:
                     moves=True,
                 )
 
-    def _copy(self, use: StoredUse) -> Effects:
-        return Effects(()) if use.name in self.graph.shared else self.parameters.unsharded(use)
-
     # -- what the search counts -----------------------------------------------------------------------
 
     def kept(self, choice: Choice) -> Effects:
@@ -255,7 +237,7 @@ class GroupEffects:
         if not self.training or choice.again or not kept:
             return Effects(())
         saved = (Allocation(_SAVED, "all", kept, kept=True),)
-        return Effects((Effect(COMPUTE, begins=saved), Effect(COMPUTE_BACK, after=True, ends=saved)))
+        return Effects((Effect(at.COMPUTE, begins=saved), Effect(at.COMPUTE_BACK, after=True, ends=saved)))
 
     @staticmethod
     def sent_beside(use: StoredUse, effects: Effects) -> tuple[tuple[bool, bool, float], ...]:

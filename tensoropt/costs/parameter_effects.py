@@ -8,30 +8,8 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+from tensoropt.costs import effects as at
 from tensoropt.costs.effects import (
-    ARRIVED,
-    BACK_BEFORE,
-    BACK_BEGIN,
-    BACK_LEFT,
-    BACK_NEXT,
-    BEGIN,
-    BEGIN_BEFORE,
-    COMPUTE,
-    COMPUTE_AGAIN,
-    COMPUTE_BACK,
-    FIRST_ARRIVED,
-    FIRST_BEFORE,
-    FIRST_BEGIN,
-    GATHER,
-    GATHER_AGAIN,
-    GATHER_BACK,
-    GATHER_ONCE,
-    LAST_LEFT,
-    LAST_NEXT,
-    PARAMETERS,
-    REDUCE_LAST,
-    REDUCED,
-    STEP,
     Allocation,
     Effect,
     Effects,
@@ -149,8 +127,8 @@ class StoredUse:
         last = self.copy_ahead and micro_batches > 1
         if self.behind or (self.way.reduced_last and last):
             # For the first block, when backward is over.
-            return BACK_LEFT if self.use.neighbours and self.use.neighbours.before else REDUCE_LAST
-        return REDUCE_LAST if self.way.reduced_last else ARRIVED
+            return at.BACK_LEFT if self.use.neighbours and self.use.neighbours.before else at.REDUCE_LAST
+        return at.REDUCE_LAST if self.way.reduced_last else at.ARRIVED
 
 
 class ParameterEffects:
@@ -205,55 +183,53 @@ class ParameterEffects:
         found: list[Effect] = []
         training, again = self.moves.training, use.use.again
         if use.moves:
-            gather = self.moves.stepped(GATHER, use.name, use.forward)
+            gather = self.moves.stepped(at.GATHER, use.name, use.forward)
             if not use.way.unsharded:
                 gather = self._with_cast(gather, use.name, use.stored)
             found.append(gather)
             if training and again:
-                found.append(replace(gather, when=GATHER_AGAIN))
+                found.append(replace(gather, when=at.GATHER_AGAIN))
             elif use.anew:
                 # Each saved use is unpacked, and therefore gathered, separately: two uses in one backward are
                 # two collectives.
-                found += [replace(gather, when=GATHER_BACK)] * use.wanted
+                found += [replace(gather, when=at.GATHER_BACK)] * use.wanted
         if use.kept:
             kept = use.gathered("kept")._replace(kept=True)
-            found.append(Effect(COMPUTE_AGAIN if again else COMPUTE, begins=(kept,)))
-            found.append(Effect(COMPUTE_BACK, after=True, ends=(kept,)))
+            found.append(Effect(at.COMPUTE_AGAIN if again else at.COMPUTE, begins=(kept,)))
+            found.append(Effect(at.COMPUTE_BACK, after=True, ends=(kept,)))
         return found
 
     def _gathered_ahead(self, use: StoredUse) -> list[Effect]:
         name, neighbours, own = use.name, use.use.neighbours, use.use.own
         assert neighbours is not None
-        copied, whole = self._copied(use.forward), use.gathered("whole")
-        moved = self.moves.stepped(GATHER, name, use.forward)
+        copied, whole = self._copied(use.forward), allocations(use.gathered("whole"))
+        moved = self.moves.stepped(at.GATHER, name, use.forward)
         # Pieces that lie inside others are joined in a separate buffer.
-        joined = replace(moved, sends=(), workspace_bytes=whole.bytes * copied)
-        sent = self._with_cast(self._together(BEGIN_BEFORE, name, moved.sends), name, use.stored)
-        sent = replace(sent, begins=allocations(whole))
+        joined = replace(moved, sends=(), workspace_bytes=use.bytes * copied)
+        sent = self._with_cast(self._together(at.BEGIN_BEFORE, name, moved.sends), name, use.stored)
+        sent = replace(sent, begins=whole)
 
         def gathered(before: When, at: When) -> list[Effect]:
             return [replace(sent, when=before), replace(joined, when=at)]
 
-        back_before = BACK_BEFORE if neighbours.behind else BACK_BEGIN
+        back_before = at.BACK_BEFORE if neighbours.behind else at.BACK_BEGIN
         found: list[Effect] = []
         if own.gathers:
-            found += gathered(BEGIN_BEFORE if neighbours.before else BEGIN, GATHER)
+            found += gathered(at.BEGIN_BEFORE if neighbours.before else at.BEGIN, at.GATHER)
         if own.frees:
-            found.append(Effect(part_of(use.use.last_part), after=True, ends=allocations(whole)))
+            found.append(Effect(part_of(use.use.last_part), after=True, ends=whole))
         if not self.moves.training:
             return found
         if use.use.again:
             if own.gathers:
-                found += gathered(back_before, GATHER_AGAIN)
+                found += gathered(back_before, at.GATHER_AGAIN)
             # The second forward leaves in place what backward needs a second time.
             if own.frees_again:
-                found.append(
-                    Effect(part_of(use.use.last_part, again=True), after=True, ends=allocations(whole))
-                )
+                found.append(Effect(part_of(use.use.last_part, again=True), after=True, ends=whole))
         elif own.gathers_back:
-            found += gathered(back_before, GATHER_BACK)
+            found += gathered(back_before, at.GATHER_BACK)
         if own.frees_back:
-            found.append(Effect(COMPUTE_BACK, after=True, ends=allocations(whole)))
+            found.append(Effect(at.COMPUTE_BACK, after=True, ends=whole))
         return found
 
     def _returned(self, use: StoredUse) -> list[Effect]:
@@ -263,7 +239,7 @@ class ParameterEffects:
             return []
         # The price of a cast contains that of passing it.
         passes = not use.forward and not use.casts_back
-        back = self.moves.stepped(PARAMETERS, use.name, use.backward, passes=passes)
+        back = self.moves.stepped(at.PARAMETERS, use.name, use.backward, passes=passes)
         if use.casts_back:
             return [self._with_cast(back, use.name, use.stored)]
         return [replace(back, sums_passing=False)]
@@ -274,18 +250,18 @@ class ParameterEffects:
         source = self.moves.overheads_source
         assert neighbours is not None
         waiting = use.gradient("waiting", size)
-        waits = Effect(PARAMETERS, begins=allocations(waiting))
+        waits = Effect(at.PARAMETERS, begins=allocations(waiting))
         if own.before:
             # The first two are added into a new tensor, the others into that one.
             buffers, add_s = size * (2 if own.before == 1 else 1), size * self.prices.overheads.add_s_per_byte
-            waits = Effect(PARAMETERS, workspace_bytes=buffers, local_s=add_s, source=source)
+            waits = Effect(at.PARAMETERS, workspace_bytes=buffers, local_s=add_s, source=source)
         if not own.scatters:
             return [waits]
         shard = self.moves.bytes(name, use.stored)
         copied, arriving = self._copied(use.backward), use.gradient("shard", shard)
-        moved = self.moves.stepped(BACK_NEXT, name, use.backward)
+        moved = self.moves.stepped(at.BACK_NEXT, name, use.backward)
         sent = replace(
-            self._together(BACK_NEXT, name, moved.sends),
+            self._together(at.BACK_NEXT, name, moved.sends),
             begins=allocations(arriving),
             local_s=moved.local_s,
             host_s=moved.host_s,
@@ -295,7 +271,7 @@ class ParameterEffects:
         # After the first block, backward passes no further block: it is over where the gradient is scattered.
         ended = allocations(waiting, arriving)
         left = Effect(
-            BACK_LEFT, after=not neighbours.before, ends=ended, workspace_bytes=shard, source=source
+            at.BACK_LEFT, after=not neighbours.before, ends=ended, workspace_bytes=shard, source=source
         )
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
@@ -310,7 +286,7 @@ class ParameterEffects:
 
     # -- between uses -----------------------------------------------------------------------------
 
-    def stored(self, name: str, stored: Layout, *, joins: int = 0, complete: When = ARRIVED) -> Effects:
+    def stored(self, name: str, stored: Layout, *, joins: int = 0, complete: When = at.ARRIVED) -> Effects:
         """Return the effects of a parameter between its uses: bytes, its gradient's arrival, the optimizer.
 
         Autograd accumulates a tied parameter's gradient once, from the sum of its users' parts.
@@ -323,23 +299,23 @@ class ParameterEffects:
         if not self.moves.learns(name):
             return Effects((), parameters=size)
         # If the parameter is stored as it is used, its gradient has nothing to wait for.
-        waits = Storage.of(stored).reduced_last and complete != ARRIVED
+        waits = Storage.of(stored).reduced_last and complete != at.ARRIVED
         axes, elements = reduction_axes(stored, self.moves.mesh), self.moves.elements(name, stored)
         arrivals = 1 if waits else self.moves.mesh[0]
-        arrival = self.prices.gradient_arrival(size, arrivals, copied=bool(axes) or complete != ARRIVED)
+        arrival = self.prices.gradient_arrival(size, arrivals, copied=bool(axes) or complete != at.ARRIVED)
         found: list[Effect] = []
         if joins:
             summed = Allocation(_RETURNING, "sum", self.summed_bytes(name, stored))
-            found.append(Effect(FIRST_ARRIVED, after=True, begins=allocations(summed)))
+            found.append(Effect(at.FIRST_ARRIVED, after=True, begins=allocations(summed)))
             sum_bytes = summed.bytes if joins > 1 else 0
-            found.append(Effect(ARRIVED, ends=allocations(summed), workspace_bytes=sum_bytes))
-        optimizer, step = kind_of(self.prices.optimizer), self._work(STEP, self.prices.step(elements))
+            found.append(Effect(at.ARRIVED, ends=allocations(summed), workspace_bytes=sum_bytes))
+        optimizer, step = kind_of(self.prices.optimizer), self._work(at.STEP, self.prices.step(elements))
         made = optimizer.made(tensor.elements, self.moves.graph.atoms.graph.largest_trained)
         found.append(replace(step, workspace_bytes=round(size * made)))
-        found.append(self._work(REDUCE_LAST if waits else ARRIVED, arrival))
+        found.append(self._work(at.REDUCE_LAST if waits else at.ARRIVED, arrival))
         if axes:
             share = GradientShare(axes, tensor.stored_dtype, elements, complete)
-            found.append(Effect(REDUCED, share=share))
+            found.append(Effect(at.REDUCED, share=share))
         return Effects(tuple(found), size, size, round(size * optimizer.state))
 
     def summed_bytes(self, name: str, stored: Layout) -> int:
@@ -371,7 +347,7 @@ class ParameterEffects:
         # Each micro-batch adds its gradient to the one that waits, in the type in which that is stored.
         waiting = moves.stored_bytes(name, way.source)
         add_s = waiting * self.prices.overheads.add_s_per_byte * moves.mesh[0]
-        found.append(Effect(REDUCE_LAST, local_s=add_s, source=moves.overheads_source))
+        found.append(Effect(at.REDUCE_LAST, local_s=add_s, source=moves.overheads_source))
         return Effects(tuple(found), parameters=size, gradients=waiting)
 
     def _copied_once(
@@ -381,12 +357,12 @@ class ParameterEffects:
         name, way, moves = use.name, use.way, self.moves
         narrow, size = moves.bytes(name, way.shard) if use.casts else 0, moves.bytes(name, way.source)
         buffers = max(moves.resharding_bytes(steps, name) - size, 0)
-        gather = moves.stepped(GATHER_ONCE, name, steps, workspace_bytes=buffers + narrow)
+        gather = moves.stepped(at.GATHER_ONCE, name, steps, workspace_bytes=buffers + narrow)
         gather = self._with_cast(gather, name, way.shard)
         if neighbours is None:
             return [gather]
-        sent = self._together(FIRST_BEFORE if neighbours.before else FIRST_BEGIN, name, gather.sends)
-        joining = Effect(FIRST_BEGIN, workspace_bytes=size * self._copied(steps))
+        sent = self._together(at.FIRST_BEFORE if neighbours.before else at.FIRST_BEGIN, name, gather.sends)
+        joining = Effect(at.FIRST_BEGIN, workspace_bytes=size * self._copied(steps))
         return [replace(gather, sends=(), workspace_bytes=0), sent, joining]
 
     def _reduced_once(
@@ -397,24 +373,19 @@ class ParameterEffects:
         # The part of a wide sum that is sent is cast first.
         narrow = moves.bytes(name, way.source) if use.casts else 0
         buffers = moves.resharding_bytes(steps, name)
-        reduce = moves.stepped(REDUCE_LAST, name, steps, workspace_bytes=buffers + narrow)
+        reduce = moves.stepped(at.REDUCE_LAST, name, steps, workspace_bytes=buffers + narrow)
         reduce = self._with_cast(self._with_cast(reduce, name, way.source), name, way.shard)
         if neighbours is None:
             return [reduce]
         shard, copied = moves.bytes(name, way.shard), self._copied(steps)
         # What is sent is what waits, a copy of its pieces, or a cast copy.
         copy = use.gradient("sent copy", narrow or moves.bytes(name, way.source) * copied)
-        arriving = use.gradient("last shard", shard)
-        sent = self._together(LAST_NEXT, name, reduce.sends, stays=not copy.bytes)
+        arriving = allocations(use.gradient("last shard", shard), copy)
+        sent = self._together(at.LAST_NEXT, name, reduce.sends, stays=not copy.bytes)
         return [
             replace(reduce, sends=(), workspace_bytes=0),
-            replace(sent, begins=allocations(arriving, copy), workspace_bytes=narrow * copied),
-            Effect(
-                LAST_LEFT,
-                after=not neighbours.before,
-                ends=allocations(arriving, copy),
-                workspace_bytes=shard,
-            ),
+            replace(sent, begins=arriving, workspace_bytes=narrow * copied),
+            Effect(at.LAST_LEFT, after=not neighbours.before, ends=arriving, workspace_bytes=shard),
         ]
 
     # -- parts ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -24,19 +25,15 @@ class ComputeCosts(Protocol):
     @property
     def source(self) -> str:
         """The source of the optimizer and the overheads: measured, fitted or data sheet."""
-        ...
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """Return the (forward, backward) seconds of one micro-batch."""
-        ...
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
         """Return the (forward, backward) seconds of a separate host to launch one micro-batch."""
-        ...
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
         """Return the seconds of the weight gradient's product if the first call is linear."""
-        ...
 
     def source_of(self, work: Workload) -> str: ...
 
@@ -51,12 +48,10 @@ class CommunicationCosts(Protocol):
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
         """Return the source of :meth:`time_s`: measured, fitted or data sheet."""
-        ...
 
     @property
     def described(self) -> str:
         """A description equal for equal seconds."""
-        ...
 
 
 class LinkCosts(CommunicationCosts, Protocol):
@@ -64,7 +59,6 @@ class LinkCosts(CommunicationCosts, Protocol):
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
         """Return the seconds of one message without other traffic; 0 within a rank."""
-        ...
 
     def pair_source(self, first: int, second: int) -> str: ...
 
@@ -96,7 +90,6 @@ class ClusterCosts(Protocol):
     @property
     def beside(self) -> bool:
         """Whether asynchronous communication overlaps with computation."""
-        ...
 
     @property
     def facts(self) -> _FactsSource: ...
@@ -106,17 +99,14 @@ class ClusterCosts(Protocol):
 
     def on(self, kinds: Sequence[DeviceKind]) -> Self:
         """Return the costs among devices of some of the cluster's kinds."""
-        ...
 
     def compute(self) -> ComputeCosts:
         """Return the seconds of workloads that all devices run."""
-        ...
 
     def compute_on(self, kind: DeviceKind) -> ComputeCosts: ...
 
     def overheads(self) -> Overheads:
         """Return the overheads of a step on the slowest kind of devices."""
-        ...
 
     def overheads_on(self, kind: DeviceKind) -> Overheads: ...
 
@@ -124,7 +114,6 @@ class ClusterCosts(Protocol):
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
         """Return the costs of a mesh's links; with ``pairs``, also between two ranks."""
-        ...
 
 
 class Send(NamedTuple):
@@ -207,6 +196,7 @@ class DevicePrices:
         return self._both(lambda overheads: overheads.arrival_s(size, micro_batches, copied=copied))
 
 
+@dataclass(eq=False, repr=False)
 class Prices(DevicePrices):
     """The prices of one mesh.
 
@@ -220,35 +210,24 @@ class Prices(DevicePrices):
         packs: gradients scattered together are packed into one tensor, as for gloo.
     """
 
-    def __init__(
-        self,
-        graph: GroupGraph,
-        mesh: AxisSizes,
-        compute: ComputeCosts,
-        communication: CommunicationCosts,
-        optimizer: str,
-        overheads: Overheads = NO_OVERHEADS,
-        process: ProcessMemory = NO_PROCESS,
-        *,
-        beside: bool = False,
-        slower_beside: float = 0.0,
-        packs: bool = True,
-        in_flight: int = 1,
-    ):
-        super().__init__(compute, overheads)
-        self.graph = graph
-        self.mesh = mesh
-        self.communication = communication
-        self.optimizer = optimizer
-        self.process = process
-        self.beside = beside
-        self.slower_beside = slower_beside
-        self.packs = packs
-        self.in_flight = in_flight
+    graph: GroupGraph
+    mesh: AxisSizes
+    compute: ComputeCosts
+    communication: CommunicationCosts
+    optimizer: str
+    overheads: Overheads = NO_OVERHEADS
+    process: ProcessMemory = NO_PROCESS
+    _: KW_ONLY
+    beside: bool = False
+    slower_beside: float = 0.0
+    packs: bool = True
+    in_flight: int = 1
 
     @classmethod
-    def of(cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, mesh: Mesh) -> Prices:
-        """Return the prices of a graph on one mesh of a cluster.
+    def of(
+        cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, communication: CommunicationCosts
+    ) -> Prices:
+        """Return the prices of a graph on one mesh of a cluster, with the costs of that mesh's links.
 
         Args:
             sizes: micro-batches, then the mesh's axes that have more than one device.
@@ -257,7 +236,7 @@ class Prices(DevicePrices):
             graph,
             sizes,
             costs.compute(),
-            costs.communication(mesh),
+            communication,
             costs.optimizer,
             costs.overheads(),
             costs.process_memory(graph.atoms.graph),
@@ -286,10 +265,6 @@ class Prices(DevicePrices):
 
     def _real(self, axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
-
-    def amid_work(self, local_s: float, sends: Sequence[Send]) -> float:
-        """Return the seconds of local work and successive collectives."""
-        return local_s + sum(send.seconds for send in sends)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
         """Return the seconds that collectives save if ``work_s`` of work overlap; numbers or arrays.

@@ -95,11 +95,6 @@ class ProcessMemory:
     constants: float = 0.0
 
     @property
-    def of_process(self) -> bool:
-        """Whether it contains more than constants."""
-        return self.context > 0
-
-    @property
     def counts_communicators(self) -> bool:
         return bool(self.communicator)
 
@@ -148,7 +143,9 @@ def memory_of_process(
     each = int(MEMORY.read(of["connection"], "buffers of a channel's connection"))
     return ProcessMemory(
         context=int(MEMORY.read(figures["context"]["bytes"], "context")),
-        workspaces=max(_workspaces(kind, figures["workspaces"]["by_capability"]) for kind in cluster.devices),
+        workspaces=max(
+            _workspaces(kind, figures["workspaces"]["by_capability"]) for kind in cluster.device_kinds
+        ),
         segments=int(MEMORY.read(figures["segments"]["bytes"], "segments")),
         inputs=inputs,
         constants=constants,
@@ -180,7 +177,7 @@ def terms_of_collectives(
 def process_notes(cluster: Cluster, graph: OperatorGraph, *, counted: bool) -> tuple[str, ...]:
     """Return notes on process memory, and whether it is counted; empty for CPU ranks."""
     found = process_memory(cluster, graph)
-    if not found.of_process:
+    if not found.context:  # constants only
         return ()
     said = f"{format_bytes(sum(found.constant()) - found.constants)} of a GPU"
     if cluster.device_count > 1:

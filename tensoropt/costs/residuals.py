@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from tensoropt.profiling.links import LinkFits
 from tensoropt.profiling.overheads import Overheads
@@ -26,10 +26,7 @@ class Residuals:
         factor = self.of(REST)
         if factor == 1.0:
             return overheads
-        names = (
-            "copy_s_per_byte", "add_s_per_byte", "call_s", "again_s", "pass_s", "arrive_s", "accumulate_s",
-            "step_s",
-        )  # fmt: skip
+        names = {each.name for each in fields(overheads)} - {"of_host"}
         return replace(overheads, **{name: getattr(overheads, name) * factor for name in names})
 
     def links(self, fits: LinkFits | None) -> LinkFits | None:

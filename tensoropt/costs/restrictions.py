@@ -298,37 +298,31 @@ class _State:
         return _State(dict(self.left), dict(self.because), stored, self.together.copy(), dict(self.words))
 
 
+@dataclass(eq=False, repr=False)
 class _Narrowing:
     """Narrows the configurations of one mesh: by hard constraints first, then by soft ones."""
 
-    def __init__(
-        self,
-        matched: Matched,
-        graph: GroupGraph,
-        micro: Mapping[str, AxisStrategy],
-        mesh: Mesh,
-        count: int,
-    ):
-        self.matched, self.graph, self.micro = matched, graph, micro
-        self.names = _axis_names(mesh)
-        self.sizes: AxisSizes = (count, *(size for size in mesh.shape if size > 1))
-        self.groups = {g.name: g for g in graph.groups}
+    matched: Matched
+    graph: GroupGraph
+    micro: Mapping[str, AxisStrategy]
+    mesh: Mesh
+    count: int
+
+    def __post_init__(self) -> None:
+        self.names = _axis_names(self.mesh)
+        self.sizes: AxisSizes = (self.count, *(size for size in self.mesh.shape if size > 1))
         self.found: dict[str, tuple[Configuration, ...]] = {}
         self.state = _State()
         self.notes: list[str] = []
 
     def apply_all(self) -> Restriction:
         """Return what all constraints allow on this mesh; raise _ImpossibleError if nothing."""
-        for soft in (False, True):
-            for pin, operators in self.matched.pins:
-                if pin.soft is soft:
-                    self._try(pin, partial(self._pin, pin, operators))
-            for stored, parameters in self.matched.stored:
-                if stored.soft is soft:
-                    self._try(stored, partial(self._store, stored, parameters))
-            for entry, groups in self.matched.together:
-                if entry.soft is soft:
-                    self._try(entry, partial(self._join, groups))
+        entries: list[tuple[_Constraint, Callable[[], None]]] = []
+        entries += ((pin, partial(self._pin, pin, operators)) for pin, operators in self.matched.pins)
+        entries += ((pin, partial(self._store, pin, parameters)) for pin, parameters in self.matched.stored)
+        entries += ((entry, partial(self._join, groups)) for entry, groups in self.matched.together)
+        for entry, narrow in sorted(entries, key=lambda each: each[0].soft):
+            self._try(entry, narrow)
         together = tuple(tuple(sorted(c)) for c in nx.connected_components(self.state.together))
         return Restriction(
             self.state.left,
@@ -370,7 +364,7 @@ class _Narrowing:
         wanted = self._wanted(pin, pin.axes)
         for name in parameters:
             self.state.stored.setdefault(name, {}).update(wanted)
-        for group in self.groups.values():
+        for group in self.graph.groups:
             if not set(group.parameters).isdisjoint(parameters):
                 self._narrow(group, pin, partial(self._can_be_stored, group))
 
@@ -392,7 +386,7 @@ class _Narrowing:
     def _configurations(self, group: str) -> tuple[Configuration, ...]:
         if group not in self.found:
             self.found[group] = enumerate_configurations(
-                self.graph.atoms, self.groups[group], self.sizes, self.micro[group]
+                self.graph.atoms, self.graph.group_of[group], self.sizes, self.micro[group]
             )
         return self.found[group]
 
@@ -407,20 +401,16 @@ class _Narrowing:
             # The entry could hold by itself, so it contradicts earlier constraints; the message names them.
             if others and any(map(holds, configurations)):
                 raise _ImpossibleError(f"{entry} contradicts {_all(others)} at {group.name}")
-            raise _ImpossibleError(
-                f"{entry} cannot hold at {group.name}, whose sizes are {self._sizes(group)}"
-            )
+            dims = self.graph.atoms.spaces[group.name].dims
+            sizes = ", ".join(f"{dim.name} {dim.size}" for dim in dims)
+            raise _ImpossibleError(f"{entry} cannot hold at {group.name}, whose sizes are {sizes}")
         self.state.left[group.name] = left
         self.state.because[group.name] = (*self.state.because.get(group.name, ()), entry)
-
-    def _sizes(self, group: Group) -> str:
-        dims = self.graph.atoms.spaces[group.name].dims
-        return ", ".join(f"{d.name} {d.size}" for d in dims)
 
     def _agree(self, entry: _Constraint) -> None:
         for members in nx.connected_components(self.state.together):
             names = sorted(members)
-            words = common_words([self.groups[n] for n in names], self.matched.batch) or {}
+            words = common_words([self.graph.group_of[n] for n in names], self.matched.batch) or {}
             self.state.words.update(words)
             sets = {n: {labels_of(self._configurations(n)[i], words) for i in self._left(n)} for n in names}
             common = set.intersection(*sets.values())
@@ -437,8 +427,6 @@ class _Narrowing:
                     self.state.because[name] = (*self.state.because.get(name, ()), entry)
 
     def _can_be_stored(self, group: Group, configuration: Configuration) -> bool:
-        if not set(group.parameters) & set(self.state.stored):
-            return True
         return any(
             all(self._stores(n, layout) for n, layout in zip(group.parameters, option, strict=True))
             for option in self._storage_options(group.parameters, configuration)
@@ -446,7 +434,7 @@ class _Narrowing:
 
     def _shared_can_be_stored(self, entry: _Constraint) -> None:
         for name in set(self.graph.shared) & set(self.state.stored):
-            users = [g for g in self.groups.values() if name in g.shared]
+            users = [g for g in self.graph.groups if name in g.shared]
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
             options = (option for use in uses for option in self._storage_options((name,), use))
             if not any(self._stores(name, stored) for (stored,) in options):

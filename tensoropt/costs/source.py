@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
-from tensoropt.cluster import DeviceKind, Mesh, reached_by, slower_beside
+from tensoropt.cluster import DeviceKind, Mesh, reached_by
 from tensoropt.costs.builder import TableBuilder
 from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.compute import (
@@ -21,13 +21,7 @@ from tensoropt.costs.prices import ComputeCosts, Prices, runs_beside
 from tensoropt.costs.process_memory import ProcessMemory, process_memory
 from tensoropt.costs.residuals import NO_RESIDUALS, REST, Residuals, load_residuals
 from tensoropt.costs.restrictions import FREE, Restriction
-from tensoropt.costs.tables import (
-    CostTables,
-    Template,
-    group_keys,
-    outline_templates,
-    with_facts,
-)
+from tensoropt.costs.tables import CostTables, Template, group_keys, outline_templates, with_facts
 from tensoropt.costs.timings import CostContext, Timings, WorkloadFacts
 from tensoropt.graph import OperatorGraph
 from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
@@ -36,7 +30,7 @@ from tensoropt.profiling.workload import Workload
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
 from tensoropt.sharding.regions import Region
-from tensoropt.types import MEASURED
+from tensoropt.types import DATA_SHEET, MEASURED
 
 
 @dataclass
@@ -100,33 +94,27 @@ class CostSource(CostContext):
 
     def notes(self) -> tuple[str, ...]:
         """Return notes about the figures' sources."""
-        kinds = [kind.name for kind in self.cluster.device_kinds]
-        mixed = (
-            f"{', '.join(kinds)}: a sharded plan runs each operator at the pace of the slowest of them and "
-            "fits the smallest memory; placed plans have each device's own times"
-        )
-        if len(self.cluster.device_types) > 1:
-            mixed = (
-                f"{', '.join(kinds)}: placed plans have each device's own times; saved tensors "
-                "and process memory are counted on CPU ranks as on GPUs"
-            )
-        sampled = self.timings.sampled.words if self.timings.sampled is not None else ""
-        return (
-            *self.facts.notes(),
-            *((mixed,) if len(kinds) > 1 else ()),
-            *((f"fitted efficiencies: {sampled}",) if sampled else ()),
-            *self._reached_notes(),
-            *self.timings.notes(),
-        )
+        return (*self.facts.notes(), *self._kind_notes(), *self.timings.notes())
 
-    def _reached_notes(self) -> tuple[str, ...]:
-        if self.pool is not None:
-            return ()
-        found = (
-            (kind.name, reached_by(kind, self.dated, compiled=self.fused))
-            for kind in self.cluster.device_kinds
-        )
-        return tuple(f"{name}: kernels are taken to reach {r.words}" for name, r in found if r.classes)
+    def _kind_notes(self) -> Iterator[str]:
+        kinds, sampled = self.cluster.device_kinds, self.timings.sampled
+        names = ", ".join(kind.name for kind in kinds)
+        if len(self.cluster.device_types) > 1:
+            yield (
+                f"{names}: placed plans have each device's own times; saved tensors and process memory are "
+                "counted on CPU ranks as on GPUs"
+            )
+        elif len(kinds) > 1:
+            yield (
+                f"{names}: a sharded plan runs each operator at the pace of the slowest of them and fits the "
+                "smallest memory; placed plans have each device's own times"
+            )
+        if sampled is not None and sampled.words:
+            yield f"fitted efficiencies: {sampled.words}"
+        for kind in kinds if self.pool is None else ():
+            reached = reached_by(kind, self.dated, compiled=self.fused)
+            if reached.classes:
+                yield f"{kind.name}: kernels are taken to reach {reached.words}"
 
     def compute(self) -> ComputeCosts:
         kinds = self.cluster.kinds_of_type
@@ -140,28 +128,19 @@ class CostSource(CostContext):
         return self._compute_on(kind, self.in_step)
 
     def _compute_on(self, kind: DeviceKind, residuals: Residuals) -> MeasuredCompute:
-        records, source = self.timings.records, None
-        rest: RooflineCompute | None
-        per_element = None if self.pool is None else self.timings.optimizer_s_per_element()
-        if self.pool is None:
+        rest: RooflineCompute | None = None
+        records = self.timings.records
+        per_element = timed = None if self.pool is None else self.timings.optimizer_s_per_element
+        # Without failures everything has a record, and a missing one must be an error, not a silent estimate.
+        if per_element is None or any(map(failed_otherwise, records.values())):
             rest = self._roofline(kind)
-            # Records of one kind, that of cluster.device, were looked up; they say nothing about the others.
-            records = records if kind == self.cluster.device else {}
-        elif per_element is None:
-            rest = RooflineCompute(kind, self.settings.optimizer, kernels=self.kernels)
-        else:
-            # Without failures everything has a record, and a missing one must be an error, not a silent
-            # estimate.
-            source = MEASURED
-            rest = self._roofline(kind) if any(map(failed_otherwise, records.values())) else None
-        if per_element is None:
-            assert rest is not None
-            per_element = rest.optimizer_s_per_element
+            per_element = rest.optimizer_s_per_element if per_element is None else per_element
         return MeasuredCompute(
-            records,
+            # Records of one kind, that of cluster.device, were looked up; they say nothing about the others.
+            records if self.pool is not None or kind == self.cluster.device else {},
             per_element * residuals.of(REST),
             rest,
-            source=source,
+            source=DATA_SHEET if timed is None else MEASURED,
             factors=residuals.factors,
             peaks={**kind.flops, **self.timings.peaks} if kind.type == "cpu" else {},
         )
@@ -238,25 +217,12 @@ def build_tables(
     templates = [with_facts(made, costs.facts.of) for made in outlines]
     # Tables are priced only after the last mesh's workloads were measured: fits use all timings.
     costs.timings.measure(works)
-    compute, overheads = costs.compute(), costs.overheads()
     # Links depend on the mesh, not on the number of micro-batches, so they are measured once per mesh.
     models = {mesh.label: costs.communication(mesh) for mesh in dict.fromkeys(mesh for mesh, _ in pairs)}
-    process = costs.process_memory(graph.atoms.graph)
     result = []
     for index, ((mesh, shape), made, limit) in enumerate(zip(shapes, templates, limits, strict=True)):
         costs.progress("tables", index, len(shapes), f"mesh {mesh.label}, {shape[0]} micro-batches")
-        prices = Prices(
-            graph,
-            shape,
-            compute,
-            models[mesh.label],
-            costs.settings.optimizer,
-            overheads,
-            process,
-            beside=costs.beside,
-            slower_beside=slower_beside(costs.cluster),
-            packs=costs.cluster.device_type == "cpu",
-        )
+        prices = Prices.of(costs, graph, shape, models[mesh.label])
         decided_by = repr((costs.keep, costs.training, prices.described))
         arrays = TableArrays(costs.store if costs.keep is not None else None, decided_by)
         tables = TableBuilder(graph, micro, made, prices, regions, limit, arrays).build()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -54,17 +55,14 @@ class _CostSettings(Protocol):
     @property
     def measure(self) -> str:
         """``all`` or ``never``."""
-        ...
 
     @property
     def process_memory(self) -> bool:
         """Whether to count memory besides tensors."""
-        ...
 
     @property
     def overlap(self) -> str:
         """``default``, or ``none``: nothing overlaps with computation."""
-        ...
 
 
 @dataclass
@@ -136,7 +134,12 @@ class WorkloadFacts:
         """Return a workload's facts, from this process or the store, or determine them now."""
         if work.key not in self.found:
             self._kernels[work.key] = self._kernels_of(work)
-            self.found[work.key] = self._on_fake(work)
+            key, on = self._key(work), self.context
+            if record := on.store.get(key, kind="saved"):
+                self.found[work.key] = Facts.from_record(record)
+            else:
+                self.found[work.key] = facts = find_facts(work, on.training, on.capability)
+                on.store.put(key, facts.to_record(), kind="saved")
         return self.found[work.key]
 
     def find(self, works: Iterable[Workload]) -> None:
@@ -144,10 +147,8 @@ class WorkloadFacts:
         keys = {self._key(work): work for work in works if work.key not in self.found}
         known = self.context.store.get_many(keys, kind="saved")
         # By kind, as workloads of one kind are found together.
-        unknown = ((key, work) for key, work in keys.items() if key not in known)
+        unknown = (item for item in keys.items() if item[0] not in known)
         new = dict(sorted(unknown, key=lambda item: kind_of(item[1])))
-        if not new:
-            return
         # In parts, so that an interruption loses little.
         for done in range(0, len(new), _FACTS_AT_ONCE):
             self.context.progress("facts", done, len(new), "bytes that operators save, and use while running")
@@ -155,16 +156,8 @@ class WorkloadFacts:
             found = find_facts_of_all(list(part.values()), self.context.training, self.context.capability)
             records = {key: facts.to_record() for key, facts in zip(part, found, strict=True)}
             self.context.store.put_many(records, kind="saved")
-        self.context.progress("facts", len(new), len(new), "found")
-
-    def _on_fake(self, work: Workload) -> Facts:
-        key = self._key(work)
-        record = self.context.store.get(key, kind="saved")
-        if record:
-            return Facts.from_record(record)
-        facts = find_facts(work, self.context.training, self.context.capability)
-        self.context.store.put(key, facts.to_record(), kind="saved")
-        return facts
+        if new:
+            self.context.progress("facts", len(new), len(new), "found")
 
     def _kernels_of(self, work: Workload) -> _Kernels:
         if self.context.capability is None:
@@ -299,8 +292,9 @@ class Timings:
         ]
         return drawn, fit_efficiencies(samples_of(records))
 
+    @cached_property
     def optimizer_s_per_element(self) -> float | None:
-        """Return the optimizer's seconds per element on the ranks; None if not timed."""
+        """The optimizer's seconds per element on the ranks; None if not timed."""
         on = self.context
         assert on.pool is not None
         if not on.training:
@@ -334,41 +328,33 @@ class Timings:
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the host's seconds, GPUs' number formats, and failures."""
-        return (*self._host_notes(), *self._kernel_notes(), *self.failure_notes())
+        return (*self._gpu_notes(), *self._failure_notes())
 
-    def _host_notes(self) -> tuple[str, ...]:
+    def _gpu_notes(self) -> Iterator[str]:
+        kernels, waits = self.context.kernels, sum(WAITS in record for record in self.records.values())
         host = host_seconds(self.context.cluster.device_type)
-        if host is None:
-            return ()
-        if self.context.pool is None:
-            return (
+        if host is not None and self.context.pool is None:
+            yield (
                 f"the host's launch time is estimated: {1e6 * host.forward_call_s:.0f} us an operator "
                 f"forward and {1e6 * host.backward_call_s:.0f} us backward "
-                "(tensoropt/cluster/presets/host.yaml)",
+                "(tensoropt/cluster/presets/host.yaml)"
             )
-        waits = sum(WAITS in record for record in self.records.values())
-        words = (
-            f"{waits} of {len(self.records)} pieces of work make the host wait for the device: their "
-            "times may include gaps in which the device waited for the host"
-        )
-        return (words,) if waits else ()
+        elif waits:
+            yield (
+                f"{waits} of {len(self.records)} pieces of work make the host wait for the device: their "
+                "times may include gaps in which the device waited for the host"
+            )
+        if self.context.cluster.device_type == "cuda" and "float32" in self.dtypes:
+            yield (
+                f"float32 numbers are computed in {kernels.matmul} by matrix products and in "
+                f"{kernels.convolution} by convolutions, as PyTorch is set here "
+                "(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)"
+            )
 
-    def _kernel_notes(self) -> tuple[str, ...]:
-        if self.context.cluster.device_type != "cuda" or "float32" not in self.dtypes:
-            return ()
-        words = (
-            f"float32 numbers are computed in {self.context.kernels.matmul} by matrix products and in "
-            f"{self.context.kernels.convolution} by convolutions, as PyTorch is set here "
-            "(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)"
-        )
-        return (words,)
-
-    def failure_notes(self) -> tuple[str, ...]:
-        """Return notes on what could not be timed and why; of many failures, the first few."""
-        instead = {what: not why.startswith(OUT_OF_MEMORY) for what, why in self.failed.items()}
-        lines = [
-            f"could not be timed{', estimated instead' * instead[what]}: {what}: {why}"
-            for what, why in self.failed.items()
-        ]
-        more = len(lines) - _MOST_FAILURES
-        return (*lines[:_MOST_FAILURES], *((f"could not be timed: {more} others",) if more > 0 else ()))
+    def _failure_notes(self) -> Iterator[str]:
+        """Yield notes on what could not be timed and why; of many failures, the first few."""
+        for what, why in itertools.islice(self.failed.items(), _MOST_FAILURES):
+            instead = "" if why.startswith(OUT_OF_MEMORY) else ", estimated instead"
+            yield f"could not be timed{instead}: {what}: {why}"
+        if (more := len(self.failed) - _MOST_FAILURES) > 0:
+            yield f"could not be timed: {more} others"

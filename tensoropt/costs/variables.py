@@ -53,8 +53,4 @@ class Variable(str):
 
 def variables(groups: Iterable[str], hubs: Iterable[str], shared: Iterable[str]) -> tuple[Variable, ...]:
     """Return a graph's variables in the order of tables and saved explorations."""
-    return (
-        *map(Variable.of_group, groups),
-        *map(Variable.of_hub, hubs),
-        *map(Variable.of_parameter, shared),
-    )
+    return (*map(Variable.of_group, groups), *map(Variable.of_hub, hubs), *map(Variable.of_parameter, shared))

@@ -81,8 +81,10 @@ class BatchShare:
         left = tuple(REPLICATE if axis in self.axes else code for axis, code in enumerate(layout))
         return ((first // self.world, *rest), *others), left
 
-    def with_whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> list[torch.Tensor]:
+    def with_whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
         """Return the inputs, gathering those with these names that are passed in shares; a collective."""
+        if self.world == 1:
+            return inputs
         return [
             self._whole(value) if name in names and name in self.divided else value
             for name, value in zip(self.inputs, inputs, strict=False)

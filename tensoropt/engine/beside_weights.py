@@ -11,13 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tensoropt.sharding.reshard.redistribute import (
-    EdgeSpec,
-    Rank,
-    begin_reduction,
-    redistribute,
-    travel,
-)
+from tensoropt.sharding.reshard.redistribute import EdgeSpec, Rank, begin_reduction, redistribute, travel
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -53,8 +47,7 @@ def linear_beside(
     if torch.compiler.is_compiling():
         value = redistribute(runtime, spec, value) if not spec.forward else value
         return value, _linear(value, weight, bias, transposed=transposed)
-    pair: _Pair = _LinearBeside.apply(link, value.detach(), weight, bias, runtime, spec, transposed)
-    return pair
+    return _LinearBeside.apply(link, value.detach(), weight, bias, runtime, spec, transposed)
 
 
 def _linear(
@@ -94,12 +87,8 @@ class _LinearBeside(torch.autograd.Function):
         transposed: bool,
     ) -> _Pair:
         ctx.set_materialize_grads(False)
-        ctx.runtime, ctx.spec, ctx.micro_batch, ctx.transposed = (
-            runtime,
-            spec,
-            runtime.micro_batch,
-            transposed,
-        )
+        ctx.runtime, ctx.spec, ctx.transposed = runtime, spec, transposed
+        ctx.micro_batch = runtime.micro_batch
         rows = value.reshape(-1, value.shape[-1])
         flat = _linear(rows, weight, bias, transposed=transposed)
         result = flat.view(*value.shape[:-1], flat.shape[-1])

@@ -55,7 +55,6 @@ class CallingConvention:
         bound = self._bound(args, kwargs)
         # A place in the captured call -> its value, or the default's if it was left out.
         self.wanted = dict(_places(bound))
-        self.order, self.spec = pytree.tree_flatten(bound)
         self.labels = {
             value.index: _label(place)
             for place, value in self.wanted.items()
@@ -97,10 +96,14 @@ class CallingConvention:
             PlanError: the call differs from the captured one in more than the values of its tensors.
         """
         bound = self._bound(args, kwargs)
-        leaves, spec = pytree.tree_flatten(bound)
-        pairs = zip(self.order, leaves, strict=True) if spec == self.spec else self._by_place(bound)
+        # By place: containers may differ from the captured call's in order, type or Nones.
+        passed = {place: value for place, value in _places(bound) if value is not None}
+        for place in passed.keys() ^ self.wanted.keys():
+            if place in passed or not self._is_none(self.wanted[place]):
+                raise self._other_arguments(bound)
         values: list[Any] = [None] * len(self.example)
-        for expected, leaf in pairs:
+        for place, expected in self.wanted.items():
+            leaf = passed.get(place)
             if isinstance(expected, _InputSlot):
                 values[expected.index] = leaf
             elif not _equal(leaf, expected):
@@ -159,14 +162,6 @@ class CallingConvention:
         ignored = self.ignored()
         assert not isinstance(ignored, str)
         return filled(value, self.shape(index)[0], ignored.get(name))
-
-    def _by_place(self, bound: dict[str, Any]) -> list[tuple[Any, Any]]:
-        """Return (expected, passed) pairs for a call whose containers differ in order, type or Nones."""
-        passed = {place: value for place, value in _places(bound) if value is not None}
-        for place in passed.keys() ^ self.wanted.keys():
-            if place in passed or not self._is_none(self.wanted[place]):
-                raise self._other_arguments(bound)
-        return [(expected, passed.get(place)) for place, expected in self.wanted.items()]
 
     def _other_arguments(self, bound: dict[str, Any]) -> PlanError:
         differences: list[tuple[int, str]] = []

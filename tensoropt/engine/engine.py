@@ -13,11 +13,12 @@ from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.gradients import DeferredStep, defer_backward
 from tensoropt.engine.lower import Lowered, lower
 from tensoropt.engine.lowered_call import CallGraph, LoweredCall
+from tensoropt.engine.other_batches import ignore_index
 from tensoropt.engine.parameters import LocalParameters
 from tensoropt.engine.recompute import RegatheredParameters
 from tensoropt.engine.runtime import Runtime
 from tensoropt.errors import PlanError
-from tensoropt.graph import Operator, Tensor
+from tensoropt.graph import Tensor
 from tensoropt.ops.families.losses import is_mean, target_mass
 from tensoropt.ops.layouts import REPLICATE
 from tensoropt.ops.registry import spec_of
@@ -82,17 +83,13 @@ class TargetCounts:
         # The kept part reads no parameter (_targets refuses it), but keeps their places among the arguments.
         targets = self.module(*inputs, *(None for _ in range(self.parameters)), *buffers.values())
         return {
-            op.name: target_mass(target, weight, _ignore_index(op))
+            op.name: target_mass(target, weight, ignore_index(op))
             for op, (target, weight) in zip(self.losses, targets, strict=True)
         }
 
 
 def _weight_of(call: torch.fx.Node) -> Any:
     return call.args[2] if len(call.args) > 2 else call.kwargs.get("weight")
-
-
-def _ignore_index(op: Operator) -> Any:
-    return op.args[4] if len(op.args) > 4 else op.kwargs.get("ignore_index", -100)
 
 
 S = TypeVar("S", bound=DeferredStep)
@@ -114,20 +111,20 @@ class Engine(ABC, Generic[S]):
         after_backward: called when a deferred backward has made all gradients.
         shards: this rank's parameters and gradients.
         counts: the counts of mean losses, if needed before the step.
-        share: the rows of the global batch that a rank passes; None if all.
+        share: the rows of the global batch that a rank passes.
     """
 
     uncompiled: str = ""
 
     shards: LocalParameters
     counts: TargetCounts | None
-    share: BatchShare | None = None
 
     def __init__(self, strategy: ParallelStrategy, values: Mapping[str, torch.Tensor], runtime: Runtime):
         self.strategy = strategy
         self.source = strategy.graph.atoms.graph
         self.training = self.source.training
         self.runtime = runtime
+        self.share = BatchShare(None, runtime)
         self.buffers = {
             tensor.name: values[tensor.name].detach().to(runtime.device, copy=True)
             for tensor in self.source.tensors.values()
@@ -190,7 +187,6 @@ class Engine(ABC, Generic[S]):
 
         Plans whose ranks run different operators keep passing the global batch.
         """
-        self.share = BatchShare(None, self.runtime)
         return self.share
 
     # -- calls ------------------------------------------------------------------------------------
@@ -206,14 +202,11 @@ class Engine(ABC, Generic[S]):
         # A plan has gradients of parameters only. Each rank would compute that of an input for its own part,
         # and gather parameters again for it.
         inputs = tuple(value.detach() if value.requires_grad else value for value in inputs)
-        counted: Sequence[torch.Tensor] = inputs
-        if self.share is not None and self.share.world > 1:
-            if self.counts is not None:
-                counted = self.share.with_whole(inputs, self.counts.reads)
-            inputs = tuple(self.share.with_whole(inputs, self.share.gathered))
         if self.counts is not None:
+            counted = self.share.with_whole(inputs, self.counts.reads)
             self.runtime.counts = self.counts.count(counted, self.buffers)
-        outputs = self._call(inputs, training=training, evaluating=evaluating)
+        own = self.share.with_whole(inputs, self.share.gathered)
+        outputs = self._call(own, training=training, evaluating=evaluating)
         # A call without gradients is no step. Backward comes after this: what it makes again goes back to the
         # step of its forward (`recompute.py`).
         self.runtime.step += training
@@ -305,7 +298,7 @@ class Engine(ABC, Generic[S]):
 
     def gradient_tensors(self) -> list[torch.Tensor]:
         """Return all tensors that store gradients on this rank between steps."""
-        return self.shards.gradient_tensors()
+        return [tensor for part in self.shards.buckets for tensor in part.tensors]
 
 
 def device_of(values: Mapping[str, torch.Tensor]) -> torch.device:

@@ -22,10 +22,10 @@ from tensoropt.engine.calls import CallingConvention
 from tensoropt.engine.engine import Engine, TargetCounts
 from tensoropt.engine.lowered_call import CallGraph
 from tensoropt.engine.other_batches import filled, joined_loss
-from tensoropt.engine.plain_copy import ParallelizedParts, plain_copy
 from tensoropt.engine.runtime import EqualShares, content_hash, gathered, text_hash
 from tensoropt.engine.script_values import JobRanks
 from tensoropt.errors import CaptureError, PlanError
+from tensoropt.graph import OperatorGraph
 from tensoropt.sharding.atoms import refine_graph
 from tensoropt.sharding.evaluating import results_by_rows, rows_are_apart
 from tensoropt.sharding.groups import group_operators
@@ -37,9 +37,12 @@ _PREFIX = "model."
 """The prefix of the model's own names in :class:`WithResults`."""
 
 
-class _EvaluatedModel(ParallelizedParts, Protocol):
+class _EvaluatedModel(Protocol):
     """The parts of :class:`~tensoropt.engine.parallel_model.ParallelModel` that evaluation uses."""
 
+    model: nn.Module
+    source: OperatorGraph
+    names: dict[str, str]
     engine: Engine[Any]
     convention: CallingConvention
     captured: Capture
@@ -53,6 +56,8 @@ class _EvaluatedModel(ParallelizedParts, Protocol):
         """The rows of a global batch."""
 
     def parameter_keys(self) -> dict[str, nn.Parameter]: ...
+
+    def plain_copy(self, values: Mapping[str, torch.Tensor]) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -134,9 +139,8 @@ class _Form:
     ):
         engine = parallel.engine
         self.rows, self.device = rows, parallel.device
-        world = 1 if engine.share is None else engine.share.world
         subject = WithResults(_on_meta(parallel), loss, parallel.captured.returned, everything=everything)
-        args, kwargs = call.example(rows * world)
+        args, kwargs = call.example(rows * engine.share.world)
         dtype = engine.source.compute_dtype
         graph = capture(subject, args, kwargs, mode="inference", dtype=dtype, compare=False).graph
         if returned := [str(t.key) for t in graph.parameters if t.name in graph.outputs]:
@@ -154,22 +158,24 @@ class _Form:
         others = (has_rows for i, has_rows in enumerate(self.by_rows) if i != self.results.loss)
         self.fills = rows_are_apart(self.groups) and all(others)
         keys = {name: str(t.key).removeprefix(_PREFIX) for name, t in graph.tensors.items() if t.key}
-        planned = {
+        self._parallel, self._keys = parallel, keys
+        self._planned = {
             t.name: parallel.names[keys[t.name]] for t in graph.parameters if keys[t.name] in parallel.names
         }
-        self.lowered = engine.lowered_call(CallGraph(self.groups, planned, divided, by_rows))
-        self._readers = {
-            name: _reader(parallel, keys[name], getattr(torch, tensor.stored_dtype))
-            for name, tensor in graph.tensors.items()
-            if tensor.kind in ("parameter", "buffer")
-        }
+        self.lowered = engine.lowered_call(CallGraph(self.groups, self._planned, divided, by_rows))
 
     @cached_property
     def _targets(self) -> TargetCounts:
         return TargetCounts(self.groups, self.device)
 
     def _read(self, name: str) -> torch.Tensor:
-        return self._readers[name]()
+        dtype = getattr(torch, self.groups.atoms.graph.tensors[name].stored_dtype)
+        if name in self._planned:
+            return self._parallel.engine.shards.leaves[self._planned[name]].detach().to(dtype)
+        path, _, attribute = self._keys[name].rpartition(".")
+        # A model shows the engine's buffers. What the loss does not use, every rank has whole.
+        value: torch.Tensor = getattr(self._parallel.model.get_submodule(path), attribute)
+        return value.detach().to(self.device, dtype)
 
     def count(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         inputs = self.lowered.whole(inputs, self._targets.reads)
@@ -181,22 +187,12 @@ class _Form:
         return self.lowered(inputs, self._read)
 
 
-def _reader(parallel: _EvaluatedModel, key: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    engine, model, device = parallel.engine, parallel.model, parallel.device
-    if (name := parallel.names.get(key)) is not None:
-        return lambda: engine.shards.leaves[name].detach().to(dtype)
-    path, _, attribute = key.rpartition(".")
-    owner = model.get_submodule(path)
-    # A model shows the engine's buffers. What the loss does not use, every rank has whole.
-    return lambda: getattr(owner, attribute).detach().to(device, dtype)
-
-
 def _on_meta(parallel: _EvaluatedModel) -> nn.Module:
     values = {
         key: torch.empty(parallel.shapes[key], dtype=parallel.dtypes[key], device="meta")
         for key in parallel.parameter_keys()
     }
-    plain = plain_copy(parallel, values)
+    plain = parallel.plain_copy(values)
     for module in plain.modules():
         for name, value in module._parameters.items():
             if value is not None and not value.is_meta:  # the loss does not use it
@@ -225,8 +221,7 @@ class CallEvaluator:
         self.parallel, self.loss, self.compare_ranks = parallel, loss, compare_ranks
         # Ranks of other plans may pass zeros for what the plan's own graph does not read there.
         self.alike = isinstance(parallel.engine.strategy, Strategy)
-        share = parallel.engine.share
-        self.index, self.world = (0, 1) if share is None else (share.index, share.world)
+        self.index, self.world = parallel.engine.share.index, parallel.engine.share.world
         # The rows of a rank in one of the plan's micro-batches; of a single row no tensor shows that it has
         # any (`batch_inputs`).
         rows = parallel.global_rows // parallel.engine.strategy.micro_batches // self.world

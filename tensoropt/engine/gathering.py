@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -46,18 +46,13 @@ def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.
     if len(values) == 1 or values[0].device.type != "cpu":
         return _scatter(values, group)
     sizes = [value.numel() // group.size() for value in values]
-    packed = _packed(values, sizes, group.size())
-    values.append(packed)
-    (scattered,) = _scatter([packed], group)
+    packed = values[0].new_empty(group.size(), sum(sizes))
+    for place in packed.split(sizes, 1):
+        place.copy_(values.pop(0).view(place.shape))
+    values.append(packed.flatten())
+    (scattered,) = _scatter(values, group)
     # All values lie in one storage, for which it waits.
     return list(scattered.split(sizes))
-
-
-def _packed(values: list[torch.Tensor], sizes: Sequence[int], ranks: int) -> torch.Tensor:
-    packed = values[0].new_empty(ranks, sum(sizes))
-    for place in packed.split(list(sizes), 1):
-        place.copy_(values.pop(0).view(place.shape))
-    return packed.flatten()
 
 
 def _scatter(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
@@ -79,8 +74,7 @@ def _flying(
 
 
 def wait(value: torch.Tensor) -> torch.Tensor:
-    arrived: torch.Tensor = torch.ops._c10d_functional.wait_tensor(value)
-    return arrived
+    return torch.ops._c10d_functional.wait_tensor(value)
 
 
 def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | None = None) -> EdgeSpec:
@@ -104,17 +98,6 @@ def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | Non
         zigzag=steps.zigzag,
         gathered_again=steps.gathered_again,
     )
-
-
-_Deliver = Callable[[str, torch.Tensor], None]
-
-
-class _Copies(Protocol):
-    """Unsharded parameters that the first micro-batch's forward gathers block by block."""
-
-    def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]: ...
-
-    def put(self, name: str, whole: torch.Tensor) -> None: ...
 
 
 class _Sum(NamedTuple):
@@ -182,7 +165,7 @@ class CallAhead(Ahead):
         recomputed: the edges in recomputed regions.
         deliver: receives the shards of gradients.
         begun: the calls whose backward has begun; this call adds itself.
-        copies: the unsharded copies that this call makes, by block.
+        copies: the unsharded parameters that this call's forward gathers block by block.
     """
 
     def __init__(
@@ -190,9 +173,9 @@ class CallAhead(Ahead):
         runtime: Runtime,
         behind: Mapping[int, int],
         recomputed: Mapping[int, Sequence[EdgeSpec]],
-        deliver: _Deliver,
+        deliver: Callable[[str, torch.Tensor], None],
         begun: list[CallAhead],
-        copies: _Copies | None = None,
+        copies: UnshardedParameters | None = None,
     ):
         self._runtime = runtime
         self._behind = behind
@@ -239,11 +222,11 @@ class CallAhead(Ahead):
             following: the edges of the next block's parameters.
             shards: the shards of both.
         """
-        self._arrive()
+        self.arrive()
         self._shards.update(zip((*own, *following), (shard.detach() for shard in shards), strict=True))
         if block == 0:
             self._begin_gathering(own, block)
-            self._arrive()
+            self.arrive()
         self._begin_gathering(following, block + 1)
 
     def _begin_gathering(self, specs: Sequence[EdgeSpec], block: int) -> None:
@@ -259,7 +242,7 @@ class CallAhead(Ahead):
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         if any(spec in collective.specs for collective in self._gathering):
-            self._arrive()
+            self.arrive()
         if (unpack := self._ready.pop(spec, None)) is not None:
             whole, left = unpack(), spec.readers
         elif spec in self._taken:
@@ -286,11 +269,11 @@ class CallAhead(Ahead):
             return
         self._begun.add(block)
         self._register()
-        self._arrive()
+        self.arrive()
         if block not in self._behind.values():
             # Backward begins with it, so nobody has regathered its parameters.
             self._gather_again(block)
-            self._arrive()
+            self.arrive()
         self._gather_again(self._behind.get(block, -1))
         self._scatter_behind(block)
 
@@ -340,7 +323,7 @@ class CallAhead(Ahead):
     def leave(self) -> None:
         """Scatter the remaining gradients at the end of backward; :meth:`finish` waits for them."""
         # As at the beginning of a block: what has arrived completes buckets first.
-        self._arrive()
+        self.arrive()
         self._scatter_behind(-1)
         self._ready.clear()
         self._taken.clear()
@@ -380,12 +363,9 @@ class CallAhead(Ahead):
     @torch.no_grad()
     def arrive(self) -> None:
         """Wait for everything in flight."""
-        self._arrive()
-
-    def _arrive(self) -> None:
         for collective in self._gathering:
             for spec, route, flat in collective.wait():
-                self._ready[spec] = _unpacking(route, flat)
+                self._ready[spec] = functools.partial(route.unpack, flat)
         self._gathering.clear()
         while self._copying:
             arrived = self._copying.pop(0).wait()
@@ -404,25 +384,17 @@ def _above(block: int, waiting: Mapping[int, object]) -> list[int]:
     return [number for number in sorted(waiting, reverse=True) if number > block]
 
 
-def _unpacking(route: Packed, flat: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: route.unpack(flat)
-
-
 def _coalesced(
     sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
     collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
 ) -> list[_PendingCollective]:
     """Issue one collective per group of ranks and dtype; empties ``sent``."""
-    by_group: dict[tuple[int, torch.dtype], tuple[list[EdgeSpec], list[Packed], list[torch.Tensor]]] = {}
+    by_group: dict[tuple[int, torch.dtype], list[tuple[EdgeSpec, Packed, torch.Tensor]]] = {}
     while sent:
-        spec, route, value = sent.pop(0)
-        specs, routes, values = by_group.setdefault((id(route.group), value.dtype), ([], [], []))
-        specs.append(spec)
-        routes.append(route)
-        values.append(value)
-        del value
+        by_group.setdefault((id(sent[0][1].group), sent[0][2].dtype), []).append(sent.pop(0))
     under_way = []
-    for specs, routes, values in by_group.values():
+    for key in list(by_group):
+        specs, routes, values = map(list, zip(*by_group.pop(key), strict=True))
         group = routes[0].group
         assert group is not None
         # First: it may change what has to stay.
@@ -452,9 +424,7 @@ class UnshardedParameters:
                 self._of_block.setdefault(edge.block, []).append(spec)
             if strategy.reduced_last(name):
                 shape = strategy.local_shape(name, edge.target, runtime.place)
-                self.unreduced[name] = torch.zeros(
-                    shape, dtype=leaves[name].dtype, device=leaves[name].device
-                )
+                self.unreduced[name] = leaves[name].detach().new_zeros(shape)
 
     @property
     def values(self) -> Mapping[str, torch.Tensor]:
@@ -462,13 +432,8 @@ class UnshardedParameters:
         return self.runtime.unsharded
 
     @property
-    def goes_ahead(self) -> bool:
-        """Whether any parameter is gathered block by block."""
-        return bool(self._of_block)
-
-    @property
     def blocks(self) -> list[int]:
-        """The blocks that use unsharded parameters, in order."""
+        """The blocks that gather unsharded parameters, in order."""
         return sorted(self._of_block)
 
     # -- copies -----------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ from tensoropt.sharding.strategy import Scattered
 class DeferredStep:
     """The state of a step from its forward until ``loss.backward()``, which runs once (``done``)."""
 
-    def __init__(self) -> None:
-        self.done = False
+    done = False
 
 
 S = TypeVar("S", bound=DeferredStep)
@@ -68,8 +67,7 @@ def defer_backward(
     Args:
         anchor: any tensor that requires a gradient, as autograd skips functions without such an input.
     """
-    result: torch.Tensor = _DeferredBackward.apply(anchor, loss, step, finish)
-    return result
+    return _DeferredBackward.apply(anchor, loss, step, finish)
 
 
 def is_deferred(node: Any) -> bool:
@@ -85,9 +83,7 @@ def storage_key(value: torch.Tensor) -> int:
 class Pending(DeferredStep):
     """A step whose gradients wait for ``backward()``, ``saved`` as copies if another took the buckets."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.saved: list[torch.Tensor] | None = None
+    saved: list[torch.Tensor] | None = None
 
 
 class Gradients:
@@ -172,9 +168,6 @@ class Gradients:
         for owner in self.owners.values():
             owner.grad = None
 
-    def _visible(self, name: str) -> bool:
-        return self.owners[name].grad is not None
-
     def _adopt(self) -> None:
         """Adopt what the user left in ``.grad``: cleared, kept or replaced."""
         for name, view in self.views.items():
@@ -228,7 +221,7 @@ class Gradients:
             holder.saved = [tensor.clone() for tensor in self.tensors]
         # The script did not clear all gradients: what is there is to be added to, but must not be reduced
         # twice.
-        elif self._committed and any(self._visible(name) for name in self.views):
+        elif self._committed and any(owner.grad is not None for owner in self.owners.values()):
             self._adopt()
             self._set_aside(keep_local=pending is None)
         self._committed = False
@@ -424,8 +417,7 @@ class Gradients:
     def finish(self, factor: torch.Tensor | None = None) -> None:
         """Reduce the remaining gradients, multiply them by ``factor``, add those set aside, and show them."""
         self._collect()
-        self.start_rest()
-        self._wait()
+        self.wait()
         if factor is not None:
             for tensor in self.tensors:
                 tensor.mul_(factor)

@@ -41,10 +41,6 @@ def _names(module: nn.Module) -> frozenset[str]:
     return names_read(cls)
 
 
-def reads(module: nn.Module, name: str) -> bool:
-    return name in _names(module)
-
-
 def _comparable(value: Any) -> bool:
     if type(value) is dict:
         return all(_comparable(part) for pair in value.items() for part in pair)
@@ -125,16 +121,6 @@ def _shown(value: Any) -> str:
     return str(name) if name else repr(value)
 
 
-class _OfClass:
-    """A module's attributes, those of its class included, with the ``get`` of a dict."""
-
-    def __init__(self, module: nn.Module):
-        self.module = module
-
-    def get(self, name: str, default: Any) -> Any:
-        return getattr(self.module, name, default)
-
-
 def _watched(path: str, module: nn.Module) -> Iterator[_Watched]:
     """Yield everything in one module of a model whose change a plan would not follow."""
     inner, attributes = f"{path}." if path else "", module.__dict__
@@ -168,11 +154,13 @@ def _watched(path: str, module: nn.Module) -> Iterator[_Watched]:
             for field in read:
                 at = f"{inner}{name}.{field}"
                 yield _Watched(fields, field, _copied(fields[field]), same, at, _AS_ARGUMENT)
+    # Attributes, those of the class included, with the `get` of a dict.
+    of_class = types.SimpleNamespace(get=functools.partial(getattr, module))
     for name in names - attributes.keys():
         value = next((vars(c)[name] for c in type(module).__mro__ if name in vars(c)), _UNSET)
         plain = type(value) in (*_PLAIN, list, tuple, dict, set, frozenset)
         if plain and not name.startswith("__") and _comparable(value):
-            yield _Watched(_OfClass(module), name, _copied(value), same, inner + name, _AS_ARGUMENT)
+            yield _Watched(of_class, name, _copied(value), same, inner + name, _AS_ARGUMENT)
 
 
 class Guard:
@@ -192,7 +180,7 @@ class Guard:
         """Begin the check, with the parameters that stand for the engine's, by state-dict key."""
         for name, module in self.model.named_modules():
             self._watched += _watched(name, module)
-            if name and reads(module, "training"):
+            if name and "training" in _names(module):
                 self._of_mode.append((name, module.__dict__, self._training[name]))
         for key, parameter in parameters.items():
             local = getattr(parameter, "_local_tensor", parameter)

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,7 +17,7 @@ from tensoropt.engine.gathering import begin_block, begin_block_backward, edge_s
 from tensoropt.engine.partly_recomputed import NodeRuns
 from tensoropt.engine.recompute import extract_regions, gather_again, keep_gathered
 from tensoropt.engine.runtime import Runtime
-from tensoropt.graph import OperatorGraph, map_refs
+from tensoropt.graph import map_refs
 from tensoropt.ops.calls import LocalCall, literal
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import returns_one_tensor
@@ -59,11 +59,6 @@ class Lowered:
     gathers: bool
 
 
-class _Position(ShardContext, Protocol):
-    @property
-    def place(self) -> tuple[int, ...]: ...
-
-
 def _device_argument(call: LocalCall, device: torch.device) -> dict[str, Any]:
     function = resolve_function(call.function)
     if device.type == "cpu" or not isinstance(function, torch._ops.OpOverload):
@@ -76,14 +71,6 @@ def _runs(node: Node, call: fx.Node) -> NodeRuns:
     # A hub is made again with its tensor.
     moves = isinstance(node, Move) and node.edge.kind == "activation" and bool(node.edge.reader)
     return NodeRuns(node.again, moves and call.target is not operator.getitem)
-
-
-def _constant_value(source: OperatorGraph, name: str) -> torch.Tensor:
-    if name in source.constants:
-        value: torch.Tensor = source.constants[name]
-        return value
-    tensor = source.tensors[name]
-    return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
 
 
 class Interpretation:
@@ -99,7 +86,7 @@ class Interpretation:
         self.strategy = strategy
         self.runtime = runtime
         self.share = share
-        self.context: _Position = runtime
+        self.context: ShardContext = runtime
         self.source = strategy.graph.atoms.graph
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
@@ -136,8 +123,7 @@ class Interpretation:
 
     def _value(self, name: str, provider: Node) -> fx.Node:
         value = self.values[provider]
-        node: fx.Node = value[name] if isinstance(value, dict) else value
-        return node
+        return value[name] if isinstance(value, dict) else value
 
     def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
         """Add a node's calls; return its tensor, or several results by name."""
@@ -195,7 +181,10 @@ class Interpretation:
 
     def _constant(self, name: str) -> fx.Node:
         """Add a constant of the captured graph as a buffer of the lowered module."""
-        value = _constant_value(self.source, name)
+        value = self.source.constants.get(name)
+        if value is None:
+            tensor = self.source.tensors[name]
+            value = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
         # Equal constants share their memory; under two names they would not do so on another device.
         buffers = self.root.named_buffers(recurse=False)
         attribute = next((buffer_name for buffer_name, kept in buffers if kept is value), None)

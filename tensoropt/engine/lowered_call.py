@@ -68,17 +68,16 @@ class ShardedCall(LoweredCall):
         self.by_rows = call.by_rows
         self.strategy = evaluating_strategy(plan, call.groups, call.planned, axes)
         runtime = Runtime(self.strategy.mesh, seed=engine.seed, device=engine.device)
-        self.share = BatchShare(self.strategy, runtime, axes, call.divided) if axes else None
+        self.share = BatchShare(self.strategy if axes else None, runtime, axes, call.divided)
         self.lowered = lower(self.strategy, runtime, share=self.share)
         self.lowered.module.to(engine.device)
 
     def whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
-        return inputs if self.share is None else self.share.with_whole(inputs, names)
+        return self.share.with_whole(inputs, names)
 
     def __call__(self, inputs: Sequence[torch.Tensor], read: Read) -> list[torch.Tensor]:
         program = self.lowered.program
-        if self.share is not None:
-            inputs = self.share.with_whole(inputs, self.share.gathered)
+        inputs = self.share.with_whole(inputs, self.share.gathered)
         made = self.lowered.module(*inputs, *map(read, (*program.parameters, *program.buffers)))
         return [
             self._own_rows(name, made[i]) if name in self.by_rows else made[i]
@@ -87,11 +86,7 @@ class ShardedCall(LoweredCall):
 
     def _own_rows(self, name: str, value: torch.Tensor) -> torch.Tensor:
         # Of the inputs, those that were not gathered are this rank's rows as they were passed.
-        if (
-            self.share is None
-            or name in self.strategy.leaving
-            or name in self.share.divided - self.share.gathered
-        ):
+        if name in self.strategy.leaving or name in self.share.divided - self.share.gathered:
             return value
         size = len(value) // self.share.world
         return value[self.share.index * size :][:size]

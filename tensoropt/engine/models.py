@@ -70,21 +70,17 @@ class ModelSpec:
         """Return (model, args, kwargs), equal in every process; on the CPU or the meta device."""
         # A tuple of pairs in the spec, as specs are hashed; the batch is no setting of the model's own.
         settings = dict(self.settings)
+        batch = settings.pop("batch", None)
+        if settings and not self.source.startswith("zoo:"):
+            raise PlanError(f"{self.source} takes no settings; only models of the zoo do")
+        name = self.source.removeprefix("zoo:")
         # As in the process that explored: on ranks, the model's code would find their group.
         with no_other_processes():
-            return self._built(settings)
-
-    def _built(self, settings: dict[str, Any]) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-        batch = settings.pop("batch", None)
-        if settings:
-            if not self.source.startswith("zoo:"):
-                raise PlanError(f"{self.source} takes no settings; only models of the zoo do")
-            name = self.source.removeprefix("zoo:")
-            built: Any = zoo.build(name, batch, device=self._made_on, seed=self.seed, **settings)
-        else:
-            built = self._opened(batch)
-        model, args, kwargs = built.model, built.args, dict(built.kwargs)
-        return model, args, kwargs
+            if settings:
+                built: Any = zoo.build(name, batch, device=self._made_on, seed=self.seed, **settings)
+            else:
+                built = self._opened(batch)
+        return built.model, built.args, dict(built.kwargs)
 
     def build_to_run(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
         """Build the model as :meth:`build` does, with random values where its code gives none."""
@@ -174,9 +170,7 @@ class _Opened:
             values = {name: doubled(value) for name, value in values.items()}
         # A graph in another precision has constants of its own.
         graph = replace(
-            graph,
-            kept_constants=kept_constants(graph.constants),
-            expert_imbalance=spec.expert_imbalance,
+            graph, kept_constants=kept_constants(graph.constants), expert_imbalance=spec.expert_imbalance
         )
         captured = replace(self.captured, graph=graph)
         leaves = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
@@ -186,10 +180,6 @@ class _Opened:
         inputs = tuple(v.to(device) for v in leaves)
         groups = group_operators(refine_graph(graph))
         return CapturedModel(spec, captured, groups, args, kwargs, device, inputs, values)
-
-
-def _as_it_is(spec: ModelSpec) -> ModelSpec:
-    return replace(spec, dtype=None, compute_dtype="float32")
 
 
 _Key = tuple[ModelSpec, int]
@@ -205,7 +195,7 @@ _KEPT_BYTES = 2**26
 
 def load_model(spec: ModelSpec) -> CapturedModel:
     """Build and capture a model; the last one and small ones are cached until their own file changes."""
-    key = _as_it_is(spec), _changed_ns(spec.source)
+    key = replace(spec, dtype=None, compute_dtype="float32"), _changed_ns(spec.source)
     if key not in _opened:
         if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > _KEPT_BYTES:
             _forget_models()
@@ -225,7 +215,6 @@ def _changed_ns(source: str) -> int:
 
 def open_model(spec: ModelSpec) -> CapturedModel:
     """Build and capture a model without the cache."""
-    assert spec.dtype in (None, "float64")
     return _Opened.of(spec).in_precision(spec)
 
 

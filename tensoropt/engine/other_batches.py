@@ -17,28 +17,13 @@ from tensoropt.ops.registry import spec_of
 from tensoropt.sharding.configurations import MicroBatchRefused, micro_batch_strategies
 from tensoropt.sharding.groups import GroupGraph, batch_inputs
 
-_MOVES = frozenset(
-    f"aten.{name}"
-    for name in [
-        "alias.default",
-        "clone.default",
-        "contiguous.default",
-        "flatten.using_ints",
-        "pad.default",
-        "reshape.default",
-        "constant_pad_nd.default",
-        "slice.Tensor",
-        "squeeze.dim",
-        "to.dtype",
-        "transpose.int",
-        "unsqueeze.default",
-        "view.default",
-        "_to_copy.default",
-    ]
-)
+_MOVES = frozenset(f"aten.{name}" for name in (
+    "alias.default", "clone.default", "contiguous.default", "flatten.using_ints",
+    "pad.default", "reshape.default", "constant_pad_nd.default", "slice.Tensor",
+    "squeeze.dim", "to.dtype", "transpose.int", "unsqueeze.default", "view.default",
+    "_to_copy.default",
+))  # fmt: skip
 """Operators that move, cut or pad rows of targets without changing them."""
-_IGNORES = 4
-"""The position of the argument ``ignore_index`` of both losses that have it."""
 
 
 def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
@@ -72,7 +57,7 @@ def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
         origin = _origin(source, op, read_as_targets)
         if origin not in batch or not is_mean(op):
             return f"{op.name} is not a mean over targets taken directly from an input of the model"
-        ignored = int(_argument(op, _IGNORES, "ignore_index", -100))
+        ignored = ignore_index(op)
         if found.setdefault(origin, ignored) != ignored:
             return f"two losses ignore different targets of {origin}"
     if not found:
@@ -93,9 +78,9 @@ def _origin(source: OperatorGraph, loss: Operator, read: set[tuple[str, str]]) -
     return name
 
 
-def _argument(op: Operator, position: int, name: str, default: int) -> int:
-    value: int = op.args[position] if len(op.args) > position else op.kwargs.get(name, default)
-    return value
+def ignore_index(loss: Operator) -> int:
+    """Return the target that a loss ignores."""
+    return int(loss.args[4] if len(loss.args) > 4 else loss.kwargs.get("ignore_index", -100))
 
 
 def _shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:

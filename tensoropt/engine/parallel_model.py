@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gc
 import warnings
@@ -12,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -23,7 +23,7 @@ from tensoropt.engine.evaluation import CallEvaluator
 from tensoropt.engine.guard import Guard, keep_in_place
 from tensoropt.engine.other_batches import ignored_targets
 from tensoropt.engine.requested_gradients import SHAPE, refuse_requests
-from tensoropt.engine.runtime import SameCalls, mode_of
+from tensoropt.engine.runtime import SameCalls, is_first, mode_of
 from tensoropt.engine.script_values import JobRanks, SpreadValue, read_whole, spread, spread_value
 from tensoropt.errors import PlanError
 from tensoropt.sharding.groups import batch_inputs
@@ -33,40 +33,9 @@ _LISTED = 3
 """The most names that a warning lists."""
 
 
-def _retarget_optimizers(
-    parameters: Mapping[nn.Parameter, nn.Parameter],
-    stored: Callable[[nn.Parameter, torch.Tensor], torch.Tensor],
-) -> None:
-    """Let every optimizer of this process continue with the new parameters.
-
-    Optimizers do not record their model, and ``swap_tensors`` refuses DTensors, so they are found among the
-    live objects of the process.
-
-    Args:
-        parameters: old parameter -> new one.
-        stored: converts an optimizer's whole state value to the new parameter's layout.
-    """
-    new = {id(old): value for old, value in parameters.items()}
-    for optimizer in _alive():
-        for group in optimizer.param_groups:
-            group["params"] = [new.get(id(p), p) for p in group["params"]]
-        olds: list[Any] = [p for p in optimizer.state if id(p) in new]
-        for old in olds:
-            state = optimizer.state.pop(old)
-            optimizer.state[new[id(old)]] = {
-                field: stored(old, value) if is_state_of(old, field, value) else value
-                for field, value in state.items()
-            }
-
-
 def is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
     """Return whether an optimizer's state field has its parameter's layout; a step counter has not."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and field != "step"
-
-
-def _alive() -> list[torch.optim.Optimizer]:
-    # By type, as `isinstance` would call proxies, which may do anything.
-    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), torch.optim.Optimizer)]
 
 
 class _StaleParameters:
@@ -143,7 +112,9 @@ class ParallelModel:
         """
         compare = compare_ranks and self.engine.runtime.distributed
         names = self.convention.input_names()
-        self._same = SameCalls(names, self.engine.reads(), self.device, self._shares()) if compare else None
+        share = self.engine.share
+        shares = [share.index if name in share.divided else -1 for name in self.source.inputs]
+        self._same = SameCalls(names, self.engine.reads(), self.device, shares) if compare else None
         # Checks are not part of what a compiler compiles; they break its graph before the model's.
         self._inputs_of_call = torch.compiler.disable(self._checked_inputs)
         if self.source.training:
@@ -171,14 +142,13 @@ class ParallelModel:
         ]
         # Bypasses nn.Module's own __setattr__, which is for parameters, modules and buffers.
         object.__setattr__(self.model, ATTRIBUTE, self)
-        share = self.engine.share
         # As loaders and samplers of data-parallel jobs ask: of which part of the batch is this rank's.
-        self.model.__dict__["data_rank"] = 0 if share is None else share.index
-        self.model.__dict__["data_world"] = 1 if share is None else share.world
+        self.model.__dict__["data_rank"] = share.index
+        self.model.__dict__["data_world"] = share.world
         # As scripts with DDP accumulate; gradients are reduced in each backward all the same.
         self.model.__dict__["no_sync"] = contextlib.nullcontext
         self._watch()
-        if (words := self.engine.shown_otherwise()) and (not dist.is_initialized() or dist.get_rank() == 0):
+        if (words := self.engine.shown_otherwise()) and is_first():
             warnings.warn(words, stacklevel=4)
 
     @property
@@ -187,9 +157,10 @@ class ParallelModel:
         batch = batch_inputs(self.source)
         return self.source.tensors[batch[0]].shape[0] if batch else 0
 
-    def _shares(self) -> list[int]:
-        share = self.engine.share
-        return [share.index if share and name in share.divided else -1 for name in self.source.inputs]
+    def input_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the global shape of each input, by the user's name."""
+        shapes = [tuple(self.source.tensors[name].shape) for name in self.source.inputs]
+        return dict(zip(self.convention.input_names(), shapes, strict=True))
 
     # -- this rank's parts ------------------------------------------------------------------------
 
@@ -273,10 +244,28 @@ class ParallelModel:
                 owner, attribute = _owner(self.model, each)
                 owner._parameters[attribute] = self.parameters[tensor.name]
                 self.names[each], self.shapes[each] = tensor.name, tensor.shape
-        key_of = {parameter: key for key, parameter in old.items()}
-        successors = {parameter: self.parameters[self.names[key]] for parameter, key in key_of.items()}
-        _retarget_optimizers(successors, lambda parameter, value: self.stored(key_of[parameter], value))
+        self._retarget_optimizers({id(parameter): key for key, parameter in old.items()})
         self._stale = _StaleParameters(old)
+
+    def _retarget_optimizers(self, key_of: Mapping[int, str]) -> None:
+        """Let every optimizer of this process continue with the new parameters.
+
+        Optimizers do not record their model, and ``swap_tensors`` refuses DTensors, so they are found among
+        the live objects of the process.
+
+        Args:
+            key_of: ``id`` of an old parameter -> its state-dict key.
+        """
+        new = {old: self.parameters[self.names[key]] for old, key in key_of.items()}
+        # By type, as `isinstance` would call proxies, which may do anything.
+        for optimizer in [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]:
+            for group in optimizer.param_groups:
+                group["params"] = [new.get(id(p), p) for p in group["params"]]
+            for old in [p for p in optimizer.state if id(p) in new]:
+                optimizer.state[new[id(old)]] = {
+                    field: self.stored(key_of[id(old)], value) if is_state_of(old, field, value) else value
+                    for field, value in optimizer.state.pop(old).items()
+                }
 
     def _watch(self) -> None:
         keys = self.parameter_keys()
@@ -297,6 +286,29 @@ class ParallelModel:
             owner, attribute = _owner(self.model, str(self.source.tensors[name].key))
             if attribute in owner._buffers:
                 owner._buffers[attribute] = value
+
+    def plain_copy(self, values: Mapping[str, torch.Tensor]) -> nn.Module:
+        """Copy the model as before parallelization, with parameters ``values`` by state-dict key."""
+        memo: dict[int, Any] = {}
+        for key, value in values.items():
+            name = self.names[key]
+            trained = self.source.tensors[name].requires_grad
+            memo[id(self.parameters[name])] = nn.Parameter(value, trained)
+        copied = memo[id(self.model)] = object.__new__(type(self.model))
+        before = self.attributes.keys() & self.model.__dict__.keys() - {"_apply"}
+        attributes = {name: self.model.__dict__[name] for name in before}
+        attributes |= {"forward": self.attributes["forward"]} if "forward" in self.attributes else {}
+        for module in self.model.modules():
+            # It has the old module bound.
+            memo[id(module.__dict__.get("_apply"))] = None
+        copied.__dict__.update(copy.deepcopy(attributes, memo))
+        for module in copied.modules():
+            module.__dict__.pop("_apply", None)
+        kinds = copied._state_dict_hooks, copied._state_dict_pre_hooks, copied._load_state_dict_pre_hooks
+        for handle in self.hooks:
+            for hooks in kinds:
+                hooks.pop(handle.id, None)
+        return copied
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -476,8 +488,7 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:
     """Return a parameter's shape in the model, or any other tensor's own."""
-    shape: torch.Size = getattr(parameter, SHAPE, parameter.shape)
-    return shape
+    return getattr(parameter, SHAPE, parameter.shape)
 
 
 def _refuse_copy(*_: Any) -> Any:

@@ -66,9 +66,6 @@ class LocalParameters(ABC):
         """The gradient of each trained parameter."""
         return {name: view for part in self.buckets for name, view in part.views.items()}
 
-    def gradient_tensors(self) -> list[torch.Tensor]:
-        return [tensor for part in self.buckets for tensor in part.tensors]
-
     def clear(self) -> None:
         for part in self.buckets:
             part.clear()
@@ -146,13 +143,8 @@ def _own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[
         dim = next(d for d, end in enumerate(ends) if code < end)
         if any(isinstance(placed, _StridedShard) and placed.dim == dim for placed in placements):
             return None
-        start, end = ends[dim] - len(atoms[dim]), ends[dim]
-        outer = 1
-        for size in sizes[start:code]:
-            outer *= size
-        inner = 1
-        for size in sizes[code + 1 : end]:
-            inner *= size
+        outer = prod(sizes[ends[dim] - len(atoms[dim]) : code])
+        inner = prod(sizes[code + 1 : ends[dim]])
         if sizes[code] % mesh[axis]:
             # In an uneven cut, pieces are whole atoms here but any number of rows in a DTensor.
             if outer > 1 or inner > 1:
@@ -178,9 +170,7 @@ def blocks(value: DTensor) -> list[_Block]:
         runs.append(_runs(rows.tolist()))
     return [
         tuple(tuple(column) for column in zip(*parts, strict=True))  # type: ignore[misc]
-        for parts in itertools.product(
-            *([(start, length, offset) for start, length, offset in run] for run in runs)
-        )
+        for parts in itertools.product(*runs)
     ]
 
 
@@ -234,8 +224,7 @@ def _teach_checkpoints() -> None:
 
     def chunk_list(self: DTensor) -> list[ChunkStorageMetadata]:
         if not _is_strided(self):
-            chunk_metadata: list[ChunkStorageMetadata] = chunks(self)
-            return chunk_metadata
+            return chunks(self)
         return [
             ChunkStorageMetadata(offsets=torch.Size(start), sizes=torch.Size(size))
             for start, size, _ in blocks(self)
@@ -371,13 +360,11 @@ def _in_view(atoms: Atoms, shown: Sequence[bool]) -> tuple[int, ...]:
 
 
 def _dtensor_placements(atoms: Atoms, layout: Layout, shown: Sequence[bool]) -> tuple[Placement, ...]:
-    dims: dict[int, int] = {}
-    position = first = 0
+    dims: list[int] = []
+    first = 0
     for dim, each in zip(atoms, shown, strict=True):
-        for i in range(len(dim)):
-            dims[position + i] = first + i if each else first
+        dims += range(first, first + len(dim)) if each else [first] * len(dim)
         first += len(dim) if each else 1
-        position += len(dim)
     # From 1 on: a DTensor knows nothing of micro-batches, and a parameter is not split by them.
     return tuple(Shard(dims[code]) if code >= 0 else Replicate() for code in layout[1:])
 

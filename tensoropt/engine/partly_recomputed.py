@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -93,7 +93,7 @@ class PartlyRecomputed:
     def _first_forward(self) -> fx.GraphModule:
         graph = fx.Graph()
         call, inputs = graph.placeholder("call"), graph.placeholder("inputs")
-        copies = {node: graph.call_function(_taken, (inputs,)) for node in self._inputs}
+        copies = {node: graph.call_method("pop", (inputs, 0)) for node in self._inputs}
         for node in self._nodes:
             given = tuple(copies[n] for n in self._gives.get(node, ()))
             names = tuple(self._number[n] for n in self._gives.get(node, ()))
@@ -109,13 +109,8 @@ class PartlyRecomputed:
             needed: numbers of nodes that run once and whose results backward needs.
             views: values of nodes that run once and are views of recomputed ones, by number.
         """
-        if needed not in self._second:
-            self._second[needed] = self._second_forward(needed, views)
-        return self._second[needed]
-
-    def _second_forward(
-        self, needed: frozenset[int], views: Mapping[int, _Lies]
-    ) -> tuple[fx.GraphModule, list[int]]:
+        if needed in self._second:
+            return self._second[needed]
         runs = [n for i, n in enumerate(self._nodes) if self.runs[i].again or i in needed]
         running = set(runs)
         graph = fx.Graph()
@@ -126,20 +121,15 @@ class PartlyRecomputed:
         for node in runs:
             for read in node.all_input_nodes:
                 if read not in copies:
-                    of = self._nodes[views[self._number[read]].owner]
-                    step = functools.partial(_view, self._number[read])
-                    step.__name__ = f"{read.name}_as_it_lies"  # type: ignore[attr-defined]
-                    copies[read] = graph.call_function(step, (call, copies[of]))
+                    number = self._number[read]
+                    owner = copies[self._nodes[views[number].owner]]
+                    copies[read] = graph.call_method("view", (call, number, owner))
             step = functools.partial(_second, _function(node), self._number[node])
             copies[node] = _copied(graph, node, step, (call,), copies)
         graph.output(())
-        return fx.GraphModule(self._root, graph, class_name="SecondForward"), [
-            self._number[n] for n in starts
-        ]
-
-
-def _taken(inputs: list[Any]) -> Any:
-    return inputs.pop(0)
+        module = fx.GraphModule(self._root, graph, class_name="SecondForward")
+        made = self._second[needed] = module, [self._number[n] for n in starts]
+        return made
 
 
 def _function(node: fx.Node) -> Callable[..., Any]:
@@ -402,17 +392,7 @@ def _second(function: Callable[..., Any], number: int, call: _Call, *args: Any, 
     return made
 
 
-def _view(number: int, call: _Call, owner: Any) -> torch.Tensor:
-    return call.view(number, owner)
-
-
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return list(_flat(value))
-
-
-def _flat(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _flat(one)
+        return [value]
+    return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, (tuple, list)) else []

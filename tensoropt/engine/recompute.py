@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -20,12 +20,9 @@ from tensoropt.sharding.reshard.redistribute import Ahead, EdgeSpec, travel
 
 
 class _Note(NamedTuple):
-    """What autograd saves in place of a view of a gathered parameter."""
+    """What autograd saves in place of a view of a tensor that backward makes again."""
 
-    shard: torch.Tensor
-    spec: EdgeSpec
-    ahead: Ahead
-    micro_batch: int
+    make: Callable[[], torch.Tensor]
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int | torch.SymInt
@@ -63,19 +60,9 @@ class _Copy:
         return self.again
 
 
-class _CopyNote(NamedTuple):
-    """What autograd saves in place of a view of a :class:`_Copy`."""
-
-    copy: _Copy
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int | torch.SymInt
-
-
 def _copy_in(value: torch.Tensor) -> _Copy | None:
     # An attribute of the storage, which lives as long as the memory does, whichever tensors lie in it.
-    copy: _Copy | None = getattr(value.untyped_storage(), "gathered_again", None)
-    return copy
+    return getattr(value.untyped_storage(), "gathered_again", None)
 
 
 def gather_again(runtime: Runtime, made: torch.Tensor, *copies: torch.Tensor) -> None:
@@ -136,40 +123,43 @@ class RegatheredParameters:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Return the context in which forward has to run."""
-        hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
-        return hooks
+        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
 
-    def pack(self, value: torch.Tensor) -> torch.Tensor | _Note | _CopyNote:
+    def pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
+        make = self._maker(value)
+        # As a view, by shape, stride and offset: the storage that is made again lies as the first one did.
+        return value if make is None else _Note(make, value.shape, value.stride(), value.storage_offset())
+
+    def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+        """Return a function that makes a saved tensor's storage again; None if autograd keeps it."""
         if (copy := _copy_in(value)) is not None:
             copy.saved = True
-            return _CopyNote(copy, tuple(value.shape), value.stride(), value.storage_offset())
+            return functools.partial(copy.make, self.runtime)
         noted = self._known.get(value.untyped_storage()._cdata) if self._known else None
         # A stored parameter that is used whole shares the storage of what was "gathered": it exists anyway.
         if noted is None or isinstance(value, torch.nn.Parameter):
-            return value
+            return None
         if not any(reader() is not None for reader in noted[0]):
-            return value
+            return None
         _, shard, spec = noted
-        # As a view, by shape, stride and offset: the storage that is gathered again lies as the first one
-        # did.
         runtime = self.runtime
         if spec.block is not None:
             runtime.ahead.note(spec)
-        lies = tuple(value.shape), value.stride(), value.storage_offset()
-        return _Note(shard, spec, runtime.ahead, runtime.micro_batch, *lies)
+        return functools.partial(self._gathered_again, shard, spec, runtime.ahead, runtime.micro_batch)
 
-    def unpack(self, packed: torch.Tensor | _Note | _CopyNote) -> torch.Tensor:
+    def unpack(self, packed: torch.Tensor | _Note) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        if isinstance(packed, _CopyNote):
-            return packed.copy.make(self.runtime).as_strided(packed.shape, packed.stride, packed.offset)
+        return packed.make().as_strided(packed.shape, packed.stride, packed.offset)
+
+    @torch.no_grad()
+    def _gathered_again(
+        self, shard: torch.Tensor, spec: EdgeSpec, ahead: Ahead, micro_batch: int
+    ) -> torch.Tensor:
         # The gather's group and shard are those of the micro-batch that forward ran.
-        self.runtime.micro_batch = packed.micro_batch
-        with torch.no_grad():
-            whole = packed.ahead.take_again(packed.spec) if packed.spec.block is not None else None
-            if whole is None:
-                whole = travel(self.runtime, packed.shard, packed.spec)
-        return whole.as_strided(packed.shape, packed.stride, packed.offset)
+        self.runtime.micro_batch = micro_batch
+        whole = ahead.take_again(spec) if spec.block is not None else None
+        return travel(self.runtime, shard, spec) if whole is None else whole
 
 
 class Recomputed(torch.nn.Module):

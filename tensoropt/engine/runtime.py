@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -78,6 +79,17 @@ def gathered(row: torch.Tensor) -> torch.Tensor:
     return rows.view(-1, row.numel()).cpu()
 
 
+def is_first() -> bool:
+    """Return whether this is rank 0, or no rank of a job."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def wait_for_all() -> None:
+    """Wait for all ranks of the job, if this is a rank of one."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def through_host(device: torch.device) -> bool:
     """Return whether coalesced collectives and messages of this job must pass through host memory.
 
@@ -111,7 +123,7 @@ class EqualShares:
             other, its = first.setdefault(content, (rank, of))
             if tells and of != its:
                 self.calls = _FIRST
-                if dist.get_rank() == 0:
+                if is_first():
                     warnings.warn(
                         f"ranks {other} and {rank} passed the same rows, but have data_rank {its} and {of}: "
                         "the batch is divided among ranks with different data_rank, and each passes rows of "
@@ -153,37 +165,36 @@ class SameCalls:
         Raises:
             PlanError: the calls differ, or a rank refuses its own.
         """
-        count = len(self.names)
-        row = torch.zeros(2 + 3 * count, dtype=torch.int64, device=self.device)
-        row[:2] = torch.tensor([inputs is None, mode])
-        row[2 + 2 * count :] = torch.tensor(self.shares)
-        for index, (value, read) in enumerate(zip(inputs or (), self.reads, strict=False)):
-            row[2 + index] = 1 if read else value.detach().any()
-            row[2 + count + index] = content_hash(value)
-        rows = gathered(row).tolist()
+        # This rank's refusal and mode; then of each input its share, whether its content counts, and that.
+        own = torch.zeros(1 + len(self.names), 3, dtype=torch.int64, device=self.device)
+        own[0, :2] = torch.tensor([inputs is None, mode])
+        own[1:, 0] = torch.tensor(self.shares)
+        for row, value, read in zip(own[1:], inputs or (), self.reads, strict=False):
+            row[1] = 1 if read else value.detach().any()
+            row[2] = content_hash(value)
+        ranks = gathered(own.flatten()).view(-1, *own.shape).tolist()
         if inputs is None:
             return  # this rank's own refusal says more
-        refused = [rank for rank, rank_row in enumerate(rows) if rank_row[0]]
+        refused = [rank for rank, (head, *_) in enumerate(ranks) if head[0]]
         if refused:
             raise PlanError(f"rank {refused[0]} refused this call of the model; see its own error")
-        for rank, rank_row in enumerate(rows):
-            if rank_row[1] != rows[0][1]:
+        modes = [_MODES[head[1]] for head, *_ in ranks]
+        for rank, words in enumerate(modes):
+            if words != modes[0]:
                 raise PlanError(
-                    f"rank {rank} calls the model {_MODES[rank_row[1]]}, but rank 0 {_MODES[rows[0][1]]}; "
-                    "every rank makes the same calls"
+                    f"rank {rank} calls the model {words}, but rank 0 {modes[0]}; every rank makes the same "
+                    "calls"
                 )
-        for index, name in enumerate(self.names):
+        for index, name in enumerate(self.names, start=1):
             first: dict[int, int] = {}
-            for rank, rank_row in enumerate(rows):
-                if not rank_row[2 + index]:
-                    continue
-                share = rank_row[2 + 2 * count + index]
-                other = first.setdefault(share, rank)
-                if rank_row[2 + count + index] != rows[other][2 + count + index]:
+            for rank, rows in enumerate(ranks):
+                share, counts, content = rows[index]
+                other = first.setdefault(share, rank) if counts else rank
+                if content != ranks[other][index][2]:
                     rule = (
                         "every rank passes the same global batch: use one sampler with one seed on all "
                         "ranks, and no DistributedSampler, or pass batch='share' to parallelize"
-                        if len({each[2 + 2 * count + index] for each in rows}) == 1
+                        if len({each[index][0] for each in ranks}) == 1
                         else f"both have data_rank {share}, and ranks with the same data_rank pass the same "
                         "rows: use tensoropt.sampler"
                     )
@@ -193,7 +204,7 @@ class SameCalls:
             self.equal_shares.look(
                 self.shares[divided[0]],
                 [inputs[index] for index in divided],
-                [tuple(rank_row[2 + count + index] for index in divided) for rank_row in rows],
+                [tuple(rows[1 + index][2] for index in divided) for rows in ranks],
             )
 
 
@@ -205,22 +216,23 @@ def mode_of(training: bool, gradients: bool) -> int:
     return 2 * training + gradients
 
 
-def first_differing(hashes: Mapping[str, torch.Tensor], device: torch.device) -> tuple[str, int] | None:
+def first_differing(tensors: Mapping[str, torch.Tensor], device: torch.device) -> tuple[str, int] | None:
     """Return the first tensor that differs between ranks, and a rank whose tensor differs from rank 0's.
 
     Args:
-        hashes: name -> hash; the same names in the same order on every rank.
+        tensors: by name; the same names in the same order on every rank.
+        device: the job's.
     """
-    if not hashes:
+    if not tensors:
         return None
-    rows = gathered(torch.stack([value.to(device) for value in hashes.values()]))
+    rows = gathered(torch.stack([content_hash(value).to(device) for value in tensors.values()]))
     different = (rows != rows[0]).nonzero()
     if not len(different):
         return None
     # By tensor first: the one that comes first in the model is the most informative.
     column = int(different[:, 1].min())
     rank = int(different[different[:, 1] == column][0, 0])
-    return list(hashes)[column], rank
+    return list(tensors)[column], rank
 
 
 # Groups are made once per job and mesh; a new job (as tests begin) is recognised by its world group.
@@ -328,13 +340,9 @@ class Runtime:
                     f"{dist.get_world_size()}; start it with torchrun --nproc-per-node {devices}"
                 )
         self.rank = rank if rank is not None else (dist.get_rank() if self.distributed else 0)
-        position: list[int] = []
-        rest = self.rank
         # Row-major, the last axis fastest, as `init_device_mesh` numbers ranks: DTensors and groups agree.
-        for size in reversed(self.mesh[1:]):
-            position.insert(0, rest % size)
-            rest //= size
-        self.position = tuple(position)
+        place = np.unravel_index(self.rank % devices, self.mesh[1:])
+        self.position = tuple(map(int, place))
         self._groups = self._make_groups() if self.distributed else {}
         _runtimes.add(self)
 
@@ -370,12 +378,9 @@ class Runtime:
 
     def _partitions(self, subset: tuple[int, ...]) -> list[list[int]]:
         """Return the groups of ranks that differ only along ``subset``."""
-        members: dict[tuple[int, ...], list[int]] = {}
-        sizes = self.mesh[1:]
-        for rank, place in enumerate(itertools.product(*(range(n) for n in sizes))):
-            key = tuple(c for axis, c in enumerate(place, start=1) if axis not in subset)
-            members.setdefault(key, []).append(rank)
-        return list(members.values())
+        ranks = np.arange(prod(self.mesh[1:])).reshape(self.mesh[1:])
+        ranks = np.moveaxis(ranks, [axis - 1 for axis in subset], range(-len(subset), 0))
+        return ranks.reshape(-1, self.parts(subset)).tolist()
 
     @functools.cached_property
     def device_mesh(self) -> DeviceMesh | None:

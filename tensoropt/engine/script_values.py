@@ -48,7 +48,7 @@ class JobRanks:
             return
         self._store.set(f"{self._name}/calls/{self.rank}", str(self._calls))
 
-    def summed(self, value: torch.Tensor, action: str, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    def summed(self, value: torch.Tensor, action: str) -> torch.Tensor:
         """Sum a value over all ranks, on its device.
 
         Args:
@@ -59,8 +59,7 @@ class JobRanks:
         """
         # A copy even on the host: the script's own value must not change.
         total = value.detach().to("cpu", copy=True)
-        work = dist.all_reduce(total, op=op, group=self._group, async_op=True)
-        self._wait(work, action)
+        self._wait(dist.all_reduce(total, group=self._group, async_op=True), action)
         return total.to(value.device)
 
     def meet(self, action: str) -> None:
@@ -340,8 +339,7 @@ class _Norm(torch.autograd.Function):
 def _sum(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     if len(args) != 1 or kwargs:
         return None
-    total: torch.Tensor = _Sum.apply(_plain(args[0]), args[0])
-    return total
+    return _Sum.apply(_plain(args[0]), args[0])
 
 
 def _mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -358,18 +356,11 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
     # For a matrix, 2 is a norm of another kind there.
     if order not in (None, "fro", 2) or (func is torch.linalg.norm and order == 2 and len(args[0].whole) > 1):
         raise _refused(func, args, kwargs)
-    norm: torch.Tensor = _Norm.apply(_plain(args[0]), args[0])
-    return norm
+    return _Norm.apply(_plain(args[0]), args[0])
 
 
-_REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": _sum,
-    "mean": _mean,
-    "norm": _norm,
-    "vector_norm": _norm,
-    "linalg_norm": _norm,
-    "linalg_vector_norm": _norm,
-}
+_REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": _sum, "mean": _mean}
+_REDUCTIONS |= dict.fromkeys(("norm", "vector_norm", "linalg_norm", "linalg_vector_norm"), _norm)
 
 
 def _parts(args: Any, kwargs: Any) -> list[SpreadValue]:

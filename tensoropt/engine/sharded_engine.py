@@ -62,8 +62,7 @@ class ShardedEngine(Engine[Pending]):
         return lower(self.strategy, self.runtime, evaluating=evaluating, share=self.share)
 
     def lowered_call(self, call: CallGraph) -> LoweredCall:
-        axes = () if self.share is None else self.share.axes
-        return ShardedCall(self.strategy, call, self.runtime, axes)
+        return ShardedCall(self.strategy, call, self.runtime, self.share.axes)
 
     def share_batch(self) -> BatchShare:
         self.share = BatchShare(self.strategy, self.runtime)
@@ -114,7 +113,7 @@ class ShardedEngine(Engine[Pending]):
 
     def _gather_ahead(self, evaluating: bool) -> None:
         ahead = self._lowered_for(evaluating).ahead
-        if not ahead and not self.unsharded.goes_ahead and not self.strategy.scattered:
+        if not ahead and not self.unsharded.blocks and not self.strategy.scattered:
             return
         behind = self.strategy.blocks.behind
         self.runtime.ahead = CallAhead(

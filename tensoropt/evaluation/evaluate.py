@@ -99,13 +99,7 @@ class Evaluation:
     options: Mapping[str, Indices]
 
     def point(
-        self,
-        row: int,
-        space: Space,
-        number: int,
-        *,
-        additive: tuple[float, float],
-        planner: str = "frontier",
+        self, row: int, space: Space, number: int, *, additive: tuple[float, float], planner: str = "frontier"
     ) -> Point:
         """Return strategy ``row`` as a point of space ``number``, without proofs.
 
@@ -144,8 +138,7 @@ class Evaluation:
 
     @cached_property
     def _collectives(self) -> list[Counter[Collective]]:
-        # All strategies at once take little longer than one.
-        return collectives(self.batch)
+        return collectives(self.batch)  # all strategies at once take little longer than one
 
 
 class Evaluator:
@@ -180,14 +173,19 @@ def evaluate_strategy(
     return Evaluation(batch, simulate(batch), choices, options)
 
 
-def evaluate_on(strategy: Strategy, mesh: Mesh, costs: ClusterCosts) -> Evaluation:
-    """Simulate one strategy on a mesh of a cluster."""
-    works = {
+def works_of(strategy: Strategy) -> dict[str, Workload]:
+    """Return the workload of each group's configuration."""
+    return {
         name: workload(strategy.graph, configuration, strategy.mesh)
         for name, configuration in strategy.configurations.items()
     }
+
+
+def evaluate_on(strategy: Strategy, mesh: Mesh, costs: ClusterCosts) -> Evaluation:
+    """Simulate one strategy on a mesh of a cluster."""
+    works = works_of(strategy)
     facts = {name: costs.facts.of(work) for name, work in works.items()}
-    prices = Prices.of(costs, strategy.graph, strategy.mesh, mesh)
+    prices = Prices.of(costs, strategy.graph, strategy.mesh, costs.communication(mesh))
     return evaluate_strategy(
         strategy, works, facts, prices, overlap_of(costs.cluster, mesh, beside=costs.beside)
     )

@@ -18,20 +18,16 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
         but: groups to leave out, as constraints decide their splits.
     """
     split: dict[str, set[str]] = {}
-    axes: set[int] = set()
-    graph: GroupGraph | None = None
-    for one in tables:
-        if prod(one.mesh[1:]) == 1:
-            continue
-        graph = one.graph
-        axes.update(size for size in one.mesh[1:] if size > 1)
-        for group in graph.groups:
-            labels = (
-                group.strategies[i].label for choice in one.templates[group.name].choices for i in choice
-            )
-            split.setdefault(group.name, set()).update(label.dim for label in labels if label.splits)
-    if graph is None:
+    searched = [one for one in tables if prod(one.mesh[1:]) > 1]
+    if not searched:
         return ()
+    axes = {size for one in searched for size in one.mesh[1:] if size > 1}
+    for one in searched:
+        for group in one.graph.groups:
+            choices = one.templates[group.name].choices
+            labels = (group.strategies[i].label for choice in choices for i in choice)
+            split.setdefault(group.name, set()).update(label.dim for label in labels if label.splits)
+    graph = searched[-1].graph
     left: dict[tuple[str, tuple[tuple[str, int], ...]], list[str]] = {}
     for group in graph.groups:
         sizes = tuple(_sizes(graph, group))

@@ -18,19 +18,9 @@ from tensoropt.profiling.workload import Workload
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.sharding.atoms import refine_graph
-from tensoropt.sharding.configurations import (
-    MicroBatchRefused,
-    batch_placements,
-    micro_batch_strategies,
-)
+from tensoropt.sharding.configurations import MicroBatchRefused, batch_placements, micro_batch_strategies
 from tensoropt.sharding.discovery.discover import Kept
-from tensoropt.sharding.groups import (
-    PASSED_ON,
-    WHOLE,
-    AxisStrategy,
-    GroupGraph,
-    group_operators,
-)
+from tensoropt.sharding.groups import PASSED_ON, WHOLE, AxisStrategy, GroupGraph, group_operators
 from tensoropt.sharding.regions import Region, find_regions
 from tensoropt.sharding.sequence import sequence_strategies
 
@@ -188,15 +178,10 @@ def model_flops(
 
 
 def _with_all_scores(work: Workload) -> Workload:
-    if not any(_is_causal(call) for call, _ in work.calls):
-        return work
-    calls = tuple((_seeing_all(call) if _is_causal(call) else call, outputs) for call, outputs in work.calls)
-    return replace(work, calls=calls)
-
-
-def _is_causal(call: LocalCall) -> bool:
-    return call.function == ATTENTION and call.args[5:6] == (True,)
+    calls = tuple((_seeing_all(call), outputs) for call, outputs in work.calls)
+    return work if calls == work.calls else replace(work, calls=calls)
 
 
 def _seeing_all(call: LocalCall) -> LocalCall:
-    return replace(call, args=(*call.args[:5], False, *call.args[6:]))
+    is_causal = call.function == ATTENTION and call.args[5:6] == (True,)
+    return replace(call, args=(*call.args[:5], False, *call.args[6:])) if is_causal else call

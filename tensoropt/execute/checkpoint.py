@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 
 from tensoropt.engine.parallel_model import is_state_of, parallel_of
+from tensoropt.engine.runtime import is_first, wait_for_all
 from tensoropt.errors import PlanError
 
 _SETTINGS = "settings.pt"
@@ -35,10 +36,7 @@ _KERNEL_SETTINGS = frozenset({"params", "foreach", "fused", "capturable", "diffe
 
 
 def _saved_settings(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    scheduler: Any,
-    extra: Mapping[str, Any] | None,
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, scheduler: Any, extra: Mapping[str, Any] | None
 ) -> bytes:
     settings: dict[str, Any] = {"step": parallel_of(model).engine.runtime.step, "extra": dict(extra or {})}
     if optimizer is not None:
@@ -91,8 +89,7 @@ def _load_settings(
             )
         scheduler.load_state_dict(settings["scheduler"])
     parallel_of(model).engine.runtime.step = settings["step"]
-    extra: dict[str, Any] = settings["extra"]
-    return extra
+    return settings["extra"]
 
 
 def _load_groups(
@@ -170,10 +167,8 @@ def _load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, st
         fields = {n[len(key) + 1 :]: v for n, v in state.items() if n.rpartition(".")[0] == key}
         for field, value in fields.items():
             like = isinstance(value, torch.Tensor) and tuple(value.shape) == parallel.shapes[key]
-            if like and value.dim():
-                optimizer.state[parameter][field] = parallel.stored(key, value)
-            else:
-                optimizer.state[parameter][field] = value
+            is_laid_out = like and value.dim() > 0
+            optimizer.state[parameter][field] = parallel.stored(key, value) if is_laid_out else value
 
 
 def save_checkpoint(
@@ -204,16 +199,16 @@ def save_checkpoint(
     if optimizer is not None:
         state["optimizer"] = _optimizer_state(model, optimizer)
     with _refused(f"cannot write the checkpoint {target}", "; an older one is kept"):
-        if _first():
+        if is_first():
             # Remains of an interrupted save would mix with this one's files.
             shutil.rmtree(partial, ignore_errors=True)
-        _wait()
+        wait_for_all()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the missing process group, which is intended
             dcp.save(  # type: ignore[attr-defined]
                 state, checkpoint_id=partial, no_dist=not dist.is_initialized()
             )
-        if _first():
+        if is_first():
             (partial / _SETTINGS).write_bytes(settings)
             # At any moment a complete checkpoint has a name that load_checkpoint looks for.
             old = _older(target)
@@ -222,7 +217,7 @@ def save_checkpoint(
                 target.rename(old)
             partial.rename(target)
             shutil.rmtree(old, ignore_errors=True)
-        _wait()
+        wait_for_all()
 
 
 @contextlib.contextmanager
@@ -291,12 +286,3 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _older(path: Path) -> Path:
     return path.with_name(path.name + ".old")
-
-
-def _first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _wait() -> None:
-    if dist.is_initialized():
-        dist.barrier()

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from tensoropt.pipeline.points import pipelined_strategy
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.points import placed_strategy
 from tensoropt.placement.strategy import PlacedStrategy
-from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, PlanKind
+from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED
 from tensoropt.plan.plan import Plan, example_call, load_plan
 from tensoropt.question.model_source import load_model
 from tensoropt.sharding.atoms import refine_graph
@@ -37,27 +37,21 @@ ONE_TYPE = "all ranks of a job must be on one type of device; explore without th
 """The reason and remedy for a plan that mixes GPUs and CPU ranks."""
 
 
-class _Kind(NamedTuple):
-    """A kind of plan: its strategy class, its reader from a plan, and its engine's module and name."""
-
-    plans: PlanKind
-    strategy: type[ParallelStrategy]
-    of_plan: Callable[[Plan, GroupGraph], ParallelStrategy]
-    engine: tuple[str, str]
-
-
-_KINDS = (
-    _Kind(SHARDED, Strategy, Plan.strategy, ("tensoropt.engine.sharded_engine", "ShardedEngine")),
-    _Kind(PLACED, PlacedStrategy, placed_strategy, ("tensoropt.placement.execute.engine", "PlacedEngine")),
-    _Kind(
-        PIPELINED,
-        PipelinedStrategy,
-        pipelined_strategy,
-        ("tensoropt.pipeline.execute.engine", "PipelinedEngine"),
-    ),
-)
-_OF_PLANS = {kind.plans.name: kind for kind in _KINDS}
-_OF_STRATEGIES = {kind.strategy.kind: kind for kind in _KINDS}
+_OF_PLANS: dict[str, Callable[[Plan, GroupGraph], ParallelStrategy]] = {
+    SHARDED.name: Plan.strategy,
+    PLACED.name: placed_strategy,
+    PIPELINED.name: pipelined_strategy,
+}
+"""Readers of strategies from each kind of plan."""
+_STRATEGIES: dict[str, type[ParallelStrategy]] = {
+    strategy.kind: strategy for strategy in (Strategy, PlacedStrategy, PipelinedStrategy)
+}
+_ENGINES = {
+    Strategy.kind: ("tensoropt.engine.sharded_engine", "ShardedEngine"),
+    PlacedStrategy.kind: ("tensoropt.placement.execute.engine", "PlacedEngine"),
+    PipelinedStrategy.kind: ("tensoropt.pipeline.execute.engine", "PipelinedEngine"),
+}
+"""The module and name of each kind of strategy's engine."""
 
 
 def engine_of(
@@ -74,17 +68,9 @@ def engine_of(
         seed: the seed of dropout.
         device: this rank's compute device; by default that of the values.
     """
-    module, name = _OF_STRATEGIES[strategy.kind].engine
+    module, name = _ENGINES[strategy.kind]
     # Imported on use: torch.distributed.pipelining is a third of all imports of a rank without a pipeline.
-    engine: Engine = getattr(importlib.import_module(module), name)(
-        strategy, values, seed=seed, device=device
-    )
-    return engine
-
-
-def strategy_class(data: Mapping[str, Any]) -> type[ParallelStrategy]:
-    """Return the class of a strategy given as plain data (:meth:`ParallelStrategy.to_data`)."""
-    return _OF_STRATEGIES[data.get("kind", Strategy.kind)].strategy
+    return getattr(importlib.import_module(module), name)(strategy, values, seed=seed, device=device)
 
 
 def strategy_from_data(data: Mapping[str, Any], graph: GroupGraph) -> ParallelStrategy:
@@ -93,7 +79,7 @@ def strategy_from_data(data: Mapping[str, Any], graph: GroupGraph) -> ParallelSt
     Raises:
         PlanError: the data belong to another model.
     """
-    return strategy_class(data).from_data(data, graph)
+    return _STRATEGIES[data.get("kind", Strategy.kind)].from_data(data, graph)
 
 
 def strategy_of_plan(plan: Plan, graph: GroupGraph) -> ParallelStrategy:
@@ -102,7 +88,7 @@ def strategy_of_plan(plan: Plan, graph: GroupGraph) -> ParallelStrategy:
     Raises:
         PlanError: the plan is for another model.
     """
-    return _OF_PLANS[plan.kind.name].of_plan(plan, graph)
+    return _OF_PLANS[plan.kind.name](plan, graph)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tensoropt.engine.gradients import storage_key
 from tensoropt.errors import PlanError
 
 InitWeights = Callable[[nn.Module], Any]
@@ -59,8 +60,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in tree_leaves((args, kwargs or {})):
-            if isinstance(value, torch.Tensor) and _key(value) in self.cells:
-                self.touched.add(self.cells[_key(value)])
+            if isinstance(value, torch.Tensor) and storage_key(value) in self.cells:
+                self.touched.add(self.cells[storage_key(value)])
         return func(*args, **(kwargs or {}))
 
 
@@ -75,10 +76,6 @@ def _on_meta() -> Iterator[None]:
             yield
     finally:
         nn.init._no_grad_trunc_normal_ = own
-
-
-def _key(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
 
 
 class Initialisation:
@@ -101,7 +98,9 @@ class Initialisation:
         self.cells = _cells(model)
         self._by_name = {name: cell for cell in self.cells for name in cell.names}
         self._shadows = {cell: cell.make("meta") for cell in self.cells}
-        self._look()
+        for visit in range(len(self.modules)):
+            for cell in self._call(visit):
+                cell.visits.append(visit)
 
     def __contains__(self, name: str) -> bool:
         """Return whether the function sets or changes a tensor."""
@@ -137,11 +136,6 @@ class Initialisation:
                     else:
                         del alive[cell]
 
-    def _look(self) -> None:
-        for visit in range(len(self.modules)):
-            for cell in self._call(visit):
-                cell.visits.append(visit)
-
     def _call(self, visit: int, alive: dict[_Cell, torch.Tensor] | None = None) -> set[_Cell]:
         """Call the function for one module, with ``alive`` in memory and all other tensors on the meta
         device; without ``alive`` as a trial. Return the cells that it touched.
@@ -150,7 +144,7 @@ class Initialisation:
         """
         module = self.modules[visit]
         with self._standing(alive or {}) as standing, torch.no_grad():
-            watch = _Watch({_key(value): cell for cell, value in standing.items()})
+            watch = _Watch({storage_key(value): cell for cell, value in standing.items()})
             try:
                 with watch, _on_meta() if alive is None else nullcontext():
                     self.init_weights(module)
@@ -164,7 +158,7 @@ class Initialisation:
             for cell, value in standing.items():
                 holder, key = cell.slots[0]
                 replacement = next((h[k] for h, k in cell.slots if h[k] is not value), holder[key])
-                if replacement is value and _key(replacement) in watch.cells:
+                if replacement is value and storage_key(replacement) in watch.cells:
                     continue
                 # `module.weight = …` or `module.weight.data = …` leaves nothing of the earlier tensor.
                 touched.add(cell)

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -24,13 +24,13 @@ import torch.distributed as dist
 from torch import nn
 
 from tensoropt.engine.parallel_model import ATTRIBUTE, ParallelModel
-from tensoropt.engine.runtime import content_hash, first_differing, gathered, leave_job, text_hash
+from tensoropt.engine.runtime import first_differing, gathered, leave_job, text_hash
 from tensoropt.engine.script_values import leave
 from tensoropt.errors import PlanError
 from tensoropt.execute.executable import Prepared, ResolvedPlan, engine_of, resolve_plan
 from tensoropt.execute.initialise import InitWeights
 from tensoropt.execute.own_steps import OwnSteps
-from tensoropt.execute.weights import WeightSource, fill_unused
+from tensoropt.execute.weights import WeightSource
 from tensoropt.plan.plan import Plan
 from tensoropt.ranks.local_hardware import pin_process, unpin_process, why_no_gpu
 from tensoropt.sharding.strategy import ParallelStrategy
@@ -58,7 +58,7 @@ def _with_common_weights(
     own = weights.own()
     plan = json.dumps(prepared.strategy.to_data(), sort_keys=True, default=str)
     _compare_facts([_tensors_of(weights.model), plan, str(seed), str(sync)], device)
-    differing = first_differing(_hashes(own.items()), device)
+    differing = first_differing(own, device)
     if differing is not None and not sync:
         name, rank = differing
         kind = "buffer" if name in weights.buffers() else "parameter"
@@ -71,8 +71,7 @@ def _with_common_weights(
         _send(own, device)
         # Buffers become constants of the graph, which change with rank 0's buffers.
         prepared = prepare()
-    constants = prepared.captured.graph.constants
-    differing = first_differing(_hashes(constants.items()), device)
+    differing = first_differing(prepared.captured.graph.constants, device)
     if differing is not None:
         raise PlanError(
             f"rank {differing[1]} has another value than rank 0 in {differing[0]}, a constant of the model: "
@@ -80,12 +79,6 @@ def _with_common_weights(
             "seed on all ranks before the model is built, or make it a buffer and pass sync_weights=True"
         )
     return prepared
-
-
-def _report_refusal(model: nn.Module, device: torch.device) -> None:
-    """Tell the other ranks that this one refuses its model, plan or weights, since they would wait for it in
-    :func:`_with_common_weights`. The caller raises this rank's error."""
-    _compare_facts([_tensors_of(model)], device)
 
 
 def _tensors_of(model: nn.Module) -> str:
@@ -113,10 +106,6 @@ def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
                 )
     if refused and not refuses:
         raise PlanError(f"rank {refused[0]} refused its model, plan or weights; see its own error")
-
-
-def _hashes(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {name: content_hash(value) for name, value in tensors}
 
 
 @torch.no_grad()
@@ -292,7 +281,8 @@ def parallelize(
         if compares and resolved.devices > 1:
             _join_job(where)
             if dist.is_initialized():
-                _report_refusal(model, where)
+                # The other ranks would wait for this one in `_with_common_weights`.
+                _compare_facts([_tensors_of(model)], where)
         raise
     resolved.warn_of_other_devices(where)
     if as_measured and where.type == "cpu":
@@ -307,7 +297,7 @@ def parallelize(
         engine.share_batch()
     parallel = ParallelModel(model, captured, engine)
     # Before changes to the model are watched.
-    fill_unused(weights, (str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key))
+    weights.fill_unused(str(tensor.key) for tensor in captured.graph.tensors.values() if tensor.key)
     parallel.install(compare_ranks=compare_ranks, loss=loss)
     parallel.outputs = outputs
     if tune:

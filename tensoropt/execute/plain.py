@@ -14,8 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tensoropt.engine.parallel_model import ParallelModel, parallel_of
-from tensoropt.engine.plain_copy import plain_copy
-from tensoropt.engine.runtime import gathered
+from tensoropt.engine.runtime import gathered, is_first, wait_for_all
 from tensoropt.errors import PlanError
 
 
@@ -37,7 +36,7 @@ def whole(model: nn.Module, device: str | torch.device | None = None) -> Iterato
     where = parallel.device if device is None else torch.device(device)
     # A copy: a parameter that no rank splits would be the model's own tensor.
     values = {key: value.to(where, copy=True) for key, value in _whole_values(parallel)}
-    yield plain_copy(parallel, values).to(where)
+    yield parallel.plain_copy(values).to(where)
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings: Any) -> None:
@@ -57,43 +56,33 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings
         )
     parallel = parallel_of(model)
     parallel.engine.sync_buffers()
-    first = not dist.is_initialized() or dist.get_rank() == 0
     values = {}
     for key, value in _whole_values(parallel):
-        if first:
+        if is_first():
             values[key] = value.cpu()
         del value
-    if first:
-        plain_copy(parallel, values).save_pretrained(folder, **settings)  # type: ignore[operator]
-    if dist.is_initialized():
-        dist.barrier()
+    if is_first():
+        parallel.plain_copy(values).save_pretrained(folder, **settings)  # type: ignore[operator]
+    wait_for_all()
 
 
 def _whole_values(parallel: ParallelModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (key, whole value) of each parameter in the plan; all ranks must iterate to the end together."""
-    keys = list(parallel.parameter_keys())
-    having = _ranks_having(parallel, keys)
-    for key in keys:
+    keys = parallel.parameter_keys()
+    having = torch.tensor([parallel.in_state(key) for key in keys], dtype=torch.int64, device=parallel.device)
+    ranks = gathered(having) if parallel.together is not None else having[None].cpu()
+    for key, in_states in zip(keys, ranks.t(), strict=True):
         name = parallel.names[key]
         value = None
         if parallel.in_state(key):
             own = parallel.own_shape(key, parallel.shown_gradient(name, parallel.local(name)))
             value = (own.full_tensor() if isinstance(own, DTensor) else own).detach()
-        if having is not None and len(having[key]) < dist.get_world_size():
+        if not in_states.all():
             if value is None:
                 tensor = parallel.source.tensors[name]
                 dtype = getattr(torch, tensor.stored_dtype)
                 value = torch.empty(tensor.shape, dtype=dtype, device=parallel.device)
             value = value.as_subclass(torch.Tensor).reshape(parallel.shapes[key]).contiguous()
-            dist.broadcast(value, having[key][0])
+            dist.broadcast(value, int(in_states.argmax()))
         assert value is not None
         yield key, value.as_subclass(torch.Tensor).reshape(parallel.shapes[key])
-
-
-def _ranks_having(parallel: ParallelModel, keys: list[str]) -> dict[str, list[int]] | None:
-    """Return, for each parameter, the ranks whose state dicts have it; None without a job."""
-    if parallel.together is None:
-        return None
-    own = torch.tensor([parallel.in_state(key) for key in keys], dtype=torch.int64, device=parallel.device)
-    rows = gathered(own).tolist()
-    return {key: [rank for rank, row in enumerate(rows) if row[i]] for i, key in enumerate(keys)}

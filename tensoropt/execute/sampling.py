@@ -18,16 +18,11 @@ from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError
 
 
-def part_of_rank(rows: int, share: BatchShare | None) -> Sequence[int]:
-    """Return this rank's rows of a batch, which are consecutive; empty if there are too few for all ranks.
-
-    Args:
-        share: this rank's share of the batch by the plan; None for all of it.
-    """
-    rank, world = (0, 1) if share is None else (share.index, share.world)
-    if rows < world:
+def part_of_rank(rows: int, share: BatchShare) -> Sequence[int]:
+    """Return this rank's rows of a batch, which are consecutive; empty if there are too few for all ranks."""
+    if rows < share.world:
         return range(0)
-    return range(rows * rank // world, rows * (rank + 1) // world)
+    return range(rows * share.index // share.world, rows * (share.index + 1) // share.world)
 
 
 class PlanSampler(Sampler[int]):
@@ -77,10 +72,10 @@ class PlanSampler(Sampler[int]):
         self.share = parallel.engine.share
         self.global_batch_size = batch_size or parallel.global_rows
         self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
-        self.rank, self.num_replicas = (self.share.index, self.share.world) if self.share else (0, 1)
+        self.rank, self.num_replicas = self.share.index, self.share.world
         plans = self.global_batch_size == parallel.global_rows
         self._rows = part_of_rank(self.global_batch_size, self.share)
-        if self.share is not None and shuffle and plans:
+        if shuffle and plans:
             self._rows = self.share.rows(parallel.global_rows)  # the rows in the plan's micro-batches
         self.batch_size = len(self._rows)
         self.epoch = self.start = 0

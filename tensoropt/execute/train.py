@@ -217,12 +217,7 @@ def start(plan: Plan, device: torch.device) -> tuple[Engine, tuple[torch.Tensor,
 
 
 def train(
-    plan: Plan,
-    steps: int,
-    *,
-    device: torch.device | None = None,
-    lr: float = 1e-3,
-    say: TextIO | None = None,
+    plan: Plan, steps: int, *, device: torch.device | None = None, lr: float = 1e-3, say: TextIO | None = None
 ) -> dict[str, Any]:
     """Train a plan's model on its example batch; :func:`_check_trainable` must accept the plan.
 

@@ -6,6 +6,7 @@ shards and one layer, whatever the model's size.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -146,48 +147,29 @@ class WeightSource:
         self._check()
 
     def _check(self) -> None:
-        """Check that every tensor has a value, and stored ones the right shape, before large tensors are
-        read."""
-        own = dict(_tensors(self.model))
+        """Check that every tensor has a value before large tensors are read."""
         not_saved = _not_saved(self.model)
-        for names in self.names:
-            name, value = names[0], own[names[0]]
-            stored = self._stored_as(names)
-            if stored is None and not self._is_drawn(names):
-                if self.stored is not None and name not in not_saved:
-                    raise PlanError(
-                        f"checkpoint {self.stored.path} lacks the model's {name}; give the "
-                        "checkpoint of this model, or pass init_weights= for missing tensors"
-                    )
-                if value.is_meta:
-                    why = (
-                        f"; checkpoint {self.stored.path} does not have it" if self.stored is not None else ""
-                    )
-                    raise PlanError(f"{name} is on the meta device and has no value{why}; {_REMEDY}")
+        for name, value in self.own().items():
+            if self.stored is not None and name not in not_saved:
+                raise PlanError(
+                    f"checkpoint {self.stored.path} lacks the model's {name}; give the "
+                    "checkpoint of this model, or pass init_weights= for missing tensors"
+                )
+            if value.is_meta:
+                why = f"; checkpoint {self.stored.path} does not have it" if self.stored is not None else ""
+                raise PlanError(f"{name} is on the meta device and has no value{why}; {_REMEDY}")
 
     def _stored_as(self, names: Iterable[str]) -> str | None:
         return next((n for n in names if self.stored is not None and n in self.stored.names), None)
 
-    def _is_drawn(self, names: Iterable[str]) -> bool:
-        return self.drawn is not None and any(name in self.drawn for name in names)
-
-    def fill_buffers(self) -> None:
-        """Set the model's buffers in place, on the CPU, as captures read them."""
-        own = dict(_tensors(self.model))
-        buffers = self.buffers()
-        values = self.values(names[0] for names in self.names if names[0] in buffers)
-        for names in self.names:
-            if names[0] in values and (own[names[0]].is_meta or values.origin(names[0]) != "own"):
-                value = values[names[0]]
-                for name in names:
-                    owner, _, attribute = name.rpartition(".")
-                    self.model.get_submodule(owner)._buffers[attribute] = value
+    def _is_own(self, names: Iterable[str]) -> bool:
+        drawn = self.drawn is not None and any(name in self.drawn for name in names)
+        return not drawn and self._stored_as(names) is None
 
     def own(self) -> dict[str, torch.Tensor]:
         """Return the tensors whose values are the model's own, by first name."""
         tensors = dict(_tensors(self.model))
-        mine = [n for n in self.names if self._stored_as(n) is None and not self._is_drawn(n)]
-        return {names[0]: tensors[names[0]].detach() for names in mine}
+        return {names[0]: tensors[names[0]].detach() for names in self.names if self._is_own(names)}
 
     def buffers(self) -> set[str]:
         """Return the names of the model's buffers."""
@@ -196,6 +178,29 @@ class WeightSource:
     def values(self, names: Iterable[str]) -> _Values:
         """Return these tensors' values, made on demand."""
         return _Values(self, names)
+
+    def fill_buffers(self) -> None:
+        """Set the model's buffers in place, on the CPU, as captures read them."""
+        buffers = self.buffers()
+        self._fill([names for names in self.names if names[0] in buffers and not self._is_own(names)])
+
+    def fill_unused(self, used: Iterable[str]) -> None:
+        """Set tensors on the meta device that the graph does not read: whole and on the CPU, as no step needs
+        them."""
+        used, tensors = set(used), dict(_tensors(self.model))
+        self._fill([names for names in self.names if not used & {*names} and tensors[names[0]].is_meta])
+
+    def _fill(self, chosen: Iterable[tuple[str, ...]]) -> None:
+        aliases, tensors = {names[0]: names for names in chosen}, dict(_tensors(self.model))
+        buffers = self.buffers()
+        for name, value in self.values(aliases).items():
+            is_parameter = name not in buffers
+            new = nn.Parameter(value, tensors[name].requires_grad) if is_parameter else value
+            for alias in aliases[name]:
+                path, _, attribute = alias.rpartition(".")
+                owner = self.model.get_submodule(path)
+                place: dict[str, Any] = owner._parameters if is_parameter else owner._buffers
+                place[attribute] = new
 
 
 class _Values(Mapping[str, torch.Tensor]):
@@ -207,57 +212,37 @@ class _Values(Mapping[str, torch.Tensor]):
     def __init__(self, source: WeightSource, names: Iterable[str]):
         self.source = source
         aliases = {name: names for names in source.names for name in names}
-        self._stored: dict[str, str] = {}
-        self._drawn: list[str] = []
-        self._own: dict[str, torch.Tensor] = {}
-        own = dict(_tensors(source.model))
+        tensors = dict(_tensors(source.model))
+        own: dict[str, Callable[[], torch.Tensor]] = {}
+        stored: dict[str, Callable[[], torch.Tensor]] = {}
+        drawn: list[str] = []
         for name in names:
-            stored = source._stored_as(aliases[name])
-            if stored is not None:
-                self._stored[name] = stored
-            elif source._is_drawn(aliases[name]):
-                self._drawn.append(name)
+            if (key := source._stored_as(aliases[name])) is not None:
+                stored[name] = functools.partial(self._read, name, key, tuple(tensors[name].shape))
+            elif source._is_own(aliases[name]):
+                own[name] = tensors[name].detach
             else:
-                self._own[name] = own[name].detach()
-        if source.drawn is not None:
-            self._drawn = source.drawn.order(self._drawn)
+                drawn.append(name)
+        self._drawn = [] if source.drawn is None else source.drawn.order(drawn)
         self._stream: Iterator[tuple[str, torch.Tensor]] = iter(())
-        self._shapes = {name: tuple(own[name].shape) for name in self}
+        self._makers = own | stored | {name: functools.partial(self._draw, name) for name in self._drawn}
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own
-        yield from self._stored
-        yield from self._drawn
+        return iter(self._makers)
 
     def __len__(self) -> int:
-        return len(self._own) + len(self._stored) + len(self._drawn)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._own or name in self._stored or name in self._drawn
-
-    def origin(self, name: str) -> str:
-        """Return ``own``, ``stored`` or ``drawn``."""
-        if name in self._own:
-            return "own"
-        return "stored" if name in self._stored else "drawn"
+        return len(self._makers)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name in self._own:
-            return self._own[name]
-        if name in self._stored:
-            assert self.source.stored is not None
-            return self._read(name)
-        if name in self._drawn:
-            return self._draw(name)
-        raise KeyError(name)
+        return self._makers[name]()
 
-    def _read(self, name: str) -> torch.Tensor:
+    def _read(self, name: str, key: str, shape: tuple[int, ...]) -> torch.Tensor:
         assert self.source.stored is not None
-        value = self.source.stored.read(self._stored[name])
-        if tuple(value.shape) != self._shapes[name]:
+        value = self.source.stored.read(key)
+        if tuple(value.shape) != shape:
             raise PlanError(
                 f"{name} has the shape {tuple(value.shape)} in checkpoint {self.source.stored.path}, but "
-                f"{self._shapes[name]} in the model; give the checkpoint of this model"
+                f"{shape} in the model; give the checkpoint of this model"
             )
         return value
 
@@ -296,35 +281,18 @@ class GraphValues(Mapping[str, torch.Tensor]):
                 "device and its code keeps tensors that are not buffers; make them buffers (register_buffer "
                 "with persistent=False), or build the model on the CPU"
             )
-        keys = {str(t.key): t.name for t in tensors if t.kind == "parameter"}
-        self.parameters = source.values(keys)
-        self._key = {name: key for key, name in keys.items()}
+        names = {str(t.key): t.name for t in tensors if t.kind == "parameter"}
+        self.parameters = source.values(names)
+        self._key = {names[key]: key for key in self.parameters}
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.buffers
-        names = {key: name for name, key in self._key.items()}
-        yield from (names[key] for key in self.parameters)
+        return iter((*self.buffers, *self._key))
 
     def __len__(self) -> int:
-        return len(self.buffers) + len(self.parameters)
+        return len(self.buffers) + len(self._key)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.buffers[name] if name in self.buffers else self.parameters[self._key[name]]
-
-
-def fill_unused(source: WeightSource, used: Iterable[str]) -> None:
-    """Set parameters on the meta device that the graph does not read: whole and on the CPU, as no step needs
-    them."""
-    model = source.model
-    used, own = set(used), dict(_tensors(model))
-    left = [names for names in source.names if not used.intersection(names) and own[names[0]].is_meta]
-    values = source.values(names[0] for names in left)
-    aliases = {names[0]: names for names in left}
-    for name in values:
-        parameter = nn.Parameter(values[name], own[name].requires_grad)
-        for alias in aliases[name]:
-            owner, _, attribute = alias.rpartition(".")
-            model.get_submodule(owner)._parameters[attribute] = parameter
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

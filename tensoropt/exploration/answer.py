@@ -200,9 +200,7 @@ class Budgeted:
 
 
 def answer(
-    findings: Findings,
-    budget_bytes: float | None = None,
-    headroom: float | str | None = None,
+    findings: Findings, budget_bytes: float | None = None, headroom: float | str | None = None
 ) -> Budgeted:
     """Return the answer within a budget (by default the exploration's own) and a headroom
     (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""

@@ -9,7 +9,7 @@ its mini-parallelism.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -240,30 +240,23 @@ def fits_within(found: Exploration, memory_bytes: float | None) -> bool:
     return recommended(found, _room(found, memory_bytes)) is not None
 
 
-_OFFER_COLUMNS: dict[str, Callable[[ClusterOffer], object]] = {
-    "cluster": lambda row: row.cluster,
-    "devices": lambda row: row.devices,
-    "point": lambda row: None if row.index is None else row.index + 1,
-    "time_s": lambda row: row.rates and row.rates.step_s,
-    "memory_bytes": lambda row: None if row.memory_bytes is None else round(row.memory_bytes),
-    "price_per_hour": lambda row: row.rates and row.rates.per_hour,
-    "hours": lambda row: row.hours,
-    "device_hours": lambda row: row.device_hours,
-    "cost": lambda row: row.cost,
-    "samples_per_s": lambda row: row.rates and row.rates.samples_per_s,
-    "tokens_per_s": lambda row: row.rates and row.rates.tokens_per_s,
-    "mfu": lambda row: row.rates and row.rates.mfu,
-    "name": lambda row: row.name,
-    "reason": lambda row: row.reason,
-    "batch": lambda row: row.batch,
-    "within_s": lambda row: list(row.within_s),
-}
-"""Figures of an offer by name, for CSV and plain data; hours and cost are for the requested amount."""
+_OWN = ("cluster", "devices", "batch", "name", "reason", "hours", "device_hours", "cost")
+_OF_RATES = {"time_s": "step_s", "price_per_hour": "per_hour", "samples_per_s": "samples_per_s",
+             "tokens_per_s": "tokens_per_s", "mfu": "mfu"}  # fmt: skip
 
 
 def offers_data(found: Offers) -> list[dict[str, object]]:
-    """Return the rows as plain data; None for unknown values."""
-    return [{name: figure(row) for name, figure in _OFFER_COLUMNS.items()} for row in found.rows]
+    """Return the rows as plain data; None for unknown values. Hours and cost are for the requested amount."""
+    return [
+        {
+            **{name: getattr(row, name) for name in _OWN},
+            **{name: getattr(row.rates, attribute, None) for name, attribute in _OF_RATES.items()},
+            "point": None if row.index is None else row.index + 1,
+            "memory_bytes": None if row.memory_bytes is None else round(row.memory_bytes),
+            "within_s": list(row.within_s),
+        }
+        for row in found.rows
+    ]
 
 
 _BUDGETS = 6

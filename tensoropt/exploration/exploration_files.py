@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,7 @@ def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
         TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
     """
     folder = Path(directory)
-    if not folder.is_dir():
-        return _read_files(folder)
-    with folder_lock(folder):
+    with folder_lock(folder) if folder.is_dir() else nullcontext():
         return _read_files(folder)
 
 

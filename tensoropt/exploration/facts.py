@@ -17,14 +17,7 @@ from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import planner_title
 from tensoropt.plan.point import PROOF, Point
 from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, is_host_bound
-from tensoropt.units import (
-    LEAST_SHARE,
-    counted,
-    format_bytes,
-    format_number,
-    format_seconds,
-    share_words,
-)
+from tensoropt.units import LEAST_SHARE, counted, format_bytes, format_number, format_seconds, share_words
 
 LISTED_NAMES = tuple(figure.label for figure in LISTED)
 """Names of the facts that are figures with their own line."""
@@ -48,7 +41,11 @@ def facts(row: FigureRow) -> dict[str, Fact]:
         Fact("memory", _memory_words(point)),
         Fact("time", worded(point, "compute {compute_s}, communication {communication_s}"), source=sources),
         *([Fact("host", host_words(point))] if point.host_s else []),
-        *_listed_facts(point),
+        *(
+            Fact(figure.label, point.figures[figure.name], figure.unit.words)
+            for figure in LISTED
+            if figure.name in point.figures
+        ),
         Fact("figures", sources or "none"),
         Fact("planner", planner_title(point.planner)),
         Fact("mesh", space.mesh.label, note=counted(space.devices, "device")),
@@ -60,15 +57,6 @@ def facts(row: FigureRow) -> dict[str, Fact]:
         *([Fact("range", spread.words, source=spread.source)] if spread is not None else []),
     )
     return {fact.name: fact for fact in found}
-
-
-def _listed_facts(point: Point) -> list[Fact]:
-    """Return the known figures that have their own line."""
-    return [
-        Fact(figure.label, point.figures[figure.name], figure.unit.words)
-        for figure in LISTED
-        if figure.name in point.figures
-    ]
 
 
 def hides(point: Point) -> bool:

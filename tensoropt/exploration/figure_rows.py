@@ -75,16 +75,16 @@ def points_data(findings: Findings, indices: Iterable[int] | None = None) -> lis
     Args:
         indices: into ``all_points``; by default the frontier.
     """
-    own = [figure for figure in (*FIXED, *FURTHER) if figure.part is None]
-    parts = [figure for figure in FURTHER if figure.part is not None]
     rows = []
     for row in figure_rows(findings, range(len(findings.points)) if indices is None else indices):
-        data: dict[str, Any] = {figure.name: figure.plain(row) for figure in own}
-        data |= {name: {} for name in BREAKDOWNS}
-        for figure in parts:
-            if figure.part is not None and figure.name in row.point.figures:
-                data[figure.part[0]][figure.part[1]] = figure.plain(row)
-        rows.append(data)
+        data: dict[str, Any] = {}
+        parts: dict[str, dict[str, Any]] = {name: {} for name in BREAKDOWNS}
+        for figure in (*FIXED, *FURTHER):
+            if figure.part is None:
+                data[figure.name] = figure.plain(row)
+            elif figure.name in row.point.figures:
+                parts[figure.part[0]][figure.part[1]] = figure.plain(row)
+        rows.append(data | parts)
     return rows
 
 

@@ -11,11 +11,7 @@ from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.your_jobs import your_jobs
 from tensoropt.plan.findings import Findings
 from tensoropt.plan.plan_names import brief_name
-from tensoropt.units import (
-    counted,
-    format_number,
-    share_words,
-)
+from tensoropt.units import counted, format_number, share_words
 
 _HEADER = [
     "point", "needs/{size}", "time/{time}", "{rate}", "MFU", "compute/{time}", "comm./{time}", "mesh",

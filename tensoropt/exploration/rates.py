@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from tensoropt.cluster import Cluster
@@ -46,15 +47,15 @@ class StepWork:
     @classmethod
     def of(cls, findings: Findings) -> StepWork:
         """Return the work of an exploration's step."""
-        whys: dict[str, str] = {}
         inputs = list(_inputs(findings))
-        samples, why = _samples(findings, inputs)
-        if samples is None:
-            whys["samples"] = why
-        tokens, why = _tokens(findings, inputs, samples)
-        if tokens is None:
-            whys["tokens"] = why
+        samples, no_samples = _samples(findings, inputs)
+        tokens, no_tokens = _tokens(findings, inputs, samples)
+        whys = _whys(samples=no_samples, tokens=no_tokens)
         return cls(samples, tokens, findings.report.get(_MODEL_FLOPS, {}), whys)
+
+
+def _whys(**reasons: str) -> dict[str, str]:
+    return {name: why for name, why in reasons.items() if why}
 
 
 def _inputs(findings: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -86,15 +87,10 @@ def _tokens(
     """Return the number of tokens, or None with the reason. Tokens are the indices that an embedding looks
     up: batch × sequence.
     """
-    numbers = {
-        name: shape
-        for name, shape, dtype in inputs
-        if dtype in _INTEGERS and len(shape) == 2 and shape[0] == samples
-    }
     graph = findings.graph_facts
     read = {"input_ids"} if graph is None else graph.looked_up
-    numbers = {name: shape for name, shape in numbers.items() if name in read}
-    lengths = list(dict.fromkeys(shape[1] for shape in numbers.values()))
+    numbers = (shape for name, shape, dtype in inputs if dtype in _INTEGERS and name in read)
+    lengths = list(dict.fromkeys(shape[1] for shape in numbers if len(shape) == 2 and shape[0] == samples))
     if len(lengths) == 1 and samples:
         return samples * lengths[0], ""
     if lengths:
@@ -310,15 +306,13 @@ class RatesOf:
         self.findings, self.tariff = findings, tariff
         self.work = StepWork.of(findings)
         self.cluster = made_for(findings.cluster)
-        self._by_count: dict[int, tuple[float | None, float | None, dict[str, str]]] = {}
+        self._on_devices = cache(self._of_devices)
 
     def of(self, index: int) -> Rates:
         """Return the rates of point ``index`` of ``all_points``."""
         point, work = self.findings.all_points[index], self.work
         devices, step_s = self.findings.spaces[point.space].devices, point.time_s
-        if devices not in self._by_count:
-            self._by_count[devices] = self._on_devices(devices)
-        ideal_s, per_hour, whys = self._by_count[devices]
+        ideal_s, per_hour, whys = self._on_devices(devices)
         return Rates(
             step_s,
             devices,
@@ -330,21 +324,18 @@ class RatesOf:
             whys={**{f"{name}_per_s": why for name, why in work.whys.items()}, **whys},
         )
 
-    def _on_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
+    def _of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
         """Return (seconds of a step at peak, price per hour, reasons for unknowns) for plans on this many
         devices."""
         kinds, why = _kinds(self.cluster, count)
         if kinds is None:
             return None, None, {"mfu": why, "per_hour": why}
-        whys: dict[str, str] = {}
-        ideal_s, why = self._ideal_s(kinds)
-        if ideal_s is None:
-            whys["mfu"] = why
+        ideal_s, no_mfu = self._ideal_s(kinds)
         prices = [self.tariff.of(kind) for kind in kinds]
         unknown = dict.fromkeys(kind.name for kind, price in zip(kinds, prices, strict=True) if price is None)
-        if unknown:
-            whys["per_hour"] = f"no price of a device-hour is known for {', '.join(unknown)}"
-        return ideal_s, None if unknown else float(sum(p for p in prices if p is not None)), whys
+        no_price = f"no price of a device-hour is known for {', '.join(unknown)}" if unknown else ""
+        per_hour = None if unknown else float(sum(p for p in prices if p is not None))
+        return ideal_s, per_hour, _whys(mfu=no_mfu, per_hour=no_price)
 
     def _ideal_s(self, kinds: tuple[DeviceKind, ...]) -> tuple[float | None, str]:
         if not self.work.flops:

@@ -42,10 +42,10 @@ def range_of(findings: Findings, index: int) -> TimeRange | None:
 
     Measured seconds do not vary between teams, so their share narrows the range.
     """
-    point, spread = findings.all_points[index], job_spread()
+    point, spread, graph = findings.all_points[index], job_spread(), findings.graph_facts
     share = point.sources.get(DATA_SHEET, 0.0)
     trains = findings.model.mode == "train" and findings.settings.get("dtype") in ("bfloat16", "float16")
-    alike = trains and not point.host_bound and findings.is_dense_transformer
+    alike = trains and not point.host_bound and graph is not None and graph.dense_transformer
     if not (share and alike and for_gpus(findings.cluster)):
         return None
 

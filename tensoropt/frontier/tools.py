@@ -75,14 +75,7 @@ def product(left: Frontier, right: Frontier) -> Frontier:
     i = np.repeat(np.arange(len(left), dtype=np.int32), len(right))
     j = np.tile(np.arange(len(right), dtype=np.int32), len(left))
     origin = np.stack([i, j], axis=1)
-    memory, time = left.memory[i] + right.memory[j], left.time[i] + right.time[j]
-    # Shifting preserves the order, so nothing has to be sorted or reduced unless two sums round to the same
-    # value.
-    if len(left) == 1 or len(right) == 1:
-        distinct = np.all(np.diff(memory) > 0) and np.all(np.diff(time) < 0)  # rounding can equate points
-        if distinct:
-            return Frontier(memory, time, origin)
-    return reduce(memory, time, origin)
+    return reduce(left.memory[i] + right.memory[j], left.time[i] + right.time[j], origin)
 
 
 def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
@@ -146,17 +139,13 @@ def knee(points: Points) -> int:
     return int(np.argmax(1.0 - x - y))
 
 
-def _unit(values: Floats) -> Floats:
-    span = np.ptp(values) if len(values) else 0.0
-    return (values - values.min()) / span if span > 0 else np.zeros_like(values)
-
-
 def _unit_log(values: Floats) -> Floats:
-    positive = values[values > 0]
-    floor = positive.min() if len(positive) else 1.0
     # A cost of 0 has no logarithm; a thousandth of the smallest other cost replaces it. An assumption: the
     # smaller this replacement, the more the curve is stretched towards that end.
-    return _unit(np.log(np.maximum(values, floor * 1e-3)))
+    floor = values[values > 0].min(initial=np.inf)
+    logs = np.log(np.maximum(values, floor * 1e-3 if floor < np.inf else 1.0))
+    span = np.ptp(logs)
+    return (logs - logs.min()) / span if span > 0 else np.zeros_like(logs)
 
 
 def hypervolume(points: Points, reference: tuple[float, float]) -> float:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -236,44 +236,28 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
     Raises:
         TypeError: an operator has an argument that is not plain data; the message names the operator.
     """
-    return {
+    data = {part.name: getattr(graph, part.name) for part in fields(graph) if part.name != "constants"}
+    if graph.expert_imbalance == 1.0:  # as in files of earlier versions
+        del data["expert_imbalance"]
+    return data | {
         "tensors": [
-            [t.name, list(t.shape), t.dtype, t.kind, t.requires_grad, t.key, t.master_dtype]
+            [t.name, t.shape, t.dtype, t.kind, t.requires_grad, t.key, t.master_dtype]
             for t in graph.tensors.values()
         ],
         "operators": [_operator_to_dict(op) for op in graph.operators],
-        "inputs": list(graph.inputs),
-        "outputs": list(graph.outputs),
-        "mutations": dict(graph.mutations),
-        "kept_constants": {name: list(kept) for name, kept in graph.kept_constants.items()},
-        "aliases": dict(graph.aliases),
-        "training": graph.training,
-        "notes": list(graph.notes),
-        "compute_dtype": graph.compute_dtype,
-        # Only if it is not the default: files of earlier versions lack it.
-        **({} if graph.expert_imbalance == 1.0 else {"expert_imbalance": graph.expert_imbalance}),
     }
 
 
 def graph_from_dict(data: Mapping[str, Any]) -> OperatorGraph:
     """Inverse of :func:`graph_to_dict`; the fingerprint is preserved."""
-    tensors = [Tensor(name, tuple(shape), *rest) for name, shape, *rest in data["tensors"]]
-    return OperatorGraph(
-        tensors={t.name: t for t in tensors},
-        operators=tuple(_operator_from_dict(op) for op in data["operators"]),
-        inputs=tuple(data["inputs"]),
-        outputs=tuple(data["outputs"]),
-        mutations=dict(data["mutations"]),
-        # Files of earlier versions lack this field.
-        kept_constants={
-            name: (first, size) for name, (first, size) in data.get("kept_constants", {}).items()
-        },
-        aliases=dict(data["aliases"]),
-        training=data["training"],
-        notes=tuple(data["notes"]),
-        compute_dtype=data["compute_dtype"],
-        expert_imbalance=data.get("expert_imbalance", 1.0),
-    )
+    parts = dict(data)
+    parts["tensors"] = {name: Tensor(name, tuple(shape), *rest) for name, shape, *rest in data["tensors"]}
+    parts["operators"] = tuple(_operator_from_dict(op) for op in data["operators"])
+    for name in ("inputs", "outputs", "notes"):
+        parts[name] = tuple(data[name])
+    kept = data.get("kept_constants", {})  # files of earlier versions lack it
+    parts["kept_constants"] = {name: tuple(one) for name, one in kept.items()}
+    return OperatorGraph(**parts)
 
 
 def _operator_to_dict(op: Operator) -> dict[str, Any]:
@@ -281,27 +265,13 @@ def _operator_to_dict(op: Operator) -> dict[str, Any]:
         args, kwargs = _plain(op.args), {k: _plain(v) for k, v in op.kwargs.items()}
     except TypeError as error:
         raise TypeError(f"{op.name} ({op.target}) has an argument that cannot be saved: {error}") from None
-    return {
-        "name": op.name,
-        "target": op.target,
-        "args": args,
-        "kwargs": kwargs,
-        "outputs": list(op.outputs),
-        "module": op.module,
-        "source": op.source,
-    }
+    return {part.name: getattr(op, part.name) for part in fields(op)} | {"args": args, "kwargs": kwargs}
 
 
 def _operator_from_dict(data: Mapping[str, Any]) -> Operator:
-    return Operator(
-        data["name"],
-        data["target"],
-        _value(data["args"]),
-        {k: _value(v) for k, v in data["kwargs"].items()},
-        tuple(data["outputs"]),
-        data["module"],
-        data["source"],
-    )
+    kwargs = {k: _value(v) for k, v in data["kwargs"].items()}
+    outputs = tuple(data["outputs"])
+    return Operator(**{**data, "args": _value(data["args"]), "kwargs": kwargs, "outputs": outputs})
 
 
 def _plain(value: Any) -> Any:

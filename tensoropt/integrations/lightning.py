@@ -85,14 +85,6 @@ class PlanStrategy(ModelParallelStrategy):
             )
         # Lightning never ends gloo's groups, whose threads would abort the process at exit.
         atexit.register(leave_job)
-        self._check_callbacks()
-        assert self.lightning_module is not None
-        # Fabric does this itself without `distributed_sampler_kwargs`; Trainer asserts that there are some.
-        self.lightning_module.trainer._accelerator_connector.use_distributed_sampler = False
-        super().setup_environment()
-
-    def _check_callbacks(self) -> None:
-        assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         for callback in trainer.callbacks:
             if isinstance(callback, _AVERAGING) and trainer.state.fn == TrainerFn.FITTING:
@@ -100,6 +92,9 @@ class PlanStrategy(ModelParallelStrategy):
                     f"{type(callback).__name__} averages a copy of the whole module, but a rank has only "
                     "parts of it; average by lerp_ over the model's parameters, in a callback of your own"
                 )
+        # Fabric does this itself without `distributed_sampler_kwargs`; Trainer asserts that there are some.
+        trainer._accelerator_connector.use_distributed_sampler = False
+        super().setup_environment()
 
     def setup(self, trainer: Any) -> None:
         # The base class would require a `configure_model` that parallelizes.
@@ -116,7 +111,6 @@ class PlanStrategy(ModelParallelStrategy):
     def model_to_device(self) -> None:
         """Parallelize the model, and move the rest of the module to the device."""
         module = self.lightning_module
-        assert module is not None
         self._name = self._name_of_model(module)
         model = module.get_submodule(self._name)
         if self._plan is not None and not hasattr(model, ATTRIBUTE):
@@ -180,7 +174,6 @@ class PlanStrategy(ModelParallelStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the module's state outside of the model."""
-        assert self.lightning_module is not None
         state = self.lightning_module.state_dict()
         return {key: value for key, value in state.items() if not key.startswith(self._prefix)}
 
@@ -217,7 +210,6 @@ class PlanStrategy(ModelParallelStrategy):
     ) -> dict[str, Any]:
         path = Path(self.broadcast(checkpoint_path))
         module = self.lightning_module
-        assert module is not None
         training = module.trainer.state.fn == TrainerFn.FITTING
         if path.is_file():
             plain = super(ModelParallelStrategy, self).load_checkpoint(path, weights_only)
@@ -238,5 +230,4 @@ class PlanStrategy(ModelParallelStrategy):
         return rest
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        assert self.lightning_module is not None
         self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=strict)

@@ -41,9 +41,7 @@ class _PlanLength:
 
     def __init__(self, collate: Callable[[Any], Any], model: nn.Module):
         parallel = parallel_of(model)
-        shapes = [tuple(parallel.source.tensors[name].shape) for name in parallel.source.inputs]
-        self.collate = collate
-        self.shapes = dict(zip(parallel.convention.input_names(), shapes, strict=True))
+        self.collate, self.shapes = collate, parallel.input_shapes()
         self.token = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
         self.speaks = parallel.engine.runtime.rank == 0
         if model not in _SAID:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, Sampler, SequentialSampler
 
+from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.parallel_model import ParallelModel, parallel_of
 from tensoropt.errors import PlanError
 from tensoropt.execute.sampling import PlanSampler, part_of_rank
@@ -39,7 +40,8 @@ def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -
             not the plan's.
     """
     parallel = parallel_of(model)
-    whole, world = parallel.global_rows, model.__dict__["data_world"]
+    whole, share = parallel.global_rows, parallel.engine.share
+    world = share.world
     if not whole or isinstance(loader.dataset, IterableDataset):
         return loader
     batches: Any = loader.batch_sampler
@@ -51,7 +53,7 @@ def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -
             f"be divided among {world} ranks; pass a batch_size or a batch_sampler"
         )
     order, size = getattr(batches, "sampler", None), getattr(batches, "batch_size", None)
-    if any(_is_share(each, model, size) for each in (batches, order)):
+    if any(_is_share(each, share, size) for each in (batches, order)):
         return loader
     if not hasattr(batches, "__len__"):
         raise PlanError(
@@ -72,14 +74,13 @@ def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -
     return own
 
 
-def _is_share(order: Any, model: nn.Module, size: int | None) -> bool:
+def _is_share(order: Any, share: BatchShare, size: int | None) -> bool:
     if not (hasattr(order, "num_replicas") and hasattr(order, "rank")):
         return False
-    world, rank = model.__dict__["data_world"], model.__dict__["data_rank"]
-    if (order.num_replicas, order.rank) != (world, rank):
+    if (order.num_replicas, order.rank) != (share.world, share.index):
         raise PlanError(
             f"the sampler of this loader gives rank {order.rank} of {order.num_replicas} its rows, but the "
-            f"plan asks this rank for share {rank} of {world}; pass a plain loader, or one with "
+            f"plan asks this rank for share {share.index} of {share.world}; pass a plain loader, or one with "
             "tensoropt.sampler(model, dataset)"
         )
     if isinstance(order, PlanSampler) and size != order.batch_size:
@@ -112,7 +113,6 @@ class RankBatches(Sampler[list[Any]]):
         self.sampler: Any = getattr(batches, "sampler", None)
         self.joined, self.drop_last = joined, bool(getattr(batches, "drop_last", False))
         self._share, self._together = parallel.engine.share, parallel.together
-        self._world = 1 if self._share is None else self._share.world
         self._whole = None if in_order else parallel.global_rows
         size = getattr(batches, "batch_size", None)
         if size is not None and isinstance(self.sampler, Sized):
@@ -121,10 +121,10 @@ class RankBatches(Sampler[list[Any]]):
 
     def _check(self, sizes: Collection[int]) -> None:
         """Refuse global batches that would leave a rank without rows, and so without a call."""
-        if few := [size for size in sizes if 0 < size < self._world]:
+        if few := [size for size in sizes if 0 < size < self._share.world]:
             raise PlanError(
-                f"a batch of this loader has {few[0]} rows, which cannot be divided among the {self._world} "
-                "data-parallel ranks; pass drop_last=True (dataloader_drop_last of a "
+                f"a batch of this loader has {few[0]} rows, which cannot be divided among the "
+                f"{self._share.world} data-parallel ranks; pass drop_last=True (dataloader_drop_last of a "
                 "Trainer) if it is the last one, or another batch_size"
             )
 
@@ -147,8 +147,6 @@ class RankBatches(Sampler[list[Any]]):
             yield [batch[row] for row in self._rows(len(batch))]
 
     def _rows(self, count: int) -> Collection[int]:
-        if self._share is None:
-            return range(count)
         # As in the plan's micro-batches, or for evaluation in the data's order when joined.
         return self._share.rows(count) if count == self._whole else part_of_rank(count, self._share)
 
@@ -200,8 +198,6 @@ def rows_of_all(model: nn.Module, values: Any) -> Any:
         values: a tensor with this rank's rows, or a structure of tensors, the same structure on all ranks.
     """
     share = parallel_of(model).engine.share
-    if share is None:
-        return values
 
     def joined(value: torch.Tensor) -> torch.Tensor:
         return share.rows_of_all(value) if value.dim() else value

@@ -18,12 +18,7 @@ from torch.utils.data import DataLoader
 
 from tensoropt.engine.parallel_model import parallel_of
 from tensoropt.errors import PlanError, import_extra
-from tensoropt.execute import (
-    load_checkpoint,
-    parallelize,
-    save_checkpoint,
-    save_pretrained,
-)
+from tensoropt.execute import load_checkpoint, parallelize, save_checkpoint, save_pretrained
 from tensoropt.integrations.rows import divided, prepared_by, rows_of_all
 from tensoropt.integrations.trainer_arguments import check_accelerator, check_arguments
 from tensoropt.plan.plan import Plan
@@ -93,20 +88,12 @@ class PlanTrainer(Trainer):
                 align_special_tokens(model, tokens)  # Trainer would do it too late for a parallelized model
             parallelize(model, plan, device=args.device, batch="share")
         self._parallel = parallel_of(model)
-        self._check_batch("per_device_train_batch_size", args.per_device_train_batch_size)
-        self._rows = 0
-
-    @property
-    def _data_world(self) -> int:
-        world: int = self._parallel.model.__dict__["data_world"]
-        return world
-
-    def _check_batch(self, name: str, rows: int) -> None:
-        whole, world = self._parallel.global_rows, self._data_world
+        self._rows, self._data_world = 0, self._parallel.engine.share.world
+        rows, whole, world = args.per_device_train_batch_size, self._parallel.global_rows, self._data_world
         if rows * world != whole:
             raise PlanError(
                 f"the plan is for global batches of {whole} rows, divided among {world} data-parallel ranks, "
-                f"but {name}={rows}; pass {name}={whole // world}"
+                f"but per_device_train_batch_size={rows}; pass per_device_train_batch_size={whole // world}"
             )
 
     # -- overrides of accelerate's handling of model and data ----------------------------------------------

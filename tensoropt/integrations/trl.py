@@ -72,11 +72,7 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
             warnings.warn(_LEFT_OUT, stacklevel=2)
 
     def _run_by_plan(
-        self,
-        model: Any,
-        args: Any,
-        plan: str | os.PathLike[str] | Plan | None,
-        more: Mapping[str, Any],
+        self, model: Any, args: Any, plan: str | os.PathLike[str] | Plan | None, more: Mapping[str, Any]
     ) -> None:
         _check_arguments(model, args, more)
         tokens = getattr(more.get("processing_class"), "tokenizer", more.get("processing_class"))
@@ -156,10 +152,7 @@ def _adds_to_loss(model: Any, coefficient: float | None) -> bool:
 
 def _check_inputs(parallel: ParallelModel, args: Any) -> None:
     """Refuse batches longer than the plan's."""
-    tensors = [parallel.source.tensors[name] for name in parallel.source.inputs]
-    shapes = {
-        name: tensor.shape for name, tensor in zip(parallel.convention.input_names(), tensors, strict=True)
-    }
+    shapes = parallel.input_shapes()
     if shapes.keys() != _INPUTS:
         raise PlanError(
             f"SFTTrainer calls the model with {', '.join(sorted(_INPUTS))}, but the plan is for a call with "

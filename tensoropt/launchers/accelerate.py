@@ -7,7 +7,6 @@ Names and defaults are those of ``accelerate/commands/launch.py`` and ``accelera
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +65,7 @@ def read(text: str) -> LaunchedJob:
     if dynamo := keys.take("dynamo_config.dynamo_backend"):
         keys.note(f"dynamo_backend = {dynamo}: predicted without kernel fusion")
     kinds = {"FSDP": _fsdp, "DEEPSPEED": _deepspeed, "MEGATRON_LM": _megatron}
-    job = kinds.get(kind, _plain)(keys, values)
+    job = kinds[kind](keys) if kind in kinds else _with_degrees(keys, LaunchedJob(launcher=NAME, data=None))
     if kind not in kinds and not kind.startswith(("MULTI_", "NO")):
         keys.note(f"distributed_type = {kind} is unknown: predicted as data parallelism")
     if job.batch is None and job.micro_batch is None:
@@ -85,11 +84,7 @@ def read(text: str) -> LaunchedJob:
     )
 
 
-def _plain(keys: Keys, _: Mapping[str, Any]) -> LaunchedJob:
-    return _with_degrees(keys, LaunchedJob(launcher=NAME, data=None))
-
-
-def _fsdp(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
+def _fsdp(keys: Keys) -> LaunchedJob:
     f = "fsdp_config.fsdp_"
     reshard = keys.take(f + "reshard_after_forward", True)
     strategy = str(keys.take(f + "sharding_strategy", "") or (reshard if isinstance(reshard, str) else ""))
@@ -108,7 +103,7 @@ def _fsdp(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
         LaunchedJob(
             launcher=NAME,
             data=None,
-            replicas=int(values.get("num_machines") or 1) if hybrid else 1,
+            replicas=int(keys.take("num_machines") or 1) if hybrid else 1,
             stage=stage,
             root_once=stage == 3,
             recompute=FULL if keys.true(f + "activation_checkpointing") else NOTHING,
@@ -133,7 +128,7 @@ def _with_degrees(keys: Keys, job: LaunchedJob) -> LaunchedJob:
     )
 
 
-def _deepspeed(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
+def _deepspeed(keys: Keys) -> LaunchedJob:
     d = "deepspeed_config."
     file = keys.take(d + "deepspeed_config_file")
     if file:
@@ -145,7 +140,7 @@ def _deepspeed(keys: Keys, values: Mapping[str, Any]) -> LaunchedJob:
     return replace(deepspeed.of_values(own), notes=())
 
 
-def _megatron(keys: Keys, _: Mapping[str, Any]) -> LaunchedJob:
+def _megatron(keys: Keys) -> LaunchedJob:
     m = "megatron_lm_config.megatron_lm_"
     tensor, places = keys.degree(m + "tp_degree"), keys.degree(m + "pp_degree")
     along = keys.true(m + "sequence_parallelism") and tensor > 1

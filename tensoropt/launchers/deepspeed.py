@@ -34,6 +34,7 @@ _HARMLESS = (
     "communication_data_type", "seq_parallel_communication_data_type",
     "zero_optimization.load_from_fp32_weights",
 )  # fmt: skip
+_OFFLOADING = ("pin_memory", "nvme_path", "buffer_count", "buffer_size", "fast_init", "ratio", "max_in_cpu")
 
 
 def read(text: str) -> LaunchedJob:
@@ -62,18 +63,8 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
     if batch is None and micro_batch is None:
         keys.note("the batch is left to the script (auto): predicted at the explored batch")
     for name in ("offload_optimizer", "offload_param"):
-        device = keys.take(f"{z}{name}.device", "none")
-        if device not in (None, "none"):
-            keys.note(f"{z}{name}.device = {device}: predicted without offloading")
-        for detail in (
-            "pin_memory",
-            "nvme_path",
-            "buffer_count",
-            "buffer_size",
-            "fast_init",
-            "ratio",
-            "max_in_cpu",
-        ):
+        keys.unlike(f"{z}{name}.device", "predicted without offloading", (None, "none"))
+        for detail in _OFFLOADING:
             keys.take(f"{z}{name}.{detail}")
     for name in ("zero_hpz_partition_size", "mics_shard_size"):
         keys.unlike(z + name, "predicted with shards over all data-parallel ranks", (None, 1, 0, -1, "auto"))
@@ -82,11 +73,12 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
         keys.unlike(z + name, "predicted without quantised communication")
     for name in ("sequence_parallel_size", "pipeline.stages", "hybrid_engine.enabled"):
         keys.unlike(name, "not part of the prediction", (None, False, 1, "auto"))
-    for name in _activation_keys(values):
+    recomputed = values.get("activation_checkpointing")
+    for name in recomputed if isinstance(recomputed, Mapping) else ():
         keys.unlike(f"activation_checkpointing.{name}", "this file does not say what the script recomputes")
-    if keys.given("fp16.enabled") and keys.true("fp16.enabled"):
+    if keys.true("fp16.enabled"):
         keys.note(AS_BFLOAT16)
-    half = any(keys.given(f"{name}.enabled") and keys.true(f"{name}.enabled") for name in ("fp16", "bf16"))
+    half = keys.true("fp16.enabled") or keys.true("bf16.enabled")
     said = half or keys.given("fp16.enabled") or keys.given("bf16.enabled")
     if half:
         keys.note(KEPT_IN_HALF)
@@ -105,11 +97,6 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
         optimizer={"adam": "adam_fused", "adamw": "adam_fused", "sgd": "sgd"}.get(name.lower(), ""),
         notes=keys.left(_HARMLESS),
     )
-
-
-def _activation_keys(values: Mapping[str, Any]) -> list[str]:
-    section = values.get("activation_checkpointing")
-    return list(section) if isinstance(section, Mapping) else []
 
 
 def refusal(job: LaunchedJob) -> str:

@@ -177,15 +177,10 @@ def _sharded(keys: Keys) -> tuple[int, int, bool]:
 
 def _recomputed(keys: Keys) -> tuple[str, int | None]:
     """Return the recipe, and the number of recomputed blocks at the start of each stage; None for all."""
-    granularity = str(
-        keys.take("recompute-granularity", "selective" if keys.true("recompute-activations") else "")
-    )
-    method, layers = (
-        str(keys.take("recompute-method", "uniform")),
-        keys.number("recompute-num-layers", 1) or 1,
-    )
+    usual = "selective" if keys.true("recompute-activations") else ""
+    granularity, method = str(keys.take("recompute-granularity", usual)), keys.take("recompute-method")
+    layers = keys.number("recompute-num-layers", 1) or 1
     modules = frozenset(str(keys.take("recompute-modules", "core_attn")).split())
-    keys.true("recompute-activations")
     keys.unlike("distribute-saved-activations", "predicted with whole block inputs on each rank")
     if not granularity:
         return NOTHING, None
@@ -234,46 +229,35 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 def write(job: LaunchedJob) -> str:
     """Return the arguments of a job which Megatron-LM can express."""
-    data = job.data or 1
-    words: list[object] = [
-        "--tensor-model-parallel-size",
-        job.tensor,
-        "--pipeline-model-parallel-size",
-        job.places,
-    ]
-    if job.stages_per_place > 1:
-        words += ["--num-virtual-stages-per-pipeline-rank", job.stages_per_place]
-    if job.context > 1:
-        words += [
-            "--context-parallel-size",
-            job.context,
-            "--cp-comm-type",
-            "p2p" if job.ring else _GATHERED,
-        ]
-    if job.experts > 1:
-        words += ["--expert-model-parallel-size", job.experts]
-    words += ["--sequence-parallel"] if job.sequence_parallel else []
-    words += ["--use-distributed-optimizer"] if job.stage else []
-    if job.stage > 1:
-        strategy = {stage: name for name, stage in _SHARDED.items()}[job.stage]
-        words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", strategy]
-        words += ["--ckpt-format", "fsdp_dtensor"]  # the only format it starts with
-    if job.replicas > 1:
-        words += ["--num-distributed-optimizer-instances", job.replicas]
-    words += ["--overlap-grad-reduce", *(["--overlap-param-gather"] if job.stage else [])]
-    if job.recompute == FULL:
-        method = ["block", "--recompute-num-layers", job.first] if job.first else ["uniform"]
-        words += ["--recompute-granularity", "full", "--recompute-method", *method]
-        words += [] if job.first else ["--recompute-num-layers", 1]
-    elif job.recompute != NOTHING:
-        modules = ["core_attn"] if job.recompute == _CORE else ["layernorm"]
-        words += ["--recompute-granularity", "selective", "--recompute-modules", *modules]
-    if job.batch:
-        micro_batch = max(job.batch // data // (job.micro_batches or 1), 1)
-        words += ["--micro-batch-size", micro_batch, "--global-batch-size", job.batch]
-    words += ["--seq-length", job.sequence] if job.sequence else []
-    words += ["--bf16"] if job.dtype == "bfloat16" else []
-    lines = " ".join(map(str, words)).replace(" --", " \\\n--")
+    fsdp, full, part = job.stage > 1, job.recompute == FULL, job.recompute not in (NOTHING, FULL)
+    micro_batch = max((job.batch or 0) // (job.data or 1) // (job.micro_batches or 1), 1)
+    # What is True is a switch, and what is False or None is left out.
+    values: dict[str, object] = {
+        "tensor-model-parallel-size": job.tensor,
+        "pipeline-model-parallel-size": job.places,
+        "num-virtual-stages-per-pipeline-rank": job.stages_per_place > 1 and job.stages_per_place,
+        "context-parallel-size": job.context > 1 and job.context,
+        "cp-comm-type": job.context > 1 and ("p2p" if job.ring else _GATHERED),
+        "expert-model-parallel-size": job.experts > 1 and job.experts,
+        "sequence-parallel": job.sequence_parallel,
+        "use-distributed-optimizer": job.stage > 0,
+        "use-megatron-fsdp": fsdp,
+        "data-parallel-sharding-strategy": fsdp and {n: name for name, n in _SHARDED.items()}[job.stage],
+        "ckpt-format": fsdp and "fsdp_dtensor",  # the only format it starts with
+        "num-distributed-optimizer-instances": job.replicas > 1 and job.replicas,
+        "overlap-grad-reduce": True,
+        "overlap-param-gather": job.stage > 0,
+        "recompute-granularity": "full" if full else part and "selective",
+        "recompute-method": full and ("block" if job.first else "uniform"),
+        "recompute-num-layers": full and (job.first or 1),
+        "recompute-modules": part and ("core_attn" if job.recompute == _CORE else "layernorm"),
+        "micro-batch-size": job.batch and micro_batch,
+        "global-batch-size": job.batch,
+        "seq-length": job.sequence,
+        "bf16": job.dtype == "bfloat16",
+    }
+    words = [f"--{name}" if value is True else f"--{name} {value}" for name, value in values.items() if value]
+    lines = " \\\n".join(words)
     return f"{_ABOVE}{_connections(job)}{lines}\n"
 
 

@@ -53,10 +53,8 @@ def read(text: str) -> LaunchedJob:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise JobError(f"{NAME}: not TOML: {error}; give the file that its --job.config_file names") from None
     p = "parallelism."
-    replicas, tensor = (
-        keys.degree(p + "data_parallel_replicate_degree"),
-        keys.degree(p + "tensor_parallel_degree"),
-    )
+    replicas = keys.degree(p + "data_parallel_replicate_degree")
+    tensor = keys.degree(p + "tensor_parallel_degree")
     context, places = keys.degree(p + "context_parallel_degree"), keys.degree(p + "pipeline_parallel_degree")
     shards = keys.number(p + "data_parallel_shard_degree", -1) or -1
     if shards < -1:

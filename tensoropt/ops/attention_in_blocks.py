@@ -84,18 +84,14 @@ def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stret
 def _contiguous(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int]) -> Iterator[Stretch]:
     """Yield the stretches of the local queries from ``row`` on; ``pieces`` begin at ``starts``."""
     # Positions follow one another within the innermost pieces that are whole, and one piece outside them.
-    inner = len(pieces) - 1
-    while inner > 0 and not starts[inner] and pieces[inner].size == _extent(pieces, inner):
+    inner, extents = len(pieces) - 1, [piece.size * piece.stride for piece in pieces]
+    while inner > 0 and not starts[inner] and extents[inner] == pieces[inner - 1].stride:
         inner -= 1
     length = prod(p.size for p in pieces[inner:])
     for outer in product(*(range(p.size) for p in pieces[:inner])):
         place = sum((starts[j] + i) * pieces[j].stride for j, i in enumerate(outer))
         yield Stretch(row, place + starts[inner] * pieces[inner].stride, length)
         row += length
-
-
-def _extent(pieces: Sequence[QueryPiece], place: int) -> int:
-    return pieces[place - 1].stride // pieces[place].stride
 
 
 # -- kernels of one block ---------------------------------------------------------------------------

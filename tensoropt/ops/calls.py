@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from math import prod
@@ -103,13 +103,9 @@ class OperatorShard:
     def space(self) -> IndexSpace:
         return self.atoms.spaces[self.op.name]
 
-    def axes_of(self, loop: int) -> tuple[int, ...]:
-        """Return the mesh axes with more than one part that split a loop."""
-        return tuple(a for a, c in enumerate(self.choices) if c == loop and self.mesh[a] > 1)
-
-    def split(self, loops: Sequence[int]) -> tuple[int, ...]:
-        """Return the axes that split any of these loops."""
-        return tuple(sorted({a for loop in loops for a in self.axes_of(loop)}))
+    def split(self, loops: Collection[int]) -> tuple[int, ...]:
+        """Return the mesh axes with more than one part that split any of these loops."""
+        return tuple(a for a, c in enumerate(self.choices) if c in loops and self.mesh[a] > 1)
 
     def steps(self, size: int, axes: Sequence[int]) -> int | tuple[int, ...]:
         """Return the distance between shards of a loop; per axis where nested shards are uneven."""

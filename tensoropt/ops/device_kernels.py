@@ -19,14 +19,14 @@ _ANY_DEVICE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 def has_kernel(target: str, device_type: str) -> bool | None:
     """Return whether an operator (``aten.linear.default``) runs on ``cpu`` or ``cuda``; None if unknown."""
-    if LocalCall(target, (), {}).is_kernel:  # one of ours, which calls operators for any device
+    # Our kernels, and the model's own Python, call other operators.
+    if LocalCall(target, (), {}).is_kernel or target.startswith(f"{FUNCTIONS}."):
         return True
     namespace, packet, overload = target.split(".")
     name = packet if overload == "default" else f"{packet}.{overload}"
-    if namespace == FUNCTIONS:  # the model's own Python, which calls other operators
-        return True
-    if (types := _python_types(f"{namespace}::{packet}")) is not None:
-        return None in types or device_type in types
+    custom = torch._library.custom_ops.OPDEFS.get(f"{namespace}::{packet}")
+    if custom is not None:  # with kernels in Python; None is a kernel for any device
+        return not {None, device_type}.isdisjoint(custom._backend_fns)
     if device_type == "cuda" and not torch.backends.cuda.is_built():
         return name not in _cpu_only() if namespace == "aten" else None
     try:
@@ -34,12 +34,6 @@ def has_kernel(target: str, device_type: str) -> bool | None:
         return any(found(f"{namespace}::{name}", key) for key in (_KEYS[device_type], *_ANY_DEVICE))
     except RuntimeError:  # not registered in this process
         return None
-
-
-def _python_types(name: str) -> frozenset[str | None] | None:
-    """Return the device types of a ``custom_op``'s kernels, with None for any; None for other operators."""
-    definition = torch._library.custom_ops.OPDEFS.get(name)
-    return None if definition is None else frozenset(definition._backend_fns)
 
 
 @cache

@@ -136,7 +136,8 @@ def _define(name: str, call: FunctionCall) -> None:
             made = run(*tensors)
         # In its own memory: for a trace, an operator's result is not a view of what it reads.
         own = [
-            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in _listed(made)
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+            for t in ([made] if count == 1 else made)
         ]
         return own[0] if count == 1 else tuple(own)
 
@@ -150,22 +151,15 @@ def _define(name: str, call: FunctionCall) -> None:
     torch.library.register_fake(f"{FUNCTIONS}::{name}", fake, lib=_LIBRARY)
 
 
-def _listed(made: Any) -> list[torch.Tensor]:
-    return [made] if isinstance(made, torch.Tensor) else list(made)
-
-
 # -- names ----------------------------------------------------------------------------------------
 
 
 def _digest(call: FunctionCall) -> str:
     results = [value if isinstance(value, Slot) else _constant_text(value) for value in call.results]
     arguments = [leaf if isinstance(leaf, Slot) else _constant_text(leaf) for leaf in call.leaves]
-    payload = repr((list(_code_of(call.cls)), arguments, _structure(call.spec), results, call.single))
+    structure = re.sub(r" at 0x[0-9a-f]+", "", repr(call.spec))
+    payload = repr((list(_code_of(call.cls)), arguments, structure, results, call.single))
     return hashlib.sha256(payload.encode()).hexdigest()[:8]
-
-
-def _structure(spec: pytree.TreeSpec) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(spec))
 
 
 def _constant_text(value: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, count
 from math import gcd, prod
 from typing import Any
 
@@ -69,8 +70,9 @@ class Operand:
     means: tuple[int, ...] = ()
 
     @property
-    def loops(self) -> frozenset[int]:
-        return frozenset(loop for dim in self.dims for loop in dim)
+    def loops(self) -> tuple[int, ...]:
+        """Its loops in order; after refinement, one per atom."""
+        return tuple(loop for dim in self.dims for loop in dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,6 @@ class IndexSpace:
     discovered: bool = False
     additive: bool = True
 
-    def with_dims(self, dims: tuple[LoopDim, ...]) -> IndexSpace:
-        return replace(self, dims=dims)
-
 
 def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
     """Return the placement code of an operand on an axis with this choice (the table in the README of
@@ -110,12 +109,9 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
     if choice < 0:
         return choice
     cut = space.dims[choice].along or (choice,)
-    position = 0
-    for dim in operand.dims:
-        for loop in dim:
-            if loop in cut:
-                return position
-            position += 1
+    for position, loop in enumerate(operand.loops):
+        if loop in cut:
+            return position
     if space.dims[choice].along:
         # The kernel fetches other parts' data; each part contributes to the gradient.
         return PARTIAL if written else PARTIAL_GRAD
@@ -215,31 +211,17 @@ class Builder:
 
     # -- loops ------------------------------------------------------------------------------------
 
-    def loop(
-        self,
-        name: str,
-        size: int,
-        *,
-        splittable: bool = True,
-        uneven: bool = False,
-        growing: bool = False,
-        small_parts: bool = False,
-        blocks: bool = False,
-    ) -> int:
-        """Add a loop to the nest; a repeated name gets a number."""
+    def loop(self, name: str, size: int, *, splittable: bool = True, **flags: Any) -> int:
+        """Add a loop to the nest; a repeated name gets a number.
+
+        Args:
+            flags: ``uneven``, ``growing``, ``small_parts``, ``blocks``, as in :class:`LoopDim`.
+        """
         used = {loop.name for loop in self._loops}
-        unique, count = name, 1
-        while unique in used:
-            count += 1
-            unique = f"{name}{count}"
+        numbered = (f"{name}{number}" for number in count(2))
+        unique = next(text for text in chain([name], numbered) if text not in used)
         # Loops of size 1 exist so that rules need not treat them specially, but no axis may cut them.
-        dim = LoopDim(
-            *(unique, size, splittable and size > 1, uneven),
-            growing=growing,
-            small_parts=small_parts,
-            blocks=blocks,
-        )
-        self._loops.append(dim)
+        self._loops.append(LoopDim(unique, size, splittable and size > 1, **flags))
         return len(self._loops) - 1
 
     def together(self, name: str, loops: Sequence[int], *, aligned: bool = False) -> None:
@@ -257,12 +239,12 @@ class Builder:
         """Add one loop per dim of a shape: ``d0``, ``d1``, ..."""
         return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
 
-    def around(self, touched: Collection[int]) -> list[Loops]:
+    def around(self, touched: Collection[int], *, added: bool = False) -> list[Loops]:
         """Add a loop per dim of the first argument, and read it; the touched dims stay whole."""
         labels: list[Loops] = [
             None if i in touched else self.loop(f"d{i}", size) for i, size in enumerate(self.shape)
         ]
-        self.read(self.arg(0), labels)
+        self.read(self.arg(0), labels, added=added)
         return labels
 
     def along(self, *touched: int) -> list[Loops]:
@@ -272,15 +254,9 @@ class Builder:
             self.write(labels, index)
         return labels
 
-    def _operand(
-        self,
-        name: str,
-        labels: Sequence[Loops],
-        added: bool,
-        synced: Sequence[int] = (),
-        means: Sequence[int] = (),
-    ) -> Operand:
+    def _operand(self, name: str, labels: Sequence[Loops] | None = None, **fields: Any) -> Operand:
         shape = self.graph.tensors[name].shape
+        labels = [None] * len(shape) if labels is None else labels
         assert len(labels) == len(shape), f"{self.op.name}: {len(labels)} labels for {name} of shape {shape}"
         dims: list[tuple[int, ...]] = []
         for size, label in zip(shape, labels, strict=True):
@@ -290,25 +266,18 @@ class Builder:
                 dims.append((label,))
             else:
                 dims.append(tuple(loop for loop in label if self._loops[loop].size > 1))
-        return Operand(name, tuple(dims), added, tuple(synced), tuple(means))
+        return Operand(name, tuple(dims), **fields)
 
     def read(self, value: Any, labels: Sequence[Loops], *, added: bool = False) -> None:
         """Describe a tensor argument; None is ignored."""
         if isinstance(value, Ref):
             # A list, because a tensor that is read twice (`x @ x.T`) is addressed differently each time.
-            self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added))
+            self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added=added))
 
-    def write(
-        self,
-        labels: Sequence[Loops],
-        index: int = 0,
-        *,
-        synced: Sequence[int] = (),
-        means: Sequence[int] = (),
-    ) -> None:
-        """Describe an output; ``synced`` and ``means`` as in :class:`Operand`."""
+    def write(self, labels: Sequence[Loops], index: int = 0, **loops: Sequence[int]) -> None:
+        """Describe an output; ``loops`` are ``synced`` and ``means`` of :class:`Operand`."""
         name = self.op.outputs[index]
-        self._writes[name] = self._operand(name, labels, False, synced, means)
+        self._writes[name] = self._operand(name, labels, **{kind: tuple(of) for kind, of in loops.items()})
 
     def leaves_out_a_result(self) -> bool:
         """Return whether the rule has left out a result that is used."""
@@ -327,11 +296,8 @@ class Builder:
                 # In the order of reading; the last description applies to all further occurrences.
                 reads.append(described.pop(0) if len(described) > 1 else described[0])
             else:
-                reads.append(self._operand(name, [None] * len(self.graph.tensors[name].shape), False))
-        writes = tuple(
-            self._writes.get(name) or self._operand(name, [None] * len(self.graph.tensors[name].shape), False)
-            for name in self.op.outputs
-        )
+                reads.append(self._operand(name))
+        writes = tuple(self._writes.get(name) or self._operand(name) for name in self.op.outputs)
         return IndexSpace(tuple(self._loops), tuple(reads), writes, self.linear, self.cheap, known)
 
 

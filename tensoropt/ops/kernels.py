@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from tensoropt.ops.overloads import resolve_overload
 
 
 class ShardContext(Protocol):
-    """A rank as its kernels see it: coordinates, and collectives."""
+    """A rank as its kernels see it: coordinates, and collectives, by default those of a single rank."""
 
     @property
     def seed(self) -> int: ...
@@ -23,20 +24,18 @@ class ShardContext(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of tensors that a kernel creates."""
-        ...
 
     @property
     def alone(self) -> bool:
         """Whether no other ranks run, even if the kernel computes one shard of many."""
-        ...
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
         """Return this rank's index within the flattened group of ``axes``, the first outermost."""
-        ...
+        return 0
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
         """Return ``value`` reduced over the group of ``axes``; not differentiable."""
-        ...
+        return value
 
     def all_to_all(
         self,
@@ -50,7 +49,7 @@ class ShardContext(Protocol):
         Args:
             sent, received: numbers of rows to and from each rank; by default equal.
         """
-        ...
+        return value.clone()
 
     def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
         """Begin to send ``value`` to the next rank of the group of ``axes``, in a ring; not differentiable.
@@ -58,11 +57,12 @@ class ShardContext(Protocol):
         Return a function that awaits the previous rank's value of that shape; until then ``value`` must not
         change.
         """
-        ...
+        # The copy arrives; the function holds `value` as a sending rank would.
+        return partial(_received, value.clone(), value)
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
         """Return a count summed over ``axes``, including all micro-batches."""
-        ...
+        return value
 
 
 def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
@@ -76,41 +76,18 @@ def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence
     return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))
 
 
-class SingleDevice:
+@dataclass(eq=False)
+class SingleDevice(ShardContext):
     """The context of an unsplit run, or of a measurement on a single rank."""
 
-    def __init__(self, seed: int = 0, step: int = 0):
-        self.seed = seed
-        self.step = step
-
-        self.alone = True
+    seed: int = 0
+    step: int = 0
+    alone: bool = True
 
     @property
     def device(self) -> torch.device:
         """PyTorch's default device, which measurements set."""
         return torch.get_default_device()
-
-    def coordinate(self, axes: tuple[int, ...]) -> int:
-        return 0
-
-    def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-        return value
-
-    def all_to_all(
-        self,
-        value: torch.Tensor,
-        axes: tuple[int, ...],
-        sent: Sequence[int] | None = None,
-        received: Sequence[int] | None = None,
-    ) -> torch.Tensor:
-        return value.clone()
-
-    def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-        """Return a function that returns a copy of ``value``, which it holds as a sending rank would."""
-        return partial(_received, value.clone(), value)
-
-    def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        return value
 
 
 def _mean_as_sum(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from itertools import islice
 
 # Negative, so that a single comparison distinguishes shards (an atom's number) from the rest.
 REPLICATE = -1
@@ -83,11 +84,8 @@ def local_atoms(
             index = 0 if coordinate is None else coordinate[axis]
             # In axis order: a further axis on the same atom cuts what the previous one has left.
             sizes[code] = chunk(sizes[code], mesh[axis], index)[1]
-    result, start = [], 0
-    for dim in atoms:
-        result.append(tuple(sizes[start : start + len(dim)]))
-        start += len(dim)
-    return tuple(result)
+    rest = iter(sizes)
+    return tuple(tuple(islice(rest, len(dim))) for dim in atoms)
 
 
 @lru_cache(maxsize=1 << 18)

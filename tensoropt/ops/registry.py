@@ -22,15 +22,6 @@ _FAMILIES = [import_module(f"{families.__name__}.{m.name}") for m in iter_module
 _SPECS: tuple[OpSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
 
 
-def _by_target() -> dict[str, OpSpec]:
-    specs: dict[str, OpSpec] = {}
-    for spec in _SPECS:
-        for target in spec.targets:
-            assert target not in specs, f"two specs describe {target}"
-            specs[target] = spec
-    return specs
-
-
 def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for spec in _SPECS:
@@ -42,16 +33,12 @@ def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
     return values
 
 
-def _kernels() -> dict[str, Kernel]:
-    kernels: dict[str, Kernel] = dict(SHARED_KERNELS)
-    for spec in _SPECS:
-        for name, kernel in spec.kernels.items():
-            assert kernels.setdefault(name, kernel) is kernel, f"two kernels are called {name}"
-    return kernels
-
-
-_BY_TARGET: Mapping[str, OpSpec] = _by_target()
-KERNELS: Mapping[str, Kernel] = _kernels()
+_BY_TARGET = {target: spec for spec in _SPECS for target in spec.targets}
+assert len(_BY_TARGET) == sum(len(spec.targets) for spec in _SPECS), "two specs describe one overload"
+KERNELS: Mapping[str, Kernel] = SHARED_KERNELS | {n: k for spec in _SPECS for n, k in spec.kernels.items()}
+assert all(KERNELS[n] is k for of in (SHARED_KERNELS, *(s.kernels for s in _SPECS)) for n, k in of.items()), (
+    "two kernels have one name"
+)
 _SAMPLES = _by_packet(lambda spec: spec.samples)
 _PRECISION = _by_packet(lambda spec: spec.precision)
 _COST_CLASS = _by_packet(lambda spec: spec.cost_class) | {

@@ -63,15 +63,10 @@ class Crossings:
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
         """Return all pairs of layouts in which tensors may enter and leave a stage."""
-        ways = self.placements(axes)
-        pairs: list[Ends] = [
-            (before, behind)
-            for before in ([None] if first else ways)
-            for behind in ([None] if last else ways)
-        ]
-        if first or last or not self.everywhere_alike:
-            return pairs
-        return [(entering, leaving) for entering, leaving in pairs if entering == leaving]
+        ways: Sequence[CrossingWays | None] = self.placements(axes)
+        if self.everywhere_alike and not (first or last):
+            return [(way, way) for way in ways]
+        return list(itertools.product([None] if first else ways, [None] if last else ways))
 
 
 class Composer:
@@ -103,7 +98,7 @@ class Composer:
         self.refused = refused or self._note_refusal
         self.mesh, self.micro_batches = frontiers.prices.mesh, frontiers.search.micro_batches
         self.places = self.mesh.shape[0]
-        self.per_place = _stages_per_place(schedule) if per_place is None else per_place
+        self.per_place = per_place or (2 if schedule_named(schedule).several else 1)
         self.stages = self.places * self.per_place
         actions = place_actions(schedule, self.places, self.per_place, self.micro_batches)
         self.in_flight = [in_flight_of(actions, stage) for stage in range(self.stages)]
@@ -138,13 +133,8 @@ class Composer:
         for stage in range(self.stages):
             ends = self.crossings.ends(axes, first=stage == 0, last=stage == self.stages - 1)
             ranges = itertools.product(positions[stage], positions[stage + 1])
-            ends_of_stages.append(
-                {
-                    (a, b): ends
-                    for a, b in ranges
-                    if a < b and has_parameters(a, b) and self._can_run(stage, a, b)
-                }
-            )
+            fit = [(a, b) for a, b in ranges if a < b and has_parameters(a, b) and self._can_run(stage, a, b)]
+            ends_of_stages.append(dict.fromkeys(fit, ends))
         return ends_of_stages
 
     def _can_run(self, stage: int, start: int, stop: int) -> bool:
@@ -197,25 +187,15 @@ class Composer:
             }
             for place, of_stage in zip(self.place_of, offers, strict=True)
         ]
-        for way in _ways_to_store(
-            [
-                [layouts_of_strategy for rows in layouts_of.values() for layouts_of_strategy in rows]
-                for layouts_of in stored
-            ]
-        ):
+        for way in _ways_to_store([[own for rows in of.values() for own in rows] for of in stored]):
             left = []
             for of_stage, layouts in zip(offers, stored, strict=True):
-                rows = {
-                    ends: [
-                        i
-                        for i, layouts_of_strategy in enumerate(layouts[ends])
-                        if all(
-                            layouts_of_strategy.get(name, layout) == layout for name, layout in way.items()
-                        )
-                    ]
-                    for ends in of_stage
-                }
-                left.append({ends: offer.part(rows[ends]) for ends, offer in of_stage.items() if rows[ends]})
+                alike: dict[tuple[Cut, Cut], StageOffer] = {}
+                for ends, offer in of_stage.items():
+                    rows = [i for i, own in enumerate(layouts[ends]) if _agree(own, way)]
+                    if rows:
+                        alike[ends] = offer.part(rows)
+                left.append(alike)
             yield left
 
     def _evaluated(self, offers: _Offers, composition: Composition[Cut]) -> PipelineEvaluation | None:
@@ -244,15 +224,13 @@ class Composer:
         return evaluation
 
 
-def _stages_per_place(schedule: str) -> int:
-    return 2 if schedule_named(schedule).several else 1
-
-
 def _within(offer: StageOffer, room: float) -> StageOffer | None:
     rows = np.nonzero(offer.memory <= room)[0].tolist()
-    if len(rows) == len(offer.rows):
-        return offer
     return offer.part(rows) if rows else None
+
+
+def _agree(stored: Mapping[str, Layout], way: Mapping[str, Layout]) -> bool:
+    return all(stored.get(name, layout) == layout for name, layout in way.items())
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:

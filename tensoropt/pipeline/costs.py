@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import TypeVar
@@ -110,62 +110,46 @@ def sources_at(costs: Source, places: int) -> list[Source]:
     return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
 
 
+@dataclass(eq=False)
 class PipelinePrices:
     """The costs of a pipeline on one mesh of a cluster.
 
-    Args:
+    Attributes:
         mesh: the whole job's mesh; its first axis is the pipeline.
         compute, overheads: costs on the slowest kind of device, all ranks computing at once.
+        beside: whether asynchronous communication overlaps computation.
         of_places: the costs of each place's own kinds of devices, if they differ.
         process_memory: graph -> a process's memory in addition to tensors.
-
-    Attributes:
-        beside: whether asynchronous communication overlaps computation.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        mesh: Mesh,
-        compute: ComputeCosts,
-        communication: LinkCosts,
-        overheads: Overheads,
-        optimizer: str,
-        *,
-        beside: bool,
-        of_places: Sequence[PipelinePrices] = (),
-        process_memory: Callable[[OperatorGraph], ProcessMemory] = lambda _: NO_PROCESS,
-    ):
-        self.cluster, self.mesh, self.beside = cluster, mesh, beside
-        self.compute, self.overheads, self.optimizer = compute, overheads, optimizer
-        self.communication = communication
-        self.of_place = PlaceCommunication(communication)
-        self.of_places = tuple(of_places)
-        self.process_memory = process_memory
+    cluster: Cluster
+    mesh: Mesh
+    compute: ComputeCosts
+    communication: LinkCosts
+    overheads: Overheads
+    optimizer: str
+    beside: bool
+    of_places: tuple[PipelinePrices, ...] = ()
+    process_memory: Callable[[OperatorGraph], ProcessMemory] = lambda _: NO_PROCESS
 
     @classmethod
     def of(cls, costs: ClusterCosts, mesh: Mesh) -> PipelinePrices:
         """Return the prices of a cost source; everything must have been measured before."""
         communication = costs.communication(mesh, pairs=True)
 
-        def made(source: ClusterCosts, of_places: Sequence[PipelinePrices] = ()) -> PipelinePrices:
-            return cls(
-                source.cluster,
-                mesh,
-                source.compute(),
-                communication,
-                source.overheads(),
-                source.optimizer,
-                beside=source.beside,
-                of_places=of_places,
-                process_memory=source.process_memory,
-            )
+        def made(source: ClusterCosts, of_places: tuple[PipelinePrices, ...] = ()) -> PipelinePrices:
+            costs_of = source.compute(), communication, source.overheads(), source.optimizer
+            return cls(source.cluster, mesh, *costs_of, source.beside, of_places, source.process_memory)
 
         sources = sources_at(costs, mesh.shape[0])
         if all(source is costs for source in sources):
             return made(costs)
         compute_of = {id(source): made(source) for source in sources}
-        return made(costs, [compute_of[id(source)] for source in sources])
+        return made(costs, tuple(compute_of[id(source)] for source in sources))
+
+    @cached_property
+    def of_place(self) -> PlaceCommunication:
+        return PlaceCommunication(self.communication)
 
     def at(self, place: int) -> PipelinePrices:
         """Return the prices at one place."""
@@ -234,14 +218,12 @@ class PipelinePrices:
         alone_s += 2 * self.message_end.device_s
         if self.communication.pair_source(first, second) != "data sheet":
             return alone_s
-        return alone_s + size / self._rate(first, second) * (self._sharing(first, second) - 1.0)
+        rate = self.cluster.link(first, second).bandwidth_bytes_per_s
+        return alone_s + size / rate * (self._sharing(first, second) - 1.0)
 
     @property
     def message_end(self) -> Queues:
         return DevicePrices(self.compute, self.overheads).message_end
-
-    def _rate(self, first: int, second: int) -> float:
-        return self.cluster.link(first, second).bandwidth_bytes_per_s
 
     def _sharing(self, first: int, second: int) -> float:
         level = self.cluster.crossing_level(first, second)

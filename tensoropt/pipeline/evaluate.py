@@ -12,7 +12,7 @@ import numpy as np
 from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import ClusterCosts
 from tensoropt.costs.process_memory import named_terms
-from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy
+from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy, works_of
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
 from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions
@@ -26,7 +26,7 @@ from tensoropt.pipeline.timing import (
 )
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
-from tensoropt.profiling.workload import Workload, workload
+from tensoropt.profiling.workload import Workload
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.collectives import Collective
@@ -126,13 +126,7 @@ class PipelineEvaluation:
 
 def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
     """Return, for each stage, the workload of each group's configuration."""
-    return [
-        {
-            name: workload(stage.graph, configuration, stage.mesh)
-            for name, configuration in stage.configurations.items()
-        }
-        for stage in strategy.stages
-    ]
+    return [works_of(stage) for stage in strategy.stages]
 
 
 def _evaluate_pipeline(
@@ -194,7 +188,13 @@ def assemble(
         forward_only=strategy.forward_only,
     )
     after_s = _tied_s(strategy, prices) + _results_s(strategy, prices)
-    communication, compute = _split(strategy, stages)
+    communication, compute = np.zeros((strategy.places, 2)), np.zeros(strategy.places)
+    host = [0.0] * strategy.places
+    for number, stage in enumerate(stages):
+        place, metrics = strategy.place_of(number), stage.metrics
+        communication[place] += float(metrics.communication_s[0]), float(metrics.exposed_s[0])
+        compute[place] += float(metrics.compute_s[0])
+        host[place] += float(metrics.host_s[0]) + _issuing_s(strategy, number, prices)
     for number, of_stage in enumerate(seconds):
         place = strategy.place_of(number)
         slower, beside_s = prices.at(place).overlap.slower, (strategy.micro_batches - 1) * of_stage.scatter_s
@@ -202,11 +202,6 @@ def assemble(
         communication[place, 1] -= of_stage.begin_s + beside_s + of_stage.reduce_s
         compute[place] += beside_s * slower / (1.0 + slower)
     communication[:, 1] = np.maximum(communication[:, 1], 0.0) + times.waiting_s
-    host = [0.0] * strategy.places
-    for number, stage in enumerate(stages):
-        host[strategy.place_of(number)] += float(stage.metrics.host_s[0]) + _issuing_s(
-            strategy, number, prices
-        )
     loads = tuple(
         _PlaceLoad(
             compute_s=float(compute[place]),
@@ -217,16 +212,10 @@ def assemble(
         for place, messages_s in enumerate(map(float, times.sending_s))
     )
     memory = memory_of_places(strategy, stages, actions, prices.capability)
+    time_s = times.total_s + after_s
+    terms = tuple(_terms(strategy, stages, place, prices) for place in range(strategy.places))
     return PipelineEvaluation(
-        strategy,
-        tuple(stages),
-        times,
-        memory,
-        times.total_s + after_s,
-        loads,
-        tuple(_terms(strategy, stages, place, prices) for place in range(strategy.places)),
-        prices.kinds,
-        prices.capability,
+        strategy, tuple(stages), times, memory, time_s, loads, terms, prices.kinds, prices.capability
     )
 
 
@@ -237,10 +226,8 @@ def _terms(
     constants = sum(strategy.stages[number].graph.atoms.graph.constant_bytes for number in own)
     communicators = 0.0
     if process.counts_communicators:
-        job, at_place = (
-            overlap_of(prices.cluster, prices.mesh, beside=prices.beside),
-            prices.at(place).overlap,
-        )
+        job = overlap_of(prices.cluster, prices.mesh, beside=prices.beside)
+        at_place = prices.at(place).overlap
         # A job begins and ends with a barrier, which is a sum; stages send along the first axis.
         everyone = job.links(tuple(range(len(prices.mesh.shape))))
         used: list[tuple[tuple[str, ...], Collection[str], int]] = [
@@ -268,13 +255,10 @@ def _seconds(
 ) -> StageSeconds:
     parts, place = stage.metrics.parts, strategy.place_of(number)
     parameters = strategy.stages[number].graph.atoms.graph.parameters
-    send_s = back_s = 0.0
-    if number + 1 < len(strategy.stages):
-        behind = strategy.place_of(number + 1)
-        send_s = prices.message_s(place, behind, departing_bytes(strategy, number))
-    if number:
-        before = strategy.place_of(number - 1)
-        back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
+    # Nothing leaves the last stage, and nothing goes back from the first.
+    behind, before = strategy.place_of(number + 1), strategy.place_of(number - 1)
+    send_s = prices.message_s(place, behind, departing_bytes(strategy, number))
+    back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
     # The step of a stage that waits for its host is longer by what the host takes to issue messages.
     issuing_s = _issuing_s(strategy, number, prices)
     longer = 1.0
@@ -295,33 +279,19 @@ def _seconds(
 
 
 def _issuing_s(strategy: PipelinedStrategy, number: int, prices: PipelinePrices) -> float:
-    part, place, tensors = (
-        strategy.parts[number],
-        strategy.place_of(number),
-        strategy.graph.atoms.graph.tensors,
-    )
+    part, place, source = strategy.parts[number], strategy.place_of(number), strategy.graph.atoms.graph
     crossing: list[str] = []
-    if number + 1 < len(strategy.stages) and strategy.place_of(number + 1) != place:
+    if strategy.place_of(number + 1) != place:
         crossing += part.departing
-    if number and strategy.place_of(number - 1) != place:
+    if strategy.place_of(number - 1) != place:
         crossing += part.arriving
-    training = strategy.graph.atoms.graph.training
-    ends = sum(1 + (training and tensors[name].requires_grad) for name in crossing)
+    ends = sum(1 + (source.training and source.tensors[name].requires_grad) for name in crossing)
     return strategy.micro_batches * ends * prices.at(place).message_end.host_s
 
 
 def _three(seconds: np.ndarray) -> tuple[float, float, float]:
     first, between, last = seconds.tolist()
     return first, between, last
-
-
-def _split(strategy: PipelinedStrategy, stages: Sequence[Evaluation]) -> tuple[np.ndarray, np.ndarray]:
-    communication, compute = np.zeros((strategy.places, 2)), np.zeros(strategy.places)
-    for number, stage in enumerate(stages):
-        place, metrics = strategy.place_of(number), stage.metrics
-        communication[place] += float(metrics.communication_s[0]), float(metrics.exposed_s[0])
-        compute[place] += float(metrics.compute_s[0])
-    return communication, compute
 
 
 def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:

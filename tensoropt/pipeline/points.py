@@ -12,15 +12,7 @@ from tensoropt.ops.layouts import layout_names
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.stages import is_crossing
 from tensoropt.pipeline.strategy import PipelinedStrategy
-from tensoropt.plan.plan import (
-    MeshInfo,
-    OperatorPlan,
-    ParameterPlan,
-    Plan,
-    StagePlan,
-    StagesInfo,
-    check_plan,
-)
+from tensoropt.plan.plan import MeshInfo, OperatorPlan, ParameterPlan, Plan, StagePlan, StagesInfo, check_plan
 from tensoropt.plan.point import Point, stages_point
 from tensoropt.plan.point_records import FULL, IN_PART, StagesRecord
 from tensoropt.plan.space import Space
@@ -135,13 +127,9 @@ def pipelined_point(
     sent = evaluation.sent_by(evaluation.fullest * evaluation.strategy.devices_per_place)
     busiest = evaluation.busiest
     memory, time_s = additive or (evaluation.memory_bytes, evaluation.time_s)
+    peaks = tuple(evaluation.peaks.tolist())
     return stages_point(
-        plan_part(
-            evaluation.strategy,
-            mesh.names[1:],
-            tuple(float(size) for size in evaluation.peaks),
-            evaluation.kinds,
-        ),
+        plan_part(evaluation.strategy, mesh.names[1:], peaks, evaluation.kinds),
         dict(zip(SOURCES, map(float, seconds), strict=True)),
         sent,
         memory_bytes=evaluation.memory_bytes,
@@ -154,7 +142,7 @@ def pipelined_point(
         ),
         additive_memory_bytes=memory,
         additive_time_s=time_s,
-        memory=tuple(float(size) for size in fullest),
+        memory=tuple(fullest.tolist()),
         terms=evaluation.terms[evaluation.fullest],
         space=space,
         planner=planner,

@@ -16,7 +16,7 @@ from tensoropt.costs.edges import TableArrays
 from tensoropt.costs.restrictions import Restriction
 from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables, Template, outline_templates, with_facts
-from tensoropt.costs.variables import Variable
+from tensoropt.costs.variables import Variable, variables
 from tensoropt.evaluation.evaluate import Evaluation, Evaluator
 from tensoropt.evaluation.problem import Problem, offered_regions
 from tensoropt.frontier import representatives
@@ -123,14 +123,7 @@ class StageOffer(Offer):
     rows: np.ndarray
 
     def part(self, chosen: Sequence[int]) -> StageOffer:
-        indices = list(chosen)
-        return StageOffer(
-            self.memory[indices],
-            self.first_s[indices],
-            self.further_s[indices],
-            self.end_s[indices],
-            self.rows[indices],
-        )
+        return StageOffer(**{name: column[list(chosen)] for name, column in vars(self).items()})
 
 
 class StagePosition(NamedTuple):
@@ -238,23 +231,18 @@ class StageFrontiers:
 
     def strategy(self, where: Range, row: int) -> Strategy:
         """Return a row of a range's frontier as a strategy of that range."""
-        if (where, row) not in self._strategies:
-            self._strategies[where, row] = self._strategy(where, row)
-        return self._strategies[where, row]
-
-    def _strategy(self, where: Range, row: int) -> Strategy:
+        if (where, row) in self._strategies:
+            return self._strategies[where, row]
         frontier = self.frontier[self.look[where]]
         assert frontier is not None
         part = self.stage(where)
         names = _renamed(frontier.tables.graph, part.graph)
         tables = _under_names(frontier.tables, part, names, self.search.problem.micro)
         evaluation, row_there = frontier.at(row)
-        name_of: dict[str, str] = dict(names.items())
-        choice = {name_of[name]: int(column[row_there]) for name, column in evaluation.choices.items()}
-        options: dict[object, int] = {
-            name_of[name]: int(column[row_there]) for name, column in evaluation.options.items()
-        }
-        return tables.strategy(choice, options)
+        choice: dict[str, int] = {names[n]: int(of[row_there]) for n, of in evaluation.choices.items()}
+        options: dict[object, int] = {names[n]: int(of[row_there]) for n, of in evaluation.options.items()}
+        self._strategies[where, row] = tables.strategy(choice, options)
+        return self._strategies[where, row]
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
         """Return, for each row of a range's frontier, the layouts of the named parameters that it uses."""
@@ -276,17 +264,13 @@ class StageFrontiers:
     def _known_look(self, start: int, stop: int) -> str:
         where = start, stop
         if where not in self.look:
-            part = self.stage(where)
-            search = self.search
+            part, search = self.stage(where), self.search
             micro, keys = search.cutter.keyed(start, stop, search.duplicated, search.problem.micro)
-            self.look[where] = look = _look(part, keys, self.search.restriction)
+            self.look[where] = look = _look(part, keys, search.restriction)
             if look not in self.first:
-                limit = _restriction_of_stage(self.search.restriction, part)
-                self.first[look] = (
-                    part,
-                    micro,
-                    outline_templates(part.graph, self.sizes, micro, limit, keys),
-                )
+                limit = _restriction_of_stage(search.restriction, part)
+                templates = outline_templates(part.graph, self.sizes, micro, limit, keys)
+                self.first[look] = part, micro, templates
         return self.look[where]
 
     def _search(self, look: str, requests: Mapping[Ends, Iterable[int]]) -> _StageFrontier | None:
@@ -378,29 +362,19 @@ class StageFrontiers:
         return float(on), float(back)
 
 
-def _renamed(old: GroupGraph, new: GroupGraph) -> dict[Variable, Variable]:
-    pairs = [
-        (make(a), make(b))
-        for make, ours, theirs in (
-            (Variable.of_group, [g.name for g in old.groups], [g.name for g in new.groups]),
-            (Variable.of_hub, old.hubs, new.hubs),
-            (Variable.of_parameter, old.shared, new.shared),
-            (Variable.of_move, _written(old), _written(new)),
-        )
-        for a, b in zip(ours, theirs, strict=True)
-    ]
-    return dict(pairs)
+def _renamed(old: GroupGraph, new: GroupGraph) -> dict[str, Variable]:
+    return dict(zip(_variables(old), _variables(new), strict=True))
 
 
-def _written(graph: GroupGraph) -> list[str]:
-    return [name for group in graph.groups for name in group.writes]
+def _variables(graph: GroupGraph) -> list[Variable]:
+    moves = [Variable.of_move(name) for group in graph.groups for name in group.writes]
+    return [*variables([group.name for group in graph.groups], graph.hubs, graph.shared), *moves]
 
 
 def _under_names(
-    tables: CostTables, part: Stage, names: Mapping[Variable, Variable], micro: Mapping[str, AxisStrategy]
+    tables: CostTables, part: Stage, names: Mapping[str, Variable], micro: Mapping[str, AxisStrategy]
 ) -> CostTables:
-    regions = {region.name: region for region in find_regions(part.graph)}
-    group_of = {region.groups[0]: region for region in regions.values()}
+    group_of = {region.groups[0]: region for region in find_regions(part.graph)}
     return replace(
         tables,
         graph=part.graph,

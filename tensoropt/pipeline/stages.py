@@ -18,7 +18,7 @@ from tensoropt.ops.families.stages import ARRIVE, DEPART
 from tensoropt.ops.index_space import AtomGraph, IndexSpace, LoopDim, Operand, canonical
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms
 from tensoropt.ops.localise import draws_numbers
-from tensoropt.profiling.workload import workload
+from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.groups import (
     PARTIAL_GRADIENT,
@@ -62,22 +62,20 @@ class Stage:
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
         """Return the strategy by which each of its groups follows the batch, taken from the whole graph's."""
-        crossed = {_crossing_tensor(group) for group in self.graph.groups if group.name not in whole}
+        crossing = {g.name: _crossing_tensor(g) for g in self.graph.groups if g.name not in whole}
         # Passing all tensors of a large model for each of its stages would take longer than all else here.
         places = {
             name: strategy.placements[name]
             for strategy in whole.values()
-            for name in crossed & strategy.placements.keys()
+            for name in strategy.placements.keys() & crossing.values()
         }
         strategies = {}
         for group in self.graph.groups:
-            if group.name in whole:
-                strategies[group.name] = whole[group.name]
+            if name := crossing.get(group.name):
+                alike = (s for s in group.strategies if s.placements[name] == places[name])
+                strategies[group.name] = next(alike)
             else:
-                crossing = _crossing_tensor(group)
-                strategies[group.name] = next(
-                    s for s in group.strategies if s.placements[crossing] == places[crossing]
-                )
+                strategies[group.name] = whole[group.name]
         return strategies
 
 
@@ -281,20 +279,14 @@ class Cutter:
         """Return the stage of groups ``start`` up to ``stop``; cached."""
         key = start, stop, duplicated
         if key not in self._made:
-            self._made[key] = self._stage(start, stop, duplicated)
+            arriving = self.crossing(start, duplicated) if start else ()
+            departing = self.crossing(stop, duplicated) if stop < len(self.graph.groups) else ()
+            own, made_again = self.graph.groups[start:stop], self._with_makers(duplicated)
+            read = {name for group in own for name in group.reads if name in made_again}
+            before = {name for name in read if self.place[self.maker[name].name] < start}
+            groups = [*self.makers_of(before), *own]
+            self._made[key] = stage_of(self.graph, groups, arriving, departing)
         return self._made[key]
-
-    def _stage(self, start: int, stop: int, duplicated: frozenset[str]) -> Stage:
-        arriving = self.crossing(start, duplicated) if start else ()
-        departing = self.crossing(stop, duplicated) if stop < len(self.graph.groups) else ()
-        own, duplicated = self.graph.groups[start:stop], self._with_makers(duplicated)
-        before = {
-            n
-            for group in own
-            for n in group.reads
-            if n in duplicated and self.place[self.maker[n].name] < start
-        }
-        return stage_of(self.graph, [*self.makers_of(before), *own], arriving, departing)
 
 
 def stage_of(
@@ -489,11 +481,12 @@ class _StageBuilder:
 
 def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
     """Return the FLOP of each group, forward and backward, unsplit, (groups,); all positive."""
-    flops = []
-    for group in graph.groups:
-        facts = costs.facts.of(workload(graph, Configuration(group, (group.unsplit,)), (1,)))
-        flops.append(facts.forward_flops + facts.backward_flops + 1.0)
-    return np.array(flops)
+    facts = [costs.facts.of(_whole_work(graph, group)) for group in graph.groups]
+    return np.array([of.forward_flops + of.backward_flops + 1.0 for of in facts])
+
+
+def _whole_work(graph: GroupGraph, group: Group) -> Workload:
+    return workload(graph, Configuration(group, (group.unsplit,)), (1,))
 
 
 def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
@@ -595,7 +588,7 @@ def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
 
 def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, ...]:
     """Return how often per second each source's devices compute the whole model, unsplit."""
-    works = [workload(graph, Configuration(group, (group.unsplit,)), (1,)) for group in graph.groups]
+    works = [_whole_work(graph, group) for group in graph.groups]
     speed_of: dict[int, float] = {}
     for source in sources:
         if id(source) not in speed_of:
@@ -649,11 +642,8 @@ def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     tensors = cutter.source.tensors
     cheaper = set()
     for name in cutter.duplicable:
-        makers = cutter.makers_of([name])
-        flops = sum(
-            costs.facts.of(workload(cutter.graph, Configuration(group, (group.unsplit,)), (1,))).forward_flops
-            for group in makers
-        )
+        works = (_whole_work(cutter.graph, group) for group in cutter.makers_of([name]))
+        flops = sum(costs.facts.of(work).forward_flops for work in works)
         making_s = max(flops / peak, cutter.duplication_bytes(name) / device.memory_bandwidth)
         if making_s <= tensors[name].bytes / link.bandwidth_bytes_per_s:
             cheaper.add(name)

@@ -43,15 +43,13 @@ class _Schedule:
     """A pipeline schedule.
 
     Attributes:
-        words: its description.
+        order: (place, places, stages of a place, micro-batches) -> the actions of the place, in order.
         several: whether a place has several stages.
         apart: whether backward is split.
         back_and_forth: whether the second half of the stages runs from the last place back to the first.
         waits: whether it waits for each send before the next message, not only at the end of a step.
-        order: (place, places, stages of a place, micro-batches) -> the actions of the place, in order.
     """
 
-    words: str
     order: Callable[[int, int, int, int], Iterator[Action]]
     several: bool = False
     apart: bool = False
@@ -159,19 +157,15 @@ def _v_pattern(place: int, places: int, micro_batches: int) -> Iterator[Action]:
 
 
 SCHEDULES: dict[str, _Schedule] = {
-    "gpipe": _Schedule("GPipe: all forwards, then all backwards", _gpipe),
-    "1f1b": _Schedule("1F1B: a backward as early as possible", _one_forward_one_backward, waits=True),
-    "interleaved_1f1b": _Schedule("1F1B with several stages on the same devices", _interleaved, several=True),
-    "zero_bubble": _Schedule(
-        "gradients of parameters where devices would wait", _zero_bubble, several=True, apart=True
-    ),
-    "zbv": _Schedule(
-        "the same with two stages on the same devices, back from the last devices to the first",
-        _v_shaped,
-        several=True,
-        apart=True,
-        back_and_forth=True,
-    ),
+    # All forwards, then all backwards.
+    "gpipe": _Schedule(_gpipe),
+    # A backward as early as possible.
+    "1f1b": _Schedule(_one_forward_one_backward, waits=True),
+    "interleaved_1f1b": _Schedule(_interleaved, several=True),
+    # Gradients of parameters where devices would wait.
+    "zero_bubble": _Schedule(_zero_bubble, several=True, apart=True),
+    # The same with two stages on the same devices, back from the last devices to the first.
+    "zbv": _Schedule(_v_shaped, several=True, apart=True, back_and_forth=True),
 }
 """The schedules by name."""
 
@@ -188,13 +182,10 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
     schedule = schedule_named(name)
     if places < 2:
         raise PlanError(f"a pipeline divides the devices into two groups or more, not {places}")
-    if schedule.several != (per_place > 1) and not (name == "interleaved_1f1b" or name == "zero_bubble"):
-        right = (
-            "two stages" if schedule.back_and_forth else "several stages" if schedule.several else "one stage"
-        )
-        raise PlanError(f"the schedule {name} has {right} on the same devices, not {per_place}")
     if schedule.back_and_forth and per_place != 2:
         raise PlanError(f"the schedule {name} has two stages on the same devices, not {per_place}")
+    if per_place > 1 and not schedule.several:
+        raise PlanError(f"the schedule {name} has one stage on the same devices, not {per_place}")
     if name == "1f1b" and micro_batches < places:
         raise PlanError(
             f"1f1b keeps {places} groups of devices busy with as many micro-batches, but there are "
@@ -592,8 +583,3 @@ class PipelinedStrategy:
     @property
     def representatives(self) -> tuple[int, ...]:
         return tuple(range(self.devices))
-
-    @staticmethod
-    def devices_in(data: Mapping[str, Any]) -> int:
-        """Return the number of ranks of a pipelined strategy in plain data."""
-        return int(data["places"]) * Strategy.devices_in(data["stages"][0])

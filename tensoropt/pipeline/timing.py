@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -27,11 +27,7 @@ _PIPELINE = 0
 
 def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
     """Return the coordinates of a stage's rank on the stage's mesh, micro-batches included."""
-    place: list[int] = []
-    for size in reversed(strategy.mesh[1:]):
-        place.insert(0, inner % size)
-        inner //= size
-    return (0, *place)
+    return (0, *map(int, np.unravel_index(inner, strategy.mesh[1:])))
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
@@ -44,22 +40,20 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
     """Return the bytes per micro-batch from a rank to the next stage; with ``learning``, of gradients."""
-    tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
-    return sum(
-        crossing_bytes(own, departing_group(name), name)
-        for name in strategy.parts[stage].departing
-        if tensors[name].requires_grad or not learning
-    )
+    return _message_bytes(strategy, stage, strategy.parts[stage].departing, departing_group, learning)
 
 
 def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
     """Return the bytes per micro-batch that a rank receives; with ``learning``, that it sends back."""
+    return _message_bytes(strategy, stage, strategy.parts[stage].arriving, arriving_group, learning)
+
+
+def _message_bytes(
+    strategy: PipelinedStrategy, stage: int, names: Sequence[str], group: Callable[[str], str], learning: bool
+) -> int:
     tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
-    return sum(
-        crossing_bytes(own, arriving_group(name), name)
-        for name in strategy.parts[stage].arriving
-        if tensors[name].requires_grad or not learning
-    )
+    crossing = (name for name in names if tensors[name].requires_grad or not learning)
+    return sum(crossing_bytes(own, group(name), name) for name in crossing)
 
 
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
@@ -94,15 +88,12 @@ def _messages(strategy: PipelinedStrategy, stage: int, rank: int, inner: int) ->
     messages, own, part = Counter[Collective](), strategy.stages[stage], strategy.parts[stage]
     tensors, size = strategy.graph.atoms.graph.tensors, strategy.devices_per_place
     place, training = strategy.place_of(stage), strategy.graph.atoms.graph.training
-    for name in part.departing:
-        to = strategy.place_of(stage + 1)
-        if to != place:
-            size_bytes = crossing_bytes(own, departing_group(name), name, inner)
-            messages[Collective("send", (rank, to * size + inner), size_bytes)] += strategy.micro_batches
-    for name in part.arriving:
-        to = strategy.place_of(stage - 1)
-        if to != place and training and tensors[name].requires_grad:
-            size_bytes = crossing_bytes(own, arriving_group(name), name, inner)
+    back = (name for name in part.arriving if training and tensors[name].requires_grad)
+    sent = [(name, departing_group(name), stage + 1) for name in part.departing]
+    sent += [(name, arriving_group(name), stage - 1) for name in back]
+    for name, group, other in sent:
+        if (to := strategy.place_of(other)) != place:
+            size_bytes = crossing_bytes(own, group, name, inner)
             messages[Collective("send", (rank, to * size + inner), size_bytes)] += strategy.micro_batches
     return messages
 
@@ -190,50 +181,24 @@ class StageSeconds:
         )
 
     @property
-    def parts(self) -> _StageParts:
+    def parts(self) -> frozenset[str]:
         """The parts of its step, apart from forward and backward, that take time."""
-        return _StageParts(
-            self.begin_s != 0,
-            self.scatter_s != 0,
-            self.reduce_s != 0,
-            self.send_s != 0,
-            self.send_back_s != 0,
-            self.sync_s != 0,
-        )
+        return frozenset(part for part in _PARTS if getattr(self, f"{part}_s"))
 
     @property
     def durations(self) -> tuple[float, ...]:
         """The seconds of everything in its step, in the order of :data:`DURATIONS`."""
         backward = (self.share(kind) * seconds for kind in "BIW" for seconds in self.backward)
-        return (
-            *self.forward,
-            *backward,
-            self.begin_s,
-            self.scatter_s,
-            self.reduce_s,
-            self.send_s,
-            self.send_back_s,
-            self.sync_s,
-            0.0,
-        )
+        return *self.forward, *backward, *(getattr(self, f"{part}_s") for part in _PARTS), 0.0
 
     def share(self, kind: str) -> float:
         """Return the share of a forward or backward that an action of this kind takes."""
         return {"W": self.weights, "I": 1.0 - self.weights}.get(kind, 1.0)
 
 
-class _StageParts(NamedTuple):
-    """Whether each part of a stage's step takes time; names as in :class:`StageSeconds`."""
-
-    begin: bool
-    scatter: bool
-    reduce: bool
-    send: bool
-    send_back: bool
-    sync: bool
-
-
-DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *_StageParts._fields, "nothing")
+_PARTS = "begin", "scatter", "reduce", "send", "send_back", "sync"
+"""The parts of a stage's step apart from forward and backward, as in :class:`StageSeconds`."""
+DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *_PARTS, "nothing")
 """The parts of a stage's step: actions of the first, a middle and the last micro-batch, then the rest."""
 
 
@@ -316,7 +281,7 @@ class ScheduleTimes:
 @lru_cache(maxsize=16)
 def _step_tasks(
     actions: Itself[Sequence[Sequence[Action]]],
-    parts: tuple[_StageParts, ...],
+    parts: tuple[frozenset[str], ...],
     blocking_sends: bool,
     one_behind: bool,
     forward_only: int,
@@ -332,7 +297,7 @@ class _StepTasks:
     def __init__(
         self,
         actions: Sequence[Sequence[Action]],
-        parts: Sequence[_StageParts],
+        parts: Sequence[frozenset[str]],
         blocking_sends: bool,
         one_behind: bool,
         forward_only: int,
@@ -363,7 +328,7 @@ class _StepTasks:
         for stage, own in enumerate(parts):
             place = self._place_of[stage]
             step = self._add("sync", stage, ends[place])
-            if own.sync:
+            if "sync" in own:
                 self._labels[step] = "O", place, stage, NO_MICRO_BATCH
             ends[place] = [step]
         self._finish()
@@ -458,7 +423,7 @@ class _StepTasks:
         of_places, of_stages = [list[int]() for _ in self._actions], []
         for stage, own in enumerate(self._parts):
             place = self._place_of[stage]
-            if own.begin:
+            if "begin" in own:
                 gather = self._add("begin", stage, of_places[place])
                 self._labels[gather] = "P", place, stage, NO_MICRO_BATCH
                 of_places[place] = [gather]
@@ -488,26 +453,27 @@ class _StepTasks:
                 self._waits.append((place, end, reduced))
             # Its gradients go to their shards once the previous ones have arrived.
             is_last = micro_batch == self._micro_batches - 1
-            if kind in "BW" and (parts.reduce if is_last else parts.scatter):
-                reduced = [self._add("reduce" if is_last else "scatter", stage, [end, *reduced])]
+            what = "reduce" if is_last else "scatter"
+            if kind in "BW" and what in parts:
+                reduced = [self._add(what, stage, [end, *reduced])]
                 self._labels[reduced[0]] = "G", place, stage, micro_batch
             goes_on = end
             if kind == "F" and stage == len(self._parts) - 1:
                 self._brings["B", stage, micro_batch] = end
             elif kind == "F":
-                goes_on = self._send("S", action, stage + 1, parts.send, end)
+                goes_on = self._send("S", action, stage + 1, end)
             elif kind != "W" and stage > self._forward_only:
-                goes_on = self._send("R", action, stage - 1, parts.send_back, end)
+                goes_on = self._send("R", action, stage - 1, end)
             before = [goes_on]
         return before[0], reduced
 
-    def _send(self, kind: str, action: Action, to: int, takes_time: bool, end: int) -> int:
+    def _send(self, kind: str, action: Action, to: int, end: int) -> int:
         stage, place = action.stage, self._place_of[action.stage]
         arrives = "F" if kind == "S" else "B", to, action.micro_batch
-        if self._place_of[to] == place or not takes_time:
+        what, channel = ("send", 2 * stage) if kind == "S" else ("send_back", 2 * stage + 1)
+        if self._place_of[to] == place or what not in self._parts[stage]:
             self._brings[arrives] = end
             return end
-        what, channel = ("send", 2 * stage) if kind == "S" else ("send_back", 2 * stage + 1)
         message = self._brings[arrives] = self._add(what, stage, [end], channel)
         self._labels[message] = kind, place, stage, action.micro_batch
         return message if self._blocking else end

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tensoropt.errors import PlanError, TensorOptError
 from tensoropt.graph import Tensor
@@ -68,6 +68,11 @@ class Value:
             return self.tensor
         cut = "sum" if self.code == PARTIAL else f"atom {self.code}"
         return f"{self.tensor}[{self.index + 1}/{self.count} of {cut}]"
+
+    @property
+    def pieces(self) -> tuple[Value, ...]:
+        """The pieces of the same cut, in order."""
+        return tuple(replace(self, index=index) for index in range(self.count))
 
 
 @dataclass(frozen=True)
@@ -236,9 +241,7 @@ def placed_graph(
         steps |= {sums: name, statistics: name}
         if name in given:
             cut[sums] = given[name]
-    micro = _batch_strategies(graph, micro_batches)
-    builder = _GraphBuilder(graph, cut, micro, micro_batches, apart)
-    return replace(builder.build(), splits=given, steps=steps)
+    return replace(_GraphBuilder(graph, cut, micro_batches, apart).build(), splits=given, steps=steps)
 
 
 def _cut_batch_norms(graph: GroupGraph, splits: Splits) -> list[str]:
@@ -272,20 +275,11 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
 class _GraphBuilder:
     """Builds the operators, and tracks the existing values."""
 
-    def __init__(
-        self,
-        graph: GroupGraph,
-        splits: Splits,
-        micro: Mapping[str, AxisStrategy],
-        micro_batches: int,
-        apart: Collection[str],
-    ):
+    def __init__(self, graph: GroupGraph, splits: Splits, micro_batches: int, apart: Collection[str]):
         self.graph, self.splits = graph, splits
-        self.micro, self.micro_batches = micro, micro_batches
+        self.micro, self.micro_batches = _batch_strategies(graph, micro_batches), micro_batches
         self.configurations: dict[str, Configuration] = {}
         self.operators: list[PlacedOperator] = []
-        self.codes: dict[tuple[str, str], int] = {}
-        """(group, tensor) -> its code."""
         self.made: set[Value] = set()
         self.cut: dict[str, Value] = {}
         self.holder: dict[str, str] = {}
@@ -293,15 +287,14 @@ class _GraphBuilder:
         for name in splits:
             if name not in names:
                 raise TensorOptError(f"cannot split '{name}': the model has no group of this name")
-        users = self._users()
+        self.users = self._users()
         # A parameter that several operators read, or pieces of one, can lie with only one of them: it becomes
         # an operator that hands it out to all.
         self.variables = {
             p
-            for p, groups in users.items()
+            for p, groups in self.users.items()
             if p in apart or len(groups) > 1 or any(g.name in splits for g in groups)
         }
-        self.wanted = self._wanted(users)
 
     def _users(self) -> dict[str, list[Group]]:
         users: dict[str, list[Group]] = {}
@@ -309,15 +302,6 @@ class _GraphBuilder:
             for name in (*group.parameters, *group.shared):
                 users.setdefault(name, []).append(group)
         return users
-
-    def _wanted(self, users: Mapping[str, Iterable[Group]]) -> dict[str, tuple[Value, ...]]:
-        pieces: dict[str, dict[Value, None]] = {}
-        for name in self.variables:
-            for group in users[name]:
-                for index in range(self._count(group)):
-                    for value in self._read(group, name, index):
-                        pieces.setdefault(name, {})[value] = None
-        return {name: tuple(values) for name, values in pieces.items()}
 
     def _count(self, group: Group) -> int:
         return self.splits[group.name].pieces if group.name in self.splits else 1
@@ -350,10 +334,7 @@ class _GraphBuilder:
         count = self._count(group)
         if count == 1:
             return Value(name)
-        key = group.name, name
-        if key not in self.codes:
-            self.codes[key] = self.configuration(group).layout(name)[1]
-        code = self.codes[key]
+        code = self.configuration(group).layout(name)[1]
         if code < 0 and code != PARTIAL:
             return Value(name)
         return Value(name, code, count, index)
@@ -374,32 +355,26 @@ class _GraphBuilder:
                     self._variable(name)
             self._group(group)
         self._outputs()
-        codes = {} if self.micro_batches == 1 else self._batch_codes()
+        codes: dict[str, int] = {}
+        for group in self.graph.groups if self.micro_batches > 1 else ():
+            codes.update((name, self.micro[group.name].placements[name]) for name in group.writes)
         operators = tuple(self.operators)
-        return PlacedGraph(self.graph, dict(self.splits), operators, self.holder, self.micro_batches, codes)
-
-    def _batch_codes(self) -> dict[str, int]:
-        return {
-            name: self.micro[group.name].placements[name]
-            for group in self.graph.groups
-            for name in group.writes
-        }
+        return PlacedGraph(self.graph, self.splits, operators, self.holder, self.micro_batches, codes)
 
     def _variable(self, name: str) -> None:
-        operator = f"variable {name}"
-        self.holder[name] = operator
-        writes = self.wanted[name]
-        self.operators.append(
-            PlacedOperator(
-                operator,
-                OperatorKind.VARIABLE,
-                (),
-                writes,
-                parameters=(name,),
-                micro_batches=self.micro_batches,
-            )
-        )
-        self.made.update(writes)
+        wanted: dict[Value, None] = {}
+        for group in self.users[name]:
+            for index in range(self._count(group)):
+                wanted |= dict.fromkeys(self._read(group, name, index))
+        self.holder[name] = f"variable {name}"
+        self._add(self.holder[name], OperatorKind.VARIABLE, (), wanted, parameters=(name,))
+
+    def _add(
+        self, name: str, kind: OperatorKind, reads: Iterable[Value], writes: Iterable[Value], **more: Any
+    ) -> None:
+        op = PlacedOperator(name, kind, tuple(reads), tuple(writes), micro_batches=self.micro_batches, **more)
+        self.operators.append(op)
+        self.made.update(op.writes)
 
     def _group(self, group: Group) -> None:
         count, configuration = self._count(group), self.configuration(group)
@@ -411,23 +386,17 @@ class _GraphBuilder:
                 for value in self._read(group, name, index):
                     self._make(value)
         for index in range(count):
-            reads = [v for name in names for v in self._read(group, name, index)]
-            writes = tuple(self._value(group, name, index) for name in group.writes)
-            self.operators.append(
-                PlacedOperator(
-                    group.name if count == 1 else f"{group.name}[{index + 1}/{count}]",
-                    OperatorKind.GROUP if count == 1 else OperatorKind.PIECE,
-                    tuple(reads),
-                    writes,
-                    group,
-                    configuration,
-                    index,
-                    count,
-                    own,
-                    self.micro_batches,
-                )
+            self._add(
+                group.name if count == 1 else f"{group.name}[{index + 1}/{count}]",
+                OperatorKind.GROUP if count == 1 else OperatorKind.PIECE,
+                (value for name in names for value in self._read(group, name, index)),
+                (self._value(group, name, index) for name in group.writes),
+                group=group,
+                configuration=configuration,
+                index=index,
+                count=count,
+                parameters=own,
             )
-            self.made.update(writes)
         for name in group.writes:
             self.cut[name] = self._value(group, name, 0)
 
@@ -438,20 +407,10 @@ class _GraphBuilder:
         # Joined from the pieces of its maker, once, however many readers are cut differently.
         if whole not in self.made:
             source = self.cut[value.tensor]
-            pieces = tuple(Value(value.tensor, source.code, source.count, i) for i in range(source.count))
-            self.operators.append(
-                PlacedOperator(
-                    f"join {value.tensor}", OperatorKind.JOIN, pieces, (whole,), count=source.count
-                )
-            )
-            self.made.add(whole)
+            self._add(f"join {value.tensor}", OperatorKind.JOIN, source.pieces, (whole,), count=source.count)
         if value != whole:
-            pieces = tuple(Value(value.tensor, value.code, value.count, i) for i in range(value.count))
             name = f"split {value.tensor} along atom {value.code} in {value.count}"
-            self.operators.append(
-                PlacedOperator(name, OperatorKind.SPLIT, (whole,), pieces, count=value.count)
-            )
-            self.made.update(pieces)
+            self._add(name, OperatorKind.SPLIT, (whole,), value.pieces, count=value.count)
 
     def _outputs(self) -> None:
         graph = self.graph.atoms.graph

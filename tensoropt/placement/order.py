@@ -98,25 +98,16 @@ def _links(
     # Transfers keep the plan's order on all ranks, so that sends and receives between two of them pair up.
     for node, successor in itertools.pairwise(range(first, len(waiting))):
         link(node, successor)
-    if not backward:
-        arrival = {(route.tensor, route.target): first + n for n, route in enumerate(routes)}
-        for number, route in enumerate(routes):
-            link(flow.makers[route.tensor], first + number)
-        for reader, values in enumerate(flow.read):
-            for value in values:
-                maker = flow.makers[value]
-                link(maker if device[maker] == device[reader] else arrival[value, device[reader]], reader)
-        return waiting, after
-    returned = {(route.tensor, route.source): first + n for n, route in enumerate(routes)}
+    # By the value and the device that reads it.
+    messages = {(r.tensor, r.source if backward else r.target): first + n for n, r in enumerate(routes)}
     for reader, values in enumerate(flow.read):
         for value in values:
-            if not flow.gradient[value]:
-                continue
             maker = flow.makers[value]
-            if device[maker] == device[reader]:
-                link(reader, maker)
-            else:
-                message = returned[value, device[reader]]
-                link(reader, message)
-                link(message, maker)
+            if backward and not flow.gradient[value]:
+                continue
+            way = [maker, reader]
+            if device[maker] != device[reader]:
+                way.insert(1, messages[value, device[reader]])
+            for node, successor in itertools.pairwise(way[::-1] if backward else way):
+                link(node, successor)
     return waiting, after

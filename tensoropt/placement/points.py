@@ -9,7 +9,7 @@ from typing import Any
 from tensoropt.cluster import Cluster
 from tensoropt.costs.prices import ComputeCosts
 from tensoropt.errors import PlanError
-from tensoropt.placement.graph import PlacedGraph, PlacedOperator, placed_graph
+from tensoropt.placement.graph import PlacedGraph, placed_graph
 from tensoropt.placement.prices import PricedGraph
 from tensoropt.placement.problem import Placement
 from tensoropt.placement.simulate import SimulatedPlacement
@@ -207,7 +207,7 @@ def _seconds(simulated: SimulatedPlacement) -> dict[str, Any]:
 
 def _seconds_by_source(graph: PricedGraph, simulated: SimulatedPlacement) -> dict[str, float]:
     seconds_by_source: dict[str, float] = defaultdict(float)
-    seconds_by_source[graph.prices.compute()[0].source] += sum(simulated.busy_s)
+    seconds_by_source[graph.prices.of_kinds()[0].compute.source] += sum(simulated.busy_s)
     for tensor, source, target, _ in simulated.transfers:
         size = simulated.problem.tensors[tensor].bytes
         seconds = simulated.micro_batches * simulated.problem.devices.transfer_s(size, source, target)
@@ -236,7 +236,10 @@ def operator_rows(
     """
     problem, rows = simulated.problem, []
     for i, (op, device) in enumerate(zip(graph.operators, simulated.placement.device, strict=True)):
-        took = spent[op.name]
+        took, source = spent[op.name], computes[device].source
+        if op.configuration is not None:
+            work = workload(graph.groups, op.configuration, op.mesh, contiguous=True)
+            source = computes[device].source_of(work)
         rows.append(
             OperatorRow(
                 group=op.name,
@@ -254,13 +257,7 @@ def operator_rows(
                 # What cuts tensors into pieces, or joins pieces, copies.
                 copies_s=0.0 if op.group else took.forward_s + took.backward_s,
                 communication_s=took.communication_s,
-                source=_source_of(graph, op, computes[device]),
+                source=source,
             )
         )
     return tuple(rows)
-
-
-def _source_of(graph: PlacedGraph, op: PlacedOperator, compute: ComputeCosts) -> str:
-    if op.group is None or op.configuration is None:
-        return compute.source
-    return compute.source_of(workload(graph.groups, op.configuration, op.mesh, contiguous=True))

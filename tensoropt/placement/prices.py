@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 from typing import Any, cast
 
 import numpy as np
 
 from tensoropt.cluster import Cluster, Mesh, slower_beside
-from tensoropt.costs.prices import NO_WORK, ClusterCosts, ComputeCosts, DevicePrices, LinkCosts, Queues
+from tensoropt.costs.prices import NO_WORK, ClusterCosts, DevicePrices, LinkCosts, Queues
 from tensoropt.costs.process_memory import named_terms
-from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL
 from tensoropt.placement.graph import (
     GroupSplit,
@@ -25,13 +25,7 @@ from tensoropt.placement.graph import (
     split_choices,
 )
 from tensoropt.placement.limits import PlacedLimits, placed_limits
-from tensoropt.placement.problem import (
-    DeviceSet,
-    MessageEnds,
-    PlacedResult,
-    PlacedTensor,
-    PlacementProblem,
-)
+from tensoropt.placement.problem import DeviceSet, MessageEnds, PlacedResult, PlacedTensor, PlacementProblem
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.profiling.workload import Workload, memory_orders, workload
@@ -45,6 +39,11 @@ _LARGE = 16 * 2**20
 
 _OfKinds = tuple[Queues, ...]
 """Seconds for each kind of device."""
+_BYTES = (
+    "kept_bytes", "forward_peak_bytes", "backward_peak_bytes",
+    "parameter_bytes", "gradient_bytes", "optimizer_bytes", "update_peak_bytes",
+)  # fmt: skip
+"""The fields of a problem that :meth:`_Pricing._bytes` computes for an operator."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class PlacedPrices:
     ):
         self.graph, self.cluster, self.costs = graph, cluster, costs
         self.constraints = constraints
-        self.tensors = graph.atoms.graph.tensors
         self.training = costs.training
         self.optimizer = costs.optimizer
         self._works: dict[tuple[str, str, int, int], _Work] = {}
@@ -84,14 +82,8 @@ class PlacedPrices:
 
     def of_kinds(self) -> tuple[DevicePrices, ...]:
         """Return the prices of each kind of device, with everything measured so far."""
-        return tuple(
-            DevicePrices(compute, self.costs.overheads_on(kind))
-            for compute, kind in zip(self.compute(), self.cluster.device_kinds, strict=True)
-        )
-
-    def compute(self) -> tuple[ComputeCosts, ...]:
-        """Return the compute costs of each kind of device, with everything measured so far."""
-        return tuple(self.costs.compute_on(kind) for kind in self.cluster.device_kinds)
+        costs, kinds = self.costs, self.cluster.device_kinds
+        return tuple(DevicePrices(costs.compute_on(kind), costs.overheads_on(kind)) for kind in kinds)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -105,13 +97,11 @@ class PlacedPrices:
     def devices(self) -> DeviceSet:
         """The devices with latency and seconds per byte of every ordered pair."""
         count = self.cluster.device_count
-        latency, per_byte = np.zeros((count, count)), np.zeros((count, count))
-        for i in range(count):
-            for j in range(count):
-                if i != j:
-                    # A message of one byte takes little more than the latency.
-                    latency[i, j] = self.links.pair_time_s(i, j, 1)
-                    per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
+        latency, per_byte = np.zeros((2, count, count))
+        for i, j in permutations(range(count), 2):
+            # A message of one byte takes little more than the latency.
+            latency[i, j] = self.links.pair_time_s(i, j, 1)
+            per_byte[i, j] = (self.links.pair_time_s(i, j, _LARGE) - latency[i, j]) / _LARGE
         process = self.costs.process_memory(self.graph.atoms.graph)
         # Messages go through the communicator of all ranks, whose barriers are sums.
         levels = [level.name for level in self.cluster.levels]
@@ -123,8 +113,8 @@ class PlacedPrices:
             terms=terms,
             latency_s=latency,
             seconds_per_byte=np.maximum(per_byte, 0.0),
-            order=self.cluster.best_first if len(self.cluster.device_types) > 1 else None,
-            lanes={(i, j): lanes(self.cluster, i, j) for i in range(count) for j in range(count) if i != j},
+            order=self.cluster.best_first,
+            lanes={pair: lanes(self.cluster, *pair) for pair in permutations(range(count), 2)},
             ends=self._ends(),
             slower=slower_beside(self.cluster) if self.costs.beside else np.inf,
         )
@@ -158,19 +148,7 @@ class PlacedPrices:
         graph = placed_graph(self.graph, splits, micro_batches)
         works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})
-        problem = _problem(self, graph, works)
-        limits = self.limits
-        for number, name in enumerate(map(graph.whole_of, range(problem.size))):
-            if name is not None and name in limits.runs_on:
-                without = sorted(set(self.cluster.best_first) - set(limits.runs_on[name]))
-                problem.forward_s[number, without] = np.inf
-        problem = replace(
-            problem,
-            together=limits.sets(graph),
-            pinned=limits.pins(graph),
-            references=graph.references,
-        )
-        return PricedGraph(self, graph, problem)
+        return PricedGraph(self, graph, _Pricing(self, graph, works).problem())
 
     @cached_property
     def limits(self) -> PlacedLimits:
@@ -253,255 +231,220 @@ def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
     return f"device {source} out", f"device {target} in"
 
 
-def _problem(prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work]) -> PlacementProblem:
-    rows = [_row(prices, graph, op, works.get(op.name)) for op in graph.operators]
-    of_kinds = prices.of_kinds()
-    seconds = np.array(
-        [
-            [_seconds(prices, graph, op, works.get(op.name), *kind) for kind in enumerate(of_kinds)]
-            for op in graph.operators
-        ]
-    ).reshape(len(rows), len(of_kinds), 3, 2)[:, list(prices.kinds)]
-    forward_s, backward_s, update_s = np.moveaxis(seconds[..., 0], 2, 0)
-    forward_host_s, backward_host_s, update_host_s = np.moveaxis(seconds[..., 1], 2, 0)
+class _Pricing:
+    """A placed graph, whose work is priced, as a problem."""
 
-    def column(name: str) -> np.ndarray:
-        return np.array([row[name] for row in rows], dtype=float)
+    def __init__(self, prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work]):
+        self.prices, self.graph, self.works = prices, graph, works
+        self.tensors, self.training = graph.tensors, prices.training
 
-    return PlacementProblem(
-        names=tuple(op.name for op in graph.operators),
-        forward_s=forward_s,
-        backward_s=backward_s,
-        update_s=update_s,
-        host_s=graph.micro_batches * (forward_host_s + backward_host_s) + update_host_s,
-        parameter_bytes=column("parameter_bytes"),
-        gradient_bytes=column("gradient_bytes"),
-        optimizer_bytes=column("optimizer_bytes"),
-        update_peak_bytes=column("update_peak_bytes"),
-        kept_bytes=column("kept_bytes"),
-        forward_peak_bytes=column("forward_peak_bytes"),
-        backward_peak_bytes=column("backward_peak_bytes"),
-        tensors=_tensors(prices, graph, works),
-        results=_results(prices, graph),
-        devices=prices.devices,
-        training=prices.training,
-        micro_batches=graph.micro_batches,
-    )
-
-
-def _row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work: _Work | None) -> dict[str, Any]:
-    if work is not None:
-        row = _work_row(prices, graph, op, work)
-    else:
-        forward_peak, backward_peak = _copy_peaks(prices, op)
-        row = {"kept_bytes": 0, "forward_peak_bytes": forward_peak, "backward_peak_bytes": backward_peak}
-    return row | _stored_row(prices, op)
-
-
-def _seconds(
-    prices: PlacedPrices,
-    graph: PlacedGraph,
-    op: PlacedOperator,
-    work: _Work | None,
-    number: int,
-    kind: DevicePrices,
-) -> tuple[Queues, Queues, Queues]:
-    """Return (forward, backward, optimizer) seconds on one kind of device; the first two per micro-batch."""
-    if work is not None:
-        forward, backward = (of_kinds[number] for of_kinds in prices.seconds(work))
-    else:
-        forward, backward = _moving(prices, graph, op, kind)
-    update = NO_WORK
-    for name in op.parameters:
-        tensor = prices.tensors[name]
-        cast = kind.cast(tensor, tensor.elements)
-        forward = forward.plus(cast)
-        if not prices.training:
-            continue
-        # Backward casts anew what it needs.
-        wanted = (
-            0
-            if work is None or op.group is None
-            else work.facts.parameters_kept.get(op.group.short_names[name], 0)
+    def problem(self) -> PlacementProblem:
+        prices, graph, operators = self.prices, self.graph, self.graph.operators
+        kinds, limits = prices.of_kinds(), prices.limits
+        # (operators, devices, passes, queues)
+        seconds = np.array([[self._seconds(op, *kind) for kind in enumerate(kinds)] for op in operators])
+        forward, backward, update = np.moveaxis(seconds[:, list(prices.kinds)], 2, 0)
+        for number, name in enumerate(map(graph.whole_of, range(len(operators)))):
+            if name is not None and name in limits.runs_on:
+                without = sorted(set(prices.cluster.best_first) - set(limits.runs_on[name]))
+                forward[number, without, 0] = np.inf
+        sizes = np.array([self._bytes(op) for op in operators], dtype=float)
+        columns: dict[str, Any] = dict(zip(_BYTES, sizes.T, strict=True))
+        return PlacementProblem(
+            names=tuple(op.name for op in operators),
+            forward_s=forward[..., 0],
+            backward_s=backward[..., 0],
+            update_s=update[..., 0],
+            host_s=graph.micro_batches * (forward[..., 1] + backward[..., 1]) + update[..., 1],
+            tensors=self._tensors(),
+            devices=prices.devices,
+            training=self.training,
+            together=limits.sets(graph),
+            pinned=limits.pins(graph),
+            references=graph.references,
+            micro_batches=graph.micro_batches,
+            results=self._results(),
+            **columns,
         )
-        for _ in range(wanted):
-            backward = backward.plus(cast)
-        if tensor.requires_grad:
+
+    # -- seconds ----------------------------------------------------------------------------------
+
+    def _seconds(self, op: PlacedOperator, number: int, kind: DevicePrices) -> tuple[Queues, Queues, Queues]:
+        """Return (forward, backward, optimizer) seconds on the kind of device with this number; the first two
+        per micro-batch."""
+        work, update = self.works.get(op.name), NO_WORK
+        if work is not None:
+            forward, backward = (of_kinds[number] for of_kinds in self.prices.seconds(work))
+        else:
+            forward, backward = self._moving(op, kind)
+        for name in op.parameters:
+            tensor = self.tensors[name]
+            cast = kind.cast(tensor, tensor.elements)
+            forward = forward.plus(cast)
+            if not self.training:
+                continue
+            if work is not None and op.group is not None:
+                # Backward casts anew what it needs.
+                for _ in range(work.facts.parameters_kept.get(op.group.short_names[name], 0)):
+                    backward = backward.plus(cast)
+            if tensor.requires_grad:
+                size = tensor.elements * tensor.stored_element_bytes
+                arrival = kind.gradient_arrival(size, self.graph.micro_batches, copied=False)
+                backward = backward.plus(cast).plus(arrival)
+                update = update.plus(kind.step(tensor.elements))
+        return forward, backward, update
+
+    def _moving(self, op: PlacedOperator, kind: DevicePrices) -> tuple[Queues, Queues]:
+        if op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL:
+            terms = op.count - 1
+            # Every term of a sum has the gradient of the sum.
+            return kind.addition(terms * self.graph.bytes(op.writes[0]), terms), NO_WORK
+        # A variable hands out its parameter as it lies there, which moves nothing; its pieces are copies.
+        pieces = [v for v in (*op.reads, *op.writes) if v.code is not None]
+        if not pieces:
+            return NO_WORK, NO_WORK
+        moved = sum(map(self.graph.bytes, pieces))
+        cut, joined = kind.copy(moved, len(pieces)), kind.copy(moved)
+        forward, backward = (joined, cut) if op.kind == OperatorKind.JOIN else (cut, joined)
+        return forward, backward if self.training and self._learning(op.writes) else NO_WORK
+
+    def _learning(self, values: Sequence[Value]) -> list[Value]:
+        return [value for value in values if self.tensors[value.tensor].requires_grad]
+
+    # -- bytes ------------------------------------------------------------------------------------
+
+    def _bytes(self, op: PlacedOperator) -> tuple[int, ...]:
+        """Return an operator's bytes in the order of :data:`_BYTES`."""
+        optimizer, largest = kind_of(self.prices.optimizer), self.prices.graph.atoms.graph.largest_trained
+        stored, gradients, state, made = 0, 0, 0, 0
+        for name in op.parameters:
+            tensor = self.tensors[name]
             size = tensor.elements * tensor.stored_element_bytes
-            arrival = kind.gradient_arrival(size, graph.micro_batches, copied=False)
-            backward = backward.plus(cast).plus(arrival)
-            update = update.plus(kind.step(tensor.elements))
-    return forward, backward, update
+            stored += size
+            if tensor.requires_grad and self.training:
+                gradients += size
+                state += round(size * optimizer.state)
+                made += round(size * optimizer.made(tensor.elements, largest))
+        work = self.works.get(op.name)
+        passing = self._copying(op) if work is None else self._working(op, work)
+        return *passing, stored, gradients, state, made
 
-
-def _work_row(prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, work: _Work) -> dict[str, Any]:
-    facts, names = work.facts, work.work.names
-    kept = {names[w] for w in facts.writes_kept}
-    # Views of what it reads take no additional memory.
-    lying, larger = {names[w] for w in facts.lies_in}, {names[w]: size for w, size in facts.extents.items()}
-    made = {v: larger.get(v.tensor, graph.bytes(v)) for v in op.writes if v.tensor not in lying}
-    grows = [v for v in op.writes if graph.tensors[v.tensor].requires_grad]
-    comes = sum(graph.bytes(v) for v in op.reads if graph.tensors[v.tensor].requires_grad)
-    forward_peak, backward_peak, returning = _peaks(prices, op, work)
-    # The facts count what an operator makes and its gradients as its own; here tensors between operators are
-    # counted by themselves.
-    own_kept = max(0, facts.kept_bytes - sum(b for v, b in made.items() if v.tensor in kept))
-    incoming_bytes = sum(graph.bytes(v) for v in grows)
-    return {
-        "kept_bytes": own_kept,
-        "forward_peak_bytes": max(0, forward_peak - sum(b for v, b in made.items() if v.tensor not in kept)),
+    def _working(self, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
+        """Return the bytes that a group or piece keeps inside, and its peaks of forward and backward."""
+        facts, names, size = work.facts, work.work.names, self.graph.bytes
+        kept = {names[w] for w in facts.writes_kept}
+        # Views of what it reads take no additional memory.
+        lying, larger = {names[w] for w in facts.lies_in}, {names[w]: b for w, b in facts.extents.items()}
+        made = [(v.tensor, larger.get(v.tensor, size(v))) for v in op.writes if v.tensor not in lying]
+        coming, going = (sum(map(size, self._learning(values))) for values in (op.writes, op.reads))
+        forward_peak, backward_peak, returning = self._peaks(op, work)
+        # The facts count what an operator makes and its gradients as its own; here tensors between operators
+        # are counted by themselves.
+        own_kept = max(0, facts.kept_bytes - sum(b for name, b in made if name in kept))
+        forward_peak = max(0, forward_peak - sum(b for name, b in made if name not in kept))
         # Below 0 if it releases what it kept, or was given, before it makes gradients of all that it reads.
-        "backward_peak_bytes": max(
-            backward_peak - incoming_bytes - comes,
-            # By then it has released its kept tensors and the gradients it was given.
-            returning - own_kept - incoming_bytes,
-        ),
-    }
+        # When it casts later, it has released its kept tensors and the gradients it was given.
+        return own_kept, forward_peak, max(backward_peak - coming - going, returning - own_kept - coming)
 
+    def _peaks(self, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
+        """Return the peak bytes of forward, backward, and later casts."""
+        facts, names = work.facts, work.work.names
+        wide = {p: self.tensors[p] for p in op.parameters if self.tensors[p].master_dtype is not None}
+        narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
+        if not narrow:
+            return facts.forward_peak_bytes, facts.backward_peak_bytes, 0
+        forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + sum(narrow.values()))
+        backward = facts.backward_peak_bytes
+        for reads, made, alive, _ in facts.backward_runs:
+            cast_bytes = sum(narrow.get(names[name], 0) for name in (*reads, *made))
+            backward = max(backward, alive + cast_bytes)
+        waiting = {p: size for p, size in narrow.items() if wide[p].requires_grad}
+        returning = 0
+        for name in list(waiting):
+            cast = wide[name].elements * wide[name].stored_element_bytes
+            returning = max(returning, sum(waiting.values()) + cast)
+            del waiting[name]
+        return forward, backward, returning
 
-def _peaks(prices: PlacedPrices, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
-    """Return the peak bytes of forward, backward, and later casts."""
-    facts, names = work.facts, work.work.names
-    wide = {p: prices.tensors[p] for p in op.parameters if prices.tensors[p].master_dtype is not None}
-    narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
-    if not narrow:
-        return facts.forward_peak_bytes, facts.backward_peak_bytes, 0
-    forward = max(facts.forward_peak_bytes, facts.forward_parameters_peak_bytes + sum(narrow.values()))
-    backward = facts.backward_peak_bytes
-    for reads, made, alive, _ in facts.backward_runs:
-        cast_bytes = sum(narrow.get(names[name], 0) for name in (*reads, *made))
-        backward = max(backward, alive + cast_bytes)
-    waiting = {p: size for p, size in narrow.items() if wide[p].requires_grad}
-    returning = 0
-    for name in list(waiting):
-        cast = wide[name].elements * wide[name].stored_element_bytes
-        returning = max(returning, sum(waiting.values()) + cast)
-        del waiting[name]
-    return forward, backward, returning
+    def _copying(self, op: PlacedOperator) -> tuple[int, int, int]:
+        """Return the same of what cuts, joins or hands out a parameter."""
+        if op.kind != OperatorKind.VARIABLE:
+            return 0, 0, 0
+        tensor = self.tensors[op.parameters[0]]
+        cuts = {(v.code, v.count) for v in op.writes if v.code is not None}
+        whole, cast = tensor.elements * tensor.element_bytes, tensor.master_dtype is not None
+        forward = whole if cuts and cast else 0
+        if not (self.training and tensor.requires_grad):
+            return 0, forward, 0
+        stored = tensor.elements * tensor.stored_element_bytes if cast else 0
+        if not cuts:
+            return 0, forward, stored
+        # The pieces are gone when they are joined, before the joined one is cast.
+        pieces = whole * len({(v.code, v.count) for v in op.writes})
+        return 0, forward, max(whole, whole + stored - pieces)
 
+    # -- tensors ----------------------------------------------------------------------------------
 
-def _moving(
-    prices: PlacedPrices, graph: PlacedGraph, op: PlacedOperator, kind: DevicePrices
-) -> tuple[Queues, Queues]:
-    back = any(graph.tensors[v.tensor].requires_grad for v in op.writes) and prices.training
-    if op.kind == OperatorKind.JOIN and op.reads[0].code == PARTIAL:
-        terms = op.count - 1
-        # Every term of a sum has the gradient of the sum.
-        return kind.addition(terms * graph.bytes(op.writes[0]), terms), NO_WORK
-    # A variable hands out its parameter as it lies there, which moves nothing; its pieces are copies.
-    pieces = [v for v in (*op.reads, *op.writes) if v.code is not None]
-    if not pieces:
-        return NO_WORK, NO_WORK
-    moved = sum(graph.bytes(v) for v in pieces)
-    cut, joined = kind.copy(moved, len(pieces)), kind.copy(moved)
-    forward, backward = (joined, cut) if op.kind == OperatorKind.JOIN else (cut, joined)
-    return forward, backward if back else NO_WORK
-
-
-def _copy_peaks(prices: PlacedPrices, op: PlacedOperator) -> tuple[int, int]:
-    """Return the additional peaks of handing out a parameter: forward, backward."""
-    if op.kind != OperatorKind.VARIABLE:
-        return 0, 0
-    (name,) = op.parameters
-    tensor = prices.tensors[name]
-    cuts = {(v.code, v.count) for v in op.writes if v.code is not None}
-    whole, cast = tensor.elements * tensor.element_bytes, tensor.master_dtype is not None
-    forward = whole if cuts and cast else 0
-    if not (prices.training and tensor.requires_grad):
-        return forward, 0
-    stored = tensor.elements * tensor.stored_element_bytes if cast else 0
-    if not cuts:
-        return forward, stored
-    # The pieces are gone when they are joined, before the joined one is cast.
-    pieces = whole * len({(v.code, v.count) for v in op.writes})
-    return forward, max(whole, whole + stored - pieces)
-
-
-def _stored_row(prices: PlacedPrices, op: PlacedOperator) -> dict[str, Any]:
-    sizes, made = [0, 0, 0], 0
-    optimizer, largest = kind_of(prices.optimizer), prices.graph.atoms.graph.largest_trained
-    for name in op.parameters:
-        tensor: Tensor = prices.tensors[name]
-        size = tensor.elements * tensor.stored_element_bytes
-        sizes[0] += size
-        if tensor.requires_grad and prices.training:
-            sizes[1] += size
-            sizes[2] += round(size * optimizer.state)
-            made += round(size * optimizer.made(tensor.elements, largest))
-    names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
-    return {**dict(zip(names, sizes, strict=True)), "update_peak_bytes": made}
-
-
-def _tensors(
-    prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work]
-) -> tuple[PlacedTensor, ...]:
-    makers: dict[Value, int] = {}
-    readers: dict[Value, list[int]] = {}
-    keepers: dict[Value, list[int]] = {}
-    for number, op in enumerate(graph.operators):
-        kept = _kept_tensors(works.get(op.name))
-        for value in op.writes:
-            makers[value] = number
-        # An operator that reads a value twice waits for it, and keeps it, once.
-        for value in dict.fromkeys(op.reads):
-            readers.setdefault(value, []).append(number)
-        for value in dict.fromkeys((*op.reads, *op.writes)):
-            if value.tensor in kept and prices.training:
-                keepers.setdefault(value, []).append(number)
-    storages = _storages(graph, works, makers)
-    return tuple(
-        PlacedTensor(
-            name=value.name,
-            bytes=graph.bytes(value),
-            producer=producer,
-            readers=tuple(readers.get(value, ())),
-            kept_by=tuple(keepers.get(value, ())),
-            gradient=graph.tensors[value.tensor].requires_grad,
-            stored=_is_stored(prices, graph.operators[producer], value),
-            **cast(Any, storages.get(value, {})),
+    def _tensors(self) -> tuple[PlacedTensor, ...]:
+        graph = self.graph
+        makers: dict[Value, int] = {}
+        readers: dict[Value, list[int]] = {}
+        keepers: dict[Value, list[int]] = {}
+        for number, op in enumerate(graph.operators):
+            kept = self._kept(op) if self.training else ()
+            makers |= dict.fromkeys(op.writes, number)
+            # An operator that reads a value twice waits for it, and keeps it, once.
+            for value in dict.fromkeys(op.reads):
+                readers.setdefault(value, []).append(number)
+            for value in dict.fromkeys((*op.reads, *op.writes)):
+                if value.tensor in kept:
+                    keepers.setdefault(value, []).append(number)
+        storages = self._storages(makers)
+        return tuple(
+            PlacedTensor(
+                name=value.name,
+                bytes=graph.bytes(value),
+                producer=producer,
+                readers=tuple(readers.get(value, ())),
+                kept_by=tuple(keepers.get(value, ())),
+                gradient=self.tensors[value.tensor].requires_grad,
+                stored=self._is_stored(graph.operators[producer], value),
+                **cast(Any, storages.get(value, {})),
+            )
+            for value, producer in makers.items()
         )
-        for value, producer in makers.items()
-    )
 
+    def _kept(self, op: PlacedOperator) -> set[str]:
+        if (work := self.works.get(op.name)) is None:
+            return set()
+        facts = work.facts
+        return {work.work.names[n] for n in (*facts.reads_kept, *facts.writes_kept, *facts.parameters_kept)}
 
-def _results(prices: PlacedPrices, graph: PlacedGraph) -> tuple[PlacedResult, ...]:
-    if prices.training or prices.cluster.device_count < 2:
-        return ()
-    makers = {value.tensor: number for number, op in enumerate(graph.operators) for value in op.writes}
-    results = [(makers[n], prices.tensors[n].bytes) for n in prices.graph.atoms.graph.outputs if n in makers]
-    axes = tuple(range(prices.mesh.axis_count))
-    return tuple(
-        PlacedResult(maker, size, prices.links.time_s("broadcast", axes, size)) for maker, size in results
-    )
+    def _storages(self, makers: Mapping[Value, int]) -> dict[Value, dict[str, int]]:
+        numbers = {value: number for number, value in enumerate(makers)}
+        storages: dict[Value, dict[str, int]] = {}
+        for op in self.graph.operators:
+            if (work := self.works.get(op.name)) is None:  # what cuts and joins makes copies
+                continue
+            names, facts = work.work.names, work.facts
+            own = {value.tensor: value for value in (*op.reads, *op.writes)}
+            for result, base in facts.lies_in.items():
+                storages[own[names[result]]] = {"lies_in": numbers[own[names[base]]]}
+            for result, size in facts.extents.items():
+                storages.setdefault(own[names[result]], {})["extent"] = size
+        return storages
 
+    def _is_stored(self, maker: PlacedOperator, value: Value) -> bool:
+        whole = maker.kind == OperatorKind.VARIABLE and value.code is None
+        return whole and self.tensors[value.tensor].master_dtype is None
 
-def _storages(
-    graph: PlacedGraph, works: Mapping[str, _Work], makers: Mapping[Value, int]
-) -> dict[Value, dict[str, int]]:
-    numbers = {value: number for number, value in enumerate(makers)}
-    storages: dict[Value, dict[str, int]] = {}
-    for op in graph.operators:
-        if (work := works.get(op.name)) is None:  # what cuts and joins makes copies
-            continue
-        names, facts = work.work.names, work.facts
-        own = {value.tensor: value for value in (*op.reads, *op.writes)}
-        for result, base in facts.lies_in.items():
-            storages[own[names[result]]] = {"lies_in": numbers[own[names[base]]]}
-        for result, size in facts.extents.items():
-            storages.setdefault(own[names[result]], {})["extent"] = size
-    return storages
-
-
-def _is_stored(prices: PlacedPrices, maker: PlacedOperator, value: Value) -> bool:
-    return (
-        maker.kind == OperatorKind.VARIABLE
-        and value.code is None
-        and prices.tensors[value.tensor].master_dtype is None
-    )
-
-
-def _kept_tensors(work: _Work | None) -> set[str]:
-    if work is None:
-        return set()
-    facts = work.facts
-    return {work.work.names[n] for n in (*facts.reads_kept, *facts.writes_kept, *facts.parameters_kept)}
+    def _results(self) -> tuple[PlacedResult, ...]:
+        prices, source = self.prices, self.prices.graph.atoms.graph
+        if self.training or prices.cluster.device_count < 2:
+            return ()
+        operators, axes = self.graph.operators, tuple(range(prices.mesh.axis_count))
+        makers = {value.tensor: number for number, op in enumerate(operators) for value in op.writes}
+        sizes = [(makers[name], self.tensors[name].bytes) for name in source.outputs if name in makers]
+        return tuple(
+            PlacedResult(maker, size, prices.links.time_s("broadcast", axes, size)) for maker, size in sizes
+        )

@@ -6,13 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensoropt.errors import PlanError
 from tensoropt.types import Floats
+
+PER_MICRO_BATCH = ("forward_s", "backward_s", "kept_bytes", "forward_peak_bytes", "backward_peak_bytes")
+PER_STEP = ("update_s", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "update_peak_bytes", "host_s")
+"""The fields of a :class:`PlacementProblem` with a row for each operator: those of each micro-batch, and
+those that a step has once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,32 +233,19 @@ class PlacementProblem:
         Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise; stored tensors and the
         optimizer's step belong to the first micro-batch.
         """
-        count = self.micro_batches
-
-        def each(values: Floats) -> Floats:
-            return np.concatenate([values] * count)
-
-        def once(values: Floats) -> Floats:
-            return np.concatenate([values, *[np.zeros_like(values)] * (count - 1)])
-
-        size, copies = self.size, range(count)
+        size, count, copies = self.size, self.micro_batches, range(self.micro_batches)
+        columns: dict[str, Any] = {}
+        for name in (*PER_MICRO_BATCH, *PER_STEP):
+            values = getattr(self, name)
+            further = np.zeros_like(values) if name in PER_STEP else values
+            columns[name] = np.concatenate([values, *[further] * (count - 1)])
         return replace(
             self,
+            **columns,
             names=self.names * count,
-            forward_s=each(self.forward_s),
-            backward_s=each(self.backward_s),
-            update_s=once(self.update_s),
-            parameter_bytes=once(self.parameter_bytes),
-            gradient_bytes=once(self.gradient_bytes),
-            optimizer_bytes=once(self.optimizer_bytes),
-            kept_bytes=each(self.kept_bytes),
-            forward_peak_bytes=each(self.forward_peak_bytes),
-            backward_peak_bytes=each(self.backward_peak_bytes),
             tensors=tuple(
                 _shifted(tensor, i * size, i * len(self.tensors)) for i in copies for tensor in self.tensors
             ),
-            update_peak_bytes=once(self.update_peak_bytes),
-            host_s=once(self.host_s),
             # An operator lies where its parameters do, in every micro-batch.
             together=tuple(
                 tuple(i * size + o for i in copies for o in operators) for operators in self.together

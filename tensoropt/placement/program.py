@@ -177,19 +177,15 @@ class PlacedLowering(Lowering):
                 self._transfer(number)
             elif self.device[number] in self.own:
                 self._placed(self.operators[number], number, self.device[number])
+        wanted, changed = set(self.source.outputs), set(self.source.mutations.values())
         results = tuple(
             (value.name, self._values[value.name, self.device[number]])
             for number in own
             for value in self.operators[number].writes
-            if self._is_result(value)
+            if value.tensor in (changed if value.code is not None else changed | wanted)
         )
         outputs = tuple(name for name, _ in results)
         return ForwardProgram(tuple(self.nodes), parameters, buffers, outputs, results, {})
-
-    def _is_result(self, value: Value) -> bool:
-        if value.tensor in self.source.mutations.values():
-            return True
-        return value.code is None and value.tensor in self.source.outputs
 
     def _transfer(self, number: int) -> None:
         name, source, target, _ = self.placed.transfers[number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from tensoropt.placement.order import Flow, TensorTransfer, ordered
 from tensoropt.placement.problem import Placement, PlacementProblem, repeat_placement
 from tensoropt.simulate.recording import MEMORY_KINDS
 from tensoropt.simulate.timeline import joined, length_s, take_place
+from tensoropt.types import Floats
 
 _KEPT, _TRANSIENT = MEMORY_KINDS.index("kept"), MEMORY_KINDS.index("transient")
 
@@ -72,13 +73,12 @@ class _PlacedEvent(NamedTuple):
 
 @dataclass(slots=True)
 class _GradientStorage:
-    """The storage of a gradient of ``tensor``: the task that makes it, and the tasks until which it lives."""
+    """The storage of a gradient of ``tensor``: the task that makes it, then those until which it lives."""
 
     tensor: int
     device: int
     bytes: float
-    first: int
-    users: list[int] = field(default_factory=list)
+    tasks: list[int]
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,9 @@ class SimulatedPlacement:
         return tuple(self.tasks.host_s.tolist())
 
     @property
-    def device_s(self) -> float:
-        """The end of the last task."""
-        return float(self.ends.max())
-
-    @property
     def time_s(self) -> float:
         """Seconds of the step, the slower of devices and hosts."""
-        return max(self.device_s, *self.host_s, 0.0)
+        return max(float(self.ends.max()), *self.host_s, 0.0)
 
     @property
     def operator_starts(self) -> np.ndarray:
@@ -245,10 +240,14 @@ class SimulatedPlacement:
     def communication_s(self, device: int) -> float:
         return length_s(self.messages_of(device))
 
-    def fits(self, limit_bytes: float | None = None) -> bool:
-        """Return whether every device keeps within its capacity and a limit."""
-        most = self.problem.devices.within(limit_bytes)
-        return all(peak <= room for peak, room in zip(self.peak_bytes, most.tolist(), strict=True))
+    @property
+    def excess_bytes(self) -> Floats:
+        """(devices,) by how much each device's peak exceeds its capacity; negative where there is room."""
+        return np.array(self.peak_bytes) - self.problem.devices.capacity_bytes
+
+    def fits(self) -> bool:
+        """Return whether every device keeps within its capacity."""
+        return bool((self.excess_bytes <= 0).all())
 
 
 def simulate_placement(
@@ -263,8 +262,7 @@ def simulate_placement(
         PlanError: the placement does not fit the problem, or deadlocks.
     """
     placement.check(problem)
-    flat = tuple(FlatProblem.of(problem))
-    tasks = StepTasks(*step_tasks(flat, *arrays_of(placement), enforced))
+    tasks = StepTasks(*step_tasks(tuple(FlatProblem.of(problem)), *arrays_of(placement), enforced))
     seconds = tasks.columns[0]
     wrong = seconds[~(np.isfinite(seconds) & (seconds >= 0))]
     if len(wrong):
@@ -364,11 +362,11 @@ class _StepMemory:
         room = self._room()
         forward_peaks, kept_bytes = problem.forward_peak_bytes.tolist(), problem.kept_bytes.tolist()
         for operator, device in enumerate(place.device):
-            forward = self.forward[operator]
-            self._hold(device, _TRANSIENT, forward_peaks[operator], forward, (), operator, -1, "workspace")
+            forward, owner = self.forward[operator], (operator, -1)
+            self._hold(device, _TRANSIENT, forward_peaks[operator], [forward], owner, "workspace")
             if self.backward:
-                users, what = [self.backward[operator]], "saved inside for backward"
-                self._hold(device, _KEPT, kept_bytes[operator], forward, users, operator, -1, what)
+                tasks, what = [forward, self.backward[operator]], "saved inside for backward"
+                self._hold(device, _KEPT, kept_bytes[operator], tasks, owner, what)
         for (number, device), (users, kept) in self._uses_of_storages().items():
             tensor = problem.tensors[number]
             message = self.arrival.get((number, device))
@@ -379,35 +377,27 @@ class _StepMemory:
                 size = 0 if tensor.stored else tensor.bytes if tensor.extent is None else tensor.extent
             label = "activation" if device == place.device[tensor.producer] else "copy of another device's"
             kind = _KEPT if kept else _TRANSIENT
-            self._hold(device, kind, size, first, [*users, *kept], tensor.producer, number, label)
+            self._hold(device, kind, size, [first, *users, *kept], (tensor.producer, number), label)
         if problem.training:
             self._hold_gradients(room)
         for number, (producer, size, _) in enumerate(reversed(self.one.results), 1):
             task = len(self.order) - number
             for device in range(problem.devices.count):
-                self._hold(device, _TRANSIENT, size, task, (), producer, -1, "result")
+                self._hold(device, _TRANSIENT, size, [task], (producer, -1), "result")
         # The optimizer runs over all parameters of the device at once, so that its temporaries add up.
         peaks = np.bincount(place.device, problem.update_peak_bytes, problem.devices.count)
         for device, task in enumerate(self.tasks.update.tolist()):
             if task >= 0:
-                what = "optimizer's temporaries"
-                self._hold(device, _TRANSIENT, float(peaks[device]), task, (), -1, -1, what)
+                self._hold(device, _TRANSIENT, peaks[device], [task], (-1, -1), "optimizer's temporaries")
         return self.alive
 
     def _hold(
-        self,
-        device: int,
-        kind: int,
-        size: float,
-        first: int,
-        users: Sequence[int],
-        operator: int,
-        tensor: int,
-        what: str,
+        self, device: int, kind: int, size: float, tasks: Sequence[int], owner: tuple[int, int], what: str
     ) -> None:
+        """Record bytes of an (operator, tensor) from the first of the tasks until the last of them ends."""
         if size:
-            last = max((first, *users), key=self.ended.__getitem__)
-            self.alive.append(_Holding(device, kind, float(size), first, last, operator, tensor, what))
+            last = max(tasks, key=self.ended.__getitem__)
+            self.alive.append(_Holding(device, kind, float(size), tasks[0], last, *owner, what))
 
     def _uses_of_storages(self) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
         problem, place = self.problem, self.placement
@@ -462,8 +452,8 @@ class _StepMemory:
         problem, place = self.problem, self.placement
         self._make_gradients(room)
         for made in self.gradients:
-            producer, sized = problem.tensors[made.tensor].producer, (made.bytes, made.first, made.users)
-            self._hold(made.device, _TRANSIENT, *sized, producer, made.tensor, "gradient")
+            owner = problem.tensors[made.tensor].producer, made.tensor
+            self._hold(made.device, _TRANSIENT, made.bytes, made.tasks, owner, "gradient")
         for operator, peak in enumerate(problem.backward_peak_bytes.tolist()):
             device, backward = place.device[operator], self.backward[operator]
             if backward in self.summed:
@@ -472,20 +462,20 @@ class _StepMemory:
                 peak = max(peak - self.summed[backward], -problem.kept_bytes[operator] - given)
             if backward in self.additions:
                 peak = max(peak, self._adding_bytes(backward))
-            self._hold(device, _TRANSIENT, peak, backward, (), operator, -1, "workspace of backward")
+            self._hold(device, _TRANSIENT, peak, [backward], (operator, -1), "workspace of backward")
 
     def _adding_bytes(self, backward: int) -> float:
         most, alive, rank = 0.0, 0.0, self.rank
         for messages_bytes, share, made in reversed(self.additions[backward]):
             alive += messages_bytes
-            if share is not None and all(rank[user] < rank[backward] for user in share.users):
+            if share is not None and all(rank[task] < rank[backward] for task in share.tasks):
                 alive += share.bytes
             most = max(most, alive)
             alive -= made.bytes
         return most - self.given[backward]
 
     def _new_gradient(self, tensor: int, device: int, size: float, first: int) -> _GradientStorage:
-        self.gradients.append(_GradientStorage(tensor, device, size, first))
+        self.gradients.append(_GradientStorage(tensor, device, size, [first]))
         return self.gradients[-1]
 
     def _make_gradients(self, room: Mapping[int, int]) -> None:
@@ -528,7 +518,7 @@ class _StepMemory:
                     added = [
                         task if n < shares_there else before.get(end, end) for n, (task, _) in enumerate(made)
                     ]
-                    gradient.users.append(added[1])
+                    gradient.tasks.append(added[1])
                     first_share = made[0][1] if shares_there == 1 else None
                     gradient = self._new_gradient(number, device, tensor.bytes, made[1][0])
                     if shares_there > 1:
@@ -537,9 +527,9 @@ class _StepMemory:
                         messages_bytes = tensor.bytes * (len(made) - shares_there)
                         self.additions[end].append((messages_bytes, first_share, gradient))
                     for task, (_, storage) in zip(added[1:], made[1:], strict=True):
-                        storage.users.append(task)
+                        storage.tasks.append(task)
                     for _, storage in made[shares_there:]:
-                        if storage.first == end:  # it comes, is added and is gone before anything else
+                        if storage.tasks[0] == end:  # it comes, is added and is gone before anything else
                             storage.bytes = 0
-                gradient.users.append(end)
+                gradient.tasks.append(end)
                 self.sums[number, device] = tensor.bytes

@@ -21,13 +21,6 @@ class ValueTransfer(NamedTuple):
     backward: bool
 
 
-class _PlacedStage(NamedTuple):
-    """The operators of one device, in the orders of forward and backward."""
-
-    forward: tuple[int, ...]
-    backward: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class PlacedStrategy:
     """A placement of a model's operators, with one micro-batch's transfers in an order for all devices."""
@@ -45,9 +38,9 @@ class PlacedStrategy:
         return self.placed_graph.groups
 
     @property
-    def stages(self) -> tuple[_PlacedStage, ...]:
-        orders = zip(self.placement.forward, self.placement.backward, strict=True)
-        return tuple(_PlacedStage(*order) for order in orders)
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """The operators of each device, in the order of forward."""
+        return self.placement.forward
 
     @property
     def devices(self) -> int:
@@ -127,11 +120,6 @@ class PlacedStrategy:
     @property
     def representatives(self) -> tuple[int, ...]:
         return tuple(range(self.devices))
-
-    @staticmethod
-    def devices_in(data: Mapping[str, Any]) -> int:
-        """Return the number of ranks of a placed strategy in plain data."""
-        return len(data["forward"])
 
 
 def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:

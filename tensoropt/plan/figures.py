@@ -23,24 +23,22 @@ class _FigureUnit:
     """The unit of a figure, with its formats.
 
     Attributes:
-        cell: formats a value for CSV.
-        plain: converts a value for JSON.
+        plain: converts a value for JSON and CSV.
         words: formats a value for people.
     """
 
     name: str
-    cell: Callable[[Any], Any]
     plain: Callable[[Any], Any]
     words: Callable[[Any], str]
 
 
-BYTES = _FigureUnit("bytes", round, round, format_bytes)
-SECONDS = _FigureUnit("seconds", repr, float, format_seconds)
-_SHARE = _FigureUnit("share", repr, float, lambda share: f"{100 * share:.0f} %")
-_NUMBER = _FigureUnit("number", repr, float, format_number)
-_COUNT = _FigureUnit("count", int, int, lambda count: f"{count:,}")
-FLAG = _FigureUnit("flag", lambda flag: str(bool(flag)).lower(), bool, lambda flag: "yes" if flag else "no")
-_WORDS = _FigureUnit("words", str, str, str)
+BYTES = _FigureUnit("bytes", round, format_bytes)
+SECONDS = _FigureUnit("seconds", float, format_seconds)
+_SHARE = _FigureUnit("share", float, lambda share: f"{100 * share:.0f} %")
+_NUMBER = _FigureUnit("number", float, format_number)
+_COUNT = _FigureUnit("count", int, lambda count: f"{count:,}")
+FLAG = _FigureUnit("flag", bool, lambda flag: "yes" if flag else "no")
+_WORDS = _FigureUnit("words", str, str)
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,8 @@ class Figure:
 
     def cell(self, row: Any) -> Any:
         """Return the figure of a row for CSV; empty if unknown."""
-        value = self.value(row)
-        return "" if value is None else self.unit.cell(value)
+        value = self.plain(row)
+        return "" if value is None else str(value).lower() if self.unit is FLAG else value
 
     def plain(self, row: Any) -> Any:
         """Return the figure of a row for JSON."""

@@ -19,7 +19,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.costs.device_fit import DeviceFit, Verdict, room_bytes, usable_bytes, verdict_on
 from tensoropt.frontier import knee
 from tensoropt.plan.graph_facts import GraphFacts, Weights
-from tensoropt.plan.needs import all_needs, device_of, point_needs
+from tensoropt.plan.needs import point_needs
 from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.plan_names import YOUR_JOB, plan_names, planner_title
 from tensoropt.plan.point import Point
@@ -107,11 +107,6 @@ class Findings:
         """The weights of operators and parameters in plan names."""
         return Weights() if self.graph_facts is None else self.graph_facts.weights
 
-    @property
-    def is_dense_transformer(self) -> bool:
-        """Whether the model is a transformer without experts; False if its operators were not saved."""
-        return self.graph_facts is not None and self.graph_facts.dense_transformer
-
     def title(self, index: int) -> str:
         """Return ``point 17 of 201`` for a point of the frontier, numbered from 1 by memory; for others the
         planner and its plan's number: ``zero 2 of 5``.
@@ -150,7 +145,7 @@ class Findings:
 
     @cached_property
     def _device(self) -> Cluster | None:
-        return device_of(self.cluster)
+        return Cluster.from_dict(self.cluster) if self.cluster.get("devices") else None
 
     @property
     def device_bytes(self) -> float:
@@ -160,7 +155,8 @@ class Findings:
     @cached_property
     def needs(self) -> np.ndarray:
         """The memory that each of :attr:`all_points` needs on a device, in bytes."""
-        return all_needs(self.all_points, lambda: self.spaces, self._device)
+        fits = (point_needs(point, self.spaces, self._device, 0.0) for point in self.all_points)
+        return np.array([fit.needed_bytes for fit in fits])
 
     @property
     def limit_bytes(self) -> float:
@@ -185,4 +181,4 @@ class Findings:
     def fit(self, index: int, budget_bytes: float | None = None) -> DeviceFit:
         """Return how a point fits the smallest device, or a budget."""
         point, room = self.all_points[index], room_bytes(self.device_bytes, budget_bytes)
-        return point_needs(point, lambda: self.spaces, self._device, room)
+        return point_needs(point, self.spaces, self._device, room)

@@ -17,13 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tensoropt.cluster import Cluster
 from tensoropt.errors import PlanError, TensorOptError
@@ -32,7 +26,7 @@ from tensoropt.plan.figures import worded
 from tensoropt.plan.kinds import PIPELINED, PLACED, SHARDED, STAGE_AXIS, PlanKind, kind_on
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.question.model_source import OnnxOptions
-from tensoropt.units import counted, counted_if_any
+from tensoropt.units import counted
 
 
 def check_plan(plan: Plan) -> None:
@@ -343,15 +337,6 @@ def plan_kind(stages: StagesInfo | None) -> PlanKind:
     if stages is None:
         return SHARDED
     return PIPELINED if stages.schedule else PLACED
-
-
-def placing_words(operators: Mapping[str, OperatorPlan], stages: StagesInfo) -> tuple[str, ...]:
-    """Return in words how many devices run operators, and how many operators are cut into pieces."""
-    devices = {operator.device for operator in operators.values()} - {None}
-    return (
-        *counted_if_any(len(devices), "device", "placed on {}"),
-        *counted_if_any(len(stages.splits), "operator", "{} cut"),
-    )
 
 
 class CollectiveCount(_Strict):

@@ -76,8 +76,6 @@ SCHEDULES = {
 }
 """Short titles of pipeline schedules."""
 _PLANNER_TITLES = {
-    "frontier": "frontier",
-    "data_parallel": "data parallel",
     "zero": "ZeRO",
     "megatron": "Megatron",
     "optcnn": "OptCNN",
@@ -212,9 +210,7 @@ def plan_names(
     names = [""] * len(points)
     of_spaces, records = by_strategy(points)
     for i, record in records.items():
-        space = spaces[points[i].space]
-        counts, stored, experts = _of_stages(record, space, weights)
-        names[i] = _staged_name(record, space, counts, stored, experts)
+        names[i] = _staged_name(record, spaces[points[i].space], weights)
     for number, rows in of_spaces.items():
         space = spaces[number]
         told = _of_space([points[i] for i in rows], space, weights)
@@ -294,14 +290,13 @@ def _of_stages(
     return counts, stored, experts
 
 
-def _staged_name(
-    record: StagesRecord, space: Space, counts: np.ndarray, stored: np.ndarray, experts: Sequence[int]
-) -> str:
+def _staged_name(record: StagesRecord, space: Space, weights: Weights) -> str:
+    counts, stored, experts = _of_stages(record, space, weights)
     shape = space.mesh.shape[len(record.kind.first_axes) :]
     return JOIN.join(
         (
             *(_axes_and_storage(shape, counts, stored) if np.prod(shape) > 1 else ()),
-            *_experts(experts, len(experts)),
+            *_experts(experts),
             *record.recomputing,
             *_schedule(record.info, space),
             *record.placing,
@@ -398,11 +393,11 @@ def _sharded_names(told: _OfSpace) -> Iterator[str]:
         key = told.counts[i].tobytes() + told.stored[i].tobytes()
         if key not in known:
             known[key] = JOIN.join(_axes_and_storage(space.mesh.shape, told.counts[i], told.stored[i]))
-        of_point = [int(parts[i]) for parts in told.experts]
+        experts = _experts([int(parts[i]) for parts in told.experts])
         again = recomputed_words(
             Counter({way: count for way, count in ways.items() if way != _NOT_AT_ALL}), len(told.once)
         )
-        yield JOIN.join((known[key], *_experts(of_point, len(of_point)), *again, *_micro(space)))
+        yield JOIN.join((known[key], *experts, *again, *_micro(space)))
 
 
 _NOT_AT_ALL = "not at all"
@@ -425,17 +420,15 @@ def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:
     return math.prod(size for label, size in zip(labels, shape, strict=True) if splits_experts(label))
 
 
-def _experts(parts: Sequence[int], layers: int) -> Iterator[str]:
+def _experts(parts: Sequence[int]) -> Iterator[str]:
     """Yield ``EP 8``: the number of parts that experts are split into.
 
     Args:
-        parts: the number of parts in each layer; 1 if not split.
-        layers: the number of layers with experts.
+        parts: the number of parts in each layer with experts; 1 if not split.
     """
-    split = [count for count in parts if count > 1]
-    for count in sorted(set(split)):
-        alike = split.count(count)
-        yield f"EP {count}" + (f" ({alike}/{layers} layers)" if alike < layers else "")
+    for count in sorted({*parts} - {1}):
+        alike = parts.count(count)
+        yield f"EP {count}" + (f" ({alike}/{len(parts)} layers)" if alike < len(parts) else "")
 
 
 def _tables(
@@ -468,17 +461,13 @@ def _tables(
     return counted, stored, np.array([_expert_parts(labels, shape) for labels in configurations])
 
 
-def _of_tied(layout: Sequence[str]) -> tuple[int, int, int, int]:
+def _of_tied(layout: Sequence[str]) -> list[bool]:
     """Return the storage counts of a tied parameter's layout; plain shards are left out, as they may come
     from a split use.
     """
-    found = [0, 0, 0, 0]
     in_shards = any(name.startswith("S(") for name in layout[1:])
-    if layout[0] in (*_STAGE_OF, "ahead") and in_shards:
-        found[0] = found[stage_of(layout[0])] = 1
-    elif not in_shards:
-        found[0] = 1
-    return found[0], found[1], found[2], found[3]
+    of_zero = in_shards and layout[0] in (*_STAGE_OF, "ahead")
+    return [of_zero or not in_shards, *(of_zero and stage_of(layout[0]) == stage for stage in (1, 2, 3))]
 
 
 def _main(counts: np.ndarray) -> int:
@@ -495,20 +484,19 @@ def _axes_and_storage(shape: Sequence[int], counts: np.ndarray, stored: np.ndarr
     """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: the uses of axes of more than one device, and the storage of
     parameters.
     """
-    axes = [(axis, _main(counts[axis])) for axis, size in enumerate(shape) if size > 1]
+    axes: dict[int, list[int]] = {}
+    for axis, size in enumerate(shape):
+        if size > 1:
+            axes.setdefault(_main(counts[axis]), []).append(axis)
     if not axes:
         yield "one device"
         return
-    yield from (_axis(shape, counts, mine, DATA) for mine in [_of(axes, DATA)] if mine)
-    yield from _zero(stored)
-    for kind in (SEQUENCE, TENSOR, OTHER):
-        yield from (_axis(shape, counts, mine, kind) for mine in [_of(axes, kind)] if mine)
-    for axis in _of(axes, WHOLE):
+    for kind in (DATA, SEQUENCE, TENSOR, OTHER):
+        if kind in axes:
+            yield _axis(shape, counts, axes[kind], kind)
+        yield from _zero(stored) if kind == DATA else ()
+    for axis in axes.get(WHOLE, ()):
         yield f"{shape[axis]} alike"
-
-
-def _of(axes: Sequence[tuple[int, int]], kind: int) -> list[int]:
-    return [axis for axis, main in axes if main == kind]
 
 
 def _axis(shape: Sequence[int], counts: np.ndarray, axes: Sequence[int], kind: int) -> str:

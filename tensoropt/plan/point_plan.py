@@ -51,9 +51,7 @@ def _strategy_fields(space: Space, point: Point) -> dict[str, Any]:
         which = point.choice[position[name]]
         labels = space.labels(name, which)
         operators[name] = OperatorPlan(
-            axes=dict(zip(names, labels, strict=True)),
-            micro=group["micro"],
-            members=tuple(group["members"]),
+            axes=dict(zip(names, labels, strict=True)), micro=group["micro"], members=tuple(group["members"])
         )
         option = group["options"][space.position(name, which)][point.options[position[name]]]
         for parameter, stored in zip(group["parameters"], option, strict=True):

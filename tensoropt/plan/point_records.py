@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tensoropt.plan.kinds import PlanKind
-from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, placing_words, plan_kind
+from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, plan_kind
 from tensoropt.units import counted
 
 FULL, LIGHT, IN_PART = "full", "norms and activations", "in part"
@@ -77,7 +77,10 @@ class StagesRecord:
     @property
     def placing(self) -> tuple[str, ...]:
         """The number of devices that operators are placed on, and of operators cut into pieces, in words."""
-        return placing_words(self.operators, self.info)
+        devices = {operator.device for operator in self.operators.values()} - {None}
+        placed = f"placed on {counted(len(devices), 'device')}" if devices else ""
+        cut = f"{counted(len(self.info.splits), 'operator')} cut" if self.info.splits else ""
+        return tuple(filter(None, (placed, cut)))
 
     @property
     def recomputing(self) -> tuple[str, ...]:

@@ -67,9 +67,7 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
 
 
 def read_points(
-    arrays: Mapping[str, np.ndarray],
-    spaces: int,
-    carried: Mapping[int, Mapping[str, Any]],
+    arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
 ) -> tuple[Point, ...]:
     """Return the points that :func:`point_arrays` stored.
 

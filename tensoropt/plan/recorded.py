@@ -212,11 +212,7 @@ class RecordedCosts:
     """
 
     def __init__(
-        self,
-        recorded: Recorded,
-        cluster: Cluster,
-        settings: Settings,
-        part: RecordedCompute | None = None,
+        self, recorded: Recorded, cluster: Cluster, settings: Settings, part: RecordedCompute | None = None
     ):
         self.recorded, self.cluster, self.settings = recorded, cluster, settings
         self.part = part or recorded.whole
@@ -415,13 +411,8 @@ def _part_from_dict(data: Mapping[str, Any]) -> RecordedCompute:
 
 def _work_to_list(work: RecordedWork) -> list[Any]:
     more = [work.forward_host_s, work.backward_host_s, work.weight_gradient_s]
-    return [
-        work.forward_s,
-        work.backward_s,
-        work.source,
-        work.facts.to_record(),
-        *(more if any(more) else ()),
-    ]
+    known = [work.forward_s, work.backward_s, work.source, work.facts.to_record()]
+    return known + more if any(more) else known
 
 
 def _work_from_list(data: list[Any]) -> RecordedWork:

@@ -9,7 +9,7 @@ A job with a pipeline is simulated as one pipelined strategy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -28,8 +28,8 @@ from tensoropt.ops.families.attention import ATTENTION
 from tensoropt.ops.families.routed_experts import DISPATCH, EXPERTS
 from tensoropt.ops.layouts import Layout
 from tensoropt.ops.ring_attention import RING
-from tensoropt.pipeline.compose import Composition, Offer, compose
-from tensoropt.pipeline.composer import Composer, Crossings, Cut
+from tensoropt.pipeline.compose import compose
+from tensoropt.pipeline.composer import Composer, Crossings
 from tensoropt.pipeline.evaluate import PipelineEvaluation, assemble
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thoroughness
@@ -37,33 +37,27 @@ from tensoropt.pipeline.stages import Cutter, dealt_cuts
 from tensoropt.plan.kinds import STAGE_AXIS
 from tensoropt.plan.point import Point
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.sharded.megatron import inner_labels
-from tensoropt.planners.sharded.zero import STAGES
+from tensoropt.planners.sharded.common.restricted import MOST_POINTS, batch_labels
+from tensoropt.planners.sharded.megatron import inner_labels, makers_of
+from tensoropt.planners.sharded.zero import STAGES, reduction_times
 from tensoropt.question.settings import Settings
 from tensoropt.search import NoStrategyError, track_frontier
-from tensoropt.sharding.configurations import (
-    MicroBatchRefused,
-    batch_strategies,
-    enumerate_configurations,
-)
+from tensoropt.sharding.configurations import enumerate_configurations
 from tensoropt.sharding.groups import Group, GroupGraph
 from tensoropt.sharding.recipes import RECIPES, groups_run_once, recipes_of
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.sequence import QUERIES, sequence_strategies
-from tensoropt.sharding.storage import Reduce, Storage
+from tensoropt.sharding.storage import Storage
 from tensoropt.simulate.candidates import overlap_of
 
 _WHOLE_STAGE = 0
 """No ZeRO: parameters, gradients and state are whole on every data-parallel rank."""
-_MOST_POINTS = 64
-"""Frontier points kept while the choices left open are searched for the shortest step; an assumption."""
 
 
 def _shards(job: LaunchedJob) -> int:
     """Return the number of shards into which data parallelism cuts parameters, gradients or state; the
     context-parallel ranks cut each of them further."""
-    data = job.data or 1
-    return 1 if job.stage == _WHOLE_STAGE else (job.shard_group or data)
+    return 1 if job.stage == _WHOLE_STAGE else (job.shard_group or job.data or 1)
 
 
 def _recomputes(job: LaunchedJob, block: int, blocks: int) -> bool:
@@ -120,13 +114,12 @@ def simulate_pinned(problem: Problem, costs: CostSource, job: LaunchedJob) -> Pi
     cluster, mesh = costs.cluster, _with_copies(mesh_of(job), problem.graph)
     pinning = _Pinning(problem, job, micro_batches, mesh)
     limits = {(mesh.label, micro_batches): pinning.restriction()}
-    regions = find_regions(problem.graph) if job.recompute != NOTHING else ()
     ((_, tables, _),) = build_tables(
-        problem.graph, problem.micro, costs, [mesh], [micro_batches], regions, limits
+        problem.graph, problem.micro, costs, [mesh], [micro_batches], pinning.regions, limits
     )
     names = space_of(problem, mesh, tables, ())
     try:
-        frontier = track_frontier(tables.restricted(pinning.allowed), epsilon=1e-3, max_points=_MOST_POINTS)
+        frontier = track_frontier(pinning.restricted(tables), epsilon=1e-3, max_points=MOST_POINTS)
     except NoStrategyError as error:
         raise UnsuitableError(f"no strategy matches the pinned configuration: {error}") from None
     # Ascending in memory, so that the last one is the fastest.
@@ -178,10 +171,8 @@ def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
     if mesh.names[-1] != "tensor":
         return mesh
     tensor = mesh.shape[-1]
-    for group in graph.groups:
-        heads = {
-            d.name: d.size for d in graph.atoms.spaces[group.name].dims if group.anchor.target == ATTENTION
-        }
+    for group in (group for group in graph.groups if group.anchor.target == ATTENTION):
+        heads = {dim.name: dim.size for dim in graph.atoms.spaces[group.name].dims}
         # Keys with separate heads, or repeated ones, whose copies are the inner atom.
         keys = heads.get("heads", 0) if "group" in heads else heads.get("heads.0", 0)
         if 1 < keys < tensor and tensor % keys == 0:
@@ -190,49 +181,25 @@ def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
     return mesh
 
 
-def _makers_of_keys(graph: GroupGraph) -> frozenset[str]:
-    producer = graph.atoms.graph.producer
-    waiting = [
-        name
-        for group in graph.groups
-        if group.anchor.target == ATTENTION
-        for name in group.anchor.inputs()[1:3]
-    ]
-    found: set[str] = set()
-    while waiting:
-        maker = producer.get(waiting.pop())
-        group = graph.group_of[maker.name] if maker is not None else None
-        if group is not None and group.name not in found:
-            found.add(group.name)
-            waiting += () if group.parameters or group.shared else group.reads
-    return frozenset(found)
-
-
 class _Pinning:
     def __init__(self, problem: Problem, job: LaunchedJob, micro_batches: int, mesh: Mesh):
-        self.problem, self.job = problem, job
-        self.graph, self.mesh = problem.graph, mesh
-        self.sizes = (micro_batches, *real_shape(self.mesh))
-        self.names = tuple(
-            name for name, size in zip(self.mesh.names, self.mesh.shape, strict=True) if size > 1
-        )
+        self.problem, self.graph, self.job, self.mesh = problem, problem.graph, job, mesh
+        self.sizes = (micro_batches, *real_shape(mesh))
+        self.names = tuple(name for name, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
         # Micro-batches are axis 0 of layouts.
         shards = ("shard", "context") if job.stage != _WHOLE_STAGE else ()
         self.shard_axes = [i for i, name in enumerate(self.names, 1) if name in shards]
         self.stage = job.stage if self.shard_axes else _WHOLE_STAGE
         self.once: dict[str, bool] = {}
         """For each group of recomputed blocks, whether it runs only once."""
-        regions = find_regions(problem.graph) if job.recompute != NOTHING else ()
-        for number, region in enumerate(regions):
+        blocks = find_regions(problem.graph) if job.recompute != NOTHING or job.root_once else ()
+        self.regions = blocks if job.recompute != NOTHING else ()
+        for number, region in enumerate(self.regions):
             once = groups_run_once(problem.graph, region, job.recompute) or frozenset()
-            if not _recomputes(job, number, len(regions)):
+            if not _recomputes(job, number, len(blocks)):
                 once = frozenset(region.groups)
             self.once.update((name, name in once) for name in region.groups)
-        self.inside_blocks = frozenset(
-            name
-            for region in (find_regions(problem.graph) if job.root_once else ())
-            for name in region.groups
-        )
+        self.inside_blocks = {name for region in blocks for name in region.groups}
         self.notes: list[str] = []
         if self.stage == 1 and micro_batches == 1:
             # Stage 1 needs several micro-batches (costs.parameters.unsharded_options).
@@ -262,12 +229,11 @@ class _Pinning:
         return Restriction(kept=kept, gathered_again=gathered)
 
     def _labels(self) -> Mapping[str, tuple[frozenset[str], ...]]:
-        try:
-            batch = {name: str(s.label) for name, s in batch_strategies(self.graph).items()}
-        except MicroBatchRefused as refusal:
-            raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
+        batch = batch_labels(self.graph)
         inner = inner_labels(self.graph, batch) if "tensor" in self.names else {}
-        shared = _makers_of_keys(self.graph)
+        attention = (group.anchor for group in self.graph.groups if group.anchor.target == ATTENTION)
+        keys = (name for anchor in attention for name in anchor.inputs()[1:3])
+        shared = makers_of(self.graph, keys, lambda group: bool(group.parameters or group.shared))
         along = self._along_sequence() if "context" in self.names else {}
 
         def on(axis: str, group: Group) -> frozenset[str]:
@@ -330,10 +296,12 @@ class _Pinning:
         same = (str(s.label) for s in group.strategies if str(s.label).partition("@")[0] in stems)
         return megatron | frozenset(same)
 
-    def allowed(self, variable: VariableTable, index: int) -> np.ndarray | None:
+    def restricted(self, tables: CostTables) -> CostTables:
+        return tables.restricted(self._allowed)
+
+    def _allowed(self, variable: VariableTable, index: int) -> np.ndarray | None:
         if variable.key.kind == "parameter":
-            masks = self._stored([(layout,) for layout in variable.layouts], of_root=True)
-            return masks[[index]]
+            return self._stored([(layout,) for layout in variable.layouts], of_root=True)[[index]]
         if variable.key.kind != "group":
             return None
         once = self.once.get(name := str(variable.key))
@@ -341,19 +309,16 @@ class _Pinning:
             return NO_OPTION
         return self._stored(variable.options[index], of_root=name not in self.inside_blocks)
 
-    def _stored(self, options: object, *, of_root: bool) -> np.ndarray:
-        stage = 2 if self.job.root_once and of_root and self.stage == 3 else self.stage
-        ways: tuple[tuple[Layout, ...], ...] = tuple(options)  # type: ignore[arg-type]
+    def _stored(self, ways: Sequence[Sequence[Layout]], *, of_root: bool) -> np.ndarray:
+        reduce = STAGES.get(2 if self.job.root_once and of_root and self.stage == 3 else self.stage)
         unsharded = ("tensor", _COPIES)
         axes = list(enumerate(self.names, 1))
         whole = [i for i, name in axes if name not in unsharded and i not in self.shard_axes]
         shards = np.array([sum(layout[a] >= 0 for layout in way for a in self.shard_axes) for way in ways])
         sharded = np.array([sum(layout[a] >= 0 for layout in way for a in whole) for way in ways])
         # Parameters that cannot be sharded at all are stored whole in every stage.
-        best = (sharded == sharded.min()) & (shards == (shards[sharded == sharded.min()]).max())
-        once = [{s.reduce for s in map(Storage.of, way) if s.gathered_once} for way in ways]
-        reduce: Reduce | None = STAGES.get(stage)
-        fitting = best & np.array([reductions == ({reduce} if reduce else set()) for reductions in once])
+        best: np.ndarray = (sharded == sharded.min()) & (shards == (shards[sharded == sharded.min()]).max())
+        fitting = best & np.array([reduction_times(way) == ({reduce} if reduce else set()) for way in ways])
         # As in PyTorch's FSDP and DeepSpeed, parameters that are gathered for each use are prefetched.
         ahead = fitting & np.array([any(Storage.of(stored).gathered_ahead for stored in way) for way in ways])
         # A group without parameters, or whose parameters stay whole, is the same in every stage.
@@ -382,10 +347,7 @@ class PinnedPipelinePoint:
 
 
 def simulate_pinned_pipeline(
-    problem: Problem,
-    settings: Settings,
-    costs: CostSource,
-    job: LaunchedJob,
+    problem: Problem, settings: Settings, costs: CostSource, job: LaunchedJob
 ) -> PinnedPipelinePoint:
     """Return the fastest pipelined strategy of a job, simulated, with equally many blocks in each stage.
 
@@ -407,22 +369,10 @@ def simulate_pinned_pipeline(
     job, micro_batches = _checked(problem, costs, job)
     place, cutter = _with_copies(mesh_of(job), problem.graph), Cutter(problem.graph)
     pinning = _Pinning(problem, job, micro_batches, place)
-    mesh = Mesh(
-        shape=(job.places, *(size for size in place.shape if size > 1)),
-        names=(STAGE_AXIS, *pinning.names),
-    )
-
+    mesh = Mesh(shape=(job.places, *real_shape(place)), names=(STAGE_AXIS, *pinning.names))
     remade, restriction = cutter.duplicable, pinning.restriction()
     search = StageSearch(
-        problem,
-        settings,
-        cutter,
-        remade,
-        mesh,
-        micro_batches,
-        restriction,
-        _EFFORT,
-        lambda tables: tables.restricted(pinning.allowed),
+        problem, settings, cutter, remade, mesh, micro_batches, restriction, _EFFORT, pinning.restricted
     )
     frontiers = PlaceFrontiers(search, costs)
     # Megatron-LM sends a part from each tensor-parallel rank and gathers it within the node (Narayanan et
@@ -436,7 +386,7 @@ def simulate_pinned_pipeline(
             Crossings(
                 everywhere_alike=True, of_axes=tuple(ways.get(name, ("batch",)) for name in pinning.names)
             ),
-            _fastest,
+            lambda offers, count: islice(compose(offers, count), 1),
             per_place=job.stages_per_place,
         )
         cuts = dealt_cuts(cutter, composer.stages)
@@ -449,18 +399,7 @@ def simulate_pinned_pipeline(
             "; ".join(("no pipeline matches the pinned configuration", *composer.notes))
             + "; pin degrees that divide the model's sizes"
         )
-    best = min(
-        (
-            assemble(pipeline.strategy, pipeline.stages, frontiers.prices, communicating_apart=True)
-            for pipeline in pipelines
-        ),
-        key=lambda pipeline: pipeline.time_s,
-    )
+    apart = (assemble(p.strategy, p.stages, frontiers.prices, communicating_apart=True) for p in pipelines)
+    best = min(apart, key=lambda pipeline: pipeline.time_s)
     point = pipelined_point(best, mesh, space=0, planner="pinned")
     return PinnedPipelinePoint(point, best, mesh, (*pinning.notes, *composer.notes))
-
-
-def _fastest(
-    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
-) -> Iterator[Composition[Cut]]:
-    return islice(compose(offers, micro_batches), 1)

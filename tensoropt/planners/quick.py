@@ -49,11 +49,11 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
     """Return the planners that are quick for this number of a model's operators and of devices, in the order
     in which they run.
     """
-    names: tuple[str, ...] = (*SHARDED, *_PLACED)
+    names = [*SHARDED, *_PLACED]
     if operators <= _FEW_GROUPS:
-        names = (*names, *_FEW_PLACED, *_PIPELINED)
+        names += [*_FEW_PLACED, *_PIPELINED]
     if operators * devices <= _MOST_PIECES:
-        names = (*names, *_CUTTING)
+        names += _CUTTING
     options = {name: {"seconds": seconds} for name, seconds in _SECONDS.items()}
     return tuple(replace(ENTRIES[name], options=options.get(name, {})) for name in names)
 

@@ -108,16 +108,19 @@ class Entry:
         return ((graph, self.module.place(graph.problem, memory_limit_bytes, seed, **self.settings)),)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Return plans, ascending in memory; with a limit, the fastest within it when simulated.
+        """Return plans, ascending in memory, with the planner's notes among their settings; with a limit, the
+        fastest within it when simulated.
 
         Raises:
             UnsuitableError: the method cannot treat the problem.
             InfeasibleError: the method finds nothing within the limit.
         """
-        from tensoropt.planners.results import plan_of
-
-        points = self.points(task, memory_limit_bytes, seed)
-        return tuple(plan_of(task, each.point, each.notes) for each in points)
+        plans = []
+        for point, notes, _ in self.points(task, memory_limit_bytes, seed):
+            plan = task.base.plan(point)
+            settings = {**plan.settings, **({"notes": list(notes)} if notes else {})}
+            plans.append(plan.model_copy(update={"settings": settings}))
+        return tuple(plans)
 
 
 _Pipelined = partial(Entry, kind="pipelined")
@@ -127,49 +130,35 @@ _Cutting = partial(
 )
 _Exact = partial(_Placed, one_batch="its program schedules every operator once in a step", solves=True)
 
-ENTRIES = {
-    entry.name: entry
-    for entry in (
-        Entry("data_parallel", "DDP, Horovod: the batch split over all devices, parameters whole"),
-        Entry(
-            "zero", "ZeRO, FSDP: data parallelism with state, gradients, parameters sharded (stages 1 to 3)"
-        ),
-        Entry("megatron", "Megatron-LM: heads and matrices split on the inner axis, the batch on the outer"),
-        Entry("optcnn", "OptCNN: node and edge elimination for the shortest time"),
-        Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),
-        Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
-        Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
-        _Pipelined("gpipe", "GPipe: one stage per device, all forwards before all backwards, recomputed"),
-        _Pipelined(
-            "pipedream_1f1b", "PipeDream-flush: the slowest stage as fast as possible, 1F1B with a flush"
-        ),
-        _Pipelined("dapple", "DAPPLE: replicated stages, for the latency of the whole step"),
-        _Pipelined("alpa", "Alpa: stages by a dynamic programme, any way to split inside"),
-        _Pipelined(
-            "galvatron", "Galvatron: per layer data, sharded data or tensor parallelism, in even stages"
-        ),
-        _Placed("placer", "TensorFlow's Placer: rules alone; unconstrained operators on device 0"),
-        _Placed("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory"),
-        _Placed("m_etf", "Baechi m-ETF: earliest task first, under memory caps"),
-        _Placed("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program"),
-        _Placed("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots"),
-        _Cutting("os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path"),
-        _Placed(
-            "local_search", "ours: annealing from the heuristics' placements, for every amount of memory"
-        ),
-        _Cutting(
-            "cut_search", "ours: operators cut along the batch or placed whole, segment by segment, annealed"
-        ),
-        _Exact("pesto", "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)"),
-        _Exact(
-            "pesto_extended", "Pesto as NetSplit extends it: forward alone, any number of devices (CP-SAT)"
-        ),
-        _Exact("netsplit", "NetSplit: an exact schedule, one operator at a time on a device (CP-SAT)"),
-        _Exact(
-            "netsplit_shared", "NetSplit's program as published: operators may overlap on a device (CP-SAT)"
-        ),
-    )
-}
+_ALL = (
+    Entry("data_parallel", "DDP, Horovod: the batch split over all devices, parameters whole"),
+    Entry("zero", "ZeRO, FSDP: data parallelism with state, gradients, parameters sharded (stages 1 to 3)"),
+    Entry("megatron", "Megatron-LM: heads and matrices split on the inner axis, the batch on the outer"),
+    Entry("optcnn", "OptCNN: node and edge elimination for the shortest time"),
+    Entry("flexflow", "FlexFlow: Markov chain Monte Carlo over the same space, simulator as oracle"),
+    Entry("tofu", "Tofu: recursive bisection, least communication, every tensor split"),
+    Entry("ilp", "Alpa, AutoParallel: a 0-1 program for the shortest time within a memory limit (HiGHS)"),
+    _Pipelined("gpipe", "GPipe: one stage per device, all forwards before all backwards, recomputed"),
+    _Pipelined("pipedream_1f1b", "PipeDream-flush: the slowest stage as fast as possible, 1F1B with a flush"),
+    _Pipelined("dapple", "DAPPLE: replicated stages, for the latency of the whole step"),
+    _Pipelined("alpa", "Alpa: stages by a dynamic programme, any way to split inside"),
+    _Pipelined("galvatron", "Galvatron: per layer data, sharded data or tensor parallelism, in even stages"),
+    _Placed("placer", "TensorFlow's Placer: rules alone; unconstrained operators on device 0"),
+    _Placed("m_topo", "Baechi m-TOPO: a topological order cut into pieces of equal memory"),
+    _Placed("m_etf", "Baechi m-ETF: earliest task first, under memory caps"),
+    _Placed("m_sct", "Baechi m-SCT: as m-ETF, with favourite children by a linear program"),
+    _Placed("dpos", "FastT DPOS: critical path on the fastest devices, the rest in idle slots"),
+    _Cutting("os_dpos", "FastT OS-DPOS: DPOS, cutting operators of the critical path"),
+    _Placed("local_search", "ours: annealing from the heuristics' placements, for every amount of memory"),
+    _Cutting(
+        "cut_search", "ours: operators cut along the batch or placed whole, segment by segment, annealed"
+    ),
+    _Exact("pesto", "Pesto: an exact schedule of a coarsened graph on two devices (CP-SAT)"),
+    _Exact("pesto_extended", "Pesto as NetSplit extends it: forward alone, any number of devices (CP-SAT)"),
+    _Exact("netsplit", "NetSplit: an exact schedule, one operator at a time on a device (CP-SAT)"),
+    _Exact("netsplit_shared", "NetSplit's program as published: operators may overlap on a device (CP-SAT)"),
+)
+ENTRIES = {entry.name: entry for entry in _ALL}
 
 
 def planner(name: str) -> Entry:

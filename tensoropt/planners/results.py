@@ -11,7 +11,6 @@ from tensoropt.pipeline.points import pipelined_point
 from tensoropt.placement import simulate_placement
 from tensoropt.placement.points import placed_point
 from tensoropt.placement.prices import PricedGraph
-from tensoropt.plan.plan import Plan
 from tensoropt.plan.point import Point, reduce_points
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer
@@ -35,29 +34,17 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
     # Space by space, since ``evaluate`` takes many strategies of the same tables at once, CHUNK of them to a
     # result.
     for number, space in enumerate(task.spaces):
-        of_space = [i for i, s in enumerate(selections) if s.space == number]
-        if not of_space:
+        chosen = {i: (s.choice, s.options) for i, s in enumerate(selections) if s.space == number}
+        if not chosen:
             continue
-        chosen = [(selections[i].choice, selections[i].options) for i in of_space]
         overlap = overlap_of(task.cluster, space.mesh, beside=space.tables.prices.beside)
-        simulated = Evaluator(space.tables, overlap)(chosen)
-        for position, i in enumerate(of_space):
-            memory, compute, communication = space.tables.breakdown(*chosen[position])
-            points[i] = simulated[position // CHUNK].point(
-                position % CHUNK,
-                space.names,
-                number,
-                additive=(memory, compute + communication),
-                planner=planner,
-            )
+        simulated = Evaluator(space.tables, overlap)([*chosen.values()])
+        for position, (i, strategy) in enumerate(chosen.items()):
+            memory, compute, communication = space.tables.breakdown(*strategy)
+            additive = memory, compute + communication
+            chunk, row = divmod(position, CHUNK)
+            points[i] = simulated[chunk].point(row, space.names, number, additive=additive, planner=planner)
     return [points[i] for i in range(len(selections))]
-
-
-def plan_of(task: PlanningTask, point: Point, notes: Iterable[str] = ()) -> Plan:
-    """Return a simulated point as a plan, with its planner's notes among the settings."""
-    plan = task.base.plan(point)
-    settings = {"notes": list(notes)} if notes else {}
-    return plan.model_copy(update={"settings": {**plan.settings, **settings}})
 
 
 def best_of(planner: str, found: Iterable[SimulatedPoint], limit: float | None) -> tuple[SimulatedPoint, ...]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.cost_graph import VariableTable
+from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
+from tensoropt.costs.variables import Variable
 from tensoropt.plan.space import Space
 from tensoropt.sharding.regions import region_of
 
@@ -43,3 +44,39 @@ def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, 
         in_block = variable.key in region_of(tables.regions)
         return in_block and not variable.again[index]
     return variable.again[index] and not recomputing
+
+
+def in_a_form(
+    allowed: Scheme, recomputing: bool, tables: CostTables, variable: VariableTable, index: int
+) -> np.ndarray | None:
+    """Return the choices that a scheme allows, with all blocks recomputed or none."""
+    if computed_otherwise(tables, variable, index, recomputing):
+        return NO_OPTION
+    return allowed(tables, variable, index)
+
+
+def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Scheme) -> Scheme:
+    """Return the scheme that splits every group on its batch dim on every axis.
+
+    Args:
+        batch: the label of a group's batch dim.
+        stored: masks the options of groups and parameters.
+    """
+
+    def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
+        if variable.key.kind != "group":
+            return stored(tables, variable, index) if variable.key.kind == "parameter" else None
+        own = batch(tables, variable.key)
+        if any(label != own for label in tables.labels(variable.key, index)):
+            return NO_OPTION
+        return stored(tables, variable, index)
+
+    return allowed
+
+
+def whole(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
+    """Return a mask of the options that shard no parameter; a group's first one stores them as used."""
+    # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
+    if variable.key.kind == "parameter":
+        return np.array([all(code < 0 for code in variable.layouts[index][1:])])
+    return np.arange(len(variable.memory[index])) == 0

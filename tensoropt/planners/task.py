@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tensoropt.cluster import Cluster
-from tensoropt.errors import TensorOptError
 from tensoropt.evaluation import problem as prepared
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
@@ -71,8 +70,7 @@ class PlanningTask:
 
     def placing(self, micro_batches: int = 1) -> PricedGraph:
         """Return the model for placing planners, unsplit, in ``micro_batches`` micro-batches."""
-        if self.placed is None:
-            raise TensorOptError("this task was made without the costs of placed plans")
+        assert self.placed is not None, "this task was made without the costs of placed plans"
         if micro_batches not in self._placing:
             self._placing[micro_batches] = self.placed.price(micro_batches=micro_batches)
         return self._placing[micro_batches]
@@ -84,9 +82,8 @@ class PlanningTask:
 
     @property
     def staging(self) -> PipelineTask:
-        """The task of pipelined planners; TensorOptError without one."""
-        if self.staged is None:
-            raise TensorOptError("this task was made without the costs of pipelines")
+        """The task of pipelined planners, which must not be None."""
+        assert self.staged is not None, "this task was made without the costs of pipelines"
         return self.staged
 
     @property

@@ -74,12 +74,10 @@ def _layers(
     states = [states] if isinstance(states, torch.Tensor) else list(states)
     directions = 2 if bidirectional else 1
     # Only the size of the reserve matters; there is none if no backward follows.
-    size = 0
+    size, steps = 0, x.shape[0] * x.shape[1]
     if train and torch.is_grad_enabled():
-        steps = x.shape[0] * x.shape[1]
         size = _reserve_bytes(numbers, steps, states[0].shape[-1], num_layers, directions, x.element_size())
-    result: tuple[torch.Tensor, ...] = _Layers.apply(size, len(states), directions, x, *states, *weights)
-    return result
+    return _Layers.apply(size, len(states), directions, x, *states, *weights)
 
 
 class _Layers(torch.autograd.Function):
@@ -221,7 +219,6 @@ def _attend(
     aten: Any = torch.ops.aten
     kernel = _attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-    result: torch.Tensor
     if kernel == _FLASH:
         size, scale = q.shape[-1], q.shape[-1] ** -0.5 if scale is None else scale
         padded = (functional.pad(t, (0, -size % 8)) if size % 8 else t for t in (q, k, v))
@@ -230,14 +227,12 @@ def _attend(
     mask = _added(attn_mask, q)
     if kernel == _MATH:
         by_parts = aten._scaled_dot_product_attention_math
-        result = by_parts(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
-        return result
+        return by_parts(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
     fused = aten._scaled_dot_product_cudnn_attention
     if kernel == _EFFICIENT:
         fused = aten._scaled_dot_product_efficient_attention
         mask = None if mask is None else _aligned(mask, q, k)
-    result = fused(q, k, v, mask, trained, dropout_p, is_causal, scale=scale)[0]
-    return result
+    return fused(q, k, v, mask, trained, dropout_p, is_causal, scale=scale)[0]
 
 
 def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ _MOST_LINES = 4
 _FEWEST_POINTS_PER_LINE = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
     alpha_s: float
     seconds_per_byte: float
@@ -85,15 +85,7 @@ class LinkFit:
     def to_dict(self) -> dict[str, Any]:
         return {
             "group": list(self.group),
-            "segments": [
-                [
-                    s.alpha_s,
-                    s.seconds_per_byte,
-                    s.from_bytes,
-                    None if math.isinf(s.up_to_bytes) else s.up_to_bytes,
-                ]
-                for s in self.segments
-            ],
+            "segments": [[n if math.isfinite(n) else None for n in astuple(s)] for s in self.segments],
             "residual": self.residual,
             "points": [list(point) for point in self.points],
         }
@@ -104,12 +96,7 @@ class LinkFit:
             kind=kind,
             group=tuple(data["group"]),
             segments=tuple(
-                Segment(
-                    alpha_s=alpha,
-                    seconds_per_byte=slope,
-                    from_bytes=start,
-                    up_to_bytes=math.inf if end is None else end,
-                )
+                Segment(alpha, slope, start, math.inf if end is None else end)
                 for alpha, slope, start, end in data["segments"]
             ),
             residual=data["residual"],
@@ -175,14 +162,8 @@ def _piecewise(sizes: Sequence[float], seconds: Floats, cuts: tuple[int, ...]) -
     segments = []
     for start, stop in itertools.pairwise((0, *cuts, len(sizes))):
         alpha, slope = _fit_line(sizes[start:stop], seconds[start:stop])
-        segments.append(
-            Segment(
-                alpha_s=alpha,
-                seconds_per_byte=slope,
-                from_bytes=0.0 if start == 0 else sizes[start],
-                up_to_bytes=math.inf if stop == len(sizes) else sizes[stop - 1],
-            )
-        )
+        least, most = sizes[start] if start else 0.0, sizes[stop - 1] if stop < len(sizes) else math.inf
+        segments.append(Segment(alpha, slope, least, most))
     return tuple(segments)
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
 
 from tensoropt.profiling.timers import local_timer
 from tensoropt.ranks.worker import common_clock
@@ -44,8 +48,6 @@ def time_collective(
         groups: a partition of all ranks.
         plan: ``(bytes, repeats)`` per size, as in :mod:`tensoropt.profiling.links`.
     """
-    import torch.distributed as dist
-
     clock = common_clock()
     handles = [dist.new_group(list(group)) for group in groups]  # every rank creates every group
     mine = next(index for index, group in enumerate(groups) if rank in group)
@@ -70,39 +72,27 @@ def time_collective(
 
 def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tuple[int, int]]) -> _Stamps:
     """Send a message from the first rank of the pair to the second and back; the others wait."""
-    import torch
-    import torch.distributed as dist
+    clock, stamps, device = common_clock(), _Stamps(), local_timer().device
 
-    clock, stamps = common_clock(), _Stamps()
-    small = torch.zeros(1, device=_device())
+    def there_and_back(message: torch.Tensor) -> None:
+        if rank == pair[0]:
+            dist.send(message, pair[1])
+            dist.recv(message, pair[1])
+        elif rank == pair[1]:
+            dist.recv(message, pair[0])
+            dist.send(message, pair[0])
+
+    meet = partial(there_and_back, torch.zeros(1, device=device))
     for size, repeats in plan:
-        message = torch.zeros(max(1, size // 4), device=_device())
-
-        def there_and_back(message: torch.Tensor = message) -> None:
-            if rank == pair[0]:
-                dist.send(message, pair[1])
-                dist.recv(message, pair[1])
-            elif rank == pair[1]:
-                dist.recv(message, pair[0])
-                dist.send(message, pair[0])
-
-        def meet(there_and_back: Callable[..., None] = there_and_back) -> None:
-            there_and_back(small)
-
-        stamps.append(
-            SizeStamps(*_repeat(there_and_back, repeats, clock), _in_stream(there_and_back, repeats, meet))
-        )
+        action = partial(there_and_back, torch.zeros(max(1, size // 4), device=device))
+        stamps.append(SizeStamps(*_repeat(action, repeats, clock), _in_stream(action, repeats, meet)))
     return stamps
 
 
 def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
     """Return a collective of ``size`` bytes among ``ranks``, with the source ``first`` if any."""
-    import torch
-    import torch.distributed as dist
-
-    part = max(1, size // 4 // ranks)  # float32 elements of one rank's share
-    whole = torch.zeros(part * ranks, device=_device())
-    share = torch.zeros(part, device=_device())
+    part, device = max(1, size // 4 // ranks), local_timer().device  # float32 elements of one rank's share
+    whole, share = (torch.zeros(count, device=device) for count in (part * ranks, part))
     other = torch.empty_like(whole)
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
@@ -118,15 +108,7 @@ def _repeat(
     action: Callable[[], object], repeats: int, clock: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
     """Run an action several times, each after a barrier; return its starts and ends on the common clock."""
-    import torch
-    import torch.distributed as dist
-
-    on_gpu = torch.cuda.is_available() and dist.get_backend() == "nccl"
-
-    def synchronise() -> None:
-        if on_gpu:
-            torch.cuda.synchronize()
-
+    synchronise: Callable[[], None] = torch.cuda.synchronize if local_timer().host_apart else lambda: None
     for _ in range(min(_WARM_UPS, repeats // 3)):
         action()
     starts, ends = [], []
@@ -157,10 +139,3 @@ def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], ob
         spans.append(timer.end(begun))
     spans = spans[_WARM_UPS:]
     return [s if span.ahead else math.nan for s, span in zip(timer.seconds(spans), spans, strict=True)]
-
-
-def _device() -> str:
-    import torch
-    import torch.distributed as dist
-
-    return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"

@@ -178,12 +178,7 @@ def measure_links(
     return _fits(mesh, records, failed)
 
 
-def load_links(
-    cluster: Cluster,
-    mesh: Mesh,
-    store: ProfileStore,
-    backend: str | None = None,
-) -> LinkFits:
+def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
     """Return the store's fits of a mesh; nothing is measured."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, pairs=True)
@@ -236,21 +231,21 @@ def _record(
 ) -> dict[str, Any]:
     ways = 2 if kind == _SEND else 1  # there and back
     # Others only ever make what CPU ranks do longer.
-    of = min if backend == "gloo" else _in_step
+    of: Callable[[Floats], float] = min if backend == "gloo" else _in_step
     fits = []
     for group in groups:
-        seconds = []
-        for index in range(len(sizes)):
+        points = []
+        for index, size in enumerate(sizes):
             rounds = [[SizeStamps(*stamps[rank][index]) for rank in group] for stamps in told]
-            seconds.append(_over(_in_stream if rounds[0][0].in_stream else _from_idle, rounds) / ways)
-        fits.append(_fit(kind, group, sizes, seconds, of))
+            of_repeats = _in_stream if rounds[0][0].in_stream else _from_idle
+            repeats = np.concatenate([of_repeats(ranks) for ranks in rounds]) / ways
+            low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
+            spread = (high - low) / 2 / middle
+            points.append((size, float(of(repeats)), float(spread), float(np.max(repeats))))
+        segments, residual = fit_segments([point[0] for point in points], [point[1] for point in points])
+        fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
+        fits.append(fit.to_dict())
     return {"fits": fits}
-
-
-def _over(
-    seconds: Callable[[Sequence[SizeStamps]], Floats], rounds: Sequence[Sequence[SizeStamps]]
-) -> Floats:
-    return np.concatenate([seconds(ranks) for ranks in rounds])
 
 
 class _NotAheadError(MeasurementError):
@@ -275,28 +270,7 @@ def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
     return ahead
 
 
-def _fit(
-    kind: str,
-    group: tuple[int, ...],
-    sizes: Sequence[int],
-    seconds: Sequence[Floats],
-    of: Callable[[Floats], float],
-) -> dict[str, Any]:
-    points = []
-    for size, repeats in zip(sizes, seconds, strict=True):
-        low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
-        spread = (high - low) / 2 / middle
-        points.append((size, float(of(repeats)), float(spread), float(np.max(repeats))))
-    segments, residual = fit_segments([point[0] for point in points], [point[1] for point in points])
-    fit = LinkFit(kind=kind, group=group, segments=segments, residual=residual, points=tuple(points))
-    return fit.to_dict()
-
-
-def _fits(
-    mesh: Mesh,
-    records: Mapping[_Job, Mapping[str, Any]],
-    failed: Mapping[str, str],
-) -> LinkFits:
+def _fits(mesh: Mesh, records: Mapping[_Job, Mapping[str, Any]], failed: Mapping[str, str]) -> LinkFits:
     collectives = {}
     for axes in mesh.axis_subsets():
         for kind in COLLECTIVES:

@@ -136,7 +136,9 @@ class _Batch:
                 # The workload after the last reported one is the culprit. It is charged only if it hung, or
                 # if ranks that had done nothing else died of it; otherwise it is tried again on fresh ranks.
                 if failure.kind == "hung" or (fresh and not results):
-                    results.append({"error": self._words(failure, works[len(results)])})
+                    allowed_s = _allowed_for(self.pool.timeout_s, self.expected_s[works[len(results)].key])
+                    hung = f"it did not end within {allowed_s:.0f} s"
+                    results.append({"error": hung if failure.kind == "hung" else failure.summary})
                 if not results:
                     self.pool.restart()
             lacking = [again and r.get("error", "").startswith(OUT_OF_MEMORY) for r in results]
@@ -172,8 +174,3 @@ class _Batch:
             )
             raise
         return [joined(ranks) for ranks in zip(*messages, strict=False)], failure
-
-    def _words(self, failure: RankError, work: Workload) -> str:
-        if failure.kind != "hung":
-            return failure.summary
-        return f"it did not end within {_allowed_for(self.pool.timeout_s, self.expected_s[work.key]):.0f} s"

@@ -41,11 +41,8 @@ def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: st
     key = f"{prefix}/optimizer-{name}"
     record = store.get(key)
     if record is None:
-        record = {"seconds_per_element": _slope(pool, name)}
+        small, large = (max(pool.run(time_optimizer, name, n)) for n in _OPTIMIZER_SIZES)
+        slope = max(large - small, 0.0) / (_OPTIMIZER_SIZES[1] - _OPTIMIZER_SIZES[0])
+        record = {"seconds_per_element": slope}
         store.put(key, record)
     return float(record["seconds_per_element"])
-
-
-def _slope(pool: RankPool, name: str) -> float:
-    small, large = (max(pool.run(time_optimizer, name, n)) for n in _OPTIMIZER_SIZES)
-    return max(large - small, 0.0) / (_OPTIMIZER_SIZES[1] - _OPTIMIZER_SIZES[0])

@@ -72,7 +72,8 @@ def with_kind(name: str) -> str:
     from tensoropt.profiling.own_optimizers import found_figures  # takes PyTorch
 
     found = found_figures(name)
-    return f"{name}?{'&'.join(f'{key}={_plain(value)}' for key, value in found.items())}"
+    plain = {key: value if isinstance(value, str) else f"{value:g}" for key, value in found.items()}
+    return f"{name}?{'&'.join(f'{key}={value}' for key, value in plain.items())}"
 
 
 def kind_of(name: str) -> OptimizerKind:
@@ -94,10 +95,6 @@ def short_optimizer(name: str) -> str:
 
 def _unknown(name: str) -> MeasurementError:
     return MeasurementError(f"unknown optimizer '{name}'; use {', '.join(OPTIMIZERS)} or module.py:make")
-
-
-def _plain(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from tensoropt.errors import MeasurementError
@@ -168,17 +167,6 @@ Entry = tuple[str, str, dict[str, Any]]
 """Kind, key and record."""
 
 
-def _write_export(path: str | os.PathLike[str], entries: Iterable[Entry]) -> int:
-    """Write entries to a file, by renaming a temporary one; return their number."""
-    written = 0
-    with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
-        stream.write(json.dumps({"schema": _EXPORT_SCHEMA}) + "\n")
-        for kind, key, record in entries:
-            stream.write(json.dumps({"kind": kind, "key": key, "record": record}) + "\n")
-            written += 1
-    return written
-
-
 def _read_export(path: str | os.PathLike[str]) -> list[Entry]:
     try:
         with open(path, encoding="utf-8") as stream:
@@ -219,6 +207,7 @@ _CACHED = ("tables", "frontiers", "explorations", "captures")
 """The kinds of cached values, which can be recomputed."""
 _FAILURES = ("error", "failed", "lost")
 """The keys under which a record has the reason of a failure."""
+
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
 
 _Record = dict[str, Any]
@@ -395,7 +384,13 @@ class ProfileStore:
 
     def export_file(self, path: str | os.PathLike[str]) -> int:
         """Write everything to a file of JSON lines; return the count."""
-        return _write_export(path, ((kind, *item) for kind in KINDS for item in self.items(kind)))
+        written = 0
+        with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps({"schema": _EXPORT_SCHEMA}) + "\n")
+            for kind, key, record in ((each, *item) for each in KINDS for item in self.items(each)):
+                stream.write(json.dumps({"kind": kind, "key": key, "record": record}) + "\n")
+                written += 1
+        return written
 
     def import_file(self, path: str | os.PathLike[str]) -> int:
         """Add the records of an exported file, replacing those with the same keys; return the count.
@@ -417,9 +412,7 @@ class ProfileStore:
     def __enter__(self) -> ProfileStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

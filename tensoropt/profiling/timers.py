@@ -64,8 +64,8 @@ class Span:
         return not self.ahead or self.waited_s > 0
 
 
-def timed(timer: DeviceTimer, work: Callable[[], _Result], *, ahead: bool = True) -> tuple[_Result, Span]:
-    begun = timer.begin(ahead=ahead)
+def timed(timer: DeviceTimer, work: Callable[[], _Result]) -> tuple[_Result, Span]:
+    begun = timer.begin()
     result = work()
     return result, timer.end(begun)
 

@@ -65,10 +65,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * DTYPE_BYTES[self.dtype]
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class Resolved(NamedTuple):
@@ -200,7 +197,9 @@ def workload(
                 looped=graph.users.get(name, 0) >= _LOOP,
             )
     for call, _ in calls:
-        for name, high in timed_limits(call, lambda n: specs[n].shape) if _has_specs(call, specs) else ():
+        first = call.args[0] if call.args else None
+        known = isinstance(first, Ref) and first.name in specs
+        for name, high in timed_limits(call, lambda n: specs[n].shape) if known else ():
             if name in specs:
                 specs[name] = replace(specs[name], high=high)
     for op in group.operators:
@@ -227,14 +226,10 @@ def workload(
     return Workload(inputs, tuple(calls), resolved, writes, {v: k for k, v in names.items()})
 
 
-def _has_specs(call: LocalCall, specs: Mapping[str, TensorSpec]) -> bool:
-    return bool(call.args) and isinstance(call.args[0], Ref) and call.args[0].name in specs
-
-
 _LOOP = 3
 """The fewest groups sharing a parameter for which it is assumed to belong to an unrolled loop."""
 T = TypeVar("T")
-_ORDERS: dict[int, tuple[weakref.ref[GroupGraph], Mapping[str, Order]]] = {}
+_ORDERS: dict[int, Mapping[str, Order]] = {}
 
 
 def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
@@ -244,11 +239,8 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
     back is a view. Groups run unsplit on fake tensors; resharding preserves the order
     (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
     """
-    # An id may be reused after the graph is gone; the weak reference detects this, and drops the entry.
-    number = id(graph)
-    entry = _ORDERS.get(number)
-    if entry is not None and entry[0]() is graph:
-        return entry[1]
+    if id(graph) in _ORDERS:
+        return _ORDERS[id(graph)]
     orders: dict[str, Order] = {}
     made: dict[str, list[Order | None]] = {}
     for group in graph.groups:
@@ -257,11 +249,9 @@ def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
         if work.key not in made:
             made[work.key] = _written_orders(work)
         orders.update((n, o) for n, o in zip(group.writes, made[work.key], strict=True) if o is not None)
-
-    def gone(_: object) -> None:
-        _ORDERS.pop(number, None)
-
-    _ORDERS[number] = weakref.ref(graph, gone), orders
+    _ORDERS[id(graph)] = orders
+    # An id may be reused after the graph is gone.
+    weakref.finalize(graph, _ORDERS.pop, id(graph), None)
     return orders
 
 

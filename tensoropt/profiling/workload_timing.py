@@ -105,8 +105,6 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         return _copies_wanted(work, given, training, timer)
 
     count = _agreed(copies_wanted, world_size, timer)
-    if not count:
-        return {"error": _ELSEWHERE}
 
     def laps_wanted() -> int:
         copies[:] = _copies(work, given, count)
@@ -117,8 +115,6 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
         return ceil(repeats_within(visit) / count)
 
     wanted = _agreed(laps_wanted, world_size, timer)
-    if not wanted:
-        return {"error": _ELSEWHERE}
     laps += [_lap(work, copies, training, timer) for _ in range(wanted - 1)]
     record: dict[str, Any] = {}
     if timer.host_apart:
@@ -132,8 +128,6 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
             laps = [_lap(work, copies, training, timer, ahead=False) for _ in range(wanted)]
             record[WAITS] = True
     record |= _seconds(laps, timer)
-    if timer.host_apart:
-        record |= {f"{way}_host": seconds for way, seconds in _host_seconds(laps).items()}
     # A call of autograd belongs to the host, and a GPU does not see it.
     issued = "backward_host" if timer.host_apart else "backward"
     start_s = _start_of_backward_s(timer.device)
@@ -147,20 +141,23 @@ def repeats_within(visit_s: float) -> float:
 
 
 def _agreed(wanted: Callable[[], int], world_size: int, timer: DeviceTimer) -> int:
-    """Return the least number that any rank wants, so that all repeat equally often; 0 if another fails."""
+    """Return the least number that any rank wants, so that all repeat equally often; raise if one fails."""
+
+    def least(mine: int) -> int:
+        if world_size == 1:
+            return mine
+        count = torch.tensor(mine, device=timer.device)
+        _meet(lambda: dist.all_reduce(count, op=dist.ReduceOp.MIN))
+        return int(count)
+
     try:
         mine = wanted()
     except Exception:
-        if world_size > 1:
-            # A failing rank takes part with 0; otherwise the others would wait in the all-reduce forever.
-            none = torch.tensor(0, device=timer.device)
-            _meet(lambda: dist.all_reduce(none, op=dist.ReduceOp.MIN))
+        least(0)  # a failing rank takes part; otherwise the others would wait in the all-reduce forever
         raise
-    if world_size == 1:
-        return mine
-    count = torch.tensor(mine, device=timer.device)
-    _meet(lambda: dist.all_reduce(count, op=dist.ReduceOp.MIN))
-    return int(count)
+    if not (agreed := least(mine)):
+        raise RuntimeError(_ELSEWHERE)
+    return agreed
 
 
 def _copies_wanted(
@@ -262,30 +259,22 @@ def _start_of_backward_s(device: torch.device) -> float:
     return max(single - (chain - single) / (_NODES - 1), 0.0)
 
 
-def _counted(laps: Sequence[_Lap]) -> list[_Visit]:
-    visits = [visit for lap in laps for visit in lap]
-    return [visit for visit in visits if not any(span.disturbed for span in visit if span)] or visits
-
-
 def _ahead(laps: Sequence[_Lap]) -> int:
     return sum(all(span.ahead for span in visit if span) for lap in laps for visit in lap)
 
 
 def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """Return the seconds of each visit that counts."""
-    visits = _counted(laps)
-    return {
+    """Return the seconds of each visit that counts: the undisturbed ones, or all."""
+    visits = [visit for lap in laps for visit in lap]
+    visits = [v for v in visits if not any(span.disturbed for span in v if span)] or visits
+    record = {
         "forward": timer.seconds([forward for forward, _ in visits]),
         "backward": [timer.seconds([back])[0] if back else 0.0 for _, back in visits],
     }
-
-
-def _host_seconds(laps: Sequence[_Lap]) -> dict[str, list[float]]:
-    visits = _counted(laps)
-    return {
-        "forward": [forward.host_s for forward, _ in visits],
-        "backward": [back.host_s if back else 0.0 for _, back in visits],
-    }
+    if timer.host_apart:
+        record["forward_host"] = [forward.host_s for forward, _ in visits]
+        record["backward_host"] = [back.host_s if back else 0.0 for _, back in visits]
+    return record
 
 
 def time_workloads(

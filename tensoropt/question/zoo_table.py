@@ -78,5 +78,5 @@ def listed() -> dict[str, Listed]:
 
 @cache
 def figures() -> dict[str, Figures]:
-    """Return the figures of each model by name; uncounted models are missing."""
+    """Return the figures of each model by name."""
     return {name: Figures(**row) for name, row in _table()["models"].items()}

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tensoropt.cluster import rank_cores
@@ -74,7 +73,7 @@ class RankPool:
         self.backend = backend
         self.share_gpu = share_gpu
         self._start_timeout_s = start_timeout_s
-        self._interface = interface or ("lo" if sys.platform == "linux" else "lo0")
+        self._interface = interface or "lo"
         self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
         # Ranks that share a GPU wait for each other in any case.
         self._cores = None if backend == "nccl" else rank_cores(world_size)
@@ -98,9 +97,7 @@ class RankPool:
     def __enter__(self) -> RankPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -170,7 +167,7 @@ class RankPool:
     def restart(self) -> None:
         """End the workers; the next run starts new ones."""
         with self._lock:
-            self._kill()
+            kill_all(self._workers)
 
     def interrupt(self) -> None:
         """End the workers, even during another thread's run, which fails."""
@@ -201,15 +198,10 @@ class RankPool:
             "world_size": self.world_size,
             "core": None if self._cores is None else self._cores[rank],
             "backend": self.backend,
-            "gpu": self._gpu(rank),
+            "gpu": 0 if self.share_gpu else rank if self.backend == "nccl" else None,
             "store": self._store(),
             "timeout_s": self.timeout_s,
         }
-
-    def _gpu(self, rank: int) -> int | None:
-        if self.share_gpu:
-            return 0
-        return rank if self.backend == "nccl" else None
 
     def _send_all(self, verb: str, contents: Sequence[Any]) -> None:
         for worker, content in zip(self._workers, contents, strict=True):
@@ -264,7 +256,7 @@ class RankPool:
         if failure is None:
             return results
         if pending or died or task in ("start", "reset"):
-            self._kill()
+            kill_all(self._workers)
         else:
             self.reset()
         raise failure from failure.cause
@@ -277,11 +269,8 @@ class RankPool:
         except RankError:
             raise  # _collect has already cleaned up the pool
         except BaseException:
-            self._kill()
+            kill_all(self._workers)
             raise
-
-    def _kill(self) -> None:
-        kill_all(self._workers)
 
 
 def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
@@ -289,7 +278,7 @@ def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
+def _reference(function: Callable[..., Any]) -> tuple[str, str]:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     loaded = sys.modules.get(module or "")
     if module == "__main__" and getattr(loaded, "__spec__", None) is not None:
@@ -299,4 +288,4 @@ def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
             f"{name or function!r} of {module} cannot be run on other ranks: they import it by name;"
             " define it at the top level of a module, not in a script, function or lambda"
         )
-    return str(module), name, getattr(loaded, "__file__", None)
+    return str(module), name

@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
-import importlib.util
 import os
 import pickle
 import signal
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from typing import Any
 
 from tensoropt.cluster import pin_rank
@@ -121,28 +121,6 @@ def main() -> None:
     os._exit(0)  # a process group's destructor may wait for peers that are gone
 
 
-def _resolve(reference: tuple[str, str, str | None]) -> Callable[..., Any]:
-    module_name, name, file = reference
-    module = sys.modules.get(module_name)
-    if module is None:
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            # Test modules may be loaded from a path that is not on sys.path.
-            if file is None or (error.name or "").split(".")[0] != module_name.split(".")[0]:
-                raise
-            spec = importlib.util.spec_from_file_location(module_name, file)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[module_name] = module
-            spec.loader.exec_module(module)
-    target: Any = module
-    for part in name.split("."):
-        target = getattr(target, part)
-    return target
-
-
 def _freeze_imported(setup: dict[str, Any]) -> None:
     """Exclude modules from garbage collections, which would take a third of a second in timed steps."""
     if len(sys.modules) >= setup.get("frozen_modules", 0) + _MANY_MODULES:
@@ -158,10 +136,10 @@ def _leave_with_parent(lifeline: int) -> None:
 
 def _obey(verb: str, content: Any, setup: dict[str, Any]) -> Any:
     if verb == "run":
-        path, kernels, reference, payload = content
+        path, kernels, (module, name), payload = content
         sys.path.extend(entry for entry in path if entry not in sys.path)
         kernels.apply()
-        function = _resolve(reference)
+        function = attrgetter(name)(importlib.import_module(module))
         _freeze_imported(setup)
         return function(setup["rank"], setup["world_size"], *pickle.loads(payload))
     if verb == "setup":

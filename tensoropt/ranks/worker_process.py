@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -44,16 +45,6 @@ class WorkerProcess:
     lifeline: int
     log: Path
 
-    def kill(self) -> None:
-        """End the process and release its connection, lifeline and log."""
-        with contextlib.suppress(OSError):
-            self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=10)
-        self.connection.close()
-        with contextlib.suppress(OSError):
-            os.close(self.lifeline)
-
     def output(self) -> str:
         try:
             return self.log.read_text(errors="replace")
@@ -62,12 +53,17 @@ class WorkerProcess:
 
 
 def kill_all(workers: list[WorkerProcess]) -> None:
-    """End all workers and empty the list."""
+    """End all workers, release their connections and lifelines, and empty the list."""
     for worker in workers:
         with contextlib.suppress(OSError):
             worker.process.kill()
     while workers:
-        workers.pop().kill()
+        worker = workers.pop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(timeout=10)
+        worker.connection.close()
+        with contextlib.suppress(OSError):
+            os.close(worker.lifeline)
 
 
 def start_worker(log: Path, prefix: Sequence[str], interface: str) -> WorkerProcess:
@@ -133,11 +129,7 @@ class RankError(MeasurementError):
         return str(self).splitlines()[0]
 
     def __reduce__(self) -> tuple:
-        return _rebuild_error, (str(self), self.rank, self.kind)
-
-
-def _rebuild_error(message: str, rank: int, kind: str) -> RankError:
-    return RankError(message, rank=rank, kind=kind)
+        return partial(RankError, rank=self.rank, kind=self.kind), (str(self),)
 
 
 def _tail(worker: WorkerProcess) -> str:

@@ -83,16 +83,11 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
 
 
 def _whole_source(source: str) -> str:
-    path = _file_of(source)
-    if path is None or not path.is_file():
-        return source
-    return f"{path.resolve()}{source.removeprefix(str(path))}" if source.startswith(str(path)) else source
-
-
-def _file_of(source: str) -> Path | None:
-    """Return the file that a model's source names; None for a model of the zoo or of an installed package."""
+    """Return a model's source, with the whole path if it names a file that is here."""
     place = source if is_onnx(source) else source.rpartition(":")[0]
-    return Path(place) if place.endswith((".onnx", ".py")) else None
+    if not place.endswith((".onnx", ".py")) or not Path(place).is_file():
+        return source
+    return f"{Path(place).resolve()}{source.removeprefix(place)}"
 
 
 def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Command, ...]:

@@ -136,9 +136,8 @@ class _SimulatedStep:
         return ()
 
     def memory_curve(self) -> tuple[recording.MemoryAt, ...]:
-        lasting = dict(
-            zip(recording.MEMORY_KINDS, map(float, self.evaluated.metrics.memory[0, :3]), strict=False)
-        )
+        sizes = self.evaluated.metrics.memory[0, :3].tolist()
+        lasting = dict(zip(recording.MEMORY_KINDS, sizes, strict=False))
         return tuple(recording.MemoryAt(time_s, **kinds) for time_s, kinds in self._timed.memory_at(lasting))
 
     def owners(self) -> _Owners:
@@ -147,10 +146,6 @@ class _SimulatedStep:
     def _place(self, number: int, words: str, *seconds: float) -> Share:
         """Return a place's share: its peak, and its ``seconds`` in the order of :class:`Share`."""
         peaks = self.point.stages.peak_bytes
-        if not peaks:
-            raise TensorOptError(
-                f"point {self.index + 1} was saved without the peaks of its devices; explore again"
-            )
         beside_bytes = self.point.memory_bytes - max(peaks)
         title = devices_words(number, len(peaks), self._devices) + words
         return Share(title, peaks[number] + beside_bytes, *seconds)

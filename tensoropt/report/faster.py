@@ -36,10 +36,8 @@ def what_is_faster(exploration: Exploration, index: int) -> tuple[Faster, ...]:
     Raises:
         TensorOptError: its costs were not saved with it.
     """
-    plan, before_s = (
-        rebuilt(exploration, index, recorded_of(exploration)),
-        exploration.all_points[index].time_s,
-    )
+    plan = rebuilt(exploration, index, recorded_of(exploration))
+    before_s = exploration.all_points[index].time_s
     gains = (one for one in _changed(plan) if one.time_s < before_s * (1 - _LEAST))
     return tuple(sorted(gains, key=lambda one: one.time_s))
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from tensoropt.console import columns
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.report.detail import step_of
@@ -40,15 +41,13 @@ class MomentOwners:
         """Return a table for a terminal of the largest ``top`` rows, with the rest in one row."""
         shown, rest = self.rows[:top], self.rows[top:]
         title = f"memory at {format_seconds(self.at.time_s)}: {format_bytes(self.at.total)}"
-        cells = [
-            (format_bytes(row.bytes), row.kind, row.operator, row.tensor, row.what, _until_words(row))
-            for row in shown
-        ]
+        cells = [["bytes", "kind", "operator", "tensor", "what", "until"]]
+        for row in shown:
+            figures = [format_bytes(row.bytes), row.kind, row.operator, row.tensor, row.what]
+            cells.append([*figures, _until_words(row)])
         if rest:
-            cells.append((format_bytes(sum(row.bytes for row in rest)), "", f"{len(rest)} more", "", "", ""))
-        head = ("bytes", "kind", "operator", "tensor", "what", "until")
-        widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-        return [title, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *cells))]
+            cells.append([format_bytes(sum(row.bytes for row in rest)), "", f"{len(rest)} more", "", "", ""])
+        return [title, *columns(cells, left=tuple(range(6))).split("\n")]
 
 
 def _until_words(row: OwnerRow) -> str:

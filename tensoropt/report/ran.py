@@ -34,10 +34,6 @@ def _change_words(measured: float, predicted: float) -> str:
     return f"{'±0 %' if change in ('+0 %', '−0 %') else change}{f', {miss}' if miss else ''}"
 
 
-def _ran_elsewhere(verified: Verified, cluster: Mapping[str, Any]) -> bool:
-    return for_gpus(cluster) and "CPU ranks" in verified.checked_on
-
-
 def ran_words(
     verified: Verified,
     cluster: Mapping[str, Any],
@@ -61,7 +57,7 @@ def ran_words(
         if measured is None:
             continue
         words = [f"{text(predicted)} predicted", _change_words(measured, predicted)]
-        if word == "measured" and _ran_elsewhere(verified, cluster):
+        if word == "measured" and "CPU ranks" in verified.checked_on and for_gpus(cluster):
             words = [f"{text(predicted)} predicted, for other devices than these"]
         parts.append(f"{text(measured)} {word} ({', '.join(filter(None, words))})")
     if verified.loss_difference is None:

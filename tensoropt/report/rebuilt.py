@@ -25,7 +25,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.plan.recorded import CostRecorder, Recorded, RecordedCosts, mesh_of
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.question.settings import Settings
-from tensoropt.sharding.groups import Group, GroupGraph
+from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.units import counted
 
@@ -37,20 +37,9 @@ class SimulatedStep(NamedTuple):
     time_s: float
 
 
-@dataclass(frozen=True)
-class WorkOfGroup:
-    """The work of one rank of a place for a group of operators, or a piece of it, in a micro-batch.
-
-    Attributes:
-        kinds: the kinds of devices at the place.
-        forwards: how often its forward runs: twice if it is recomputed.
-    """
-
-    place: int
-    kinds: tuple[DeviceKind, ...]
-    group: Group
-    work: Workload
-    forwards: int = 1
+_Work = tuple[tuple[DeviceKind, ...], Workload]
+"""The kinds of devices at a place, and the work of one of its ranks for a group of operators, or a piece of
+it, in a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +63,12 @@ class StrategyOnMesh:
         """Return the meshes of a cluster with as many axes as ``shape`` that such strategies run on."""
         return cluster.meshes(max(len(shape), 1))
 
-    def works(self, cluster: Cluster) -> Iterator[WorkOfGroup]:
+    def works(self, cluster: Cluster) -> Iterator[_Work]:
         """Yield the work of a rank of each place for each group."""
         kinds = kinds_at(cluster, self.strategy.places)
-        for number, (stage, works) in enumerate(
-            zip(self.strategy.stages, stage_works(self.strategy), strict=True)
-        ):
-            place = self.strategy.place_of(number)
-            for name, work in works.items():
-                group = stage.graph.group_of[name]
-                yield WorkOfGroup(place, kinds[place], group, work, stage.forwards(name))
+        for number, works in enumerate(stage_works(self.strategy)):
+            for work in works.values():
+                yield kinds[self.strategy.place_of(number)], work
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
         metrics = self.evaluated(costs).metrics
@@ -98,8 +83,8 @@ class StrategyOnMesh:
         """Record all costs that a simulated step depends on."""
         recorder.add_links(self.mesh)
         works: dict[tuple[DeviceKind, ...], list[Workload]] = {}
-        for each in self.works(recorder.costs.cluster):
-            works.setdefault(each.kinds, []).append(each.work)
+        for kinds, work in self.works(recorder.costs.cluster):
+            works.setdefault(kinds, []).append(work)
         for kinds, of_kinds in works.items():
             recorder.add_at_place(kinds, of_kinds)
 
@@ -133,12 +118,12 @@ class _PlacementOnDevices(StrategyOnMesh):
     def meshes(cluster: Cluster, shape: tuple[int, ...]) -> Sequence[Mesh]:
         return cluster.meshes(1)
 
-    def works(self, cluster: Cluster) -> Iterator[WorkOfGroup]:
+    def works(self, cluster: Cluster) -> Iterator[_Work]:
         operators = self.strategy.placed_graph.operators
         for op, device in zip(operators, self.strategy.placement.device, strict=True):
             if op.group is not None and op.configuration is not None:
                 work = workload(self.strategy.graph, op.configuration, op.mesh, contiguous=True)
-                yield WorkOfGroup(device, (cluster.devices[device],), op.group, work)
+                yield (cluster.devices[device],), work
 
     def simulated(self, costs: ClusterCosts) -> SimulatedStep:
         placement = self.evaluated(costs)
@@ -153,7 +138,7 @@ class _PlacementOnDevices(StrategyOnMesh):
 
     def record(self, recorder: CostRecorder) -> None:
         recorder.add_links(self.mesh)
-        recorder.add_on_devices(each.work for each in self.works(recorder.costs.cluster))
+        recorder.add_on_devices(work for _, work in self.works(recorder.costs.cluster))
 
 
 _KINDS: Mapping[str, type[StrategyOnMesh]] = {

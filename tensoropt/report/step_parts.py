@@ -308,13 +308,9 @@ def _chrome_trace(
     title: str,
     assumption: str,
 ) -> dict[str, Any]:
-    lanes = {
-        lane: i
-        for i, lane in enumerate(
-            # Compute first, then links in the order of their first use: sorted() is stable.
-            dict.fromkeys(sorted((e.lane for e in events), key=lambda lane: lane != "compute"))
-        )
-    }
+    # Compute first, then links in the order of their first use: sorted() is stable.
+    used = dict.fromkeys(sorted((e.lane for e in events), key=lambda lane: lane != "compute"))
+    lanes = {lane: number for number, lane in enumerate(used)}
     records: list[dict[str, Any]] = [_named("process_name", 0, f"device ({title})")]
     records += [_named("thread_name", number, lane) for lane, number in lanes.items()]
     records += [

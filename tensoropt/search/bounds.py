@@ -67,6 +67,13 @@ class Lowest:
         return np.min([part.bounds(memory) for part in self.parts], axis=0)
 
 
+def relative_gap(time: Floats, bounds: Floats) -> Floats:
+    """Return (n,) how much faster, at most, another strategy could be than each of these: time / bound - 1,
+    and 0 at the bound."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(time <= bounds, 0.0, time / bounds - 1.0)
+
+
 def lowered(incumbents: Points, epsilon: float) -> Staircase:
     """Return the known staircase lowered by ``epsilon``: a strategy below it is faster than the known ones
     within its memory by more than this share."""

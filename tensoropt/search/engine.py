@@ -316,11 +316,6 @@ class Pass:
     tables: tuple[Table, ...]
     thinned: bool
 
-    @property
-    def points(self) -> int:
-        """The points of all tables together."""
-        return sum(len(t.memory) for t in self.tables)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Messages:
@@ -337,10 +332,6 @@ class Messages:
     @staticmethod
     def of(inside: Floats, outside: Floats, corners: Corners, threads: int | None = None) -> Messages:
         roof = corners.roof
-        expected = len(inside), len(corners.height)
-        assert inside.shape == outside.shape == expected, (
-            f"bounds {inside.shape}, {outside.shape}: {expected}"
-        )
 
         def part(first: int, last: int) -> NDArray[np.bool_]:
             return reachable_entries(inside[first:last], outside[first:last], corners.height, roof)
@@ -358,37 +349,19 @@ class Messages:
 
 
 @njit(cache=True, nogil=True)
-def _step_entries(
-    first,
-    last,
-    left_out,
-    left_k,
-    right_out,
-    right_k,
-    loff,
-    lm,
-    lt,
-    roff,
-    rm,
-    rt,
-    inside,
-    outside,
-    corner_m,
-    corner_t,
-    alive,
-    weight_m,
-    weight_t,
-    most,
-    allowed,
-):
+def _step_entries(first, last, index, points, bounds, most, allowed):
     """Compute entries ``first:last`` of a step; return (counts, memory, time, label, thinned, made).
 
-    ``inside``, ``outside`` (entries, W), ``alive`` (entries,): the step's rows, or no rows for no pruning.
-    ``most``: points kept per entry, 0 for all. ``made``: sums of points, and pairs of entries examined; once
-    they exceed ``allowed``, the rest is not computed.
+    ``index``: the step's arrays; ``points``: those of the left and of the right table; ``bounds``:
+    ``inside``, ``outside`` (entries, W) and ``alive`` (entries,), the step's rows, or no rows for no pruning,
+    then corners and weights. ``most``: points kept per entry, 0 for all. ``made``: sums of points, and pairs
+    of entries examined; once they exceed ``allowed``, the rest is not computed.
     """
-    # The signature is long because numba takes arrays and no dataclasses. Buffers start at 1,024 items, an
-    # assumption, and grow; they are allocated once per call and serve all of its entries.
+    left_out, left_k, right_out, right_k = index
+    loff, lm, lt, roff, rm, rt = points
+    inside, outside, alive, corner_m, corner_t, weight_m, weight_t = bounds
+    # Buffers start at 1,024 items, an assumption, and grow; they are allocated once per call and serve all of
+    # its entries.
     n_k = left_k.shape[0]
     counts = np.zeros(last - first, np.int64)
     out_m = np.empty(1024)
@@ -480,10 +453,9 @@ class ProgramRunner:
     def __init__(self, program: Program, threads: int | None) -> None:
         self.program = program
         self.threads = thread_count(threads)
-        reduced = program.reduced
         self.leaves = tuple(
             Table(leaf.offsets, leaf.memory, leaf.time, np.zeros(len(leaf.memory), np.int32))
-            for leaf in reduced.leaves
+            for leaf in program.reduced.leaves
         )
         # The empty product: one point that costs nothing.
         self.leaves += (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
@@ -504,26 +476,21 @@ class ProgramRunner:
                 points = (left.offsets, left.memory, left.time, right.offsets, right.memory, right.time)
                 size = len(step.left_out)
                 if messages is None:
-                    rest = (_NO_ROWS, _NO_ROWS, _NO_LINES, _NO_LINES, _ALL_ALIVE, *(_NO_LINES,) * 2)
+                    bounds = (_NO_ROWS, _NO_ROWS, _ALL_ALIVE, *(_NO_LINES,) * 4)
                 else:
-                    base = int(self.program.base[self.program.leaves + n])
-                    c = messages.corners
-                    rows = slice(base, base + size)
-                    rest = (
-                        messages.inside[rows], messages.outside[rows], c.memory, c.time, messages.alive[rows],
-                        c.weight_m, c.weight_t,
-                    )  # fmt: skip
+                    base, c = int(self.program.base[self.program.leaves + n]), messages.corners
+                    rows, lines = slice(base, base + size), (c.memory, c.time, c.weight_m, c.weight_t)
+                    bounds = (messages.inside[rows], messages.outside[rows], messages.alive[rows], *lines)
                 work = size * len(step.left_k)
                 work *= 1 + len(left.memory) // len(left.offsets) + len(right.memory) // len(right.offsets)
                 # Entries differ much in cost, so each thread gets several parts; eight is an assumption.
                 # Results are taken in the order of the parts, whichever ends first.
                 parts = min(size, 8 * self.threads) if self.threads > 1 and work > _INLINE_WORK else 1
-                ends = [size * i // parts for i in range(parts + 1)]
-                spans = list(pairwise(ends))
+                given = index, points, bounds, most, sums - made
                 if parts == 1:
-                    results = [_step_entries(0, size, *index, *points, *rest, most, sums - made)]
+                    results = [_step_entries(0, size, *given)]
                 else:
-                    given = (*index, *points, *rest, most, sums - made)
+                    spans = pairwise(size * i // parts for i in range(parts + 1))
                     jobs = [pool.submit(_step_entries, a, b, *given) for a, b in spans]
                     results = [j.result() for j in jobs]
                 # A part that stops has made more than is left for all parts together, so this does not depend
@@ -544,11 +511,8 @@ class ProgramRunner:
 
 
 def _joined(parts: list[tuple[Indices, Floats, Floats, NDArray[np.int32], bool, int]]) -> Table:
-    if len(parts) == 1:
-        counts, memory, time, label, *_ = parts[0]
-        memory, time, label = memory.copy(), time.copy(), label.copy()  # free the spare room
-    else:
-        counts, memory, time, label = (np.concatenate([p[i] for p in parts]) for i in range(4))
+    # A single part is copied as well, which frees its spare room.
+    counts, memory, time, label = (np.concatenate([p[i] for p in parts]) for i in range(4))
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return Table(offsets, memory, time, label)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +61,8 @@ class FlatTables:
                 of_array[id(costs)] = of_content.setdefault(_digest(table), table)
             return of_array[id(costs)]
 
-        nodes = [shared(v.memory, lambda v=v: _node_table(v)) for v in graph.variables]  # type: ignore[misc]
-        edges = [shared(e.table, lambda e=e: _edge_table(e)) for e in graph.edges]  # type: ignore[misc]
+        nodes = [shared(v.memory, partial(_node_table, v)) for v in graph.variables]
+        edges = [shared(e.table, partial(_edge_table, e)) for e in graph.edges]
         return cls(graph, nodes, edges)
 
     def blocked(self) -> str | None:

@@ -18,6 +18,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -34,19 +35,14 @@ from tensoropt.types import Floats, Indices
 class _Flat:
     """A program as flat arrays for kernels.
 
-    ``meta`` (steps, 7): the first entry of the out, left and right table, the counts of o and k, and the
-    starts of the index arrays of o and of k. ``leaf_*``: all leaf tables concatenated. ``tree`` (logical, 4):
-    the first entry of the table, the step or -1, the left and right logical node.
+    ``index``: ``meta`` (steps, 7), of each step the first entry of the out, left and right table, the counts
+    of o and k, and the starts of the index arrays of o and of k; then these arrays. ``leaves``: offsets,
+    memory and time of all leaf tables, concatenated. ``tree`` (logical, 4): the first entry of the table, the
+    step or -1, the left and right logical node.
     """
 
-    meta: Indices
-    left_out: Indices
-    left_k: Indices
-    right_out: Indices
-    right_k: Indices
-    leaf_offsets: Indices
-    leaf_memory: Floats
-    leaf_time: Floats
+    index: tuple[Indices, Indices, Indices, Indices, Indices]
+    leaves: tuple[Indices, Floats, Floats]
     tree: Indices
     entries: int
 
@@ -60,34 +56,19 @@ def flatten(program: Program) -> _Flat:
         rows.append((out, *sides, len(step.left_out), len(step.left_k), at_out, at_k))
         at_out += len(step.left_out)
         at_k += len(step.left_k)
-    memory, time, offsets, points = [], [], [np.zeros(1, np.int64)], 0
-    for leaf in program.reduced.leaves:
-        memory.append(leaf.memory)
-        time.append(leaf.time)
-        offsets.append(leaf.offsets[1:] + points)
-        points += len(leaf.memory)
+    left_out, left_k, right_out, right_k = (
+        np.concatenate([np.zeros(0, np.int64), *(getattr(step, name) for step in program.steps)])
+        for name in ("left_out", "left_k", "right_out", "right_k")
+    )
+    index = np.array(rows, np.int64).reshape(-1, 7), left_out, left_k, right_out, right_k
+    _, offsets, memory, time = program.reduced.points()
     # The last leaf is the empty product, whose single point costs nothing.
-    offsets.append(np.array([points + 1]))
+    leaves = np.append(offsets, offsets[-1] + 1), np.append(memory, 0.0), np.append(time, 0.0)
     tree = np.full((len(program.logical), 4), -1, np.int64)
     for i, node in enumerate(program.logical):
         step_index = node.table - program.leaves
         tree[i] = program.base[node.table], max(step_index, -1), node.left, node.right
-
-    def joined(name: str) -> Indices:
-        return np.concatenate([np.zeros(0, np.int64), *(getattr(s, name) for s in program.steps)])
-
-    return _Flat(
-        np.array(rows, np.int64).reshape(-1, 7),
-        joined("left_out"),
-        joined("left_k"),
-        joined("right_out"),
-        joined("right_k"),
-        np.concatenate(offsets).astype(np.int64),
-        np.concatenate([*memory, np.zeros(1)]),
-        np.concatenate([*time, np.zeros(1)]),
-        tree,
-        program.entries,
-    )
+    return _Flat(index, leaves, tree, program.entries)
 
 
 @njit(cache=True, nogil=True)
@@ -284,8 +265,9 @@ _Solution = tuple[Floats, Floats, Indices, Indices]
 class HullSearch:
     """A search for lines and vertices, in rounds of a few weights each."""
 
-    def __init__(self, program: Program, flat: _Flat, threads: int | None = None) -> None:
-        self.program, self.flat, self.threads = program, flat, thread_count(threads)
+    def __init__(self, program: Program, threads: int | None = None) -> None:
+        self.program, self.flat, self.threads = program, flatten(program), thread_count(threads)
+        self.root = int(program.base[program.logical[program.root].table])
         self.weight_m: list[float] = []
         self.weight_t: list[float] = []
         self.values: list[float] = []
@@ -299,18 +281,15 @@ class HullSearch:
         """Run one pass for some weights; return the strategies' costs, in the order of the weights."""
         f = self.flat
         wm, wt = np.array(weight_m), np.array(weight_t)
-        index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
-        leaf = (f.leaf_offsets, f.leaf_memory, f.leaf_time)
-        root = int(self.program.base[self.program.logical[self.program.root].table])
 
         def part(first: int, last: int) -> tuple[Floats, _Solution | None]:
             weights = wm[first:last], wt[first:last]
-            table = leaf_values(*leaf, *weights, f.entries)
-            pass_up(*index, table)
+            table = leaf_values(*f.leaves, *weights, f.entries)
+            pass_up(*f.index, table)
             # Anything impossible under one weight is impossible under all.
-            if not np.isfinite(table[root]).all():
+            if not np.isfinite(table[self.root]).all():
                 return table, None
-            return table, descend(*index, *leaf, f.tree, self.program.root, table, *weights)
+            return table, descend(*f.index, *f.leaves, f.tree, self.program.root, table, *weights)
 
         costs: list[tuple[float, float]] = []
         n = self.program.inputs
@@ -321,7 +300,7 @@ class HullSearch:
             points = list(zip(memory.tolist(), time.tolist(), strict=True))
             at = len(self.values)
             self.tables.append((np.arange(at, at + len(points)), table))
-            self.values += table[root].tolist()
+            self.values += table[self.root].tolist()
             for w, point in enumerate(points):
                 # Of strategies with equal costs the first one stays, whatever is solved later.
                 self.points.setdefault(point, np.stack([entry[:n, w], choice[:n, w]], axis=1))
@@ -363,13 +342,12 @@ class HullSearch:
         return bool(self.values) and not self._open_chords(1)
 
     def _ends(self) -> bool:
-        largest_m = _power_of_two(float(self.flat.leaf_memory.max()))
-        largest_t = _power_of_two(float(self.flat.leaf_time.max()))
+        largest_m, largest_t = (_power_of_two(float(costs.max())) for costs in self.flat.leaves[1:])
         ends = self.solve([1 / largest_m, 0.0], [0.0, 1 / largest_t])
         if not ends:
             return False
-        self.span_m = span_m = _power_of_two(abs(ends[1][0] - ends[0][0])) or 1.0
-        self.span_t = span_t = _power_of_two(abs(ends[1][1] - ends[0][1])) or 1.0
+        self.span_m = span_m = _power_of_two(abs(ends[1][0] - ends[0][0]))
+        self.span_t = span_t = _power_of_two(abs(ends[1][1] - ends[0][1]))
         # An assumption: small enough to usually leave the ends where they are, large enough to count in a
         # float64.
         tiny = 2.0**-24
@@ -400,8 +378,8 @@ class HullSearch:
 
     def tightened(self, hull: Hull, table: Floats) -> HullSearch:
         """Return a search with the lines of ``hull``; ``table`` (entries, W) holds their least costs."""
-        other = HullSearch(self.program, self.flat)
-        other.order = np.arange(len(hull.value))
+        other = copy(self)
+        other.order, other._messages = np.arange(len(hull.value)), None
         other.tables = [(other.order, table)]
         return other
 
@@ -418,11 +396,10 @@ class HullSearch:
         # The rounds' own tables are released; otherwise their memory would be needed twice.
         self.tables = [(self.order, value)]
         outside = np.full(value.shape, np.inf)
-        outside[int(self.program.base[self.program.logical[self.program.root].table])] = 0.0
-        index = (f.meta, f.left_out, f.left_k, f.right_out, f.right_k)
+        outside[self.root] = 0.0
 
         def part(first: int, last: int) -> None:
-            _pass_down(*index, value, outside, first, last)
+            _pass_down(*f.index, value, outside, first, last)
 
         in_parts(part, value.shape[1], self.threads, _LINES_PER_THREAD)
         self._messages = value, outside

@@ -42,10 +42,6 @@ def _neighbours(reduced: ReducedGraph) -> list[set[int]]:
     return neighbours
 
 
-def _most_entangled(neighbours: list[set[int]], alive: list[bool]) -> int:
-    return max((v for v in range(len(alive)) if alive[v]), key=lambda v: (len(neighbours[v]), -v))
-
-
 class _Greedy:
     def __init__(self, reduced: ReducedGraph, growth: float) -> None:
         n = len(reduced.domains)
@@ -179,7 +175,9 @@ def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
     waiting = set(marked)
     removed: list[int] = []
     fixed: list[int] = []
-    largest = 1
+
+    def entanglement(v: int) -> tuple[int, int]:
+        return len(neighbours[v]), -v
 
     def drop(v: int, into: list[int]) -> None:
         alive[v] = False
@@ -196,7 +194,7 @@ def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
         if easy:
             drop(min(easy, key=lambda v: (len(neighbours[v]), v)), removed)
         elif rest:
-            drop(max(rest, key=lambda v: (len(neighbours[v]), -v)), fixed)
+            drop(max(rest, key=entanglement), fixed)
         # The marked operators come last, in their order: this is Algorithm 3 itself.
         elif waiting:
             chain = [v for v in marked if v in waiting]
@@ -205,11 +203,10 @@ def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
                     drop(v, removed)
             else:  # skips along the marked operators: unmark one that can be eliminated
                 ready = [v for v in chain if len(neighbours[v]) <= 2]
-                waiting.discard(min(ready, key=lambda v: -v) if ready else _most_entangled(neighbours, alive))
+                waiting.discard(max(ready) if ready else max(chain, key=entanglement))
         else:
             break
-    for v in removed:
-        largest = max(largest, reduced.domains[v] ** 2)
+    largest = max((reduced.domains[v] ** 2 for v in removed), default=1)
     return Order(tuple(removed), tuple(fixed), largest)
 
 

@@ -25,12 +25,12 @@ from tensoropt.search.bounds import Bound, Staircase
 from tensoropt.search.engine import ProgramRunner
 from tensoropt.search.entangled.conditioning import track_entangled
 from tensoropt.search.entangled.fixing import condition, preferred_classes
-from tensoropt.search.entangled.relaxation import Solver, every_assignment, heuristic, possible, relax
-from tensoropt.search.hull import HullSearch, flatten
+from tensoropt.search.entangled.relaxation import Solver, any_strategy, every_assignment, heuristic, relax
+from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import Order, paper_order
 from tensoropt.search.reduced_graph import UNLIMITED, Caps, ReducedGraph, reduce_graph
 from tensoropt.search.shared import LINES, SearchResult, SearchSettings, build_program, lines_that_fit
-from tensoropt.search.sources import PassSource, Source
+from tensoropt.search.sources import Source, pass_source
 from tensoropt.types import Floats
 
 _ASSIGNMENTS = 12
@@ -39,26 +39,16 @@ _FINE_POINTS = 1024
 """The points kept per table entry if a gap is allowed; an assumption: fewer are faster, with a wider gap."""
 
 
-def _track_paper(reduced: ReducedGraph, linear: bool, settings: SearchSettings) -> SearchResult | None:
-    """Return the frontier by FT-LDP (``linear``) or FT-Elimination; None if no strategy is possible."""
-
-    def plain(p: ReducedGraph, order: Order) -> SearchResult | None:
-        return _unpruned(p, order, settings)
-
-    order = paper_order(reduced, linear)
-    return _with_fixed(reduced, order, plain) if order.fixed else plain(reduced, order)
-
-
 def _unpruned(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
     program = build_program(reduced, order)
     # The hull prunes nothing here. It shows whether any strategy exists, and certifies the result of a
     # thinned pass.
-    hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
+    hull = HullSearch(program).find_hull(lines_that_fit(program, LINES))
     if hull is None:
         return None
     thin = settings.max_points or (_FINE_POINTS if settings.epsilon > 0 else 0)
     result = ProgramRunner(program, settings.threads).run_pass(None, thin)
-    source = PassSource(program, result)
+    source = pass_source(program, result)
     return SearchResult((source,), merge([source]), hull, not result.thinned)
 
 
@@ -80,14 +70,8 @@ def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchRe
     for classes in tried:
         part = solver(condition(relaxed.reduced, relaxed.copies, classes), relaxed.order)
         sources += [] if part is None else part.sources
-    if not sources:
-        some = possible(relaxed)
-        if some is None:
-            return None
-        part = solver(condition(relaxed.reduced, relaxed.copies, some), relaxed.order)
-        assert part is not None, "the scalar problem found a strategy here"
-        sources += part.sources
-    return heuristic(reduced, order, bounded, sources, len(tried))
+    sources = sources or list(any_strategy(relaxed, solver))
+    return heuristic(reduced, order, bounded, sources, len(tried)) if sources else None
 
 
 _RESOLUTION = 4e-10
@@ -175,9 +159,15 @@ def search_bands(
 
 
 def _track(reduced: ReducedGraph, method: str, settings: SearchSettings) -> SearchResult | None:
+    """Return the frontier by our method, FT-LDP or FT-Elimination; None if no strategy is possible."""
     if method == "auto":
         return track_entangled(reduced, settings)
-    return _track_paper(reduced, method == "ldp", settings)
+
+    def plain(p: ReducedGraph, order: Order) -> SearchResult | None:
+        return _unpruned(p, order, settings)
+
+    order = paper_order(reduced, method == "ldp")
+    return _with_fixed(reduced, order, plain) if order.fixed else plain(reduced, order)
 
 
 def _within(

@@ -7,7 +7,7 @@ All of the paper's eliminations (node, edge, branch; section 4.2) and Algorithm 
 where o runs over the configurations of the remaining neighbours and k over those of the removed variable (a
 single k: a plain product). Tables are indexed by *classes*, the configurations that a table can distinguish
 (placement factoring), so an entry is found by adding strides. Steps with equal inputs are made once
-(identical layers); the *logical* nodes record which variable each use refers to.
+(identical layers); the *logical* nodes say which table each use refers to.
 
 Tables may use a share of this machine's memory; an error is raised before they exceed it.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,20 +58,12 @@ class _ProgramStep:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Logical:
-    """One use of a table in the tree of factors.
-
-    ``table``: the physical table; ``left``, ``right``: logical children, -1 for leaves; ``variable``: the
-    operator removed here (-1: none), and ``values`` (k,) its class for every k. For leaves, ``operator`` or
-    ``edge`` is set and the other is -1 (both -1: the empty product).
-    """
+    """One use of a physical table in the tree of factors; ``left``, ``right``: its logical children, -1 for
+    leaves."""
 
     table: int
     left: int = -1
     right: int = -1
-    variable: int = -1
-    values: Indices | None = None
-    operator: int = -1
-    edge: int = -1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,37 +111,34 @@ class _Factor:
     weight: int = 1
 
 
-@dataclass(eq=False)
 class ProgramBuilder:
     """A builder that makes a program by removing one operator after another."""
 
-    reduced: ReducedGraph
-    steps: list[_ProgramStep] = field(default_factory=list)
-    logical: list[_Logical] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    factors: dict[int, _Factor] = field(default_factory=dict)
-    of_operator: list[set[int]] = field(default_factory=list)
-    _next: int = 0
-    _known: dict[object, int] = field(default_factory=dict)
-    _joint: dict[object, tuple[Indices, Indices]] = field(default_factory=dict)
-    _maps: dict[bytes, Indices] = field(default_factory=dict)
-    _identities: set[int] = field(default_factory=set)
-    _indices: dict[object, tuple[Indices, Indices]] = field(default_factory=dict)
-    _single: Indices = field(default_factory=lambda: np.zeros(1, np.int64))
-
-    def __post_init__(self) -> None:
-        reduced = self.reduced
+    def __init__(self, reduced: ReducedGraph) -> None:
+        self.reduced = reduced
+        self.steps: list[_ProgramStep] = []
+        self.logical: list[_Logical] = []
         self.sizes = [len(leaf.offsets) - 1 for leaf in reduced.leaves] + [1]
-        self.of_operator = [set() for _ in reduced.domains]
+        self.factors: dict[int, _Factor] = {}
+        self.of_operator: list[set[int]] = [set() for _ in reduced.domains]
+        self._next = 0
+        self._known: dict[object, int] = {}
+        self._joint: dict[object, tuple[Indices, Indices]] = {}
+        self._maps: dict[bytes, Indices] = {}
+        self._identities: set[int] = set()
+        self._indices: dict[object, tuple[Indices, Indices]] = {}
+        self._single = np.zeros(1, np.int64)
         for v, (size, leaf) in enumerate(zip(reduced.domains, reduced.node_leaf, strict=True)):
-            self.logical.append(_Logical(leaf, operator=v))
             whole = self._map(np.arange(size))
             self._identities.add(id(whole))
-            self._add(_Factor((v,), (size,), (whole,), len(self.logical) - 1))
-        for n, edge in enumerate(reduced.edges):
-            self.logical.append(_Logical(edge.leaf, edge=n))
+            self._add(_Factor((v,), (size,), (whole,), self._use(leaf)))
+        for edge in reduced.edges:
             scope, maps = (edge.source, edge.target), (self._map(edge.rows), self._map(edge.cols))
-            self._add(_Factor(scope, (edge.height, edge.width), maps, len(self.logical) - 1))
+            self._add(_Factor(scope, (edge.height, edge.width), maps, self._use(edge.leaf)))
+
+    def _use(self, table: int, left: int = -1, right: int = -1) -> int:
+        self.logical.append(_Logical(table, left, right))
+        return len(self.logical) - 1
 
     def _add(self, factor: _Factor) -> None:
         self.factors[self._next] = factor
@@ -183,39 +172,27 @@ class ProgramBuilder:
             self._joint[key] = self._map(inverse.reshape(-1)), first
         return self._joint[key]
 
-    def neighbours(self, v: int) -> set[int]:
-        """Return the operators that share a factor with ``v``."""
-        return {u for f in self.of_operator[v] for u in self.factors[f].scope if u != v}
-
-    def join(self, a: int, b: int) -> None:
-        """Replace two factors with their product (edge elimination if both have the same ends)."""
-        self._add(self._product(self._take(a), self._take(b), -1))
-
     def eliminate(self, v: int) -> None:
         """Remove operator ``v``: the union over its classes of the product of its factors."""
         mine = [self._take(i) for i in sorted(self.of_operator[v])]
-        rest = mine
-        if len(mine) > 1:
-            # The last factor is the one without which the others span the fewest operators, because only its
-            # product is never written out. Among equals it is the one that has absorbed most: what identical
-            # layers share is multiplied before it, and therefore only once.
-            last = min(mine, key=lambda f: (self._span([g for g in mine if g is not f]), -f.weight))
-            rest = [f for f in mine if f is not last]
-        current = min(rest, key=lambda f: (self._span([f]), f.weight))
-        rest = [f for f in rest if f is not current]
+        if len(mine) == 1:  # the empty product
+            mine.append(_Factor((), (), (), self._use(len(self.reduced.leaves)), 0))
+        # The last factor is the one without which the others span the fewest operators, because only its
+        # product is never written out. Among equals it is the one that has absorbed most: what identical
+        # layers share is multiplied before it, and therefore only once.
+        last = min(mine, key=lambda f: (self._span([g for g in mine if g is not f]), -f.weight))
+        rest = [f for f in mine if f is not last]
+        product: list[_Factor] = []
         while rest:
-            product = current
-            factor = min(rest, key=lambda f: (self._span([product, f]), f.weight))
-            rest = [f for f in rest if f is not factor]
-            current = self._product(current, factor, -1)
-        self._add(self._product(current, last if len(mine) > 1 else None, v))
+            factor = min(rest, key=lambda f: (self._span([*product, f]), f.weight))
+            rest.remove(factor)
+            product = [self._product(product[0], factor, -1) if product else factor]
+        self._add(self._product(product[0], last, v))
 
     def _span(self, factors: list[_Factor]) -> int:
         return math.prod(self.reduced.domains[u] for u in {u for f in factors for u in f.scope})
 
-    def _product(self, left: _Factor, right: _Factor | None, remove: int) -> _Factor:
-        if right is None:
-            right = _Factor((), (), (), self._unit(), 0)
+    def _product(self, left: _Factor, right: _Factor, remove: int) -> _Factor:
         union = left.scope + tuple(u for u in right.scope if u not in left.scope)
         # Sorted, so that a product of equal factors has equal index arrays in whichever order they came.
         scope = tuple(sorted(u for u in union if u != remove))
@@ -226,20 +203,15 @@ class ProgramBuilder:
             representatives.append(r)
         # Before the index arrays are made, which are as large as the table.
         self._announce(scope, math.prod(len(r) for r in representatives))
+        values = self._single  # a plain product is a union over a single k
         if remove >= 0:
-            _, values = self.joint(
-                [f.maps[f.scope.index(remove)] for f in (left, right) if remove in f.scope]
-            )
-        else:
-            # A plain product is a union over a single k.
-            values = self._single
+            removed = [f.maps[f.scope.index(remove)] for f in (left, right) if remove in f.scope]
+            _, values = self.joint(removed)
         sides = [self._strides(f, scope, representatives, remove, values) for f in (left, right)]
         tables = self.logical[left.node].table, self.logical[right.node].table
         table = self._step(_ProgramStep(*tables, *sides[0], *sides[1]))
-        shape = tuple(len(r) for r in representatives)
-        self.logical.append(_Logical(table, left.node, right.node, remove, values if remove >= 0 else None))
-        weight = left.weight + right.weight
-        return _Factor(scope, shape, tuple(maps), len(self.logical) - 1, weight)
+        shape, node = tuple(len(r) for r in representatives), self._use(table, left.node, right.node)
+        return _Factor(scope, shape, tuple(maps), node, left.weight + right.weight)
 
     def _announce(self, scope: _Scope, entries: int) -> None:
         needed = entries * _BYTES_PER_ENTRY
@@ -251,10 +223,6 @@ class ProgramBuilder:
             f"{format_bytes(needed)}, more than half of the free memory; give these operators fewer "
             "configurations, or use the method 'auto', which needs smaller ones"
         )
-
-    def _unit(self) -> int:
-        self.logical.append(_Logical(len(self.reduced.leaves)))
-        return len(self.logical) - 1
 
     def _strides(
         self, factor: _Factor, scope: _Scope, representatives: list[Indices], remove: int, values: Indices
@@ -287,13 +255,6 @@ class ProgramBuilder:
         # contents.
         key = (step.left, step.right, *(id(a) for a in arrays))
         if key not in self._known:
-            # Compiled kernels follow these indices without checking where a table ends.
-            for side, out, inner in (
-                (step.left, step.left_out, step.left_k),
-                (step.right, step.right_out, step.right_k),
-            ):
-                assert out.min() + inner.min() >= 0, "an entry before the table"
-                assert out.max() + inner.max() < self.sizes[side], "an entry behind the table"
             self._known[key] = len(self.sizes)
             self.sizes.append(len(step.left_out))
             self.steps.append(step)
@@ -304,7 +265,7 @@ class ProgramBuilder:
         assert not any(f.scope for f in self.factors.values()), "every operator must be eliminated"
         while len(self.factors) > 1:
             a, b = sorted(self.factors, key=lambda i: (self.factors[i].weight, i))[:2]
-            self.join(a, b)
+            self._add(self._product(self._take(a), self._take(b), -1))
         root = next(iter(self.factors.values())).node
         sizes = np.array(self.sizes, np.int64)
         base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)

@@ -8,6 +8,7 @@ else happens.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -97,6 +98,15 @@ class ReducedGraph:
         """The graph before the reduction."""
         return self.tables.graph
 
+    def points(self) -> tuple[Indices, Indices, Floats, Floats]:
+        """Return the first entry of each leaf, and the offsets, memory and time of the entries of all leaves,
+        one leaf after another."""
+        counts = [np.diff(leaf.offsets) for leaf in self.leaves]
+        first = np.cumsum([0, *map(len, counts[:-1])])
+        offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+        memory = np.concatenate([leaf.memory for leaf in self.leaves])
+        return first, offsets, memory, np.concatenate([leaf.time for leaf in self.leaves])
+
     @property
     def memory_tolerance(self) -> float:
         tables = len(self.tables.nodes) + len(self.tables.edges)
@@ -115,28 +125,25 @@ def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
     tables = [within[id(t)] for t in given]
     memory_grid = _grid([t.memory for t in tables], caps.memory)
     time_grid = _grid([t.time for t in tables], caps.time)
-    snapped: dict[int, tuple[Floats, Floats]] = {}
+    snapped: dict[int, FlatTable] = {}
     moved: dict[int, tuple[float, float]] = {}
-    for table in tables:
-        if id(table) not in snapped:
-            memory = np.rint(table.memory / memory_grid) * memory_grid
-            time = np.rint(table.time / time_grid) * time_grid
-            snapped[id(table)] = memory, time
-            moved[id(table)] = (
-                float(np.abs(memory - table.memory).max(initial=0.0)),
-                float(np.abs(time - table.time).max(initial=0.0)),
-            )
+    for number, table in {id(t): t for t in tables}.items():
+        memory, memory_moved = _snapped(table.memory, memory_grid)
+        time, time_moved = _snapped(table.time, time_grid)
+        snapped[number] = replace(table, memory=memory, time=time)
+        moved[number] = memory_moved, time_moved
     memory_error, time_error = (math.fsum(moved[id(t)][i] for t in tables) for i in (0, 1))
+    tables = [snapped[id(t)] for t in tables]
 
     leaves: list[Leaf] = []
-    made: dict[object, tuple[int, Indices, Indices]] = {}
+    made: dict[int, tuple[int, Indices, Indices]] = {}
     numbers = {name: number for number, name in enumerate(graph.names)}
     raw_maps: list[list[Indices]] = [[] for _ in flat.nodes]
     edge_leaf = []
     for edge, edge_table in zip(graph.edges, tables[len(flat.nodes) :], strict=True):
         key = id(edge_table)
         if key not in made:
-            leaf, rows, cols = _edge_leaf(edge_table, *snapped[key])
+            leaf, rows, cols = _edge_leaf(edge_table)
             leaves.append(leaf)
             made[key] = len(leaves) - 1, rows, cols
         index, rows, cols = made[key]
@@ -151,7 +158,7 @@ def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
         # leaf; this is how identical layers come to share all later tables.
         key2 = (id(table), tuple(m.tobytes() for m in maps))
         if key2 not in classes:
-            leaf, representative = _node_leaf(table, *snapped[id(table)], maps)
+            leaf, representative = _node_leaf(table, maps)
             leaves.append(leaf)
             classes[key2] = len(leaves) - 1, representative
         index, representative = classes[key2]
@@ -171,17 +178,8 @@ def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
             taken[end] += 1
             ends.append(shared.setdefault(values.tobytes(), values))
         edges.append(LeafEdge(source, target, index, height, width, ends[0], ends[1]))
-    return ReducedGraph(
-        flat,
-        tuple(leaves),
-        tuple(domains),
-        tuple(node_leaf),
-        tuple(edges),
-        memory_grid,
-        time_grid,
-        memory_error,
-        time_error,
-    )
+    grids = memory_grid, time_grid, memory_error, time_error
+    return ReducedGraph(flat, tuple(leaves), tuple(domains), tuple(node_leaf), tuple(edges), *grids)
 
 
 def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> ReducedGraph:
@@ -189,7 +187,6 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
     leaves = list(reduced.leaves)
     node_leaf, domains = list(reduced.node_leaf), list(reduced.domains)
     made: dict[tuple[int, bytes], int] = {}
-    shared: dict[bytes, Indices] = {}
     for v, mask in kept.items():
         if mask.all():
             continue
@@ -200,55 +197,41 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
         node_leaf[v], domains[v] = made[key], int(mask.sum())
 
     def narrowed(v: int, values: Indices) -> Indices:
-        if v not in kept:
-            return values
-        values = values[kept[v]]
-        return shared.setdefault(values.tobytes(), values)
+        return values[kept[v]] if v in kept else values
 
     edges = [
         replace(e, rows=narrowed(e.source, e.rows), cols=narrowed(e.target, e.cols)) for e in reduced.edges
     ]
     # Otherwise edge tables, and every step over them, would stay as large as before.
-    edges, leaves = _without_unused(edges, leaves)
+    edges = _without_unused(edges, leaves)
     return replace(
         reduced, leaves=tuple(leaves), node_leaf=tuple(node_leaf), domains=tuple(domains), edges=tuple(edges)
     )
 
 
-def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> tuple[list[LeafEdge], list[Leaf]]:
-    leaves = list(leaves)
-    of_leaf: dict[int, list[LeafEdge]] = {}
+def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> list[LeafEdge]:
+    """Narrow the ``leaves`` of edges to the rows and columns in use; return the edges over what is left."""
+    used = {e.leaf: (np.zeros(e.height, bool), np.zeros(e.width, bool)) for e in edges}
     for e in edges:
-        of_leaf.setdefault(e.leaf, []).append(e)
-    sizes, ranks = {}, {}
-    for index, users in of_leaf.items():
-        height, width = users[0].height, users[0].width
-        rows, cols = np.zeros(height, bool), np.zeros(width, bool)
-        for values in {id(e.rows): e.rows for e in users}.values():
-            rows[values] = True
-        for values in {id(e.cols): e.cols for e in users}.values():
-            cols[values] = True
-        leaf = leaves[index]
+        rows, cols = used[e.leaf]
+        rows[e.rows] = cols[e.cols] = True
+    for index, (rows, cols) in used.items():
         if not (rows.all() and cols.all()):
-            leaves[index] = leaf.only((rows[:, None] & cols[None, :]).reshape(-1))
-        sizes[index] = int(rows.sum()), int(cols.sum())
-        ranks[index] = np.cumsum(rows) - 1, np.cumsum(cols) - 1
+            leaves[index] = leaves[index].only((rows[:, None] & cols[None, :]).reshape(-1))
+    ranks = {index: (np.cumsum(rows) - 1, np.cumsum(cols) - 1) for index, (rows, cols) in used.items()}
     shared: dict[bytes, Indices] = {}
 
     def moved(rank: Indices, values: Indices) -> Indices:
         values = rank[values]
         return shared.setdefault(values.tobytes(), values)
 
-    return [
-        replace(
-            e,
-            height=sizes[e.leaf][0],
-            width=sizes[e.leaf][1],
-            rows=moved(ranks[e.leaf][0], e.rows),
-            cols=moved(ranks[e.leaf][1], e.cols),
-        )
-        for e in edges
-    ], leaves
+    narrow = []
+    for e in edges:
+        row, col = ranks[e.leaf]
+        height, width = int(row[-1]) + 1, int(col[-1]) + 1
+        rows, cols = moved(row, e.rows), moved(col, e.cols)
+        narrow.append(replace(e, height=height, width=width, rows=rows, cols=cols))
+    return narrow
 
 
 def impossible(reduced: ReducedGraph) -> str:
@@ -270,9 +253,8 @@ def impossible(reduced: ReducedGraph) -> str:
                     changed = True
                 if not alive[v].any():
                     return (
-                        f"the edge {names[edge.source]!r} -> {names[edge.target]!r} allows none of "
-                        f"the configurations "
-                        f"that the other edges leave to {names[v]!r}"
+                        f"the edge {names[edge.source]!r} -> {names[edge.target]!r} allows none of the "
+                        f"configurations that the other edges leave to {names[v]!r}"
                     )
     return "every combination of configurations meets an inf entry"
 
@@ -292,20 +274,22 @@ def _grid(costs: list[Floats], most: float) -> float:
     return 2.0 ** (math.frexp(total)[1] - _GRID_BITS) if total > 0 else 1.0
 
 
-def _edge_leaf(table: FlatTable, memory: Floats, time: Floats) -> tuple[Leaf, Indices, Indices]:
+def _snapped(costs: Floats, grid: float) -> tuple[Floats, float]:
+    """Return the costs on the grid, and the most that one of them moved."""
+    snapped = np.rint(costs / grid) * grid
+    return snapped, float(np.abs(snapped - costs).max(initial=0.0))
+
+
+def _edge_leaf(table: FlatTable) -> tuple[Leaf, Indices, Indices]:
     height, width = table.shape
     counts = np.diff(table.offsets)
     options = int(counts.max(initial=1))
-    if len(memory) == height * width * options:
-        # The option is part of what must agree: two rows with equal costs but different options are reported
-        # differently to the caller.
-        full = np.stack([memory, time, table.option.astype(np.float64)], axis=-1).reshape(-1, options, 3)
-    else:
-        entry = np.repeat(np.arange(height * width), counts)
-        full = np.full((height * width, options, 3), np.inf)
-        slot = np.arange(len(entry)) - table.offsets[entry]
-        full[entry, slot, 0], full[entry, slot, 1] = memory, time
-        full[entry, slot, 2] = table.option
+    entry = np.repeat(np.arange(height * width), counts)
+    slot = np.arange(len(entry)) - table.offsets[entry]
+    full = np.full((height * width, options, 3), np.inf)
+    # The option is part of what must agree: two rows with equal costs but different options are reported
+    # differently to the caller.
+    full[entry, slot] = np.stack([table.memory, table.time, table.option], axis=1)
     grid = full.reshape(height, width, -1)
     first_row, rows = _unique(grid.reshape(height, -1))
     grid = grid[first_row]
@@ -319,7 +303,7 @@ def _edge_leaf(table: FlatTable, memory: Floats, time: Floats) -> tuple[Leaf, In
     return Leaf(offsets, m, t, none, flat[:, 2].astype(np.int64)), rows, cols
 
 
-def _node_leaf(table: FlatTable, memory: Floats, time: Floats, maps: list[Indices]) -> tuple[Leaf, Indices]:
+def _node_leaf(table: FlatTable, maps: list[Indices]) -> tuple[Leaf, Indices]:
     """Return a leaf with one entry per class of possible configurations, and one member of each class."""
     counts = np.diff(table.offsets)
     possible = np.flatnonzero(counts)
@@ -331,8 +315,8 @@ def _node_leaf(table: FlatTable, memory: Floats, time: Floats, maps: list[Indice
     entry = class_of[configuration]
     option = table.option.astype(np.int64)
     # Of points with equal costs, the first configuration and its first option represent the class.
-    order = np.lexsort((option, configuration, time, memory, entry))
-    entry, m, t = entry[order], memory[order], time[order]
+    order = np.lexsort((option, configuration, table.time, table.memory, entry))
+    entry, m, t = entry[order], table.memory[order], table.time[order]
     kept = segmented_staircase(entry, t)
     counts = np.bincount(entry[kept], minlength=len(first))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -342,15 +326,13 @@ def _node_leaf(table: FlatTable, memory: Floats, time: Floats, maps: list[Indice
 
 def _unique(rows: NDArray[np.generic]) -> tuple[Indices, Indices]:
     """Return the first index of every distinct row in order of appearance, and the class of each row."""
-    # Not np.unique, which sorts rows: classes are numbered in the caller's order, so that ties go to the
-    # first.
-    keys: dict[bytes, int] = {}
-    first: list[int] = []
-    classes = np.empty(len(rows), np.int64)
-    for i, row in enumerate(rows):
-        key = row.tobytes()
-        if key not in keys:
-            keys[key] = len(first)
-            first.append(i)
-        classes[i] = keys[key]
-    return np.array(first, np.int64), classes
+    # Not np.unique of the rows, which sorts them: classes are numbered in the caller's order, so that ties go
+    # to the first.
+    classes = numbered(row.tobytes() for row in rows)
+    return np.unique(classes, return_index=True)[1], classes
+
+
+def numbered(keys: Iterable[Hashable]) -> Indices:
+    """Return the number of each key; equal keys have one number, in order of appearance."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tensoropt.costs.cost_graph import CostGraph, edge_keys
 from tensoropt.frontier.kernels import find_pair
+from tensoropt.search.bounds import relative_gap
 from tensoropt.search.engine import Pass
 from tensoropt.search.hull import flatten
 from tensoropt.search.program import Program
@@ -82,13 +83,6 @@ class ChosenStrategies:
         return {**own, **dict(zip(self.edges, self.edge_options[row].tolist(), strict=True))}
 
 
-def budget(memory: float) -> Floats:
-    """Return (1,) a memory budget in the form that bounds take; ``ValueError`` if it is NaN."""
-    if np.isnan(memory):
-        raise ValueError("the memory budget is NaN; give bytes, or inf for no limit")
-    return np.array([memory], dtype=np.float64)
-
-
 @dataclass(frozen=True, eq=False)
 class TrackedFrontier:
     """The cost frontier of a graph, with its certificate.
@@ -124,16 +118,16 @@ class TrackedFrontier:
 
         Raises ``ValueError`` if ``memory`` is NaN.
         """
-        return float(self.bounds(budget(memory))[0])
+        if np.isnan(memory):
+            raise ValueError("the memory budget is NaN; give bytes, or inf for no limit")
+        return float(self.bounds(np.array([memory], dtype=np.float64))[0])
 
     @property
     def gap(self) -> Floats:
         """(n,) for each point: how much faster, at most, a strategy with no more memory could be (time /
         bound - 1).
         """
-        bounds = self.bounds(self.memory)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0)
+        return relative_gap(self.time, self.bounds(self.memory))
 
     @property
     def worst_gap(self) -> float:
@@ -144,8 +138,7 @@ class TrackedFrontier:
         if self.exact or not len(self.memory):
             return 0.0
         bounds = self.bounds(np.append(self.memory[1:] * (1.0 - SAME), np.inf))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.where(self.time <= bounds, 0.0, self.time / bounds - 1.0).max(initial=0.0))
+        return float(relative_gap(self.time, bounds).max(initial=0.0))
 
     def strategies(self, indices: ArrayLike | None = None) -> ChosenStrategies:
         """Return the strategies of many points (by default all), rebuilt together."""
@@ -187,8 +180,7 @@ def certify(
     part.
     """
     bounds = _least_bounds(parts, memory)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        gap = np.where(time <= bounds * (1 + SAME), 0.0, time / bounds - 1.0)
+    gap = np.where(time <= bounds * (1 + SAME), 0.0, relative_gap(time, bounds))
     # The memory minus what rounding cannot explain; for no memory at all, a budget that nothing fits.
     with_less = _least_bounds(parts, np.where(memory > 0, memory * (1 - SAME), -1.0))
     return gap, (gap == 0) & (time < with_less)
@@ -204,8 +196,8 @@ def unroll(program: Program, result: Pass, points: Indices) -> Indices:
         for name in ("memory", "time", "label")
     )
     picks = np.zeros((len(points), program.inputs, 2), np.int64)
-    index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k, flat.tree)
-    matched = _unroll_points(*index, offsets, memory, time, label, program.root, np.asarray(points), picks)
+    tables = offsets, memory, time, label
+    matched = _unroll_points(*flat.index, flat.tree, *tables, program.root, np.asarray(points), picks)
     assert matched, "a point of a product is the sum of two points"
     return picks
 
@@ -252,18 +244,12 @@ def _unroll_points(
 def chosen_strategies(reduced: ReducedGraph, picks: Indices) -> ChosenStrategies:
     """Return the configurations and options, in the caller's numbering, of picks (n, operators +
     edges, 2)."""
-    graph, count = reduced.graph, len(picks)
-    operators = len(graph.names)
-    configurations = np.empty((count, operators), np.int64)
-    options = np.empty((count, operators), np.int64)
-    edge_options = np.empty((count, len(graph.edges)), np.int64)
-    for v in range(operators):
-        leaf = reduced.leaves[reduced.node_leaf[v]]
+    columns = [*reduced.node_leaf, *(edge.leaf for edge in reduced.edges)]
+    configurations, options = np.empty((2, len(picks), len(columns)), np.int64)
+    for v, number in enumerate(columns):
+        leaf = reduced.leaves[number]
         at = leaf.offsets[picks[:, v, 0]] + picks[:, v, 1]
         configurations[:, v], options[:, v] = leaf.configuration[at], leaf.option[at]
-    first = len(reduced.domains)
-    for number, small in enumerate(reduced.edges):
-        leaf = reduced.leaves[small.leaf]
-        at = leaf.offsets[picks[:, first + number, 0]] + picks[:, first + number, 1]
-        edge_options[:, number] = leaf.option[at]
-    return ChosenStrategies.of(graph, configurations, options, edge_options)
+    # Copies of operators that were split come after the graph's own operators.
+    n, first = len(reduced.graph.names), len(reduced.domains)
+    return ChosenStrategies.of(reduced.graph, configurations[:, :n], options[:, :n], options[:, first:])

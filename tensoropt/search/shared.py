@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
-from tensoropt.search.bounds import Bound
+from tensoropt.search.bounds import Bound, relative_gap
 from tensoropt.search.engine import ProgramRunner, corners_of, reachable_entries
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import Order
 from tensoropt.search.program import Program, ProgramBuilder
 from tensoropt.search.reduced_graph import ReducedGraph
-from tensoropt.search.sources import MixSource, PassSource, Source, VertexSource, mix_neighbours
+from tensoropt.search.sources import Source, mix_source, pass_source, vertex_source
 
 # How much is spent on bounds before frontiers. A number without a reason next to it is an assumption; the
 # numbers decide how long a search takes, never what an exact one returns or what any claims.
@@ -92,7 +92,7 @@ def lines_that_fit(program: Program, wanted: int) -> int:
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
     """Return strategies that follow directly from the scalar problems: hull vertices and the mixes between
     them."""
-    return [VertexSource(reduced, hull), MixSource(reduced, hull, mix_neighbours(reduced, hull.picks))]
+    return [vertex_source(reduced, hull), mix_source(reduced, hull)]
 
 
 def useful_classes(
@@ -128,7 +128,7 @@ def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
     Raises :class:`~tensoropt.search.engine.TooManySumsError` if the graph was not small after all: costs
     without any pattern leave far more points than are estimated.
     """
-    latest = PassSource(program, ProgramRunner(program, settings.threads).run_pass(None, 0, _MORE_SUMS))
+    latest = pass_source(program, ProgramRunner(program, settings.threads).run_pass(None, 0, _MORE_SUMS))
     if not len(latest.memory):
         return None
     return SearchResult((latest,), merge([latest]), None, True)
@@ -144,7 +144,5 @@ def gaps(incumbents: Points, bound: Bound) -> tuple[float, float]:
         return np.inf, np.inf  # a leaner strategy may exist
     # The gap of a point is widest just below the memory of the next one, which does not fit yet.
     budgets = np.append(np.nextafter(incumbents.memory[1:], 0), np.inf)
-    lower = bound.bounds(budgets)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shares = np.where(incumbents.time <= lower, 0.0, incumbents.time / lower - 1.0)
+    shares = relative_gap(incumbents.time, bound.bounds(budgets))
     return float(shares.mean()), float(shares.max(initial=0.0))

@@ -8,9 +8,8 @@ before any frontier has been computed. They are real strategies and can be unrol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numba import njit
@@ -24,110 +23,99 @@ from tensoropt.types import Floats, Indices
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Mixes:
-    """Crossovers: point ``p`` takes operators below ``cut[p]`` from pick ``head[p]``, and the others from
-    ``tail[p]``.
-    """
+class Source:
+    """Strategies with their costs (n,), in any order; ``rebuild`` returns some of them, in the caller's
+    names."""
 
     memory: Floats
     time: Floats
-    head: Indices
-    tail: Indices
-    cut: Indices
+    rebuild: Callable[[Indices], ChosenStrategies]
 
 
-def mix_neighbours(reduced: ReducedGraph, picks: Sequence[Indices]) -> _Mixes:
-    """Return all prefix mixes of neighbouring picks, in both directions.
+def vertex_source(reduced: ReducedGraph, hull: Hull) -> Source:
+    """Return the vertices of a hull, whose picks are already known."""
 
-    ``picks[i]`` (operators + edges, 2): the class and point of every operator, and the entry and point of
-    every edge, sorted by memory of the whole strategy.
-    """
-    n = len(reduced.domains)
-    if n < 2 or len(picks) < 2:
-        nothing, none = np.zeros(0), np.zeros(0, np.int64)
-        return _Mixes(nothing, nothing, none, none, none)
-    low, high = np.arange(len(picks) - 1), np.arange(1, len(picks))
+    def rebuild(indices: Indices) -> ChosenStrategies:
+        return chosen_strategies(reduced, np.stack([hull.picks[i] for i in indices.tolist()]))
+
+    return Source(hull.memory, hull.time, rebuild)
+
+
+def pass_source(program: Program, result: Pass) -> Source:
+    """Return the points at the root of a pass; its tables stay in memory, since strategies are unrolled from
+    them."""
+
+    def rebuild(indices: Indices) -> ChosenStrategies:
+        return chosen_strategies(program.reduced, unroll(program, result, indices))
+
+    root = result.tables[program.logical[program.root].table]
+    return Source(root.memory, root.time, rebuild)
+
+
+def mix_source(reduced: ReducedGraph, hull: Hull) -> Source:
+    """Return all prefix mixes of neighbouring hull vertices, in both directions: operators below a cut from
+    one, the others from the next; put together on demand."""
+    n, count = len(reduced.domains), len(hull.picks)
+    low, high = np.arange(count - 1), np.arange(1, count)
     heads, tails = np.append(low, high), np.append(high, low)
-    memory, time = _Tables(reduced).cuts(np.stack(picks), heads, tails)
+    memory, time = _cuts(reduced, np.stack(hull.picks), heads, tails)
     # Cuts 0 and n are the vertices themselves.
     pair, cut = np.nonzero(np.isfinite(memory[:, 1:n]))
     cut += 1
-    return _Mixes(memory[pair, cut], time[pair, cut], heads[pair], tails[pair], cut)
+    head, tail = heads[pair], tails[pair]
+
+    def rebuild(indices: Indices) -> ChosenStrategies:
+        picks = _unmix(reduced, hull.picks, head[indices], tail[indices], cut[indices])
+        return chosen_strategies(reduced, picks)
+
+    return Source(memory[pair, cut], time[pair, cut], rebuild)
 
 
-class _Tables:
-    def __init__(self, reduced: ReducedGraph) -> None:
-        base, leaf_first, entries, points = [], [], 0, 0
-        for leaf in reduced.leaves:
-            leaf_first.append(entries)
-            base.append(leaf.offsets[:-1] + points)
-            entries += len(leaf.offsets) - 1
-            points += len(leaf.memory)
-        self.offsets = np.append(np.concatenate(base), points)
-        self.memory = np.concatenate([x.memory for x in reduced.leaves])
-        self.time = np.concatenate([x.time for x in reduced.leaves])
-        first = np.array(leaf_first, np.int64)
-        self.node_base = first[np.array(reduced.node_leaf, np.int64)]
-        self.edge_base = first[np.array([e.leaf for e in reduced.edges], np.int64)]
-        self.source = np.array([e.source for e in reduced.edges], np.int64)
-        self.target = np.array([e.target for e in reduced.edges], np.int64)
-        self.low = np.minimum(self.source, self.target)
-        self.high = np.maximum(self.source, self.target)
-        edges = reduced.edges
-        self.width = np.array([e.width for e in edges], np.int64)
-        self.rows, self.rows_at = _flat([e.rows for e in edges])
-        self.cols, self.cols_at = _flat([e.cols for e in edges])
+def _cuts(reduced: ReducedGraph, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
+    """Return (pairs, operators + 1) memory and time for every cut of every pair of picks; inf if impossible.
 
-    def mixed_entries(self, low: Indices, high: Indices) -> Indices:
-        """Return the entry of every edge whose lower operator has class ``low`` and whose higher one has
-        class ``high``."""
-        forward = self.source < self.target
-        i, j = np.where(forward, low, high), np.where(forward, high, low)
-        return self.rows[self.rows_at + i] * self.width + self.cols[self.cols_at + j]
-
-    def cuts(self, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
-        """Return (pairs, operators + 1) memory and time for every cut of every pair of picks; inf if
-        impossible.
-
-        Edges across the cut use their option with the least memory.
-        """
-        n = len(self.node_base)
-        node = self.offsets[self.node_base + picks[:, :n, 0]] + picks[:, :n, 1]
-        edge = self.offsets[self.edge_base + picks[:, n:, 0]] + picks[:, n:, 1]
-        across = self.edge_base + self.mixed_entries(
-            picks[heads][:, self.low, 0], picks[tails][:, self.high, 0]
-        )
-        possible = self.offsets[across] < self.offsets[across + 1]
-        # The offset of a trailing empty entry points past all points; ``possible`` masks it.
-        mixed = np.minimum(self.offsets[across], len(self.memory) - 1)
-        shape = len(heads), n + 2
-        row = np.arange(len(heads))[:, None]
-        # Everything is a sum of steps along the cuts. An edge is cut where low < c <= high, so its cost
-        # changes only at low + 1 and at high + 1, and one cumulative sum gives all cuts of a pair. It is
-        # exact, because differences of costs on the grid are on the grid.
-        blocked = np.zeros(shape)
-        np.add.at(blocked, (row, self.low + 1), ~possible)
-        np.add.at(blocked, (row, self.high + 1), -1.0 * ~possible)
-        wall = np.cumsum(blocked, axis=1)[:, : n + 1] > 0
-        sums = []
-        for cost in (self.memory, self.time):
-            of_node, of_edge = cost[node], cost[edge]
-            change = np.zeros(shape)
-            change[:, 0] = of_node[tails].sum(axis=1) + of_edge[tails].sum(axis=1)
-            change[:, 1 : n + 1] += of_node[heads] - of_node[tails]
-            between = np.where(possible, cost[mixed], 0.0)
-            np.add.at(change, (row, self.low + 1), between - of_edge[tails])
-            np.add.at(change, (row, self.high + 1), of_edge[heads] - between)
-            sums.append(np.where(wall, np.inf, np.cumsum(change, axis=1)[:, : n + 1]))
-        return sums[0], sums[1]
+    Edges across the cut use their option with the least memory.
+    """
+    n, edges = len(reduced.domains), reduced.edges
+    first, offsets, *costs = reduced.points()
+    source, target = _ends(reduced)
+    low, high = np.minimum(source, target), np.maximum(source, target)
+    edge_base = first[np.array([e.leaf for e in edges], np.int64)]
+    node = offsets[first[list(reduced.node_leaf)] + picks[:, :n, 0]] + picks[:, :n, 1]
+    edge = offsets[edge_base + picks[:, n:, 0]] + picks[:, n:, 1]
+    across = np.empty((len(heads), len(edges)), np.int64)
+    for number, e in enumerate(edges):
+        ends = picks[heads, low[number], 0], picks[tails, high[number], 0]
+        a, b = ends if e.source < e.target else ends[::-1]
+        across[:, number] = edge_base[number] + e.rows[a] * e.width + e.cols[b]
+    possible = offsets[across] < offsets[across + 1]
+    # The offset of a trailing empty entry points past all points; ``possible`` masks it.
+    mixed = np.minimum(offsets[across], offsets[-1] - 1)
+    shape = len(heads), n + 2
+    row = np.arange(len(heads))[:, None]
+    # Everything is a sum of steps along the cuts. An edge is cut where low < c <= high, so its cost changes
+    # only at low + 1 and at high + 1, and one cumulative sum gives all cuts of a pair. It is exact, because
+    # differences of costs on the grid are on the grid.
+    blocked = np.zeros(shape)
+    np.add.at(blocked, (row, low + 1), ~possible)
+    np.add.at(blocked, (row, high + 1), -1.0 * ~possible)
+    wall = np.cumsum(blocked, axis=1)[:, : n + 1] > 0
+    sums = []
+    for cost in costs:
+        of_node, of_edge = cost[node], cost[edge]
+        change = np.zeros(shape)
+        change[:, 0] = of_node[tails].sum(axis=1) + of_edge[tails].sum(axis=1)
+        change[:, 1 : n + 1] += of_node[heads] - of_node[tails]
+        between = np.where(possible, cost[mixed], 0.0)
+        np.add.at(change, (row, low + 1), between - of_edge[tails])
+        np.add.at(change, (row, high + 1), of_edge[heads] - between)
+        sums.append(np.where(wall, np.inf, np.cumsum(change, axis=1)[:, : n + 1]))
+    return sums[0], sums[1]
 
 
-def _flat(maps: list[Indices]) -> tuple[Indices, Indices]:
-    sizes = [len(m) for m in maps]
-    return (
-        np.concatenate([np.zeros(0, np.int64), *maps]),
-        np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64)])[: len(maps)].astype(np.int64),
-    )
+def _ends(reduced: ReducedGraph) -> Indices:
+    """Return (2, edges) the operators that each edge joins."""
+    return np.array([(e.source, e.target) for e in reduced.edges], np.int64).reshape(-1, 2).T
 
 
 def _unmix(
@@ -141,17 +129,13 @@ def _unmix(
             used.
     """
     n = len(reduced.domains)
-    source = np.array([e.source for e in reduced.edges], np.int64)
-    target = np.array([e.target for e in reduced.edges], np.int64)
+    source, target = _ends(reduced)
     used, ends = np.unique(np.concatenate([heads, tails]), return_inverse=True)
     ends = ends.reshape(2, -1)
     given = np.stack([picks[i] for i in used.tolist()])
     mixed = np.empty((len(cuts), *given.shape[1:]), np.int64)
     # An edge belongs to its higher end: if that is below the cut, both ends are.
     last = np.concatenate([np.arange(n), np.maximum(source, target)])
-    expected = len(cuts), len(last), 2
-    assert mixed.shape == expected, f"{mixed.shape} picks for {expected}"
-    assert ends.shape == (2, len(cuts)), f"{ends.shape} ends of {len(cuts)} cuts"
     _mix(given, ends[0], ends[1], cuts, last, mixed)
     cut = cuts[:, None]
     rows, numbers = np.nonzero((source < cut) != (target < cut))
@@ -171,76 +155,3 @@ def _mix(picks, heads, tails, cuts, last, mixed):
                 mixed[m, i, 0], mixed[m, i, 1] = head[i, 0], head[i, 1]
             else:
                 mixed[m, i, 0], mixed[m, i, 1] = tail[i, 0], tail[i, 1]
-
-
-class Source(Protocol):
-    """Strategies with their costs (n,), in any order; ``rebuild`` returns some of them, in the caller's
-    names."""
-
-    @property
-    def memory(self) -> Floats: ...
-
-    @property
-    def time(self) -> Floats: ...
-
-    def rebuild(self, indices: Indices) -> ChosenStrategies: ...
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class VertexSource:
-    """The vertices of a hull, whose picks are already known."""
-
-    reduced: ReducedGraph
-    hull: Hull
-
-    @property
-    def memory(self) -> Floats:
-        return self.hull.memory
-
-    @property
-    def time(self) -> Floats:
-        return self.hull.time
-
-    def rebuild(self, indices: Indices) -> ChosenStrategies:
-        return chosen_strategies(self.reduced, np.stack([self.hull.picks[i] for i in indices.tolist()]))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class MixSource:
-    """Prefix mixes of two hull vertices, put together on demand."""
-
-    reduced: ReducedGraph
-    hull: Hull
-    mixes: _Mixes
-
-    @property
-    def memory(self) -> Floats:
-        return self.mixes.memory
-
-    @property
-    def time(self) -> Floats:
-        return self.mixes.time
-
-    def rebuild(self, indices: Indices) -> ChosenStrategies:
-        m = self.mixes
-        head, tail, cut = (np.asarray(of[indices], np.int64) for of in (m.head, m.tail, m.cut))
-        return chosen_strategies(self.reduced, _unmix(self.reduced, self.hull.picks, head, tail, cut))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class PassSource:
-    """Points at the root of a pass; its tables stay in memory, since strategies are unrolled from them."""
-
-    program: Program
-    result: Pass
-
-    @property
-    def memory(self) -> Floats:
-        return self.result.tables[self.program.logical[self.program.root].table].memory
-
-    @property
-    def time(self) -> Floats:
-        return self.result.tables[self.program.logical[self.program.root].table].time
-
-    def rebuild(self, indices: Indices) -> ChosenStrategies:
-        return chosen_strategies(self.program.reduced, unroll(self.program, self.result, indices))

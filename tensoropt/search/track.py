@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -52,8 +51,8 @@ def track_frontier(
     nothing is possible, and :class:`~tensoropt.search.TableTooLargeError` if an unpruned method outgrows the
     memory.
     """
-    settings = _check_settings(epsilon, method, max_points, threads)
-    return _track(graph, method, replace(settings, rivals=rivals, thorough=thorough))
+    _check_settings(epsilon, method, max_points, threads)
+    return _track(graph, method, SearchSettings(epsilon, max_points, threads, rivals, thorough))
 
 
 def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> TrackedFrontier:
@@ -69,34 +68,23 @@ def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> Tracked
 def _track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFrontier:
     """Run one search with checked settings; strategies that rivals beat may be missing."""
     if not len(graph):
-        return TrackedFrontier(
-            np.zeros(1),
-            np.zeros(1),
-            True,
-            (),
-            ChosenStrategies.of(graph, *(np.zeros((1, 0), np.int64),) * 3).at,
-            Staircase(np.zeros(1), np.zeros(1)).bounds,
-        )
+        nothing, chosen = np.zeros(1), ChosenStrategies.of(graph, *(np.zeros((1, 0), np.int64),) * 3)
+        return TrackedFrontier(nothing, nothing, True, (), chosen.at, Staircase(nothing, nothing).bounds)
     tables = FlatTables.of(graph)
     tables.check_sums()
     culprit = tables.blocked()
-    bands: list[BandSearch] = []
     if culprit is None:
         reduced = reduce_graph(tables)
-        bands = search_bands(reduced, method, settings)
-        if not bands:
-            culprit = impossible(reduced)
-    if culprit is not None:
-        raise NoStrategyError(
-            f"no strategy is possible: {culprit}; make some of these entries finite or add configurations"
-        )
-    return _result(bands, settings)
+        if bands := search_bands(reduced, method, settings):
+            return _result(bands, settings)
+        culprit = impossible(reduced)
+    raise NoStrategyError(
+        f"no strategy is possible: {culprit}; make some of these entries finite or add configurations"
+    )
 
 
-def _check_settings(
-    epsilon: float, method: str, max_points: int | None, threads: int | None
-) -> SearchSettings:
-    """Return the settings; raise ``ValueError`` with the rule, the value and the remedy if they are bad."""
+def _check_settings(epsilon: float, method: str, max_points: int | None, threads: int | None) -> None:
+    """Raise ``ValueError`` with the rule, the value and the remedy if a setting is bad."""
     if method not in _METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(_METHODS)}")
     if not (0.0 <= epsilon < np.inf):
@@ -107,7 +95,6 @@ def _check_settings(
         raise ValueError(f"max_points is {max_points}; a frontier needs at least its 2 ends, or None for all")
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1, or None for one per core")
-    return SearchSettings(epsilon, max_points, threads)
 
 
 def _result(bands: list[BandSearch], settings: SearchSettings) -> TrackedFrontier:

@@ -26,7 +26,7 @@ from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
 from tensoropt.search.bounds import Bound, Highest, Lowest, Staircase, looseness, lowered, pruning_target
 from tensoropt.search.engine import MOST_SUMS, Messages, Pass, ProgramRunner, TooManySumsError, corners_of
-from tensoropt.search.hull import Hull, HullSearch, flatten
+from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.program import Program, TableTooLargeError
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
@@ -44,7 +44,7 @@ from tensoropt.search.shared import (
     unpruned,
     useful_classes,
 )
-from tensoropt.search.sources import PassSource, Source
+from tensoropt.search.sources import Source, pass_source
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class _Within:
         return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, remarks)
 
     def search(self, program: Program, order: Order) -> SearchResult | None:
-        search = HullSearch(program, flatten(program), self.settings.threads)
+        search = HullSearch(program, self.settings.threads)
         lines, seeded = FEW_LINES, 0
         while True:
             hull = search.find_hull(lines_that_fit(program, lines))
@@ -151,21 +151,18 @@ class _Within:
             narrows = left <= _WORTH_NARROWING * sum(map(len, classes.values()))
             if narrows:
                 self.left_out.append((hull, goal))
-                program = self._restricted(program, order, classes)
-                search, seeded = HullSearch(program, flatten(program), self.settings.threads), 0
+                reduced = restrict(program.reduced, classes)
+                # With fewer classes another order may be cheaper, but it could also fix operators; the given
+                # one fixes none and stays possible.
+                reordered = greedy_order(reduced, 0.1)
+                program = build_program(reduced, order if reordered.fixed else reordered)
+                search, seeded = HullSearch(program, self.settings.threads), 0
                 search.repeat(hull)
                 log.debug("%d classes left, %d entries", left, program.entries)
             most = _MOST_LINES if narrows or self.left_out else MORE_LINES
             if not narrows and (search.complete or lines >= most):
                 return self._passes(program, search, hull)
             lines = min(2 * lines if narrows or self.left_out else MORE_LINES, _MOST_LINES)
-
-    def _restricted(self, program: Program, order: Order, classes: dict[int, np.ndarray]) -> Program:
-        reduced = restrict(program.reduced, classes)
-        # With fewer classes another order may be cheaper, but it could also fix operators; the given one
-        # fixes none and stays possible.
-        reordered = greedy_order(reduced, 0.1)
-        return build_program(reduced, order if reordered.fixed else reordered)
 
     def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
         inside, outside = search.messages()
@@ -230,9 +227,8 @@ class _Within:
         return min(points, most or points), sums, _LAST_PAIRS * pairs
 
     def _add(self, program: Program, result: Pass) -> None:
-        latest = PassSource(program, result)
-        self.sources = [latest, *self.sources]
-        log.debug("%d points, %d at the root", result.points, len(latest.time))
+        self.sources = [pass_source(program, result), *self.sources]
+        log.debug("%d points at the root", len(self.sources[0].time))
 
     def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
         incumbents = self.incumbents

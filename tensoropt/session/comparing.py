@@ -50,7 +50,7 @@ def recosted(
     with ExitStack() as stack:
         costs = open_costs(session, searched, stack)
         # Old strategies need not be among those that were searched today.
-        works = {w.work.key: w.work for plan in plans.values() for w in plan.works(session.cluster)}
+        works = {work.key: work for plan in plans.values() for _, work in plan.works(session.cluster)}
         with suppress(TensorOptError):  # raised again below, for the plans that need what cannot be found
             costs.facts.find(works.values())
             costs.timings.measure(works)
@@ -89,11 +89,7 @@ def with_planners(
     asked = {entry.name for entry in entries}
     before = tuple(point for point in exploration.others if point.planner not in asked)
     found = replace(
-        exploration,
-        spaces=task.base.spaces,
-        points=merged,
-        others=(*before, *others),
-        comparison=rows,
+        exploration, spaces=task.base.spaces, points=merged, others=(*before, *others), comparison=rows
     )
     figures = [row for limit in limits_asked(found) for row in compared(found, limit)]
     found = replace(found, comparison=tuple({**asdict(row), "notes": list(row.notes)} for row in figures))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -86,11 +86,10 @@ class JobPrices:
         said = (*job.notes, *_other_settings(job, self.exploration, problem), *notes)
         return PricedJob(job.on(cluster.device_count), point, space, record, said)
 
-    def recorded(self, priced: Iterable[PricedJob]) -> Recorded | None:
-        """Return the costs behind the figures of jobs; None if no file can hold them."""
+    def recorded(self, priced: PricedJob) -> Recorded | None:
+        """Return the costs behind the figures of a job; None if no file can hold them."""
         recorder = CostRecorder(self.problem.graph, self.costs)
-        for one in priced:
-            one.record(recorder)
+        priced.record(recorder)
         return recorder.recorded()
 
     def name_of(self, priced: PricedJob) -> str:
@@ -137,7 +136,7 @@ def with_jobs(
                 told["refusal"] = str(refusal)
             else:
                 told["notes"] = list(priced.notes)
-                recorded, own = recorded_of(exploration), prices.recorded([priced])
+                recorded, own = recorded_of(exploration), prices.recorded(priced)
                 exploration = replace(
                     exploration,
                     spaces=(*exploration.spaces, priced.space),

@@ -16,18 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tensoropt.cluster import Mesh
-from tensoropt.costs.communication import CommunicationModel
 from tensoropt.costs.tables import CostTables
 from tensoropt.frontier import representatives
-from tensoropt.frontier.tools import Points
 from tensoropt.question.settings import Settings
-from tensoropt.search import (
-    NoStrategyError,
-    Staircase,
-    TrackedFrontier,
-    outline_frontier,
-    track_frontier,
-)
+from tensoropt.search import NoStrategyError, Staircase, TrackedFrontier, outline_frontier, track_frontier
 from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.types import Indices
 
@@ -96,15 +88,14 @@ def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simu
     return sum(len(new) for parts in of_space.values() for _, new in parts)
 
 
-def unbeaten_by(frontier: TrackedFrontier, rivals: Points | None) -> Indices:
+def unbeaten_by(frontier: TrackedFrontier, rivals: Staircase | None) -> Indices:
     """Return the points of a frontier that no rival beats."""
-    if rivals is None or not len(rivals.memory):
+    if rivals is None:
         return np.arange(len(frontier))
-    best = np.append(np.inf, rivals.time)[np.searchsorted(rivals.memory, frontier.memory, side="right")]
-    return np.flatnonzero(frontier.time < best)
+    return np.flatnonzero(frontier.time < rivals.bounds(frontier.memory))
 
 
-def first_look(found: Found, simulations: Simulations, rivals: Points | None = None) -> int:
+def first_look(found: Found, simulations: Simulations, rivals: Staircase | None = None) -> int:
     """Simulate representatives of the points that no rival beats; return how many."""
     left = unbeaten_by(found.frontier, rivals)
     if not len(left):
@@ -131,8 +122,8 @@ def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> I
             return
 
 
-Built = tuple[Mesh, CostTables, CommunicationModel]
-"""A mesh, its tables for a micro-batch count, and the model that prices its communication."""
+Built = tuple[Mesh, CostTables]
+"""A mesh, and its tables for a micro-batch count."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +138,6 @@ class SearchedSpace:
     mesh: Mesh
     tables: CostTables
     frontier: TrackedFrontier | None
-    communication: CommunicationModel
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -161,90 +151,50 @@ class SpacePart:
 
     Attributes:
         number: the number of the space.
-        frontier: the frontier; None if there is no strategy.
-        every: all frontiers found, each with the numbers of its simulated points.
+        found: its frontier, with the numbers of its simulated points; None if there is no strategy.
         simulated: all strategies of the space that were simulated, now or before.
         refused: why there is no strategy, in words.
     """
 
     number: int
-    frontier: TrackedFrontier | None
-    every: Sequence[Found]
+    found: Found | None
     simulated: Simulated
-    refused: str
+    refused: str = ""
 
 
-class OneSpace:
-    """The search of one space.
+def part_of(
+    number: int, built: Built, settings: Settings, simulations: Simulations, threads: int, *, outline: bool
+) -> SpacePart:
+    """Return the outline of a space, or else its strategies that may beat the simulated ones, the best of
+    them simulated.
 
     Args:
-        number: the number of the space in ``simulations``, to which it adds.
-        threads: the threads of the search; one per core by default.
+        number: the number of the space in ``simulations``, to which this adds.
+        threads: the threads of the search.
     """
-
-    def __init__(
-        self,
-        number: int,
-        built: Built,
-        settings: Settings,
-        simulations: Simulations,
-        threads: int | None = None,
-    ):
-        self.number, self.settings, self.simulations, self.threads = number, settings, simulations, threads
-        self.mesh, self.tables, self.communication = built
-        self.every: list[Found] = []
-        self.refused = ""
-
-    def outline(self) -> SpacePart:
-        """Outline the space, and simulate its best points."""
-        try:
-            outline = outline_frontier(self.tables, threads=self.threads)
-        except NoStrategyError as error:
-            self._refuse(error)
-            return self._part(None)
-        self._add(outline, None)
-        return self._part(outline)
-
-    def search(self) -> SpacePart:
-        """Search the space for strategies that may beat the simulated ones."""
-        rivals = self.simulations.rivals(self.number) if self.settings.allows_gap else None
-        try:
+    mesh, tables = built
+    rivals = simulations.rivals(number) if settings.allows_gap and not outline else None
+    try:
+        if outline:
+            frontier = outline_frontier(tables, threads=threads)
+        else:
             # Not thorough: the simulator decides, and a gap of the sums that is proven to a thousandth is not
             # worth as much time as all else together.
             frontier = track_frontier(
-                self.tables,
-                epsilon=self.settings.epsilon,
-                method=self.settings.method,
-                max_points=self.settings.max_points,
-                threads=self.threads,
+                tables,
+                epsilon=settings.epsilon,
+                method=settings.method,
+                max_points=settings.max_points,
+                threads=threads,
                 rivals=rivals,
                 thorough=False,
             )
-        except NoStrategyError as error:
-            self._refuse(error)
-            return self._part(None)
-        self._add(frontier, rivals)
-        return self._part(frontier)
-
-    def _part(self, frontier: TrackedFrontier | None) -> SpacePart:
-        simulated = self.simulations.spaces[self.number].done
-        return SpacePart(self.number, frontier, self.every, simulated, self.refused)
-
-    def _add(self, frontier: TrackedFrontier, rivals: Staircase | None) -> None:
-        self.every.append(Found(self.number, frontier))
-        if self.settings.allows_gap:
-            first_look(self.every[-1], self.simulations, rivals)
-
-    def _refuse(self, error: NoStrategyError) -> None:
-        why = "nothing runs" if self.settings.constraints is None else "the constraints leave no strategy"
+    except NoStrategyError as error:
+        why = "nothing runs" if settings.constraints is None else "the constraints leave no strategy"
         # Other meshes may have strategies: only if none has is it an error.
-        self.refused = f"not searched: mesh {self.mesh.label}: {why} ({error})"
-
-
-def comes_close(found: Found, simulations: Simulations, best: Points, share: float) -> bool:
-    """Return whether none of the best beats some simulated strategy of a frontier whose memory and time are
-    reduced by a share, or increased if the share is negative."""
-    own = simulations.spaces[found.space].simulated
-    memory, time_s = (1.0 - share) * own[found.numbers[found.numbers >= 0]].T
-    rival = np.append(np.inf, best.time)[np.searchsorted(best.memory, memory, side="right")]
-    return bool((time_s < rival).any())
+        refused = f"not searched: mesh {mesh.label}: {why} ({error})"
+        return SpacePart(number, None, simulations.spaces[number].done, refused)
+    found = Found(number, frontier)
+    if settings.allows_gap:
+        first_look(found, simulations, rivals)
+    return SpacePart(number, found, simulations.spaces[number].done)

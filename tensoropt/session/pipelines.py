@@ -64,10 +64,11 @@ _MOST_STAGES = 16
 """The most stages per place; Llama 3's published job has 8."""
 
 
+@dataclass(eq=False)
 class _Cutting:
     """The possible cuts of one problem's pipelines.
 
-    Args:
+    Attributes:
         again: tensors that stages recompute instead of receiving them.
         pin: the constraint on pipelines; None if there is none.
         costs: the costs by which computation is balanced.
@@ -75,23 +76,17 @@ class _Cutting:
         small: whether the model is small enough to be cut inside blocks, too.
     """
 
-    def __init__(
-        self,
-        cutter: Cutter,
-        again: frozenset[str],
-        pin: PipelinePin | None,
-        costs: CostSource,
-        note: Callable[[str], None],
-        *,
-        small: bool,
-    ):
-        self.cutter, self.again, self.pin, self.note, self.small = cutter, again, pin, note, small
-        self._costs = costs
+    cutter: Cutter
+    again: frozenset[str]
+    pin: PipelinePin | None
+    costs: CostSource
+    note: Callable[[str], None]
+    small: bool
 
     @property
-    def pinned(self) -> bool:
-        """Whether constraints name the cuts."""
-        return self.pin is not None and bool(self.pin.cuts)
+    def pinned(self) -> tuple[str, ...]:
+        """The cuts that constraints name."""
+        return () if self.pin is None else self.pin.cuts
 
     def stages_to_a_place(self, places: int, micro_batches: int) -> int:
         """Return the number of stages per place that balances bubble against uneven blocks."""
@@ -108,8 +103,8 @@ class _Cutting:
             PlanError, ConstraintError: the model cannot be cut as the pin says.
         """
         count, stages = len(self.cutter.graph.groups), composer.stages
-        if self.pin is not None and self.pin.cuts:
-            pinned = tuple(self.cutter.beginning(name) for name in self.pin.cuts)
+        if self.pinned:
+            pinned = tuple(self.cutter.beginning(name) for name in self.pinned)
             if len(pinned) != stages - 1:
                 raise ConstraintError(
                     f"{self.pin}: {stages} stages take {stages - 1} cuts, not {len(pinned)}"
@@ -149,7 +144,7 @@ class _Cutting:
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
         """(groups,) FLOP, and bytes of parameters."""
-        return flops_of(self.cutter.graph, self._costs), parameter_bytes_of(self.cutter.graph)
+        return flops_of(self.cutter.graph, self.costs), parameter_bytes_of(self.cutter.graph)
 
     def _strengths(self, composer: Composer, costs: CostSource) -> tuple[Sequence[float], Sequence[float]]:
         prices, at = composer.frontiers.prices, composer.place_of
@@ -233,13 +228,12 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         made = [point.changed(space=len(spaces)) for point in found]
         problem = searched.problem
         spaces.append(
-            pipelined_space(mesh, micro_batches, problem.parameter_keys, finder.notes, problem.sequence)
+            pipelined_space(mesh, micro_batches, problem.parameter_keys, [*finder.notes], problem.sequence)
         )
         points = list(reduce_points([*points, *made]))
     if not points:
-        why = " ".join(finder.refusals) or (
-            "give a batch whose size the number of stages divides, or other cuts"
-        )
+        remedy = "give a batch whose size the number of stages divides, or other cuts"
+        why = " ".join(finder.refusals.values()) or remedy
         raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
     among = sum(p.space >= len(exploration.spaces) for p in points)
     notes = [*finder.notes, f"pipelines: {finder.simulated:,} simulated, {among:,} of them among the points"]
@@ -269,16 +263,18 @@ class _Task:
         return f"pp{self.mesh.label}, {self.micro_batches} micro-batches{several}"
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A task with the composer and the cut positions of its pipelines."""
-
-    task: _Task
-    composer: Composer
-    positions: Sequence[Sequence[int]]
+_Prepared = tuple[_Task, Composer, Sequence[Sequence[int]]]
+"""A task with the composer and the cut positions of its pipelines."""
 
 
 class _Finder:
+    """The search for pipelines.
+
+    Attributes:
+        notes: what was left out.
+        refusals: why pipelines were refused, by schedule or place.
+    """
+
     def __init__(self, session: Session, searched: Searched, points: Sequence[Point]):
         self.session, self.problem, self.searched = session, searched.problem, searched
         self.graph: GroupGraph = searched.problem.graph
@@ -289,9 +285,9 @@ class _Finder:
         self.costs: CostSource = searched.costs
         self.again = cheaper_to_duplicate(self.cutter, self.costs)
         self.small = len(self.graph.groups) <= FEW_GROUPS
-        self.cutting = _Cutting(self.cutter, self.again, self.pin, self.costs, self._note, small=self.small)
-        self._notes: dict[str, None] = {_HEURISTIC: None}
-        self._refusals: dict[str, str] = {}
+        self.cutting = _Cutting(self.cutter, self.again, self.pin, self.costs, self._note, self.small)
+        self.notes: dict[str, None] = {_HEURISTIC: None}
+        self.refusals: dict[str, str] = {}
         # Points name each operator of a plan, which takes longer than to simulate it: those that others beat
         # never become points.
         self._unbeaten: Sequence[Point] = points
@@ -301,23 +297,13 @@ class _Finder:
         self.simulated = 0
         self._least = (float("inf"), Mesh(shape=(1,)))
 
-    @property
-    def refusals(self) -> list[str]:
-        """The reasons why pipelines were refused."""
-        return list(self._refusals.values())
-
     def _refused(self, schedule: str, refusal: PlanError) -> None:
-        if schedule not in self._refusals:
-            self._refusals[schedule] = str(refusal)
+        if schedule not in self.refusals:
+            self.refusals[schedule] = str(refusal)
             self._note(f"pipelines in {schedule}, all or some, were left out: {refusal}")
 
-    @property
-    def notes(self) -> list[str]:
-        """The notes on what was left out."""
-        return list(self._notes)
-
     def _note(self, text: str) -> None:
-        self._notes[text] = None
+        self.notes[text] = None
 
     def refusal(self) -> str:
         """Return why there are no pipelines, or "".
@@ -408,18 +394,22 @@ class _Finder:
     def _search(self, asked: list[tuple[Mesh, int]], found: list[list[Point]]) -> None:
         """Fill ``found`` with the pipelines of each mesh and micro-batch count in ``asked``; append the
         leanest combination to both."""
-        self._add(found, [_Task(*at) for at in asked])
+        self._add([(own, _Task(*at)) for own, at in zip(found, asked, strict=True)])
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
-            left = {n: self._of_several_stages(*at) for n, at in enumerate(asked) if at not in self._beaten}
-            several = {n: task for n, task in left.items() if task is not None}
-            self._add([found[n] for n in several], list(several.values()))
+            left = [(own, at) for own, at in zip(found, asked, strict=True) if at not in self._beaten]
+            several = [
+                (own, _Task(mesh, count, _INTERLEAVED, per_place=stages))
+                for own, (mesh, count) in left
+                if (stages := self.cutting.stages_to_a_place(mesh.shape[0], count)) > 1
+            ]
+            self._add(several)
         if leanest := self._leanest(asked):
             # All axes of a place split the next dim: the least that a stage can have in flight.
             mesh, rows = leanest
             self._note(f"pipelines of one row in each micro-batch: only on pp{mesh.label}")
             asked.append(leanest)
             found.append([])
-            self._add(found[-1:], [_Task(mesh, rows, outer=CROSSINGS[1:2])])
+            self._add([(found[-1], _Task(mesh, rows, outer=CROSSINGS[1:2]))])
         self.session.progress("pipelines", len(asked), len(asked), "composed and simulated")
 
     def _note_kinds(self) -> None:
@@ -435,12 +425,12 @@ class _Finder:
                 "speed of the slowest"
             )
 
-    def _add(self, found: Sequence[list[Point]], tasks: Sequence[_Task]) -> None:
+    def _add(self, tasks: Sequence[tuple[list[Point], _Task]]) -> None:
         """Add the pipelines of each task to its list, composed in forks, one per core."""
         # Of before, so that the number of cores changes nothing.
         self._known = sorted((one.memory_bytes, one.time_s) for one in self._unbeaten)
         for start in range(0, len(tasks), cores()):
-            part = list(zip(found, tasks, strict=True))[start : start + cores()]
+            part = tasks[start : start + cores()]
             self.session.progress("pipelines", start, len(tasks), "; ".join(task.words for _, task in part))
             prepared = [(own, made) for own, task in part if (made := self._prepared(task)) is not None]
             every = in_forks(self._composed, [made for _, made in prepared])
@@ -451,8 +441,8 @@ class _Finder:
                 self._unbeaten = reduce_points([*self._unbeaten, *points])
                 self.simulated += simulated
                 self._least = min(self._least, least, key=itemgetter(0))
-                self._notes |= notes
-                self._refusals |= refusals
+                self.notes |= notes
+                self.refusals |= refusals
                 self._beaten |= beaten
 
     def _leanest(self, asked: Sequence[tuple[Mesh, int]]) -> tuple[Mesh, int] | None:
@@ -464,10 +454,6 @@ class _Finder:
             return None
         _, mesh = self._least
         return (mesh, rows) if mesh.shape[0] <= rows and (mesh, rows) not in asked else None
-
-    def _of_several_stages(self, mesh: Mesh, micro_batches: int) -> _Task | None:
-        count = self.cutting.stages_to_a_place(mesh.shape[0], micro_batches)
-        return _Task(mesh, micro_batches, _INTERLEAVED, per_place=count) if count > 1 else None
 
     def _counts(self, places: int) -> tuple[int, ...]:
         """Return the micro-batch counts that divide the batch: for each place as many as plans without stages
@@ -514,18 +500,18 @@ class _Finder:
                 schedule,
                 Crossings() if exact else Crossings(outer=task.outer, everywhere_alike=True),
                 partial(compose, step=0.0 if exact else step, known=() if exact else self._known),
-                self._notes,
+                self.notes,
                 per_place,
                 refused=partial(self._refused, schedule),
             )
         except PlanError as refusal:
             where = f"pipelines on {mesh.shape[0]} groups of devices, {micro_batches} micro-batches"
-            self._refusals.setdefault(where, str(refusal))
+            self.refusals.setdefault(where, str(refusal))
             self._note(f"no {where}: {refusal}")
             return None
         positions = self.cutting.positions(composer, self.costs, every=exact)
         composer.prepare(positions)
-        return _Prepared(task, composer, positions)
+        return task, composer, positions
 
     def _composed(self, prepared: _Prepared) -> tuple[Any, ...]:
         """Return, for a task, the pipelines that no plan so far beats, how many were simulated, the least
@@ -534,9 +520,9 @@ class _Finder:
         Pipelines are returned as points, since evaluations hold the simulated steps of all their stages:
         gigabytes for a model of a hundred blocks.
         """
-        task, composer = prepared.task, prepared.composer
+        task, composer, positions = prepared
         mesh, beaten = task.mesh, set[tuple[Mesh, int]]()
-        found = list(composer.composed(prepared.positions))
+        found = list(composer.composed(positions))
         if self._known and not found:
             beaten.add((mesh, task.micro_batches))
             self._note("pipelines of several stages on the same devices: only where those of one were found")
@@ -545,15 +531,15 @@ class _Finder:
         least = min([self._least, *((one.memory_bytes, mesh) for one in found)], key=itemgetter(0))
         unbeaten = reduce_points([*self._unbeaten, *found])
         points = [pipelined_point(o, mesh, space=0) for o in unbeaten if isinstance(o, PipelineEvaluation)]
-        return points, len(found), least, self._notes, self._refusals, beaten
+        return points, len(found), least, self.notes, self.refusals, beaten
 
     @property
     def _pinned_schedule(self) -> bool:
         return self.pin is not None and self.pin.schedule is not None
 
     def _several(self, places: int, micro_batches: int, schedule: str) -> int | None:
-        if self.pin is not None and self.pin.cuts:
-            return max(1, (len(self.pin.cuts) + 1) // places)
+        if self.cutting.pinned:
+            return max(1, (len(self.cutting.pinned) + 1) // places)
         if schedule != _INTERLEAVED or self.small:
             return None
         return max(2, self.cutting.stages_to_a_place(places, micro_batches))
@@ -597,6 +583,4 @@ class _Finder:
 
     @cached_property
     def _simulations(self) -> Simulations:
-        made = Simulations(self.session.cluster, [])
-        made.spaces = list(self.searched.simulations)
-        return made
+        return Simulations(self.session.cluster, list(self.searched.simulations))

@@ -189,10 +189,9 @@ def check_found(searched: Searched, exploration: Exploration) -> None:
 def _against_constraints(task: PlanningTask) -> str:
     assert task.placed is not None
     try:
-        against = task.placed.limits.against
+        return "; ".join(task.placed.limits.against)
     except TensorOptError as error:
         return str(error)
-    return "; ".join(against)
 
 
 class _Asking:

@@ -11,8 +11,8 @@ The module also separates these meshes from the others, within what constraints 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,25 +52,19 @@ Offered = Mapping[tuple[Mesh, int], Restriction]
 """The restriction by constraints of each mesh at each micro-batch count."""
 
 
-@dataclass(frozen=True)
-class SpaceTables:
-    """Makes the cost tables of spaces.
+def tables_of(
+    problem: Problem, costs: CostSource, regions: Sequence[Region], offered: Offered
+) -> list[Built]:
+    """Return the cost tables of spaces, in their order.
 
-    Attributes:
+    Args:
         regions: the blocks that may be recomputed.
     """
-
-    problem: Problem
-    costs: CostSource
-    regions: Sequence[Region]
-
-    def build(self, offered: Offered) -> list[Built]:
-        """Return the tables of spaces, in their order."""
-        meshes = tuple(dict.fromkeys(mesh for mesh, _ in offered))
-        counts = tuple(dict.fromkeys(count for _, count in offered))
-        limits = {(mesh.label, count): limit for (mesh, count), limit in offered.items()}
-        problem = self.problem
-        return build_tables(problem.graph, problem.micro, self.costs, meshes, counts, self.regions, limits)
+    meshes = tuple(dict.fromkeys(mesh for mesh, _ in offered))
+    counts = tuple(dict.fromkeys(count for _, count in offered))
+    limits = {(mesh.label, count): limit for (mesh, count), limit in offered.items()}
+    made = build_tables(problem.graph, problem.micro, costs, meshes, counts, regions, limits)
+    return [(mesh, tables) for mesh, tables, _ in made]
 
 
 def apart(
@@ -90,7 +84,9 @@ def apart(
     return {space: limit for space, limit in spaces.items() if space not in wide}, wide
 
 
-def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Offered) -> tuple[str, ...]:
+def refine(
+    session: Session, build: Callable[[Offered], list[Built]], spaces: SpaceSearch, wide: Offered
+) -> tuple[str, ...]:
     """Search spaces of wide meshes after all others; return notes on what was left out.
 
     On each mesh, the micro-batch count with the most unbeaten strategies comes first; if an outline there
@@ -106,7 +102,7 @@ def refine(session: Session, tables: SpaceTables, spaces: SpaceSearch, wide: Off
             count = counts[len(searched)]
             limit = combining(wide[mesh, count], spaces.simulations, count)
             with clock.stage("costs"):
-                (built,) = tables.build({(mesh, count): limit})
+                (built,) = build({(mesh, count): limit})
             with clock.stage("search"):
                 better = spaces.add(built)
             searched.append(count)
@@ -165,16 +161,10 @@ def _told(mesh: Mesh, searched: Sequence[int], left: Sequence[int], better: bool
             f"mesh {mesh.label}, micro-batches {_listed(searched)}: groups combine only the splits that "
             "the best strategies of other meshes use"
         )
-    if left and better:
-        notes.append(
-            f"not searched: mesh {mesh.label}, micro-batches {_listed(left)}: every strategy of other meshes "
-            "at these counts is beaten by one at another count"
-        )
-    elif left:
-        notes.append(
-            f"not searched: mesh {mesh.label}, micro-batches {_listed(left)}: at {searched[-1]} it brings "
-            "nothing that other meshes lack"
-        )
+    if left:
+        why = "every strategy of other meshes at these counts is beaten by one at another count"
+        why = why if better else f"at {searched[-1]} it brings nothing that other meshes lack"
+        notes.append(f"not searched: mesh {mesh.label}, micro-batches {_listed(left)}: {why}")
     return notes
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from tensoropt.cluster import Cluster
 from tensoropt.costs.restrictions import Restrictions, check_devices, restrict
@@ -23,8 +24,8 @@ from tensoropt.ops.device_kernels import has_kernel
 from tensoropt.placement.limits import placed_limits
 from tensoropt.processes import not_searched_for_garbage
 from tensoropt.session.kept import code
-from tensoropt.session.one_space import SearchedSpace
-from tensoropt.session.refining import MAX_AXES, Offered, SpaceTables, apart, refine
+from tensoropt.session.one_space import Built, SearchedSpace
+from tensoropt.session.refining import MAX_AXES, Offered, apart, refine, tables_of
 from tensoropt.session.session import Session
 from tensoropt.session.simulations import Simulations, SpaceSimulations
 from tensoropt.session.spaces import SpaceSearch
@@ -101,41 +102,33 @@ def search(session: Session, problem: Problem) -> Searched:
             keep=code() if session.keep else None,
             note=session.note,
         )
-        spaces, refined = None, tuple[str, ...]()
+        spaces = SpaceSearch([], settings, Simulations(session.cluster, []), session.progress)
+        refined: tuple[str, ...] = ()
         if not refusal:
             narrow, wide = apart(problem.graph, meshes, counts, left)
             if settings.first:
                 narrow, wide = usual_spaces(narrow, problem.graph), {}
-            spaces, refined = _searched(session, SpaceTables(problem, costs, regions), narrow, wide)
+            spaces, refined = _searched(session, partial(tables_of, problem, costs, regions), narrow, wide)
         with clock.stage("costs"):
             # Inside the block: facts of unsplit groups may still have to be read from the store or found.
             whole = unsplit(problem.graph, costs.facts.of)
-            left_out = (
-                undivided((one for _, one, _ in spaces.built), left.groups) if spaces is not None else ()
-            )
+            left_out = undivided((tables for _, tables in spaces.built), left.groups)
             _, split_share = shares_of_flops(problem.graph, whole)
             beside = parallelism(problem.graph, whole)
             flops = model_flops(whole.values(), costs.facts.of, session.cluster.device_type, costs.kernels)
-            if spaces is None:
+            if refusal:
                 # Placed plans run these; the report says what they rest on.
                 costs.timings.measure({work.key: work for made in whole.values() for work in made.works})
                 costs.compute()
-    found = dict(sorted(spaces.found.items())) if spaces is not None else {}
+    found = dict(sorted(spaces.found.items()))
     return Searched(
         problem,
         costs,
         tuple(found.values()),
-        tuple(spaces.simulations.spaces[number] for number in found) if spaces is not None else (),
+        tuple(spaces.simulations.spaces[number] for number in found),
         split_share,
         flops,
-        (
-            *((USUAL_NOTE,) if settings.first else ()),
-            *left.notes,
-            *supported,
-            *kernels,
-            *refined,
-            *left_out,
-        ),
+        (*((USUAL_NOTE,) if settings.first else ()), *left.notes, *supported, *kernels, *refined, *left_out),
         refusal,
         beside,
     )
@@ -170,19 +163,19 @@ def _check_placed(given: Constraints, problem: Problem, cluster: Cluster, refusa
 
 
 def _searched(
-    session: Session, tables: SpaceTables, narrow: Offered, wide: Offered
+    session: Session, build: Callable[[Offered], list[Built]], narrow: Offered, wide: Offered
 ) -> tuple[SpaceSearch, tuple[str, ...]]:
     if session.settings.first:
-        return _search(session, tables, narrow), ()
+        return _search(session, build, narrow), ()
     refused: tuple[str, ...] = ()
     try:
-        spaces = _search(session, tables, narrow)
+        spaces = _search(session, build, narrow)
     except (InfeasibleError, ConstraintError) as error:
         if not wide:
             raise
         # If only wide meshes have strategies, nothing says which of these are good.
-        refused, narrow, wide = (str(error),), wide, {}
-        spaces = _search(session, tables, narrow)
+        refused = (str(error),)
+        spaces, wide = _search(session, build, wide), {}
     # The name under which saved explorations keep these seconds.
     with session.clock.stage("judge"), not_searched_for_garbage():
         spaces.simulate()
@@ -191,17 +184,19 @@ def _searched(
         session.left.append(f"{spaces.interrupted} of {len(spaces.built)} meshes and micro-batch counts")
     else:
         try:
-            refined = refine(session, tables, spaces, wide)
+            refined = refine(session, build, spaces, wide)
         except KeyboardInterrupt:
             session.left.append("meshes with more axes")
     return spaces, (*refused, *spaces.notes, *refined)
 
 
-def _search(session: Session, tables: SpaceTables, offered: Offered) -> SpaceSearch:
+def _search(session: Session, build: Callable[[Offered], list[Built]], offered: Offered) -> SpaceSearch:
     with session.clock.stage("costs"):
-        built = tables.build(offered)
-    simulations = Simulations(session.cluster, [(mesh, one) for mesh, one, _ in built])
-    spaces = SpaceSearch(built, session.settings, simulations, session.progress, session.draw)
+        built = build(offered)
+    simulations = Simulations(session.cluster, [])
+    for one in built:
+        simulations.add(*one)
+    spaces = SpaceSearch(built, session.settings, simulations, session.progress)
     if session.settings.first:
         spaces.leave()
         return spaces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from tensoropt.question.compute_dtype import with_dtype
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import local_pool
 from tensoropt.ranks.pool import RankPool
-from tensoropt.types import Floats, Progress, silent
+from tensoropt.types import Progress, silent
 
 
 class _StageClock:
@@ -46,7 +46,8 @@ class Session:
 
     Attributes:
         store: the profile store; None for the user's own, which is opened when it is needed.
-        progress: called with (stage, done, total, what).
+        progress: called with (stage, done, total, what); its ``note``, ``first`` and ``points``, if it has
+            them, show a line, the answer before the search, and memory and time of the points known so far.
         clock: the seconds per stage so far.
         keep: whether tables are kept in the profile store, and reused from there.
         left: what was not searched because a person interrupted it (Ctrl-C), in words.
@@ -64,21 +65,9 @@ class Session:
         # Nobody decided, so the model keeps its own dtypes; plans say which.
         object.__setattr__(self, "settings", with_dtype(self.settings, "", [self.cluster]))
 
-    @property
-    def draw(self) -> Callable[[Floats, Floats], None] | None:
-        """The progress's ``points``, which draws the memory and time of the points known so far; None if it
-        has none."""
-        return getattr(self.progress, "points", None)
-
-    @property
-    def first(self) -> Callable[[str], None] | None:
-        """The progress's ``first``, which shows the answer before the search; None if it has none."""
-        return getattr(self.progress, "first", None)
-
     def note(self, words: str, /) -> None:
         """Show a line that a person should read before a long part begins, if the progress shows notes."""
-        show = getattr(self.progress, "note", None)
-        if show is not None:
+        if show := getattr(self.progress, "note", None):
             show(words)
 
     def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -79,10 +79,6 @@ class SpaceSimulations:
     def simulated(self) -> Floats:
         """(n, 2) memory and time as simulated."""
         return self.done.costs
-
-    def add(self, frontier: TrackedFrontier, indices: Indices) -> Indices:
-        """Simulate points of a frontier; return their numbers among the space's simulated strategies."""
-        return self.add_all([(frontier, indices)])[0]
 
     def add_all(self, parts: Sequence[tuple[TrackedFrontier, Indices]]) -> list[Indices]:
         """Simulate points of several frontiers of this space together, which takes little longer than one
@@ -160,14 +156,12 @@ class SpaceSimulations:
         )
 
 
+@dataclass
 class Simulations:
     """The simulated strategies of all spaces."""
 
-    def __init__(self, cluster: Cluster, spaces: Sequence[tuple[Mesh, CostTables]]):
-        self.cluster = cluster
-        self.spaces: list[SpaceSimulations] = []
-        for mesh, tables in spaces:
-            self.add(mesh, tables)
+    cluster: Cluster
+    spaces: list[SpaceSimulations]
 
     def add(self, mesh: Mesh, tables: CostTables) -> None:
         """Add a space without simulated strategies."""
@@ -175,9 +169,7 @@ class Simulations:
 
     def copy(self) -> Simulations:
         """Return a copy, to which other strategies can be added; both share the evaluators."""
-        made = copy(self)
-        made.spaces = [space.copy() for space in self.spaces]
-        return made
+        return replace(self, spaces=[space.copy() for space in self.spaces])
 
     def __len__(self) -> int:
         return sum(len(space.simulated) for space in self.spaces)

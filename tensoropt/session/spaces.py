@@ -5,27 +5,27 @@ The simulated strategies of all spaces are reduced to one frontier, which prunes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.processes import cores, in_forks
 from tensoropt.question.settings import Settings
-from tensoropt.search import TOO_LARGE, TrackedFrontier
+from tensoropt.search import TOO_LARGE, Staircase, TrackedFrontier
 from tensoropt.session.one_space import (
     Built,
     Found,
-    OneSpace,
     SearchedSpace,
     SpacePart,
-    comes_close,
     first_look,
     neighbours_of_winners,
+    part_of,
 )
 from tensoropt.session.simulations import Simulations
 from tensoropt.sharding.constraints import ConstraintError
-from tensoropt.types import Floats, Progress
+from tensoropt.types import Progress
 
 _TRIFLE = 1e-3
 """The share by which a strategy must need less memory or time for its space to count as bringing something
@@ -37,30 +37,27 @@ find. It is not the number of cores, on which the points of an exploration may n
 keep two cores busy although one space takes ten times as long as another."""
 
 
+@dataclass(eq=False)
 class SpaceSearch:
     """The search of all spaces of an exploration.
 
-    Args:
+    Attributes:
         simulations: the simulations of the same spaces, in the same order; filled here.
-        draw: called with the memory and the time of all points known so far, as more are found.
+        found: the spaces with strategies, by number.
+        interrupted: the number of spaces that were left out because of Ctrl-C.
+        refused: why spaces have no strategy.
+        every: all frontiers found; ``outlines``: those of outlines, by space.
     """
 
-    def __init__(
-        self,
-        built: Sequence[Built],
-        settings: Settings,
-        simulations: Simulations,
-        progress: Progress,
-        draw: Callable[[Floats, Floats], None] | None = None,
-    ):
-        self.built, self.settings, self.simulations = list(built), settings, simulations
-        self.progress = progress
-        self.draw = draw
-        self.found: dict[int, SearchedSpace] = {}
-        self.interrupted = 0
-        self.refused: dict[int, str] = {}
-        self.every: list[Found] = []
-        self.outlines: dict[int, TrackedFrontier] = {}
+    built: list[Built]
+    settings: Settings
+    simulations: Simulations
+    progress: Progress
+    found: dict[int, SearchedSpace] = field(default_factory=dict)
+    interrupted: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
+    every: list[Found] = field(default_factory=list)
+    outlines: dict[int, TrackedFrontier] = field(default_factory=dict)
 
     def leave(self) -> None:
         """Fill ``found`` with all spaces, unsearched."""
@@ -101,14 +98,17 @@ class SpaceSearch:
         number = len(self.built)
         self.built.append(built)
         before = self.simulations.frontier()
-        self.simulations.add(*built[:2])
+        self.simulations.add(*built)
         self._outline(number)
         if number not in self.outlines:
             return False
+        outline = self.every[-1]
         if not self.settings.allows_gap:
-            first_look(self.every[-1], self.simulations)
+            first_look(outline, self.simulations)
         self._report(number, [number])
-        better = comes_close(self.every[-1], self.simulations, before, -_TRIFLE)
+        own = self.simulations.spaces[number].simulated[outline.numbers[outline.numbers >= 0]]
+        memory, time_s = (1.0 + _TRIFLE) * own.T
+        better = bool((time_s < Staircase(before.memory, before.time).bounds(memory)).any())
         if better:
             self._search([number])
         else:
@@ -134,48 +134,46 @@ class SpaceSearch:
         return sorted(self.outlines, key=lambda number: (-int((best == number).sum()), number))
 
     def _outline(self, number: int) -> None:
-        (part,) = self._each(OneSpace.outline, [number])  # takes less than a fork
-        if part.frontier is not None:
-            self.outlines[number] = part.frontier
+        for found in self._each([number], outline=True):  # takes less than a fork
+            self.outlines[number] = found.frontier
 
     def _search(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             if self._is_too_large(number):
                 self._add(number, self.outlines[number])
         left = [number for number in numbers if not self._is_too_large(number)]
-        for part in self._each(OneSpace.search, left):
-            if part.frontier is not None:
-                self._add(part.number, part.frontier)
+        for found in self._each(left, outline=False):
+            self._add(found.space, found.frontier)
 
-    def _each(self, work: Callable[[OneSpace], SpacePart], numbers: Sequence[int]) -> list[SpacePart]:
+    def _each(self, numbers: Sequence[int], *, outline: bool) -> list[Found]:
         threads = max(1, cores() // max(len(numbers), 1))
 
         def alone(number: int) -> SpacePart:
             known = self.simulations.copy()
-            return work(OneSpace(number, self.built[number], self.settings, known, threads))
+            return part_of(number, self.built[number], self.settings, known, threads, outline=outline)
 
         parts = in_forks(alone, numbers)
         for part in parts:
             self.simulations.spaces[part.number].done = part.simulated
-            self.every += part.every
             if part.refused:
                 self.refused[part.number] = part.refused
-        return parts
+        found = [part.found for part in parts if part.found is not None]
+        self.every += found
+        return found
 
     def _add(self, number: int, frontier: TrackedFrontier | None = None) -> None:
-        mesh, tables, communication = self.built[number]
-        self.found[number] = SearchedSpace(mesh, tables, frontier, communication)
+        self.found[number] = SearchedSpace(*self.built[number], frontier)
 
     def _is_too_large(self, number: int) -> bool:
         return number in self.outlines and TOO_LARGE in self.outlines[number].notes
 
     def _report(self, done: int, numbers: Sequence[int]) -> None:
-        spaces = [(mesh.label, tables.mesh[0]) for mesh, tables, _ in (self.built[n] for n in numbers)]
+        spaces = [(mesh.label, tables.mesh[0]) for mesh, tables in (self.built[n] for n in numbers)]
         words = ", ".join(f"mesh {label}, {count} micro-batches" for label, count in spaces)
         self.progress("search", done, len(self.built), words)
-        if self.draw is not None and self.outlines:
+        if self.outlines and (draw := getattr(self.progress, "points", None)):
             best = self.simulations.frontier()
-            self.draw(best.memory, best.time)
+            draw(best.memory, best.time)
 
     @property
     def notes(self) -> tuple[str, ...]:

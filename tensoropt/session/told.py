@@ -171,8 +171,8 @@ def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:
         for kind in (DATA, TENSOR, SEQUENCE)
     }
     recipe, every_so_many = _recomputed(prices, plan)
-    places = plan.mesh.places
-    stages = len(plan.stages.stages) if plan.stages is not None and plan.stages.schedule else 1
+    places, stages = plan.mesh.places, max(len(plan.info.stages), 1)
+    sends_rows = any(splits_experts(label) for axis, label in every if roles[axis] == DATA)
     return LaunchedJob(
         launcher="",
         data=size[DATA],
@@ -180,9 +180,7 @@ def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:
         tensor=size[TENSOR],
         context=size[SEQUENCE],
         ring=any(label == "ring" for _, label in every),
-        experts=size[DATA]
-        if any(splits_experts(label) for axis, label in every if roles[axis] == DATA)
-        else 1,
+        experts=size[DATA] if sends_rows else 1,
         stage=stage,
         sequence_parallel=size[TENSOR] > 1 and _splits_sequence(prices, plan, roles),
         gathered_inputs=0 < len(find_regions(problem.graph)) <= len(plan.gathered_again),
@@ -190,7 +188,7 @@ def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:
         every=every_so_many,
         places=places,
         stages_per_place=stages // places,
-        schedule=plan.stages.schedule if plan.stages is not None and plan.stages.schedule else "1f1b",
+        schedule=plan.info.schedule or "1f1b",
         batch=problem.batch,
         micro_batches=plan.micro_batches,
         sequence=work.tokens // work.samples if work.tokens and work.samples else None,
@@ -223,7 +221,8 @@ def _stored(prices: JobPrices, plan: Plan, roles: Mapping[str, int | None]) -> t
     tensors = prices.problem.graph.atoms.graph.tensors
     stages, split = Counter[int](), Counter[str]()
     # A pipeline's first axis has no part in how parameters are stored.
-    names = [name for name in plan.mesh.names if roles.get(name) is not None or name in _named(plan)]
+    named = {axis for own in plan.operators.values() for axis in own.axes}
+    names = [name for name in plan.mesh.names if roles.get(name) is not None or name in named]
     whole = 0
     for name, parameter in plan.parameters.items():
         elements = tensors[name].elements
@@ -239,12 +238,8 @@ def _stored(prices: JobPrices, plan: Plan, roles: Mapping[str, int | None]) -> t
     return stage, [axis for axis in names if 2 * split[axis] < whole]
 
 
-def _named(plan: Plan) -> set[str]:
-    return {axis for own in plan.operators.values() for axis in own.axes}
-
-
 def _recomputed(prices: JobPrices, plan: Plan) -> tuple[str, int]:
-    parts: list[Plan | StagePlan] = [plan, *(plan.stages.stages if plan.stages is not None else ())]
+    parts: list[Plan | StagePlan] = [plan, *plan.info.stages]
     again = {block for part in parts for block in part.recomputed}
     once = {group for part in parts for group in part.once}
     regions = find_regions(prices.problem.graph)

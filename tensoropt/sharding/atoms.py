@@ -260,7 +260,7 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
             (o.tensor, d) in marked for o in operands for d, loops in enumerate(o.dims) if loop in loops
         )
 
-    return space.with_dims(tuple(replace(d, uneven=allowed(i)) for i, d in enumerate(space.dims)))
+    return replace(space, dims=tuple(replace(d, uneven=allowed(i)) for i, d in enumerate(space.dims)))
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -39,41 +39,30 @@ def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
     """Return the trained parameters in the order of backward; a tied one completes with its first user."""
-    pairs = [(n, g.name) for g in graph.groups for n in (*g.parameters, *g.shared)]
-    order = dict.fromkeys(name for name, group in pairs if graph.learns(name, group))
+    order = dict.fromkeys(name for name, group in graph.uses if graph.learns(name, group.name))
     tensors = graph.atoms.graph.tensors
     # Those that get their gradient only from other stages of a pipeline come last, when the step is over.
-    idle = dict.fromkeys(n for n, _ in pairs if tensors[n].requires_grad and n not in order)
+    idle = dict.fromkeys(n for n, _ in graph.uses if tensors[n].requires_grad and n not in order)
     return (*reversed(order), *idle)
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
     """Return the buckets of a strategy in the order of backward."""
-    gradients = []
-    for name in arrival_order(strategy.graph):
-        stored = strategy.stored[name]
-        elements = prod(strategy.local_shape(name, stored))
-        axes = reduction_axes(stored, strategy.mesh)
-        gradients.append((name, axes, strategy.tensor(name).stored_dtype, elements))
-    return _fill_buckets(gradients, limit_bytes)
-
-
-def _fill_buckets(
-    gradients: Iterable[tuple[str, tuple[int, ...], str, int]], limit_bytes: int = BUCKET_BYTES
-) -> tuple[Bucket, ...]:
-    """Return the buckets of (parameter, axes, dtype, elements) gradients in order of arrival."""
-    given = tuple(gradients)
+    names = arrival_order(strategy.graph)
+    elements = [prod(strategy.local_shape(name, strategy.stored[name])) for name in names]
     # One all-reduce has one group and one type, so there is one open bucket for each pair of these.
-    keys: dict[tuple[tuple[int, ...], str], int] = {}
-    of_gradient = np.array([[keys.setdefault((axes, dtype), len(keys)) for _, axes, dtype, _ in given]])
-    sizes = np.array([[elements * DTYPE_BYTES[dtype] for _, _, dtype, elements in given]])
-    members: dict[int, list[tuple[str, tuple[int, ...], str, int]]] = {}
-    for number, gradient in zip(
-        bucket_numbers(of_gradient, sizes, limit_bytes)[0].tolist(), given, strict=True
-    ):
+    pairs = [
+        (reduction_axes(strategy.stored[name], strategy.mesh), strategy.tensor(name).stored_dtype)
+        for name in names
+    ]
+    kinds = list(dict.fromkeys(pairs))
+    keys = np.array([[kinds.index(pair) for pair in pairs]])
+    sizes = np.array([[n * DTYPE_BYTES[dtype] for n, (_, dtype) in zip(elements, pairs, strict=True)]])
+    members: dict[int, list[int]] = {}
+    for gradient, number in enumerate(bucket_numbers(keys, sizes, limit_bytes)[0].tolist()):
         members.setdefault(number, []).append(gradient)
     return tuple(
-        Bucket(of[0][1], of[0][2], tuple(name for name, *_ in of), sum(elements for *_, elements in of))
+        Bucket(*pairs[of[0]], tuple(names[i] for i in of), sum(elements[i] for i in of))
         for _, of in sorted(members.items())
     )
 

@@ -106,9 +106,8 @@ def fits(
     for name in {s.resolve[0] for s in strategies if s.resolve}:
         space, codes = atoms.spaces[group.name], [strategy.placements[name] for strategy in strategies]
         (written,) = (operand for operand in space.writes if operand.tensor == name)
-        loops = [loop for dim in written.dims for loop in dim]
         for code in {code for code in codes if code >= 0}:
-            dim = space.dims[loops[code]]
+            dim = space.dims[written.loops[code]]
             sizes = [size for size, other in zip(mesh, codes, strict=True) if other == code and size > 1]
             in_time = codes[0] == code and mesh[0] > 1
             if dim.size % prod(sizes) and not _in_small_parts(dim, sizes, in_time):
@@ -156,14 +155,10 @@ def enumerate_configurations(
             if dim.size % total == 0 and not combined:
                 continue
         kept.append(strategy)
-    configurations = []
     # All combinations, not only those that differ beyond the order of axes, because axes differ in their
     # links.
-    for choice in itertools.product(kept, repeat=len(mesh) - 1):
-        strategies = (micro, *choice)
-        if fits(atoms, group, strategies, mesh):
-            configurations.append(Configuration(group, strategies))
-    return tuple(configurations)
+    ways = ((micro, *choice) for choice in itertools.product(kept, repeat=len(mesh) - 1))
+    return tuple(Configuration(group, way) for way in ways if fits(atoms, group, way, mesh))
 
 
 class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error

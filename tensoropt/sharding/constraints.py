@@ -171,7 +171,7 @@ def constraints_from_dict(data: object) -> Constraints:
     """Parse a constraint file; ConstraintError names an entry with an unknown or malformed field."""
     if not isinstance(data, Mapping):
         raise ConstraintError(f"constraints are a mapping with {', '.join(_SECTIONS)}, not {_kind(data)}")
-    _fields(data, "constraints", _SECTIONS)
+    _fields("constraints", data, _SECTIONS)
     both = [_pin(name, entry) for name, entry in _entries(data, "pin")]
     pins = tuple(pin for pin in both if isinstance(pin, Pin))
     stored = tuple(pin for pin in both if isinstance(pin, StoredPin))
@@ -195,11 +195,12 @@ def _pin(name: str, entry: Any) -> Pin | StoredPin:
     _mapping(name, entry)
     if ("operators" in entry) == ("parameters" in entry):
         raise ConstraintError(f"{name}: give one pattern for either 'operators' or 'parameters'")
-    if "operators" in entry:
-        _fields(entry, name, ("operators", "axes", "soft"))
-        return Pin(name, _text(name, entry, "operators"), _axes(name, entry), _soft(name, entry))
-    _fields(entry, name, ("parameters", "axes", "soft"))
-    pin = StoredPin(name, _text(name, entry, "parameters"), _axes(name, entry), _soft(name, entry))
+    what = "operators" if "operators" in entry else "parameters"
+    _fields(name, entry, (what, "axes", "soft"))
+    given = name, _text(name, entry, what), _axes(name, entry), _soft(name, entry)
+    if what == "operators":
+        return Pin(*given)
+    pin = StoredPin(*given)
     for wanted in (w for choices in pin.axes.values() for w in choices):
         if not _is_stored(wanted):
             raise ConstraintError(f"{name}: '{wanted}' is not a parameter storage; use S(0), sharded or R")
@@ -215,14 +216,13 @@ def _is_stored(wanted: str) -> bool:
 
 def _together(name: str, entry: Any) -> Together:
     if isinstance(entry, Mapping):
-        _fields(entry, name, ("operators", "soft"))
+        _fields(name, entry, ("operators", "soft"))
         return Together(name, _texts(name, entry.get("operators")), _soft(name, entry))
     return Together(name, _texts(name, entry))
 
 
 def _device_pin(name: str, entry: Any) -> DevicePin:
-    _mapping(name, entry)
-    _fields(entry, name, ("operators", "kinds", "devices", "soft"))
+    _fields(name, entry, ("operators", "kinds", "devices", "soft"))
     if "operators" not in entry:
         raise ConstraintError(f"{name}: 'operators' must be a pattern, and is missing")
     if ("kinds" in entry) == ("devices" in entry):
@@ -231,9 +231,9 @@ def _device_pin(name: str, entry: Any) -> DevicePin:
             "of devices of the cluster; to require both, write two entries"
         )
     operators, soft = _text(name, entry, "operators"), _soft(name, entry)
-    if "kinds" in entry:
-        return DevicePin(name, operators, kinds=_texts(name, entry["kinds"], "kinds"), soft=soft)
-    return DevicePin(name, operators, numbers=_numbers(name, entry["devices"]), soft=soft)
+    kinds = _texts(name, entry["kinds"], "kinds") if "kinds" in entry else ()
+    numbers = _numbers(name, entry["devices"]) if "devices" in entry else ()
+    return DevicePin(name, operators, kinds, numbers, soft)
 
 
 def _numbers(name: str, value: Any) -> tuple[int, ...]:
@@ -250,8 +250,7 @@ def _numbers(name: str, value: Any) -> tuple[int, ...]:
 
 def _pipeline(entry: Any) -> PipelinePin:
     name = "pipeline"
-    _mapping(name, entry)
-    _fields(entry, name, ("stages", "schedule", "cuts"))
+    _fields(name, entry, ("stages", "schedule", "cuts"))
     stages, schedule = entry.get("stages"), entry.get("schedule")
     if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
         raise ConstraintError(f"{name}: 'stages' is a number of at least 1, not {stages!r}")
@@ -264,8 +263,7 @@ def _pipeline(entry: Any) -> PipelinePin:
 
 
 def _recompute_pin(name: str, entry: Any) -> RecomputePin:
-    _mapping(name, entry)
-    _fields(entry, name, ("blocks", "recipe", "every", "soft"))
+    _fields(name, entry, ("blocks", "recipe", "every", "soft"))
     for key in ("blocks", "recipe"):
         if key not in entry:
             raise ConstraintError(f"{name}: '{key}' is missing; for example {{blocks: '*', recipe: full}}")
@@ -313,10 +311,11 @@ def _mapping(name: str, entry: Any) -> None:
         raise ConstraintError(f"{name} is a mapping of fields, not {_kind(entry)}")
 
 
-def _fields(entry: Mapping[str, Any], where: str, allowed: Sequence[str]) -> None:
+def _fields(name: str, entry: Any, allowed: Sequence[str]) -> None:
+    _mapping(name, entry)
     for key in entry:
         if key not in allowed:
-            raise ConstraintError(f"{where} has no field '{key}'; {suggest(str(key), allowed)}")
+            raise ConstraintError(f"{name} has no field '{key}'; {suggest(str(key), allowed)}")
 
 
 def _kind(value: object) -> str:
@@ -458,7 +457,7 @@ def _leading(
 
 
 def _parameters(pin: StoredPin, graph: GroupGraph) -> tuple[str, ...]:
-    used = {n for g in graph.groups for n in (*g.parameters, *g.shared)}
+    used = {name for name, _ in graph.uses}
     keys = {t.name: t.key or t.name for t in graph.atoms.graph.parameters if t.name in used}
     names = tuple(n for n, key in keys.items() if fnmatchcase(key, pin.parameters))
     if not names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
@@ -24,14 +25,13 @@ def results_by_rows(graph: GroupGraph) -> frozenset[str]:
     """Return the results whose first dim is the batch, with samples in order."""
     followed = batch_strategies(graph, everywhere=False)
     source = graph.atoms.graph
-    found = set(source.outputs).intersection(batch_inputs(source))
-    for name in source.outputs:
-        if (maker := source.producer.get(name)) is not None:
-            group = graph.group_of[maker.name]
-            strategy = followed.get(group.name)
-            if strategy is not None and strategy.placements.get(name, REPLICATE) == 0:
-                found.add(name)
-    return frozenset(found)
+    by_rows = {
+        name
+        for group in graph.groups
+        for name in group.writes
+        if group.name in followed and followed[group.name].placements[name] == 0
+    }
+    return frozenset(source.outputs) & by_rows.union(batch_inputs(source))
 
 
 def rows_are_apart(graph: GroupGraph) -> bool:
@@ -68,24 +68,17 @@ def evaluating_strategy(
         or _configuration(plan, graph, group, mesh, followed.get(group.name, group.unsplit), along)
         for group in graph.groups
     }
-    made = {
-        name: configurations[group.name].layout(name)
-        for group in graph.groups
-        for op in group.operators
-        for name in op.outputs
-    }
     parts = prod(mesh[axis] for axis in along)
     whole = (REPLICATE,) * len(mesh)
-    parameters = [tensor.name for tensor in graph.atoms.graph.parameters]
-    return Strategy(
-        graph=graph,
-        mesh=mesh,
-        configurations=configurations,
+    stored = {
+        name: _stored(plan, graph, name, planned[name]) if name in planned else whole
+        for name in (tensor.name for tensor in graph.atoms.graph.parameters)
+    }
+    strategy = Strategy(graph, mesh, configurations, {}, stored)
+    made = strategy.made
+    return replace(
+        strategy,
         hubs={hub: _hub(plan, graph, hub, configurations, made) for hub in graph.hubs},
-        stored={
-            name: _stored(plan, graph, name, planned[name]) if name in planned else whole
-            for name in parameters
-        },
         leaving={
             name: (made[name][0], *(0 if axis in along else REPLICATE for axis in range(1, len(mesh))))
             for name in results_by_rows(graph)

@@ -7,11 +7,8 @@ readers (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from math import prod
-from typing import NoReturn
 
-from tensoropt.errors import PlanError
 from tensoropt.ops.families.stages import DEPART
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, local_shape
 from tensoropt.sharding.configurations import AxisSizes
@@ -24,18 +21,16 @@ def gatherable(graph: GroupGraph) -> frozenset[str]:
     source = graph.atoms.graph
     if not source.training:
         return frozenset()
-    leaving = {*source.outputs, *source.mutations.values()}
-    # A stage keeps its sent tensors until its backward, which begins with them.
-    departing = (group.reads for group in graph.groups if group.anchor.target == DEPART)
-    leaving.update(*departing)
-    read, viewed = set[str](), set[str]()
+    kept = {*source.outputs, *source.mutations.values()}
     for group in graph.groups:
-        read.update(group.reads)
-        viewed |= left_as_views(group)
-    changed = source.mutations.keys()
-    # A view of a buffer would be gathered from the buffer's new value.
-    of_buffers = {name for group in graph.groups if changed & set(group.free) for name in group.writes}
-    return frozenset(read - viewed - leaving - of_buffers)
+        kept |= left_as_views(group)
+        # A stage keeps its sent tensors until its backward, which begins with them.
+        if group.anchor.target == DEPART:
+            kept.update(group.reads)
+        # A view of a buffer would be gathered from the buffer's new value.
+        if not source.mutations.keys().isdisjoint(group.free):
+            kept.update(group.writes)
+    return frozenset(name for group in graph.groups for name in group.reads) - kept
 
 
 def is_gathered(atoms: Atoms, mesh: AxisSizes, source: Layout, target: Layout) -> bool:
@@ -47,21 +42,3 @@ def is_gathered(atoms: Atoms, mesh: AxisSizes, source: Layout, target: Layout) -
 def ends_of(graph: GroupGraph, name: str) -> tuple[str, ...]:
     maker = graph.group_of[graph.atoms.graph.producer[name].name].name
     return (maker, *(group.name for group in graph.groups if name in group.reads))
-
-
-def refuse_gathering(graph: GroupGraph, name: str, again: Collection[str]) -> NoReturn:
-    """Raise PlanError: why an activation cannot be gathered again, given the recomputed groups ``again``."""
-    what = f"the plan gathers {name} again in backward"
-    if name not in gatherable(graph):
-        raise PlanError(
-            f"{what}; this is possible only for activations of training that stay in one pipeline stage and "
-            "that no reader returns a view of; leave it out"
-        )
-    maker, *readers = ends_of(graph, name)
-    if maker in again:
-        raise PlanError(f"{what}, and also recomputes {maker}, which makes it; leave one of them out")
-    if name not in graph.hubs and readers[0] in again:
-        raise PlanError(
-            f"{what}, and also recomputes its only reader {readers[0]}, which gathers it; leave it out"
-        )
-    raise PlanError(f"{what}, but no reader gathers it in forward; leave it out")

@@ -156,6 +156,11 @@ class GroupGraph:
     regions: tuple[tuple[str, tuple[str, ...]], ...] | None = None
 
     @cached_property
+    def uses(self) -> tuple[tuple[str, Group], ...]:
+        """(parameter, group) of each use, in execution order."""
+        return tuple((name, group) for group in self.groups for name in (*group.parameters, *group.shared))
+
+    @cached_property
     def users(self) -> Mapping[str, int]:
         """The number of groups that use each tied parameter."""
         return Counter(name for group in self.groups for name in group.shared)
@@ -171,8 +176,7 @@ class GroupGraph:
         tensors = self.atoms.graph.tensors
         return frozenset(
             (name, group.name)
-            for group in self.groups
-            for name in (*group.parameters, *group.shared)
+            for name, group in self.uses
             if not any(
                 tensors[made].requires_grad
                 for op in group.operators
@@ -355,30 +359,23 @@ class _Grouping:
     # -- result -----------------------------------------------------------------------------------
 
     def _finish(self) -> GroupGraph:
-        readers: dict[str, list[_Draft]] = {}
-        users: dict[str, list[_Draft]] = {}
+        readers, users = Counter[str](), Counter[str]()
         for draft in self.drafts:
             for name in dict.fromkeys(n for op in draft.operators for n in op.inputs()):
                 kind = self.graph.tensors[name].kind
                 if kind == "activation" and self.draft_of[self.graph.producer[name].name] is not draft:
-                    readers.setdefault(name, []).append(draft)
+                    readers[name] += 1
                 elif kind == "parameter":
-                    users.setdefault(name, []).append(draft)
+                    users[name] += 1
         # A buffer's new value leaves the graph as an output does.
         final = set(self.graph.outputs) | set(self.graph.mutations.values())
         groups = tuple(self._group(draft, readers, users, final) for draft in self.drafts)
         group_of = {op.name: g for g in groups for op in g.operators}
-        hubs = tuple(name for name, drafts in readers.items() if len(drafts) > 1)
-        shared = tuple(name for name, drafts in users.items() if len(drafts) > 1)
+        hubs = tuple(name for name, count in readers.items() if count > 1)
+        shared = tuple(name for name, count in users.items() if count > 1)
         return GroupGraph(self.atoms, groups, hubs, shared, group_of)
 
-    def _group(
-        self,
-        draft: _Draft,
-        readers: Mapping[str, list[_Draft]],
-        users: Mapping[str, list[_Draft]],
-        final: set[str],
-    ) -> Group:
+    def _group(self, draft: _Draft, readers: Counter[str], users: Counter[str], final: set[str]) -> Group:
         tensors = self.graph.tensors
         names = list(dict.fromkeys(n for op in draft.operators for n in op.inputs()))
         made = [n for op in draft.operators for n in op.outputs]
@@ -387,8 +384,8 @@ class _Grouping:
             name=draft.operators[0].name,
             operators=tuple(draft.operators),
             reads=tuple(n for n in names if tensors[n].kind == "activation" and n not in made),
-            parameters=tuple(n for n in parameters if len(users[n]) == 1),
-            shared=tuple(n for n in parameters if len(users[n]) > 1),
+            parameters=tuple(n for n in parameters if users[n] == 1),
+            shared=tuple(n for n in parameters if users[n] > 1),
             free=tuple(n for n in names if tensors[n].kind in ("input", "constant", "buffer")),
             writes=tuple(n for n in made if n in readers or n in final),
             strategies=_useful(draft.strategies),
@@ -397,16 +394,10 @@ class _Grouping:
 
 def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
     """Return the loop forced by an operand's placement; None if not splittable."""
-    if code == PARTIAL_GRAD:
-        return PARTIAL_GRAD
     if code < 0:
         return code
-    for operand in space.reads:
-        if operand.tensor == tensor:
-            loops = [loop for dim in operand.dims for loop in dim]
-            loop = loops[code]
-            return loop if space.dims[loop].splittable else None
-    return None
+    loop = next(operand.loops[code] for operand in space.reads if operand.tensor == tensor)
+    return loop if space.dims[loop].splittable else None
 
 
 def _ways(strategies: Iterable[AxisStrategy]) -> set[str]:
@@ -424,9 +415,8 @@ def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
         seen = atoms.setdefault(s.label.loop, [])
         if atom not in seen:
             seen.append(atom)
-        if seen.index(atom) >= _MAX_ATOMS_PER_LOOP or (s.resolve is not None and atom in partial):
-            continue
-        kept.append(s)
+        if seen.index(atom) < _MAX_ATOMS_PER_LOOP and (s.resolve is None or atom not in partial):
+            kept.append(s)
     return tuple(kept)
 
 
@@ -478,17 +468,14 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
     source = graph.atoms.graph
     if not source.training:
         return {}
-    readers: dict[str, list[Group]] = {}
+    readers: dict[str, Group] = {}
     for group in graph.groups:
         for name in group.reads:
-            readers.setdefault(name, []).append(group)
-    leaving, products = {*source.outputs, *source.mutations.values()}, {}
-    for name, groups in readers.items():
-        product = reader_product(source, groups[0], name)
-        if product is None or name in leaving or not source.tensors[name].requires_grad:
-            continue
-        products[name] = product
-    return products
+            readers.setdefault(name, group)
+    leaving = {*source.outputs, *source.mutations.values()}
+    learning = {n: g for n, g in readers.items() if n not in leaving and source.tensors[n].requires_grad}
+    products = {name: reader_product(source, group, name) for name, group in learning.items()}
+    return {name: product for name, product in products.items() if product is not None}
 
 
 def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProduct | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any
 
 from tensoropt.graph import Operator, iter_refs
 from tensoropt.ops.calls import LocalCall
@@ -154,13 +154,6 @@ class BeginBlockBackward(Node):
     block: int
 
 
-class _Where(TypedDict, total=False):
-    """The fields of a node about its recomputed region."""
-
-    region: str
-    again: bool
-
-
 @dataclass(frozen=True)
 class ForwardProgram:
     """One rank's forward.
@@ -235,7 +228,8 @@ def lower_program(
     return Lowering(strategy, place, evaluating, zigzag=strategy.zigzag).program()
 
 
-_OUTSIDE: _Where = {}
+_OUTSIDE: Mapping[str, Any] = {}
+"""The fields of a node about its recomputed region, outside of any."""
 _WHOLE = (REPLICATE, PARTIAL_GRAD)
 """Placements of an axis along which every rank has the whole value."""
 
@@ -245,7 +239,7 @@ class Lowering:
 
     Attributes:
         nodes: those added so far.
-        where: the current operator's recomputed region.
+        where: the current operator's recomputed region, as fields of a node.
         arguments: tensor -> its node before the step.
         made: tensor -> its operator's node.
         brought: (group, tensor) -> the moved tensor's node.
@@ -377,16 +371,15 @@ class Lowering:
 
     def _gather_ahead(self) -> None:
         uses: dict[tuple[int, str, Layout, bool, bool], list[Edge]] = {}
-        for group in self.graph.groups:
-            recomputed = self.strategy.forwards(group.name) > 1
-            for name in (*group.parameters, *group.shared):
-                edge = self.strategy.use(name, group)
-                if edge.block is None:
-                    continue
-                self._blocks |= {edge.block, edge.behind}
-                if edge.back is None:
-                    learns = self.graph.learns(name, group.name)
-                    uses.setdefault((edge.block, name, edge.target, recomputed, learns), []).append(edge)
+        for name, group in self.graph.uses:
+            edge = self.strategy.use(name, group)
+            if edge.block is None:
+                continue
+            self._blocks |= {edge.block, edge.behind}
+            if edge.back is None:
+                recomputed = self.strategy.forwards(group.name) > 1
+                learns = self.graph.learns(name, group.name)
+                uses.setdefault((edge.block, name, edge.target, recomputed, learns), []).append(edge)
         for (block, name, _, recomputed, _), edges in uses.items():
             readers = tuple(edge.reader for edge in edges)
             steps = EdgeSteps.of(self.strategy, edges[0], readers, recomputed=recomputed)
@@ -450,11 +443,8 @@ class Lowering:
         if whole and not expanded:
             return argument
         if (name, layout) not in self._slices:
-            mesh, zigzag = (
-                self.strategy.mesh,
-                self.strategy.zigzag_atoms(name) if self.zigzag else frozenset(),
-            )
-            node = Slice(layout=layout, mesh=mesh, zigzag=zigzag, reads={name: argument})
+            zigzag = self.strategy.zigzag_atoms(name) if self.zigzag else frozenset[int]()
+            node = Slice(layout=layout, mesh=self.strategy.mesh, zigzag=zigzag, reads={name: argument})
             self._slices[name, layout] = self.add(node)
         return self._slices[name, layout]
 

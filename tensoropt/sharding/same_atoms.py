@@ -15,7 +15,7 @@ Atom = tuple[str, int]
 def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
     atoms: dict[int, list[Atom]] = {}
     for operand in (*space.reads, *space.writes):
-        for position, loop in enumerate(loop for dim in operand.dims for loop in dim):
+        for position, loop in enumerate(operand.loops):
             atoms.setdefault(loop, []).append((operand.tensor, position))
     return atoms
 

@@ -14,6 +14,7 @@ from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.ops.ring_attention import RING
 from tensoropt.sharding.groups import PARTIAL_GRADIENT, WHOLE, AxisStrategy, Group, GroupGraph, batch_inputs
 
+_ON_EVERY_RANK = (REPLICATE, PARTIAL_GRAD)
 QUERIES = "queries"
 """The loop of attention that context parallelism splits, or ``RING`` if keys and values split too."""
 
@@ -53,28 +54,22 @@ def _following(
     fed = any(known[name] >= 0 for name in sources)
     # Readers that follow can use whole results, whose gradients add up; nothing else needs to be split.
     order = {PARTIAL_GRADIENT: 0, WHOLE: 1} if not fed else {}
-    best, least = group.unsplit, _moved(group.unsplit, sources, known, tensors)
-    rank = order.get(WHOLE, 2)
-    for strategy in strategies:
-        used_whole = all(
-            strategy.placements[name] in (REPLICATE, PARTIAL_GRAD)
-            for name in (*group.parameters, *group.shared)
-        )
-        if strategy.resolve is not None or not used_whole:
-            continue
-        moved, place = _moved(strategy, sources, known, tensors), order.get(strategy.label, 2)
-        if (moved, place) < (least, rank):
-            best, least, rank = strategy, moved, place
-    return best
+    parameters = (*group.parameters, *group.shared)
+    unresolved = (s for s in strategies if s.resolve is None)
+    fitting = (s for s in unresolved if all(s.placements[name] in _ON_EVERY_RANK for name in parameters))
+    # The first of the best, so that a group stays whole if splitting it saves nothing.
+    return min(
+        (group.unsplit, *fitting),
+        key=lambda s: (_moved(s, sources, known, tensors), order.get(s.label, 2)),
+    )
 
 
 def _moved(
     strategy: AxisStrategy, sources: list[str], known: Mapping[str, int], tensors: Mapping[str, Tensor]
 ) -> int:
-    whole = (REPLICATE, PARTIAL_GRAD)
-    moved = 0
-    for name in sources:
-        before, wanted = known[name], strategy.placements[name]
-        stays = before == wanted or (before in whole and wanted != PARTIAL)
-        moved += 0 if stays else tensors[name].elements
-    return moved
+    ends = {name: (known[name], strategy.placements[name]) for name in sources}
+    return sum(
+        tensors[name].elements
+        for name, (before, wanted) in ends.items()
+        if before != wanted and (before not in _ON_EVERY_RANK or wanted == PARTIAL)
+    )

@@ -38,7 +38,7 @@ def with_small_parts(atoms: AtomGraph) -> AtomGraph:
             for loop, dim in enumerate(spaces[name].dims)
         )
 
-    new = {n: s.with_dims(marked_loops(n)) if n in places else s for n, s in spaces.items()}
+    new = {n: replace(s, dims=marked_loops(n)) if n in places else s for n, s in spaces.items()}
     return replace(atoms, spaces=new)
 
 

@@ -131,9 +131,15 @@ class Storage:
         if self.gather is not Gather.ONCE and self.reduce is Reduce.LAST_MICRO_BATCH:
             raise ValueError("a gradient that is reduced last needs a parameter that is gathered once")
 
-    @classmethod
-    def of(cls, stored: layouts.Layout) -> Storage:
-        return _storage(stored)
+    # Pricing queries the same few layouts a million times.
+    @staticmethod
+    @lru_cache(maxsize=1 << 16)
+    def of(stored: layouts.Layout) -> Storage:
+        if stored[0] == layouts.GATHERED_AHEAD:
+            return Storage((layouts.REPLICATE, *stored[1:]), Gather.AHEAD)
+        if stored[0] not in _ONCE:
+            return Storage(stored)
+        return Storage((layouts.REPLICATE, *stored[1:]), Gather.ONCE, _ONCE[stored[0]])
 
     @property
     def stored(self) -> layouts.Layout:
@@ -166,16 +172,6 @@ class Storage:
 
 
 _ONCE = {layouts.GATHERED_ONCE: Reduce.EACH_MICRO_BATCH, layouts.REDUCED_LAST: Reduce.LAST_MICRO_BATCH}
-
-
-# Pricing queries the same few layouts a million times.
-@lru_cache(maxsize=1 << 16)
-def _storage(stored: layouts.Layout) -> Storage:
-    if stored[0] == layouts.GATHERED_AHEAD:
-        return Storage((layouts.REPLICATE, *stored[1:]), Gather.AHEAD)
-    if stored[0] not in _ONCE:
-        return Storage(stored)
-    return Storage((layouts.REPLICATE, *stored[1:]), Gather.ONCE, _ONCE[stored[0]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tensoropt.ops.layouts import (
     placement_code,
 )
 from tensoropt.sharding.configurations import AxisSizes, Configuration, fits
-from tensoropt.sharding.gathered_again import ends_of, gatherable, is_gathered, refuse_gathering
+from tensoropt.sharding.gathered_again import ends_of, gatherable, is_gathered
 from tensoropt.sharding.groups import (
     Group,
     GroupGraph,
@@ -95,10 +95,6 @@ class ParallelStrategy(Protocol):
     @property
     def representatives(self) -> tuple[int, ...]:
         """The ranks that represent all: those with different programs or places at the ends of dims."""
-
-    @staticmethod
-    def devices_in(data: Mapping[str, Any]) -> int:
-        """Return :attr:`devices` from plain data; PlanError if they lack it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +273,9 @@ class Strategy:
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
         """Activation whose gradient is reduced during a weight gradient's product -> (operator, edge)."""
-        pairs = ((product, self._edge_beside(name, product)) for name, product in self._products.items())
+        products = products_beside(self.graph)
+        pairs = ((product, self._edge_beside(name, product)) for name, product in products.items())
         return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
-
-    @cached_property
-    def _products(self) -> Mapping[str, LinearProduct]:
-        return products_beside(self.graph)
 
     def _edge_beside(self, name: str, product: LinearProduct) -> Edge | None:
         read = self.configurations[product.group].layout(name)
@@ -314,11 +307,10 @@ class Strategy:
     @cached_property
     def _behind(self) -> Mapping[tuple[str, Layout], int]:
         first_blocks: dict[tuple[str, Layout], int] = {}
-        for group in self.graph.groups:
-            for name in (*group.parameters, *group.shared):
-                route = self.way(name, group)
-                if self._goes_behind(name, group, route):
-                    first_blocks.setdefault((name, route.use), self.blocks.of[group.name])
+        for name, group in self.graph.uses:
+            route = self.way(name, group)
+            if self._goes_behind(name, group, route):
+                first_blocks.setdefault((name, route.use), self.blocks.of[group.name])
         return first_blocks
 
     @cached_property
@@ -327,11 +319,10 @@ class Strategy:
         arrivals: dict[str, Scattered] = {}
         for name, _ in self._behind:
             arrivals[name] = Scattered(arrivals[name].sums + 1 if name in arrivals else 1)
-        for group in self.graph.groups:
-            for name in (*group.parameters, *group.shared):
-                learns = self.graph.learns(name, group.name)
-                if name in arrivals and learns and not self._goes_behind(name, group, self.way(name, group)):
-                    arrivals[name] = arrivals[name]._replace(others=True)
+        for name, group in self.graph.uses:
+            learns = self.graph.learns(name, group.name)
+            if name in arrivals and learns and not self._goes_behind(name, group, self.way(name, group)):
+                arrivals[name] = arrivals[name]._replace(others=True)
         last = (edge for edge in self.unsharded.values() if edge.block is not None)
         return arrivals | {edge.tensor: Scattered(1) for edge in last if self.reduced_last(edge.tensor)}
 
@@ -370,9 +361,8 @@ class Strategy:
         # A shared parameter has several ways, all from the same copy (`whole_layout`), so any of them will
         # do.
         ways: dict[str, tuple[Group, Way]] = {}
-        for group in self.graph.groups:
-            for name in (*group.parameters, *group.shared):
-                ways.setdefault(name, (group, self.way(name, group)))
+        for name, group in self.graph.uses:
+            ways.setdefault(name, (group, self.way(name, group)))
         for name, (group, route) in ways.items():
             if route.unsharded:
                 asked, learns = self._asked(name), self.tensor(name).requires_grad
@@ -463,27 +453,33 @@ class Strategy:
         return strategy
 
     def _check_gathered_again(self) -> None:
-        if not self.gathered_again:
-            return
-        gathered = self.gatherable
-        for name in sorted(self.gathered_again - gathered):
+        for name in sorted(self.gathered_again):
+            if name in self.gatherable:
+                continue
+            what = f"the plan gathers {name} again in backward"
             if name not in self.made:
                 near = "".join(f" (nearest: {near})" for near in closest(name, self.made, most=1))
+                raise PlanError(f"{what}, which this model does not make{near}")
+            if name not in gatherable(self.graph):
                 raise PlanError(
-                    f"the plan gathers {name} again in backward, which this model does not make{near}"
+                    f"{what}; this is possible only for activations of training that stay in one pipeline "
+                    "stage and that no reader returns a view of; leave it out"
                 )
-            refuse_gathering(self.graph, name, self.region_of.keys() - self.once)
+            raise PlanError(f"{what}, {self._not_gathered(name)}")
 
     @cached_property
     def gatherable(self) -> frozenset[str]:
-        again, found = self.region_of.keys() - self.once, set[str]()
-        for name in gatherable(self.graph):
-            maker, *readers = ends_of(self.graph, name)
-            target = self.hubs.get(name) or self.configurations[readers[0]].layout(name)
-            run_once = again.isdisjoint((maker,) if name in self.hubs else (maker, *readers))
-            if run_once and is_gathered(self.atoms(name), self.mesh, self.made[name], target):
-                found.add(name)
-        return frozenset(found)
+        return frozenset(name for name in gatherable(self.graph) if not self._not_gathered(name))
+
+    def _not_gathered(self, name: str) -> str:
+        again, (maker, *readers) = self.region_of.keys() - self.once, ends_of(self.graph, name)
+        if maker in again:
+            return f"and also recomputes {maker}, which makes it; leave one of them out"
+        if name not in self.hubs and readers[0] in again:
+            return f"and also recomputes its only reader {readers[0]}, which gathers it; leave it out"
+        target = self.hubs.get(name) or self.configurations[readers[0]].layout(name)
+        gathered = is_gathered(self.atoms(name), self.mesh, self.made[name], target)
+        return "" if gathered else "but no reader gathers it in forward; leave it out"
 
     @property
     def representatives(self) -> tuple[int, ...]:
@@ -493,15 +489,6 @@ class Strategy:
             stride //= size
             ranks.append(ranks[-1] + (size - 1) * stride)
         return tuple(dict.fromkeys(ranks))
-
-    @staticmethod
-    def devices_in(data: Mapping[str, Any]) -> int:
-        """Return the number of ranks from plain data; PlanError if they have no mesh."""
-        mesh = data.get("mesh")
-        if not isinstance(mesh, Sequence) or not mesh:
-            raise PlanError("the plan has no mesh")
-        # The first entry counts micro-batches, which take time and no devices.
-        return prod(mesh[1:])
 
 
 def output_layout(source: Layout) -> Layout:

@@ -120,20 +120,19 @@ class ViewAliases:
             if hub is not None:
                 source = hub.at(row)
             order = orders[alias.first]
-            if self.moves.steps(alias.name, writing.layout, source)[0]:  # read once, on its way to its hub
+            to_hub = bool(self.moves.steps(alias.name, writing.layout, source)[0])
+            if to_hub:  # read once, on its way to its hub
                 remade = writing.again
                 yield StorageUser(alias.first, False, writing.again, remade, True, order, through=outer)
-                for number, group in enumerate(alias.readers) if anew else ():
-                    read, own = self.readings.read(group.name, alias.name).at(row), alias.first + 1 + number
-                    moved = bool(self.moves.steps(alias.name, source, read.layout)[0])
-                    needs = read.again or (read.kept and not moved)
-                    yield StorageUser(own, needs, False, False, False, orders[own], through=outer)
-                continue
-            if alias.leaves:
+            elif alias.leaves:
                 yield StorageUser(alias.first, False, False, False, False, order, True, outer)
-            for number, group in enumerate(alias.readers):
+            for number, group in enumerate(alias.readers if anew or not to_hub else ()):
                 read, own = self.readings.read(group.name, alias.name).at(row), alias.first + 1 + number
                 moved = bool(self.moves.steps(alias.name, source, read.layout)[0])
+                if to_hub:
+                    needs = read.again or (read.kept and not moved)
+                    yield StorageUser(own, needs, False, False, False, orders[own], through=outer)
+                    continue
                 # A view is made again with what it is a view of, or by itself, of what is kept.
                 remade = writing.again and self.readings.inside(alias.maker.name, group.name)
                 in_place = not moved or (anew and hub is None)

@@ -30,65 +30,10 @@ from tensoropt.sharding.groups import Group
 from tensoropt.sharding.storage import Storage, whole_layout
 from tensoropt.simulate.aliases import ViewAlias, ViewAliases
 from tensoropt.simulate.candidates import BLOCKING, Candidates, Overlap
-from tensoropt.simulate.readings import (
-    Column,
-    Kind,
-    Memo,
-    MomentPlace,
-    Readings,
-    TiedParameter,
-    distinct,
-    tied_parameter,
-)
+from tensoropt.simulate.readings import Column, Kind, Memo, MomentPlace, Readings, distinct, tied_parameter
 from tensoropt.simulate.step_schedule import Reader, Resolver, StepSchedule, step_schedule
 from tensoropt.simulate.tensor_effects import TensorEffects
 from tensoropt.types import Floats, Indices
-
-
-def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
-    """Add ``table[which[owner]]`` to row ``positions[owner]`` of ``target`` (rows, strategies), owner by
-    owner.
-
-    Args:
-        positions: (owners,) rows; -1, for no such effect, is the last row.
-        table: (choices,) figures.
-        which: (owners, strategies) numbers of choices.
-    """
-    owners, strategies = which.shape
-    assert positions.shape == (owners,), f"{len(positions)} positions for {owners} owners"
-    assert target.shape[1] == strategies, f"{target.shape[1]} columns for {strategies} strategies"
-    if owners:
-        least, most = positions.min(), positions.max()
-        assert -1 <= least <= most < len(target), f"rows {least} to {most} of {len(target)}"
-        _add_rows(target, positions, table, which)
-
-
-@njit(cache=True, nogil=True)
-def _add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
-    for owner in range(which.shape[0]):
-        position = positions[owner]
-        for n in range(which.shape[1]):
-            target[position, n] += table[which[owner, n]]
-
-
-def add_all(target: Floats, table: Floats, which: Indices) -> None:
-    """Add ``table[which[owner]]`` to ``target`` (strategies, figures), owner by owner.
-
-    Args:
-        table: (choices, figures).
-        which: (owners, strategies) numbers of choices.
-    """
-    expected = which.shape[1], table.shape[1]
-    assert target.shape == expected, f"{target.shape} for strategies and figures {expected}"
-    _add_all(target, table, which)
-
-
-@njit(cache=True, nogil=True)
-def _add_all(target: Floats, table: Floats, which: Indices) -> None:
-    for owner in range(which.shape[0]):
-        for n in range(which.shape[1]):
-            for i in range(table.shape[1]):
-                target[n, i] += table[which[owner, n], i]
 
 
 @njit(cache=True, nogil=True)
@@ -99,18 +44,12 @@ def sum_up(rows: Floats) -> None:
             rows[moment, n] += rows[moment - 1, n]
 
 
+@njit(cache=True, nogil=True)
 def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
     """Return (strategies, 2) saved and other bytes at the first peak, from (moments, strategies) bytes."""
-    shapes = kept.shape, transient.shape, workspace.shape
-    assert len(set(shapes)) == 1, f"bytes of several shapes: {shapes}"
     totals = np.zeros((kept.shape[1], 2))
-    if len(kept):
-        _peaks(kept, transient, workspace, totals)
-    return totals
-
-
-@njit(cache=True, nogil=True)
-def _peaks(kept: Floats, transient: Floats, workspace: Floats, totals: Floats) -> None:
+    if kept.shape[0] == 0:
+        return totals
     for n in range(totals.shape[0]):
         totals[n, 0], totals[n, 1] = kept[0, n], kept[0, n] + transient[0, n] + workspace[0, n]
     for moment in range(1, kept.shape[0]):
@@ -120,6 +59,37 @@ def _peaks(kept: Floats, transient: Floats, workspace: Floats, totals: Floats) -
                 totals[n, 0], totals[n, 1] = kept[moment, n], total
     for n in range(totals.shape[0]):
         totals[n, 1] -= totals[n, 0]
+    return totals
+
+
+@njit(cache=True, nogil=True)
+def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
+    """Add ``table[which[owner]]`` to row ``positions[owner]`` of ``target`` (rows, strategies), owner by
+    owner.
+
+    Args:
+        positions: (owners,) rows; -1, for no such effect, is the last row.
+        table: (choices,) figures.
+        which: (owners, strategies) numbers of choices.
+    """
+    for owner in range(which.shape[0]):
+        position = positions[owner]
+        for n in range(which.shape[1]):
+            target[position, n] += table[which[owner, n]]
+
+
+@njit(cache=True, nogil=True)
+def add_all(target: Floats, table: Floats, which: Indices) -> None:
+    """Add ``table[which[owner]]`` to ``target`` (strategies, figures), owner by owner.
+
+    Args:
+        table: (choices, figures).
+        which: (owners, strategies) numbers of choices.
+    """
+    for owner in range(which.shape[0]):
+        for n in range(which.shape[1]):
+            for i in range(table.shape[1]):
+                target[n, i] += table[which[owner, n], i]
 
 
 _Where = tuple[str, str]
@@ -244,7 +214,8 @@ class Batch:
         self.count = self.readings.count
         self.stored: dict[str, Column[Layout]] = self.readings.stored()
         self._choices = choices
-        self.tied = {name: self._tied(name) for name in self.graph.shared}
+        how = choices, self._choice, self._of_groups, memo
+        self.tied = {name: tied_parameter(name, self.stored[name], *how) for name in self.graph.shared}
         # Created before the owners: the lifetime of a tensor's storage depends on who reads its views.
         self._views = ViewAliases(candidates, self.schedule, moves, self.readings)
         by_kind: dict[Hashable, list[_Chosen]] = {}
@@ -263,7 +234,7 @@ class Batch:
             yield self._parameter(name)
 
     def _stack(self, key: Hashable, owners: Sequence[_Chosen]) -> Stack:
-        kind = self._memo.kind(key, self.mesh)
+        kind: Kind = self._memo.once(("kind", key), lambda: Kind(self.mesh[0]))
         columns = [np.concatenate(each) for each in zip(*(o.columns for o in owners), strict=True)]
         firsts, which = distinct(columns)
         keys = np.stack(columns)[:, firsts].T.tolist()
@@ -342,7 +313,8 @@ class Batch:
         readers, views = self.schedule.readers.get(name, ()), self._views.of(name)
         places = (*(Reader(part.name, name) for part in readers), *self._views.places(views))
         resolve = self.schedule.of_tensor(group.name, name, places)
-        orders = _orders([resolve(reader(number, USED)) for number in range(len(places))])
+        used = [resolve(reader(number, USED)) for number in range(len(places))]
+        orders = tuple(np.unique(used, return_inverse=True)[1].tolist())
         inside = tuple(self.readings.inside(group.name, part.name) for part in readers)
         of_views = tuple(
             (
@@ -491,12 +463,6 @@ class Batch:
         columns = [stored.which, complete, joins]
         return kind, _Chosen(("parameter", name), columns, make, self.schedule.of_parameter(name))
 
-    def _tied(self, name: str) -> TiedParameter | None:
-        groups = [group for group in self.graph.groups if name in group.shared]
-        chosen = {group.name: self._choices[group.name] for group in groups}
-        context = self._choice, self._of_groups, self._memo
-        return tied_parameter(name, self.stored[name], chosen, *context)
-
     def _complete(self, name: str) -> Indices:
         """Return, per strategy, the index in ``COMPLETE`` of a gradient's moment of completion."""
         stored, user = self.stored[name], self.schedule.users[name][0]
@@ -510,8 +476,3 @@ class Batch:
         uses = (self._of_groups.parameters.stored_use(name, layout, use) for layout, use in pairs)
         moments = [COMPLETE.index(use.complete(self.mesh[0])) for use in uses]
         return np.array(moments, dtype=np.int64)[which]
-
-
-def _orders(positions: Sequence[int]) -> tuple[int, ...]:
-    ranks = {position: rank for rank, position in enumerate(sorted(set(positions)))}
-    return tuple(ranks[position] for position in positions)

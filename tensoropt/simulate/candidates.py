@@ -84,23 +84,17 @@ Value = TypeVar("Value")
 
 
 class Candidates(Protocol):
-    """Configurations, placements of hubs and stored layouts by index."""
+    """Configurations, placements of hubs and stored layouts by index.
 
-    @property
-    def graph(self) -> GroupGraph: ...
+    Attributes:
+        regions: the blocks that some strategy recomputes.
+        moves: the tensors that some strategy gathers again in backward.
+    """
 
-    @property
-    def mesh(self) -> AxisSizes: ...
-
-    @property
-    def regions(self) -> tuple[Region, ...]:
-        """The blocks that some strategy recomputes."""
-        ...
-
-    @property
-    def moves(self) -> Collection[str]:
-        """The tensors that some strategy gathers again in backward."""
-        ...
+    graph: GroupGraph
+    mesh: AxisSizes
+    regions: tuple[Region, ...]
+    moves: Collection[str]
 
     def again(self, group: Group) -> Sequence[bool]:
         """Return whether the group is recomputed, per configuration."""
@@ -129,7 +123,7 @@ class TableCandidates:
     def __init__(self, tables: CostTables):
         self.tables = tables
         self.graph, self.mesh, self.regions = tables.graph, tables.mesh, tables.regions
-        self.moves = tables.moves
+        self.moves: Collection[str] = tables.moves
         self._configurations: dict[str, list[Configuration]] = {}
 
     def again(self, group: Group) -> Sequence[bool]:
@@ -189,7 +183,7 @@ class StrategyCandidates:
     ):
         self.strategy = strategy
         self.graph, self.mesh, self.regions = strategy.graph, strategy.mesh, strategy.recomputed
-        self.moves = strategy.gathered_again
+        self.moves: Collection[str] = strategy.gathered_again
         self._facts, self._works = facts, dict(works or {})
 
     def again(self, group: Group) -> Sequence[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -86,19 +86,6 @@ class Reductions:
     which: Indices
 
 
-class _Arriving(NamedTuple):
-    """Parameters whose gradients are reduced in buckets, in order of completion.
-
-    Attributes:
-        positions: (kinds of ``COMPLETE``, parameters) of completion.
-        which: (parameters, strategies) the index of each one's share.
-    """
-
-    positions: Indices
-    shares: list[GradientShare | None]
-    which: Indices
-
-
 class _Issued(NamedTuple):
     """All reductions of a batch, by strategy, in issue order.
 
@@ -134,28 +121,32 @@ def reductions(batch: Batch) -> list[Reductions]:
     return result
 
 
-def reductions_of(batch: Batch, row: int) -> list[Send]:
-    """Return the reductions of one strategy in issue order."""
-    issued = _all_reductions(batch.part(slice(row, row + 1)))
-    return [issued.sends[number] for number in issued.which.tolist()]
-
-
 def _all_reductions(batch: Batch) -> _Issued:
-    arriving = _arriving(batch)
-    if arriving is None:
+    shares, of_parameters = _shares(batch)
+    if not of_parameters:
         none = np.zeros(0, dtype=np.int64)
         return _Issued([], none, none, none)
+    parameters = [name for name in arrival_order(batch.graph) if name in of_parameters]
+    # The first user in forward is the last to give its part of the gradient.
+    firsts, position = [batch.schedule.users[name][0] for name in parameters], batch.schedule.position
+    # (kinds of COMPLETE, parameters) at which gradients are complete.
+    positions = np.array(
+        [
+            [position("backward", "parameters", first) for first in firsts],
+            [batch.schedule.of_group(first)(BACK_LEFT) for first in firsts],
+            [position("optimizer", "reduce", first) for first in firsts],
+        ]
+    )
     keys: dict[tuple[tuple[int, ...], str], int] = {}
-    of_share = np.full(len(arriving.shares), -1)
-    elements, complete = np.zeros((2, len(arriving.shares)), dtype=np.int64)
-    for number, share in enumerate(arriving.shares):
+    of_share = np.full(len(shares), -1)
+    elements, complete = np.zeros((2, len(shares)), dtype=np.int64)
+    for number, share in enumerate(shares):
         # What no rank sends is in no bucket.
         if share is not None and batch.prices.send("all_reduce", share.axes, 0) is not None:
             of_share[number] = keys.setdefault((share.axes, share.dtype), len(keys))
             elements[number], complete[number] = share.elements, COMPLETE.index(share.complete)
     bytes_of = np.array([DTYPE_BYTES[dtype] for _, dtype in keys] + [0])
-    which = np.ascontiguousarray(arriving.which.T)
-    assert arriving.positions.shape == (len(COMPLETE), which.shape[1]), "a moment of each kind per parameter"
+    which = np.stack([of_parameters[name] for name in parameters], axis=1)
     of_gradient, of_elements = of_share[which], elements[which]
     buckets = _bucket_numbers(of_gradient, of_elements * bytes_of[of_gradient], BUCKET_BYTES)
     # Buckets of all strategies are numbered consecutively: the shares in a bucket are added up under its
@@ -166,7 +157,7 @@ def _all_reductions(batch: Batch) -> _Issued:
     number, total = begins[rows] + buckets[rows, gradients], int(counts.sum())
     sizes, arrived, key_of = np.zeros((3, total), dtype=np.int64)
     np.add.at(sizes, number, of_elements[rows, gradients])
-    np.maximum.at(arrived, number, arriving.positions[complete[which[rows, gradients]], gradients])
+    np.maximum.at(arrived, number, positions[complete[which[rows, gradients]], gradients])
     key_of[number] = of_gradient[rows, gradients]
     row_of = np.repeat(np.arange(len(counts)), counts)
     # The sort is stable: buckets at one position stay in the order in which they are filled.
@@ -181,40 +172,22 @@ def _all_reductions(batch: Batch) -> _Issued:
     return _Issued(sends, sent.reshape(-1), row_of[order], arrived[order])
 
 
-def _arriving(batch: Batch) -> _Arriving | None:
-    """Return the gradients that are reduced in buckets, or None."""
-    if not batch.prices.training:
-        return None
+def _shares(batch: Batch) -> tuple[list[GradientShare | None], dict[str, Indices]]:
+    """Return the shares of gradients that are reduced in buckets, and per parameter the number of each
+    strategy's."""
     numbers: dict[GradientShare | None, int] = {None: 0}
     shares: dict[str, Indices] = {}
     for stack in batch.stacks:
-        if stack.owners[0].where[0] != "parameter":
+        if stack.owners[0].where[0] != "parameter" or not batch.prices.training:
             continue
         of_used = [stack.kind.tables.shares[number] for number in stack.used.tolist()]
         if any(share is not None for share in of_used):
             table = np.array([numbers.setdefault(share, len(numbers)) for share in of_used])
             shares.update((o.where[1], table[w]) for o, w in zip(stack.owners, stack.which, strict=True))
-    if not shares:
-        return None
-    names = [name for name in arrival_order(batch.graph) if name in shares]
-    # users[name][0] is the first user in forward, and therefore the last to give its part of the gradient.
-    users, position = batch.schedule.users, batch.schedule.position
-    firsts = [users[name][0] for name in names]
-    left = (batch.schedule.of_group(first)(BACK_LEFT) for first in firsts)
-    positions = np.array(
-        [
-            [position("backward", "parameters", first) for first in firsts],
-            list(left),
-            [position("optimizer", "reduce", first) for first in firsts],
-        ]
-    )
-    return _Arriving(positions, list(numbers), np.stack([shares[name] for name in names]))
+    return list(numbers), shares
 
 
 _bucket_numbers = njit(cache=True, nogil=True)(bucket_numbers)
-
-
-_Axes = tuple[int, ...]
 
 
 class Collective(NamedTuple):
@@ -233,14 +206,7 @@ class Collective(NamedTuple):
 
 def collectives(batch: Batch) -> list[Counter[Collective]]:
     """Return the collectives of each strategy, with their counts in one step."""
-    times: dict[Collective, Indices] = {}
-
-    def add(send: Send, count: Indices | int) -> None:
-        sent = Collective(send.kind, send.axes, send.bytes)
-        if sent not in times:
-            times[sent] = np.zeros(batch.count, dtype=np.int64)
-        times[sent] += count
-
+    times: dict[Collective, Indices] = defaultdict(lambda: np.zeros(batch.count, dtype=np.int64))
     for stack in batch.stacks:
         for position, number in enumerate(stack.used.tolist()):
             effects = stack.kind.effects[number].effects
@@ -248,16 +214,17 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
             if sending:
                 owners = (stack.which == position).sum(axis=0)
                 for once, send in sending:
-                    add(send, owners if once else owners * batch.mesh[0])
+                    sent = Collective(send.kind, send.axes, send.bytes)
+                    times[sent] += owners if once else owners * batch.mesh[0]
     for shared in coalesced(batch):
         for size in np.unique(shared.bytes[shared.bytes > 0]).tolist():
-            sent = Collective(shared.kind, shared.axes, size)
-            times.setdefault(sent, np.zeros(batch.count, dtype=np.int64))
-            times[sent] += (shared.bytes == size) * (1 if shared.only else batch.mesh[0])
+            count = (shared.bytes == size) * (1 if shared.only else batch.mesh[0])
+            times[Collective(shared.kind, shared.axes, size)] += count
     # Buckets belong to no single owner. They are reduced once per step, however many micro-batches there are.
     issued = _all_reductions(batch)
     for number, send in enumerate(issued.sends):
-        add(send, np.bincount(issued.rows[issued.which == number], minlength=batch.count))
+        rows = issued.rows[issued.which == number]
+        times[Collective(send.kind, send.axes, send.bytes)] += np.bincount(rows, minlength=batch.count)
     return [
         Counter({sent: int(count[row]) for sent, count in times.items() if count[row]})
         for row in range(batch.count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,31 +36,23 @@ class Cells:
     """One figure per effect number, by default 0."""
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._values: list[float] = []
+        self._values: dict[int, float] = {}
         self._table: Floats = np.zeros(0)
 
     def add(self, number: int, value: float) -> None:
         """Add to the figure of ``number``, the last one or a later one."""
-        if self._numbers and self._numbers[-1] == number:
-            self._values[-1] += value
-        else:
-            self._numbers.append(number)
-            self._values.append(value)
+        self._values[number] = self._values.get(number, 0.0) + value
 
     def most(self, number: int, value: float) -> None:
         """Raise the figure of ``number``, the last one or a later one, to ``value``."""
-        if self._numbers and self._numbers[-1] == number:
-            self._values[-1] = max(self._values[-1], value)
-        else:
-            self.add(number, value)
+        self._values[number] = max(self._values.get(number, 0.0), value)
 
     def of(self, numbers: Indices, count: int) -> Floats:
         """Return (k,) the figures of some numbers, out of ``count``."""
         # Figures are only added for a new number, so a table with that many numbers is up to date.
         if len(self._table) != count:
             self._table = np.zeros(count)
-            self._table[self._numbers] = self._values
+            self._table[list(self._values)] = list(self._values.values())
         return self._table[numbers]
 
 
@@ -68,8 +60,7 @@ class _EffectTables:
     """The effects of one kind of owners by number.
 
     Attributes:
-        kept, transient, workspace: bytes by place.
-        local, host: seconds of the device, and of launching, by place.
+        columns: by place bytes that are kept, transient, and workspace; seconds of work, and of the host.
         sends: (place, axes) -> (seconds, seconds of overlapped work).
         beside: (place, kind, axes, dtype) -> (bytes, parameters, bytes that stay in place), coalesced.
         kinds: (axes, collective) -> 1 if sent.
@@ -80,11 +71,7 @@ class _EffectTables:
 
     def __init__(self, micro: int):
         self.micro, self.count = micro, 0
-        self.kept: dict[MomentPlace, Cells] = {}
-        self.transient: dict[MomentPlace, Cells] = {}
-        self.workspace: dict[MomentPlace, Cells] = {}
-        self.local: dict[MomentPlace, Cells] = {}
-        self.host: dict[MomentPlace, Cells] = {}
+        self.columns: tuple[dict[MomentPlace, Cells], ...] = tuple({} for _ in range(5))
         self.sends: dict[tuple[MomentPlace, Axes], tuple[Cells, Cells]] = {}
         self.beside: dict[tuple[MomentPlace, str, Axes, str], tuple[Cells, Cells, Cells]] = {}
         self.kinds: dict[tuple[Axes, str], Cells] = {}
@@ -96,20 +83,14 @@ class _EffectTables:
         number, seconds, shared = self.count, [0.0] * len(SOURCES), None
         self.count += 1
         for e in choice.effects:
-            place = MomentPlace(e.when, e.after)
-            for cells, value in (
-                (self.kept, e.kept),
-                (self.transient, e.transient),
-                (self.workspace, e.workspace_bytes),
-            ):
+            place, work_s = MomentPlace(e.when, e.after), e.local_s + e.passing.device_s
+            figures = e.kept, e.transient, e.workspace_bytes, work_s, e.host_s + e.passing.host_s
+            for cells, value in zip(self.columns, figures, strict=True):
                 if value:
                     cells.setdefault(place, Cells()).add(number, value)
             times = 1 if e.when.once else self.micro
-            if host_s := e.host_s + e.passing.host_s:
-                self.host.setdefault(place, Cells()).add(number, host_s)
-            if local_s := e.local_s + e.passing.device_s:
-                self.local.setdefault(place, Cells()).add(number, local_s)
-                seconds[SOURCES.index(e.source)] += local_s * times
+            if work_s:
+                seconds[SOURCES.index(e.source)] += work_s * times
             for send in e.sends:
                 sends = self.sends.setdefault((place, send.axes), (Cells(), Cells()))
                 sends[0].add(number, send.seconds)
@@ -181,7 +162,6 @@ class Memo:
         self.readings: _Numbering[Reading] = _Numbering()
         self.layouts: _Numbering[Layout] = _Numbering()
         self.turns: _Numbering[Turn] = _Numbering()
-        self.kinds: dict[Hashable, Kind] = {}
         self._found: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -189,11 +169,6 @@ class Memo:
         if key not in self._found:
             self._found[key] = make()
         return self._found[key]
-
-    def kind(self, key: Hashable, mesh: Sequence[int]) -> Kind:
-        if key not in self.kinds:
-            self.kinds[key] = Kind(mesh[0])
-        return self.kinds[key]
 
 
 Value = TypeVar("Value")
@@ -239,13 +214,11 @@ class Readings:
         candidates: Candidates,
         choices: Mapping[str, Indices],
         options: Mapping[str, Indices],
-        product_s: Callable[[Group, str, Workload, Facts], float | None] = lambda *_: None,
-        memo: Memo | None = None,
+        product_s: Callable[[Group, str, Workload, Facts], float | None],
+        memo: Memo,
     ):
         self.candidates, self.choices, self.options = candidates, choices, options
-        self.product_s = product_s
-        self.memo = Memo() if memo is None else memo
-        self.graph = candidates.graph
+        self.product_s, self.memo, self.graph = product_s, memo, candidates.graph
         self.count = len(next(iter(choices.values()))) if choices else 1
         self._region_of = self.memo.once("regions of groups", lambda: region_of(candidates.regions))
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
@@ -302,46 +275,33 @@ class Readings:
         group = self.graph.group_of[group_name]
         shorts = {group.short_names[name] for name in names}
         key = ("same gradients", self.candidates.signature(group), *sorted(shorts))
-        facts = self.candidates.facts(group)
-        found: Flags = self.memo.once(
-            key,
-            lambda: np.array(
-                [any(shorts <= {*same} for same in f.same_gradients) for f in facts], dtype=bool
-            ),
-        )
+
+        def same() -> Flags:
+            facts = self.candidates.facts(group)
+            return np.array([any(shorts <= {*alike} for alike in f.same_gradients) for f in facts], bool)
+
+        found: Flags = self.memo.once(key, same)
         return found
 
     def used(self, group_name: str, name: str) -> Column[Layout]:
-        group, memo = self.graph.group_of[group_name], self.memo
-        layouts = memo.once(
-            ("use", self.candidates.signature(group), group.short_names[name]),
-            lambda: np.array(
-                [memo.layouts.of(c.layout(name)) for c in self.candidates.configurations(group)],
-                dtype=np.int64,
-            ),
-        )
-        return Column(layouts[self.choices[group_name]], memo.layouts.values)
+        group, of = self.graph.group_of[group_name], self.candidates
+        key = "use", of.signature(group), group.short_names[name]
+        return self._layouts(key, group_name, lambda: [c.layout(name) for c in of.configurations(group)])
 
     def hub(self, name: str) -> Column[Layout] | None:
         """Return the materialised placement of a tensor with several readers; None for others."""
         if name not in self.graph.hubs:
             return None
-        return self._layouts(name, self.candidates.hubs, Variable.of_hub)
+        return self._layouts(("hub", name), Variable.of_hub(name), lambda: self.candidates.hubs(name))
 
     def gathered_again(self, name: str) -> Indices | None:
         """Return 1 for each strategy in which backward gathers a tensor again; None if that is no choice."""
         return self.options[Variable.of_move(name)] if name in self.candidates.moves else None
 
-    def _layouts(
-        self, name: str, of: Callable[[str], Sequence[Layout]], variable: Callable[[str], Variable]
-    ) -> Column[Layout]:
+    def _layouts(self, key: Hashable, chosen: str, layouts: Callable[[], Sequence[Layout]]) -> Column[Layout]:
         memo = self.memo
-
-        def numbers() -> tuple[Variable, Indices]:
-            return variable(name), np.array([memo.layouts.of(layout) for layout in of(name)], dtype=np.int64)
-
-        chosen, numbered = memo.once(("layouts", name), numbers)
-        return Column(numbered[self.choices[chosen]], memo.layouts.values)
+        numbers = memo.once(key, lambda: np.array([*map(memo.layouts.of, layouts())], dtype=np.int64))
+        return Column(numbers[self.choices[chosen]], memo.layouts.values)
 
     def inside(self, producer: str, reader: str) -> bool:
         """Return whether a tensor is produced and read in the same region."""
@@ -359,7 +319,8 @@ class Readings:
             for position, name in enumerate(group.parameters):
                 stored[name] = Column(numbers[which, position], self.memo.layouts.values)
         for name in self.graph.shared:
-            stored[name] = self._layouts(name, self.candidates.shared, Variable.of_parameter)
+            shared = partial(self.candidates.shared, name)
+            stored[name] = self._layouts(("shared", name), Variable.of_parameter(name), shared)
         return stored
 
     def _stored(self, group: Group, choice: int, option: int) -> list[int]:
@@ -385,7 +346,7 @@ class TiedParameter:
 def tied_parameter(
     name: str,
     stored: Column[Layout],
-    chosen: Mapping[str, Indices],
+    choices: Mapping[str, Indices],
     choose: _Choose,
     effects: GroupEffects,
     memo: Memo,
@@ -393,27 +354,21 @@ def tied_parameter(
     """Return what a tied parameter's uses share; None if they are independent in all strategies.
 
     Args:
-        chosen: group -> the index of its configuration, in execution order.
+        choices: group -> the index of its configuration.
         choose: maps such an index to the group's choice.
     """
     if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
         return None
-    groups = [group for group in effects.graph.groups if group.name in chosen]
+    groups = [group for group in effects.graph.groups if name in group.shared]
+    chosen = {group.name: choices[group.name] for group in groups}
 
     @cache
     def place(user: int, choice: int, layout: Layout) -> UsePlace:
         group = groups[user]
         (there,) = effects.stored_uses(choose(group, choice, {name: layout}))
-        use = there.use
-        return UsePlace(
-            effects.parameters.blocks.of[group.name],
-            use.layout,
-            use.again,
-            use.wanted > 0,
-            there.ahead,
-            there.behind,
-            use.learns,
-        )
+        use, block = there.use, effects.parameters.blocks.of[group.name]
+        ways = there.ahead, there.behind, use.learns
+        return UsePlace(block, use.layout, use.again, use.wanted > 0, *ways)
 
     firsts, which = distinct([stored.which, *chosen.values()])
     numbers, joins = [], []

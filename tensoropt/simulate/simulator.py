@@ -122,7 +122,8 @@ class StepColumns:
         n, moments = batch.count, len(batch.schedule.moments)
         # One position more than there are moments: an effect "after" the last one is placed there, and is
         # never reached.
-        self.kept, self.transient, self.workspace, self.work, self.host = np.zeros((5, moments + 1, n))
+        self._columns = np.zeros((5, moments + 1, n))
+        self.kept, self.transient, self.workspace, self.work, self.host = self._columns
         self.sources, self.lasting = np.zeros((n, len(SOURCES))), np.zeros((n, 3))
         self.trailing, self.issuing_buckets = np.zeros((n, 2)), np.zeros(n)
         self._sends: dict[tuple[int, Axes], Issue] = {}
@@ -144,13 +145,7 @@ class StepColumns:
             table = np.array([by_number[number] for number in used.tolist()], dtype=float)
             if table.any():
                 add_all(total, table, which)
-        for target, by_place in (
-            (self.kept, tables.kept),
-            (self.transient, tables.transient),
-            (self.workspace, tables.workspace),
-            (self.work, tables.local),
-            (self.host, tables.host),
-        ):
+        for target, by_place in zip(self._columns, tables.columns, strict=True):
             # One fixed order, whatever came first: to the last bit, sums depend on it.
             for place, cells in sorted(by_place.items(), key=itemgetter(0)):
                 figures = cells.of(used, tables.count)

@@ -38,40 +38,32 @@ class Moment(NamedTuple):
     @property
     def words(self) -> str:
         """The moment in words, for recordings."""
-        forward = self.phase != "backward"
-        words = self._words(forward)
-        return f"again: {words}" if self.phase == "again" else words
+        again, back = self.phase == "again", self.phase == "backward"
+        words = (_WORDS_BACK if back else _WORDS).get(self.kind, _WORDS[self.kind])
+        if self.kind == "begin" and not self.group:
+            words = "backward ends"
+        phase = "forward" if again else self.phase
+        return ("again: " if again else "") + words.format(phase=phase, group=self.group, tensor=self.tensor)
 
-    def _words(self, forward: bool) -> str:
-        phase = "forward" if self.phase == "again" else self.phase
-        match self.kind:
-            case "begin" if self.group:
-                return f"the {phase} of the block of {self.group} begins"
-            case "begin":
-                return "backward ends"
-            case "read" if forward:
-                return f"resharding {self.tensor} for {self.group}"
-            case "read":
-                return f"resharding the gradient of {self.tensor} from {self.group}"
-            case "gather":
-                return f"parameters for {phase} {self.group}"
-            case "compute":
-                return f"{phase} {self.group}"
-            case "inner":
-                return f"inside {phase} {self.group}"
-            case "hub":
-                return (
-                    f"materialising {self.tensor}" if forward else f"gradient of materialised {self.tensor}"
-                )
-            case "output":
-                return f"result {self.tensor}" if forward else f"gradient of result {self.tensor}"
-            case "parameters":
-                return f"gradients of the parameters of {self.group}"
-            case "reduce":
-                return f"reducing the gradients of {self.group} once"
-            case "unshard":
-                return f"unsharding the parameters of {self.group}"
-        return "optimizer"
+
+_WORDS: dict[_Kind, str] = {
+    "begin": "the {phase} of the block of {group} begins",
+    "read": "resharding {tensor} for {group}",
+    "gather": "parameters for {phase} {group}",
+    "compute": "{phase} {group}",
+    "inner": "inside {phase} {group}",
+    "hub": "materialising {tensor}",
+    "output": "result {tensor}",
+    "parameters": "gradients of the parameters of {group}",
+    "reduce": "reducing the gradients of {group} once",
+    "step": "optimizer",
+    "unshard": "unsharding the parameters of {group}",
+}
+_WORDS_BACK: dict[_Kind, str] = {
+    "read": "resharding the gradient of {tensor} from {group}",
+    "hub": "gradient of materialised {tensor}",
+    "output": "gradient of result {tensor}",
+}
 
 
 class Reader(NamedTuple):
@@ -250,12 +242,8 @@ class StepSchedule:
     @cached_property
     def first_users(self) -> Mapping[str, str]:
         """Parameter -> the first group that uses it, for which copies are made."""
-        names = (
-            (n, group.name)
-            for group in reversed(self.graph.groups)
-            for n in (*group.parameters, *group.shared)
-        )
-        return dict(names)
+        groups = reversed(self.graph.groups)
+        return {name: group.name for group in groups for name in (*group.parameters, *group.shared)}
 
 
 def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:

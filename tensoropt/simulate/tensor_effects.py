@@ -115,13 +115,13 @@ class TensorEffects:
         write: Reading,
         hub: Layout | None,
         reads: Sequence[Reading],
-        inside: Sequence[bool] = (),
-        view_users: Sequence[StorageUser] = (),
-        orders: Sequence[int] = (),
-        replaced: When = FORWARD_END,
+        inside: Sequence[bool],
+        view_users: Sequence[StorageUser],
+        orders: Sequence[int],
+        replaced: When,
         *,
-        gathered_again: bool = False,
-        same: bool = False,
+        gathered_again: bool,
+        same: bool,
     ) -> Effects:
         """Return the effects of an activation that is written, materialised in its ``hub`` (if any), and
         read.
@@ -134,7 +134,6 @@ class TensorEffects:
             same: the last reader's gradient is also another tensor's gradient, whose effects count it first.
         """
         source = write.layout if hub is None else hub
-        inside, orders = inside or [False] * len(reads), orders or range(len(reads))
         users = []
         for number, read in enumerate(reads):
             moved = bool(self.moves.steps(name, source, read.layout)[0])

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.execute.executable import engine_of, strategy_class
+from tensoropt.execute.executable import engine_of, strategy_from_data
 from tensoropt.verify.fake_ranks import RunStep
 
 _COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
@@ -19,12 +19,7 @@ _Stamps = list[tuple[str, float, float]]
 
 
 def run_steps(
-    rank: int,
-    world_size: int,
-    spec: ModelSpec,
-    strategy: Mapping[str, Any],
-    optimizer: str,
-    steps: int,
+    rank: int, world_size: int, spec: ModelSpec, strategy: Mapping[str, Any], optimizer: str, steps: int
 ) -> dict[str, Any]:
     """Measure a strategy on one rank of the pool.
 
@@ -35,7 +30,7 @@ def run_steps(
         ``steps``: start and end of each; ``collectives``: those of each step.
     """
     loaded = load_model(spec)
-    engine = engine_of(strategy_class(strategy).from_data(strategy, loaded.graph), loaded.values)
+    engine = engine_of(strategy_from_data(strategy, loaded.graph), loaded.values)
     step = RunStep(engine, loaded.inputs, optimizer)
     step()
     whole: list[tuple[float, float]] = []

@@ -9,7 +9,14 @@ from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.findings import Differences, RunFindings, within_tolerance
 from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.predict import Place, Prediction
-from tensoropt.verify.recorder import compare_collectives, compare_smaller, shown_axes, without_values
+from tensoropt.verify.recorder import (
+    compare_collectives,
+    compare_smaller,
+    counted,
+    rows_of,
+    shown_axes,
+    without_values,
+)
 from tensoropt.verify.reference import ModuleFindings
 
 _MOST_MEMORY = 1.03
@@ -64,8 +71,8 @@ def entry_of(
     issued = _shown(findings.collectives_issued)
     expected = predicted.collectives
     if predicted.of_ranks:
-        issued = _together([_shown(rows) for rows in findings.collectives_of_ranks])
-        expected = _together([predicted.of_ranks[rank] for rank in findings.ranks_checked])
+        issued = _together(map(_shown, findings.collectives_of_ranks))
+        expected = _together(predicted.of_ranks[rank] for rank in findings.ranks_checked)
     # A failed strategy did not issue all collectives; its error says more than a list of missing ones.
     unlike = [] if findings.error else _unlike(strategy, predicted, findings)
     order_unlike = findings.ranks_unlike
@@ -114,16 +121,8 @@ def _shown(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "axes": shown_axes(row)} for row in rows]
 
 
-def _together(of_ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    counts: dict[tuple[str, tuple[int, ...], int], int] = {}
-    for rows in of_ranks:
-        for row in rows:
-            key = row["kind"], tuple(row["axes"]), row["bytes"]
-            counts[key] = counts.get(key, 0) + row["count"]
-    return [
-        {"kind": kind, "axes": list(axes), "bytes": size, "count": count}
-        for (kind, axes, size), count in sorted(counts.items())
-    ]
+def _together(of_ranks: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    return rows_of(counted(row for rows in of_ranks for row in rows))
 
 
 def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:

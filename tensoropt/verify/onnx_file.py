@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tensoropt.capture.steps import difference
 from tensoropt.engine.models import ModelSpec
 from tensoropt.errors import MeasurementError, TensorOptError
 from tensoropt.question.model_source import OnnxOptions, is_onnx
@@ -45,11 +46,9 @@ def verify_file(spec: ModelSpec) -> FileFindings | None:
         return FileFindings(None, why="it is too large for onnx's evaluator")
     options = spec.onnx or OnnxOptions()
     try:
-        findings = call_in_fork(lambda: _compared(spec.source, options, spec.seed), _ALLOWED_S)
+        return call_in_fork(lambda: _compared(spec.source, options, spec.seed), _ALLOWED_S)
     except MeasurementError as error:
         return FileFindings(None, why=f"onnx's evaluator: {error}")
-    assert isinstance(findings, FileFindings)
-    return findings
 
 
 def _compared(source: str, options: OnnxOptions, seed: int) -> FileFindings:
@@ -78,14 +77,7 @@ def _compared(source: str, options: OnnxOptions, seed: int) -> FileFindings:
     results = [result] if isinstance(result, torch.Tensor) else list(result)
     worst, right = 0.0, True
     for got, other in zip(results, wanted, strict=True):
-        expected = np.asarray(other).astype(np.float64)
-        actual = got.double().numpy()
-        if actual.shape != expected.shape:
-            return FileFindings(float("inf"), ok=False)
-        scale = max(float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)), 1e-6)
-        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-        with np.errstate(invalid="ignore"):
-            distances = np.where(same, 0.0, np.abs(actual - expected) / scale)
-        far = float(np.nan_to_num(distances, nan=np.inf).max(initial=0.0))
-        worst, right = max(worst, far), bool(right and far <= _TOLERANCE.get(got.dtype, 1e-3))
+        # By way of NumPy, as PyTorch does not read all of its types.
+        far = difference(got, torch.from_numpy(np.asarray(other).astype(np.float64)), floor=1e-6)
+        worst, right = max(worst, far), right and far <= _TOLERANCE.get(got.dtype, 1e-3)
     return FileFindings(worst, ok=right)

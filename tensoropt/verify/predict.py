@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,7 +25,8 @@ from tensoropt.plan.plan import Plan
 from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
-from tensoropt.simulate.collectives import Collective, predicted_collectives
+from tensoropt.simulate.collectives import predicted_collectives
+from tensoropt.verify.recorder import rows_of
 
 Wanted = Literal["auto", "ranks", "share-gpu", "fake"]
 _Kind = Literal["cpu", "cuda", "fake"]
@@ -75,11 +76,12 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
     Raises:
         TensorOptError: too many devices for ``ranks``, or no GPU to share.
     """
+    local = Place("cpu", f"run on {devices} CPU ranks of this machine")
     if wanted == "fake":
         return Place("fake", "checked on fake ranks, as requested: nothing was computed, sent or timed")
     if wanted == "ranks":
         _check_room(devices)
-        return Place("cpu", f"run on {devices} CPU ranks of this machine")
+        return local
     if wanted == "share-gpu":
         if reason := why_no_gpu():
             raise TensorOptError(f"ranks have no GPU to share: {reason}, or give --ranks for CPU ranks")
@@ -98,7 +100,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
         what = "GPUs" if device_type == "cuda" else "devices"
         missing = f"{devices} {what} of {name} are not here" + (f" ({gpus} are)" if gpus else "")
     elif devices <= most_ranks():
-        return Place("cpu", f"run on {devices} CPU ranks of this machine")
+        return local
     else:
         missing = f"{devices} ranks are too many for the {len(available_cores())} cores here"
     return Place(
@@ -157,10 +159,18 @@ def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> 
     """Return a plan file's prediction, completed by the collectives that files leave out."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     # A tracker sees tensors and constants, but not the other memory of a process.
-    seen = plan.predicted.tensor_bytes + plan.predicted.terms.get(CONSTANTS, 0.0)
+    constants = plan.predicted.terms.get(CONSTANTS, 0.0)
+    seen = plan.predicted.tensor_bytes + constants
     prediction = Prediction(rows, seen, plan.predicted.time_s)
-    with_sent = _WITH_SENT.get(strategy.kind)
-    return prediction if with_sent is None else with_sent(prediction, plan, strategy, costs)
+    if isinstance(strategy, PipelinedStrategy):
+        return _of_each_rank(prediction, plan, strategy, costs)
+    if isinstance(strategy, PlacedStrategy):
+        return replace(
+            prediction,
+            collectives=[*rows, *_result_rows(strategy)],
+            of_places=tuple(peak + constants for peak in plan.info.peak_bytes),
+        )
+    return prediction
 
 
 def _of_each_rank(
@@ -181,23 +191,6 @@ def _of_each_rank(
         of_ranks=tuple(map(rows_of, ranks)),
         of_places=tuple(peak - beside for peak in plan.info.peak_bytes),
     )
-
-
-def _with_results(
-    prediction: Prediction, plan: Plan, strategy: PlacedStrategy, costs: CostSource
-) -> Prediction:
-    constants = plan.predicted.terms.get(CONSTANTS, 0.0)
-    return replace(
-        prediction,
-        collectives=[*prediction.collectives, *_result_rows(strategy)],
-        of_places=tuple(peak + constants for peak in plan.info.peak_bytes),
-    )
-
-
-_WITH_SENT: dict[str, Callable[[Prediction, Plan, Any, CostSource], Prediction]] = {
-    PipelinedStrategy.kind: _of_each_rank,
-    PlacedStrategy.kind: _with_results,
-}
 
 
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
@@ -226,30 +219,21 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
     return strategy, Prediction(rows, max(peaks), simulated.time_s, of_places=peaks)
 
 
-def rows_of(counts: Mapping[Collective, int]) -> _Rows:
-    """Return collectives as displayed rows."""
-    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(counts.items())]
-
-
 def predict(
-    sharded: Sequence[tuple[Strategy, Mesh]],
-    pipelines: Sequence[tuple[PipelinedStrategy, Mesh]],
-    costs: CostSource,
+    drawn: Sequence[tuple[Strategy | PipelinedStrategy, Mesh]], costs: CostSource
 ) -> list[tuple[ParallelStrategy, Prediction]]:
     """Return sharded and pipelined strategies with their predictions, measuring only what they need."""
-    drawn: list[tuple[ParallelStrategy, Mesh]] = [*sharded, *pipelines]
     # All strategies' work at once, by key: what several of them share is measured once.
     works = [of_stage for strategy, _ in drawn for of_stage in stage_works(strategy)]
     every = {work.key: work for of_stage in works for work in of_stage.values()}
     costs.facts.find(every.values())
     costs.timings.measure(every)
-    return [
-        *((strategy, _sharded(strategy, mesh, costs)) for strategy, mesh in sharded),
-        *((strategy, _pipelined(strategy, mesh, costs)) for strategy, mesh in pipelines),
-    ]
+    return [(strategy, _predicted(strategy, mesh, costs)) for strategy, mesh in drawn]
 
 
-def _sharded(strategy: Strategy, mesh: Mesh, costs: CostSource) -> Prediction:
+def _predicted(strategy: Strategy | PipelinedStrategy, mesh: Mesh, costs: CostSource) -> Prediction:
+    if isinstance(strategy, PipelinedStrategy):
+        return _pipelined(strategy, mesh, costs)
     evaluated = evaluate_on(strategy, mesh, costs)
     simulated = evaluated.metrics
     return Prediction(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tensoropt.cluster import Cluster, Mesh, load_cluster
@@ -13,6 +13,7 @@ from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, micro_batch_counts
+from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.prices import PlacedPrices
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.model_source import OnnxOptions
@@ -79,33 +80,11 @@ def verify_random(
         loaded = load_model(spec)
         problem = _problem_of(loaded)
         report("capture", 1, 1, source)
-        if placed:
-            drawn: Callable[[CostSource], Sequence[Predicted]] = functools.partial(
-                _placements, loaded, problem, target, count, seed
-            )
-        else:
-            drawn = functools.partial(_strategies, loaded, problem, target, count, seed, pipeline)
+        draw: Callable[..., list[Predicted]] = (
+            _placements if placed else functools.partial(_strategies, pipeline)
+        )
+        drawn = functools.partial(draw, loaded, problem, target, count, seed)
         return predict_and_run(spec, drawn, target, place, pool, Settings(dtype=dtype), store, report)
-
-
-def _draw_strategies(
-    loaded: CapturedModel, problem: Problem, cluster: Cluster, count: int, seed: int
-) -> list[tuple[Strategy, Mesh]]:
-    """Return random legal strategies on random meshes, with random micro-batch counts."""
-    meshes, counts = cluster.meshes(MAX_AXES), micro_batch_counts(problem, Settings())
-    # A generator of its own: the same seed gives the same strategies whatever else drew numbers before.
-    rng = random.Random(seed)
-    drawn = []
-    for _ in range(count):
-        mesh, micro = rng.choice(meshes), rng.choice(counts)
-        per_group = random_strategies.micro_strategies(loaded.graph, micro)
-        shape = micro, *real_shape(mesh)
-        given = None
-        if rng.random() < _FOLLOWING:
-            given = random_strategies.random_following(loaded.graph, shape, per_group, rng)
-        strategy = random_strategies.random_strategy(loaded.graph, shape, per_group, rng, _RECOMPUTE, given)
-        drawn.append((strategy, mesh))
-    return drawn
 
 
 def _problem_of(loaded: CapturedModel) -> Problem:
@@ -119,20 +98,30 @@ def _problem_of(loaded: CapturedModel) -> Problem:
 
 
 def _strategies(
+    pipeline: int | None,
     loaded: CapturedModel,
     problem: Problem,
     cluster: Cluster,
     count: int,
     seed: int,
-    pipeline: int | None,
     costs: CostSource,
 ) -> list[Predicted]:
     counts = micro_batch_counts(problem, Settings())
     degrees = random_strategies.pipeline_degrees(loaded.graph, cluster) if pipeline is None else (pipeline,)
     piped = count if pipeline is not None else (count // _PIPELINED if degrees else 0)
-    sharded = _draw_strategies(loaded, problem, cluster, count - piped, seed)
-    pipelines = random_strategies.draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
-    return predict(sharded, pipelines, costs)
+    # A generator of its own: the same seed gives the same strategies whatever else drew numbers before.
+    rng, meshes = random.Random(seed), cluster.meshes(MAX_AXES)
+    drawn: list[tuple[Strategy | PipelinedStrategy, Mesh]] = []
+    for _ in range(count - piped):
+        mesh, micro = rng.choice(meshes), rng.choice(counts)
+        per_group = random_strategies.micro_strategies(loaded.graph, micro)
+        shape = micro, *real_shape(mesh)
+        follows = rng.random() < _FOLLOWING
+        given = random_strategies.random_following(loaded.graph, shape, per_group, rng) if follows else None
+        strategy = random_strategies.random_strategy(loaded.graph, shape, per_group, rng, _RECOMPUTE, given)
+        drawn.append((strategy, mesh))
+    drawn += random_strategies.draw_pipelines(loaded, cluster, degrees, counts, piped, seed, _RECOMPUTE)
+    return predict(drawn, costs)
 
 
 def _placements(

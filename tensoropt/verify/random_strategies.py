@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+import networkx as nx
+
 from tensoropt.cluster import Cluster, Mesh
 from tensoropt.engine.models import CapturedModel
 from tensoropt.errors import PlanError, TensorOptError
@@ -331,42 +333,31 @@ def random_splits(
 def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
     """Return random devices and legal random orders; an operator that changes a buffer runs on its device."""
     device = [rng.randrange(devices) for _ in graph.operators]
-    after = _readers_of_operators(graph)
-    forward = _random_order(after, rng)
+    reads = graph_of_reads(graph)
+    forward = _random_order(reads, rng)
     # Drawn anew rather than forward reversed: the executor has to handle this as well.
-    backward = _random_order(_reversed_edges(after), rng)
+    backward = _random_order(reads.reverse(), rng)
     return Placement.in_order(device, devices, forward, backward)
 
 
-def _random_order(after: Sequence[Sequence[int]], rng: random.Random) -> list[int]:
-    waiting = [len(row) for row in _reversed_edges(after)]
-    ready = [node for node, count in enumerate(waiting) if not count]
+def _random_order(before: nx.DiGraph, rng: random.Random) -> list[int]:
+    waiting = dict(before.in_degree())
+    ready = [node for node, count in waiting.items() if not count]
     order = []
     while ready:
         node = ready.pop(rng.randrange(len(ready)))
         order.append(node)
-        for other in after[node]:
+        for other in before[node]:
             waiting[other] -= 1
             if not waiting[other]:
                 ready.append(other)
     return order
 
 
-def _readers_of_operators(graph: PlacedGraph) -> list[list[int]]:
-    """Return, for each operator, its readers, by position."""
-    # By position: orders and devices are lists over the operators.
+def graph_of_reads(graph: PlacedGraph) -> nx.DiGraph:
+    """Return edges from each operator to its readers, by position, as orders and devices are lists."""
     makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
-    after: list[set[int]] = [set() for _ in graph.operators]
-    for number, op in enumerate(graph.operators):
-        for value in op.reads:
-            after[makers[value]].add(number)
-    return [sorted(row) for row in after]
-
-
-def _reversed_edges(after: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return, for each operator, the operators that list it in ``after``."""
-    before: list[list[int]] = [[] for _ in after]
-    for node, row in enumerate(after):
-        for other in row:
-            before[other].append(node)
-    return before
+    found = nx.DiGraph()
+    found.add_nodes_from(range(len(graph.operators)))
+    found.add_edges_from(sorted((makers[v], i) for i, op in enumerate(graph.operators) for v in op.reads))
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import torch
 from tensoropt.capture.steps import GRADIENT_FLOOR, LEAST_SCALE, Worst, difference, precision, worst
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
+from tensoropt.engine.runtime import content_hash
 from tensoropt.execute.executable import engine_of, strategy_from_data
 from tensoropt.verify import reference
 from tensoropt.verify.agreement import JointCall
@@ -50,7 +50,7 @@ class _RankNumerics:
         gradient, parameter, buffer: the largest of each kind.
         not_finite: the counts for the unsplit model.
         rounding: the unsplit model's rounding under mixed precision, otherwise None.
-        replicas: parameter -> (shard index, digest of its results).
+        replicas: parameter -> (shard index, hashes of its results).
         spread: :func:`_replica_spread`; None if bits decide.
         unsplit_on: the unsplit model's device.
     """
@@ -102,11 +102,7 @@ def check_plan(
     results: list[Any] = []
     # The compared step is the recorded one: both come from the same calls.
     sent = recorded(engine, lambda: results.extend(first_step(engine, loaded)))
-    numerics = None
-    if ref is not None:
-        outputs, gradients = results
-        numerics = _numerics(engine, loaded, ref, Results(outputs, gradients, {}, {}))
-        del outputs, gradients
+    numerics = None if ref is None else _numerics(engine, loaded, ref, results)
     results.clear()  # an allocator's peak of the next step would have them in it
     step = RunStep(engine, loaded.inputs, options.optimizer)
     memory = None
@@ -146,12 +142,13 @@ def _distance(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return math.sqrt(apart / size) if size else math.sqrt(apart)
 
 
-def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Results) -> _RankNumerics:
+def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Sequence[Any]) -> _RankNumerics:
+    outputs, gradients = first
     shard = engine.shards.shard
     per_gradient = {
         # Shard against shard, but relative to the whole: a shard of small values needs no higher accuracy.
         name: difference(got, shard(name, ref.gradients[name]), ref.gradients[name], ref.floor)
-        for name, got in first.gradients.items()
+        for name, got in gradients.items()
     }
     after, buffers = reference.after_steps(engine, loaded, ref.floor)
     per_parameter = {
@@ -164,14 +161,14 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Result
         name: difference(got, ref.buffers[name], floor=GRADIENT_FLOOR) for name, got in buffers.items()
     }
     return _RankNumerics(
-        loss=reference.outputs_difference(first.outputs, ref.outputs),
+        loss=reference.outputs_difference(outputs, ref.outputs),
         gradient=worst(per_gradient),
         parameter=worst(per_parameter),
         buffer=worst(per_buffer),
         not_finite=ref.not_finite,
         rounding=ref.rounding,
         replicas=dict(_checksums(engine, after)),
-        spread=_spread(engine, [first.gradients, *after.values()]),
+        spread=_spread(engine, [gradients, *after.values()]),
         unsplit_on=ref.ran_on,
     )
 
@@ -200,17 +197,6 @@ def _replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float
     return spread
 
 
-def _digest(pieces: list[bytes]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _bytes_of(value: torch.Tensor) -> bytes:
-    return value.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
-
-
 def _checksums(
     engine: Engine, after: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], str]]]:
@@ -218,4 +204,5 @@ def _checksums(
         gradient = [engine.shards.gradients[name]] if name in engine.shards.gradients else []
         # Bits, not tolerances: replicas are never sent to each other, and what drifts once drifts on.
         values = [leaf, *gradient, *(values[name] for values in after.values())]
-        yield name, (engine.shards.shard_index(name), _digest([_bytes_of(v) for v in values]))
+        hashes = " ".join(str(int(content_hash(value))) for value in values)
+        yield name, (engine.shards.shard_index(name), hashes)

@@ -68,11 +68,7 @@ def _may_be_rounding(findings: RunFindings) -> bool:
 
 
 def _decide_in_double(
-    model: ModelSpec,
-    data: Mapping[str, Any],
-    pool: RankPool,
-    options: CheckOptions,
-    narrow: RunFindings,
+    model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, narrow: RunFindings
 ) -> RunFindings:
     """Return ``narrow`` compared once more in double precision, to tell rounding from a fault.
 
@@ -119,8 +115,7 @@ def _only_narrow(distance: NarrowDistance, precision: str) -> str:
 
 def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFindings | None:
     """Return the differences between the unsplit graph and the original module; None for random models."""
-    findings: ModuleFindings | None = pool.run(module_difference, model, seed)[0]
-    return findings
+    return pool.run(module_difference, model, seed)[0]
 
 
 def _check(model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions) -> RunFindings:
@@ -137,17 +132,15 @@ def _check(model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: C
 def _joined(ranks: Sequence[RankFindings]) -> RunFindings:
     # A step takes as long as its slowest rank; the median is taken over steps, not over ranks.
     steps = [max(times) for times in zip(*(r.times_s for r in ranks), strict=True)]
+    memory = [r.memory for r in ranks if r.memory is not None]
     findings = RunFindings(
         collectives_of_ranks=[r.collectives for r in ranks],
         ranks_checked=list(range(len(ranks))),
         ranks_unlike=disagreements({rank: r.calls for rank, r in enumerate(ranks)}),
+        memory_tracked=max(memory, key=lambda m: m["peak"], default={}),
+        memory_tracked_of_ranks=[m["peak"] for m in memory],
         time_measured_s=statistics.median(steps) if steps else None,
     )
-    memory = [r.memory for r in ranks if r.memory is not None]
-    if memory:
-        largest = max(memory, key=lambda m: m["peak"])
-        peaks = [m["peak"] for m in memory]
-        findings = replace(findings, memory_tracked=dict(largest), memory_tracked_of_ranks=peaks)
     return _with_numerics(findings, ranks)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
@@ -78,11 +80,6 @@ _COUNTED = {
     "_reduce_scatter_base_": ("reduce_scatter", 1),
     "alltoall_base_": ("all_to_all", 1),
     "broadcast_": ("broadcast", 0),
-    "allgather_": ("all_gather", 0),
-    "reduce_scatter_": ("reduce_scatter", 1),
-    "alltoall_": ("all_to_all", 1),
-    "scatter_": ("scatter", 0),
-    "gather_": ("gather", 1),
     "send": ("send", 0),
     "recv_": ("recv", 0),
 }
@@ -167,14 +164,9 @@ class CollectiveRecorder(TorchDispatchMode):
 
     def axes(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return the mesh axes (from 1 on) along which these ranks differ."""
-        places = []
-        for rank in ranks:
-            place = []
-            for size in reversed(self.mesh[1:]):
-                place.append(rank % size)
-                rank //= size
-            places.append(tuple(reversed(place)))
-        return tuple(a + 1 for a in range(len(self.mesh) - 1) if len({p[a] for p in places}) > 1)
+        sizes = self.mesh[1:]
+        places = [np.unravel_index(rank % prod(sizes), sizes) for rank in ranks]
+        return tuple(a for a, own in enumerate(zip(*places, strict=True), start=1) if len(set(own)) > 1)
 
 
 def _ranks(argument: torch.ScriptObject) -> tuple[int, ...] | None:
@@ -186,20 +178,23 @@ def _ranks(argument: torch.ScriptObject) -> tuple[int, ...] | None:
 
 def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     """Return collectives as plain, sorted data: kind, axes, bytes of one, count."""
-    counted = Counter(collectives)
-    return [
-        {"kind": c.kind, "axes": list(c.axes), "bytes": c.bytes, "count": counted[c]} for c in sorted(counted)
-    ]
+    return rows_of(Counter(collectives))
+
+
+def rows_of(counts: Mapping[Collective, int]) -> list[dict[str, Any]]:
+    """Return counted collectives as plain, sorted data."""
+    return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(counts.items())]
 
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return everything that ranks send: the messages of each, and common collectives once."""
     # A collective is issued by all that take part: counting it on rank 0 counts it once.
     sent = (row for rank, rows in enumerate(ranks) for row in rows if row["kind"] == "send" or rank == 0)
-    return summarise(_counted(sent).elements())
+    return rows_of(counted(sent))
 
 
-def _counted(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
+def counted(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
+    """Return the number of each collective in rows, the inverse of :func:`rows_of`."""
     counts: Counter[Collective] = Counter()
     for row in rows:
         counts[Collective(row["kind"], tuple(row["axes"]), row["bytes"])] += row["count"]
@@ -220,7 +215,7 @@ def compare_collectives(
     predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
 ) -> list[str]:
     """Return the differences between two summaries, one line each."""
-    left, right = _counted(predicted), _counted(issued)
+    left, right = counted(predicted), counted(issued)
     return [
         f"{c.kind} of {c.bytes} bytes {between(c)}: predicted {left[c]}, issued {right[c]}"
         for c in sorted(left.keys() | right.keys())

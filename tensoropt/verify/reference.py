@@ -164,8 +164,7 @@ def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> R
             return _unsplit(loaded, seed, floor)
 
         loaded.results[key] = run() if loaded.device.type == "cpu" else _of_first_rank(run)
-    results: Results = loaded.results[key]
-    return results
+    return loaded.results[key]
 
 
 def _of_first_rank(run: Callable[[], Results]) -> Results:
@@ -214,8 +213,9 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         floor = (_NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
     results = (outputs, gradients, after, buffers, repeated, stepped)
-    results = pytree.tree_map_only(Tensor, lambda v: v.cpu(), results)
-    outputs, gradients, after, buffers, repeated, stepped = results
+    # Under the same names, so that the device's own are freed before another run.
+    outputs, gradients, after, buffers, repeated, stepped = pytree.tree_map_only(Tensor, Tensor.cpu, results)
+    del results
     unsplit = Results(
         outputs, gradients, after, buffers, floor, ran_on=str(device), repeated=repeated, stepped=stepped
     )

@@ -87,22 +87,10 @@ def predict_and_run(
         measured_on = pool if alike else None
         costs = CostSource(cluster, own, settings, measured_on, progress)
         predicted = predict_all(costs)
-        return _run_and_answer(spec, predicted, place, pool, costs, numerics, progress)
-
-
-def _run_and_answer(
-    spec: ModelSpec,
-    predicted: Sequence[Predicted],
-    place: Place,
-    pool: RankPool | None,
-    costs: CostSource,
-    numerics: bool,
-    progress: Progress,
-) -> dict[str, Any]:
     strategies, predictions = [s for s, _ in predicted], [p for _, p in predicted]
     module: ModuleFindings | None = None
     if pool is None:
-        findings = _on_fake_ranks(spec, strategies, costs.optimizer, progress)
+        findings = _on_fake_ranks(spec, strategies, settings.optimizer, progress)
     else:
         if numerics:
             progress("reference", 0, 1, "the unsplit graph against the model itself")
@@ -110,14 +98,14 @@ def _run_and_answer(
             # precision.
             module = verify_module(replace(spec, compute_dtype="float32"), pool, spec.seed)
             progress("reference", 1, 1, "")
-        options = CheckOptions(optimizer=costs.optimizer, seed=spec.seed, numerics=numerics)
+        options = CheckOptions(optimizer=settings.optimizer, seed=spec.seed, numerics=numerics)
         if place.shared:
             options = replace(options, timed_steps=0)
         progress("run", 0, len(strategies), "")
         data = [strategy.to_data() for strategy in strategies]
         findings = verify_strategies(spec, data, pool=pool, options=options, progress=progress)
     file = verify_file(spec)
-    return answer_of(strategies, predictions, findings, place, module, file, costs.cluster.device_type)
+    return answer_of(strategies, predictions, findings, place, module, file, cluster.device_type)
 
 
 def _on_fake_ranks(
@@ -161,9 +149,10 @@ def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: ProgressChoice 
         strategy = strategy_of_plan(plan, load_model(spec).graph)
         # On CPU ranks if the plan does not say.
         cluster = made_for(plan.cluster) or load_cluster(f"cpu:{strategy.devices}")
-        settings = Settings(mode=ModelSpec.of(plan).mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
-        with ProfileStore() as store:
-            costs = CostSource(cluster, store, settings, progress=report)
-            predicted = [(strategy, prediction_of(plan, strategy, costs))]
-            report("capture", 1, 1, spec.source)
-            return _run_and_answer(spec, predicted, place, pool, costs, True, report)
+        settings = Settings(mode=spec.mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
+        report("capture", 1, 1, spec.source)
+
+        def predict_all(costs: CostSource) -> list[Predicted]:
+            return [(strategy, prediction_of(plan, strategy, costs))]
+
+        return predict_and_run(spec, predict_all, cluster, place, pool, settings, None, report)

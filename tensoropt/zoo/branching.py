@@ -126,55 +126,33 @@ class _SearchedCell(nn.Module):
         return torch.cat([states[index] for index in self.cell.out], dim=1)
 
 
-class _SearchedCells(nn.Module):
-    """A stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between, a dense
-    layer.
-
-    Args:
-        stem, channels: the stem, to half the image's resolution, and its channels.
-        widths: the channels of the two reductions and of the first run; each run doubles them.
+class AmoebaNet(nn.Module):
+    """AmoebaNet-D: a stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between,
+    a dense layer. ``filters`` are the channels of the first run of cells; each run doubles them.
     """
 
-    def __init__(
-        self, normal: _Cell, reduction: _Cell, stem: nn.Module, channels: int, widths: tuple[int, int, int],
-        layers: int, classes: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, layers: int, filters: int, classes: int) -> None:
         super().__init__()
         require_multiple(3, "three runs of cells share them equally", layers=layers)
-        self.stem = stem
-        *first, width = widths
-        run = layers // 3
-        cells = [(reduced, True) for reduced in first]
+        channels = filters // 4
+        self.stem = ConvNorm(3, channels, 3, 2)
+        cells = [(2 * channels, True), (4 * channels, True)]
         for number in range(3):
-            cells += [(width << number, True)] * (number > 0) + [(width << number, False)] * run
+            width = 4 * channels << number
+            cells += [(width, True)] * (number > 0) + [(width, False)] * (layers // 3)
         before = previous = channels
         halved = False
         self.cells = nn.ModuleList()
         for inner, halves in cells:
-            cell = reduction if halves else normal
+            cell = _AMOEBA_REDUCTION if halves else _AMOEBA_NORMAL
             self.cells.append(_SearchedCell(cell, before, previous, inner, halves, halved))
             before, previous, halved = previous, inner * len(cell.out), halves
         self.classifier = nn.Linear(previous, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the last cell's output from the stem's."""
-        before = x
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        x = before = self.stem(F.relu(x))
         for cell in self.cells:
             x, before = cell(x, before), x
-        return x
-
-
-class AmoebaNet(_SearchedCells):
-    """AmoebaNet-D; ``filters`` are the channels of the first run of cells."""
-
-    def __init__(self, layers: int, filters: int, classes: int) -> None:
-        channels = filters // 4
-        widths = (2 * channels, 4 * channels, 4 * channels)
-        stem = ConvNorm(3, channels, 3, 2)
-        super().__init__(_AMOEBA_NORMAL, _AMOEBA_REDUCTION, stem, channels, widths, layers, classes)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        x = self.features(self.stem(F.relu(x)))
         return F.cross_entropy(self.classifier(x.mean((2, 3))), labels)
 
 

@@ -88,7 +88,11 @@ def builder(network: Any, config: Any) -> Callable[..., Recipe]:
     _check(network, config, taken, known, head)
     options = {name: value for name, value in (("use_cache", False), ("return_loss", True)) if name in taken}
 
-    def make(batch: int, sequence: int) -> Recipe:
+    longest = min(_size(config, *_POSITIONS, usual=_SEQUENCE), _SEQUENCE)
+    if longest > 4 and (longest - 2).bit_count() == 1:
+        longest -= 2  # models like RoBERTa reserve two positions
+
+    def build(batch: int = 1, sequence: int = longest) -> Recipe:
         inputs = {name: _INPUTS[name](config, batch, sequence) for name in known}
         if head == _TARGETS["ForMultipleChoice"]:
             inputs = {name: tokens(_size(config, _VOCABULARY), batch, _CHOICES, sequence) for name in known}
@@ -102,15 +106,8 @@ def builder(network: Any, config: Any) -> Callable[..., Recipe]:
         model = network._from_config(config, dtype=torch.float32)
         return ModelLoss(model, **options), (), inputs
 
-    longest = min(_size(config, *_POSITIONS, usual=_SEQUENCE), _SEQUENCE)
-    if longest > 4 and (longest - 2).bit_count() == 1:
-        longest -= 2  # models like RoBERTa reserve two positions
-
-    def build(batch: int = 1, sequence: int = longest) -> Recipe:
-        return make(batch, sequence)
-
     def build_without(batch: int = 1) -> Recipe:
-        return make(batch, 0)
+        return build(batch, 0)
 
     reads_tokens = "input_ids" in known or (head is not None and head[0] == "tokens" and "labels" in taken)
     return build if reads_tokens else build_without

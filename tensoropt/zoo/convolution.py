@@ -73,8 +73,8 @@ def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int 
     return nn.Sequential(*layers)
 
 
-class _ResidualNetwork(nn.Module):
-    """Trunk, mean over the image, one dense layer, cross entropy."""
+class _Classifier(nn.Module):
+    """Features, mean over the image, one dense layer, cross entropy."""
 
     def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def _residual(
     batch: int, blocks: tuple[int, ...], stem: int, width: float, image: int, classes: int
 ) -> Recipe:
     channels = 4 * int(stem * width) * 2 ** (len(blocks) - 1)
-    model = _ResidualNetwork(_trunk(blocks, stem, width), channels, classes)
+    model = _Classifier(_trunk(blocks, stem, width), channels, classes)
     return model, (images(batch, 3, image), tokens(classes, batch)), {}
 
 
@@ -181,12 +181,10 @@ def _wide(channels: int, c: list[int]) -> Branches:
     )
 
 
-class Inception(nn.Module):
-    """Inception modules in sequence, mean over the image, one dense layer, cross entropy."""
+class Inception(_Classifier):
+    """Inception modules in sequence; ``share`` multiplies their channels."""
 
     def __init__(self, share: float, classes: int) -> None:
-        super().__init__()
-
         def s(*widths: int) -> list[int]:
             return [max(1, round(width * share)) for width in widths]
 
@@ -197,7 +195,7 @@ class Inception(nn.Module):
         reduced = w384 + w96 + square_b
         final = w320 + w192 + factored
         wide = w320 + 4 * w384 + w192
-        self.features = nn.Sequential(
+        features = nn.Sequential(
             Conv(3, w32, 3, 2, valid=True), Conv(w32, w32, 3, valid=True), Conv(w32, w64, 3),
             nn.MaxPool2d(3, 2),
             Conv(w64, w80, 1), Conv(w80, w192, 3, valid=True), nn.MaxPool2d(3, 2),
@@ -224,10 +222,7 @@ class Inception(nn.Module):
             _wide(final, [w320, w384, w448, w192]),
             _wide(wide, [w320, w384, w448, w192]),
         )  # fmt: skip
-        self.classifier = nn.Linear(wide, classes)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self.classifier(self.features(x).mean((2, 3))), labels)
+        super().__init__(features, wide, classes)
 
 
 @register("inception-v3-tiny", paper=_INCEPTION, size="laptop", batch=4, image=107, share=0.125, classes=10)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, Literal
 
@@ -106,10 +107,7 @@ class ZooModel:
     name: str
     model: nn.Module
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    loss: None = None
-    description: str = ""
-    paper: str = ""
+    kwargs: Mapping[str, Any]
 
     @property
     def parameter_count(self) -> int:
@@ -145,26 +143,12 @@ def register(
             paper=paper,
             size=size,
             batch=batch,
-            builder=_with_defaults(builder, fixed) if fixed else builder,
+            builder=partial(builder, **fixed),
             requires=requires,
         )
         return builder
 
     return add
-
-
-def _with_defaults(builder: Callable[..., Recipe], fixed: dict[str, Any]) -> Callable[..., Recipe]:
-    signature = inspect.signature(builder)
-    unknown = set(fixed) - set(signature.parameters)
-    assert not unknown, f"{builder.__name__} has no {sorted(unknown)}"
-
-    def call(batch: int, **overrides: Any) -> Recipe:
-        return builder(batch=batch, **{**fixed, **overrides})
-
-    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[p.replace(default=fixed.get(n, p.default)) for n, p in signature.parameters.items()]
-    )
-    return call
 
 
 def list_models() -> tuple[ZooEntry, ...]:
@@ -228,14 +212,7 @@ def build(
             f"'{name}' cannot be built with {_shown(overrides)} ({type(error).__name__}: {error}); its "
             f"defaults are {_shown(chosen.overrides)}"
         ) from error
-    return ZooModel(
-        name=name,
-        model=model.train(),
-        args=args,
-        kwargs=kwargs,
-        description=chosen.description,
-        paper=chosen.paper,
-    )
+    return ZooModel(name=name, model=model.train(), args=args, kwargs=kwargs)
 
 
 def read_name(text: str) -> tuple[str, dict[str, Any]]:
@@ -269,14 +246,13 @@ def read_options(name: str, written: str, known: Mapping[str, Any]) -> dict[str,
                 f"'{name}?{written}': options are written NAME?OPTION=VALUE&OPTION=VALUE; '{part}' is no "
                 f"OPTION=VALUE. '{name}' has: {_shown(known)}"
             )
-        if key != LORA:
-            _check_option(name, known, key)
         if key in options:
             raise ZooError(f"'{name}?{written}' has the option '{key}' twice; write it once")
         if key == LORA:
             Lora.of(value)
             options[key] = value
             continue
+        _check_option(name, known, key)
         try:
             options[key] = _READERS[type(known[key])](value)
         except TensorOptError as error:

@@ -1,7 +1,5 @@
 """The dashboard under its installed name, from this checkout."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a first load weighs, and that a browser need not load it twice."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path

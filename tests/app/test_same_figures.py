@@ -15,7 +15,7 @@ from tensoropt_app.library import READY_MADE, Library
 from tensoropt_app.pages.result import points_table
 from tensoropt_app.state import View
 from tensoropt_app.views.frontier import FrontierData
-from tensoropt_app.views.operators import beside_rows, operator_rows, table_rows
+from tensoropt_app.views.operators import beside_rows, operator_rows
 from tensoropt_app.views.plan import step_bar, step_rows
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.result import VERDICTS, answer_line, choices, two_digits
@@ -82,7 +82,7 @@ def test_figures_per_operator_are_the_same(found):
     data = FrontierData.of(exploration)
     for index in some(exploration):
         told = detail_of(folder, index)
-        page = table_rows(operator_rows(exploration, index, told), data.units)
+        page = operator_rows(exploration, index, data.units, told)
         shown = told.to_dict()["operators"]
         assert [row["group"] for row in page] == [row["group"] for row in shown]
         for mine, theirs in zip(page, shown, strict=True):

@@ -1,7 +1,5 @@
 """The view: into the URL and back, and what of an address is not understood."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

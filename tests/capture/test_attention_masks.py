@@ -1,7 +1,5 @@
 """Causal masks that a model writes out become the flag, with the same outputs and gradients; others stay."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

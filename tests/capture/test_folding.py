@@ -1,7 +1,5 @@
 """Writes into parts of complex tensors compute and differentiate as the model's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -3,8 +3,6 @@
 A model may branch on what is the same at every call; decoders of ``transformers`` take their flag then.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -5,8 +5,6 @@ A loss that is cut off from the parameters is refused.
 Each module's own mode is captured; only a model that evaluates as a whole is set to train.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

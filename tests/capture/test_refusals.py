@@ -3,8 +3,6 @@
 Hooks on gradients are refused by name; those of forward are traced.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 

@@ -103,7 +103,7 @@ def test_attrs_classes() -> None:
 
 def test_what_cannot_be_made_is_refused_by_its_name() -> None:
     returned, _ = find_loss(Computed(torch.randn(3, requires_grad=True)))
-    with pytest.raises(CaptureError, match=r"test_results\.Computed, and no such object"):
+    with pytest.raises(CaptureError, match=r"test_results\.Computed, and no object of this class"):
         returned.rebuild(torch.tensor(3.0))
 
 

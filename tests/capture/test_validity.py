@@ -1,7 +1,5 @@
 """Guards on values are passed, whoever wrote them, and what is left computes what the model does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """``tensoropt export``: the frontier as CSV."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Meshes: ranks, groups, and which ones are aligned with the levels.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

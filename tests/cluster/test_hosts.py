@@ -1,7 +1,5 @@
 """Hosts: joined into one cluster, with the network that their cards report."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

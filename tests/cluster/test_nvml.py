@@ -1,7 +1,5 @@
 """Detection of GPUs and their paths against recorded boxes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

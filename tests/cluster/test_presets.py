@@ -1,7 +1,5 @@
 """Presets beside what the vendors' data sheets say, written down apart from them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tensoropt.cluster import load_cluster

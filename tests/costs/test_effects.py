@@ -1,7 +1,5 @@
 """Moves of all pairs of layouts at once against the effects of each."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

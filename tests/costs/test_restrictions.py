@@ -222,7 +222,7 @@ def test_contradictions_name_both_sides(problem: Problem, cluster: Cluster) -> N
     ):
         left(problem, cluster, two)
     apart = pins(("a", {"*": "out_features"}), ("b", {"*": "none"})) | {"together": [["a", "b"]]}
-    with pytest.raises(ConstraintError, match=r"together 1 \(a, b\).*beside pin 1 .* and pin 2 "):
+    with pytest.raises(ConstraintError, match=r"together 1 \(a, b\).*given pin 1 .* and pin 2 "):
         left(problem, cluster, apart)
 
 

@@ -9,7 +9,7 @@ import torch
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import load_model
 from tensoropt.errors import PlanError
-from tensoropt.execute.executable import engine_of, resolve_plan, strategy_class, strategy_from_data
+from tensoropt.execute.executable import engine_of, resolve_plan, strategy_from_data
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.random_strategies import random_pipeline
 from tests.execute import jobs
@@ -52,11 +52,8 @@ def test_plain_data_give_the_same_strategy(number):
     strategy = strategies()[number]
     data = json.loads(json.dumps(strategy.to_data()))
     again = strategy_from_data(data, load_model(jobs.spec("mlp")).graph)
-    assert type(again) is type(strategy) is strategy_class(data)
+    assert type(again) is type(strategy)
     assert again.to_data() == strategy.to_data()
-    assert strategy_class(data).devices_in(data) == strategy.devices
-    with pytest.raises(PlanError, match="no mesh"):
-        strategy_class({}).devices_in({})
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

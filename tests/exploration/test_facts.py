@@ -1,7 +1,5 @@
 """The facts of a point, and what shows them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tensoropt import load_cluster

@@ -1,7 +1,5 @@
 """Notes about what is not in the points, and the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every kernel against its slow twin, ties and infinite limits included."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

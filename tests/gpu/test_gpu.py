@@ -177,7 +177,7 @@ def test_a_step_takes_what_its_operators_take(
     with ranks_with(subject, place, 1) as pool:
         drawn = [(unsplit_strategy(load_model(subject).graph), cluster.meshes(1)[0])]
         answer = predict_and_run(
-            subject, functools.partial(predict, drawn, ()), cluster, place, pool, Settings(dtype="float32"),
+            subject, functools.partial(predict, drawn), cluster, place, pool, Settings(dtype="float32"),
             store, silent, numerics=False,
         )  # fmt: skip
     (step,) = answer["plans"]

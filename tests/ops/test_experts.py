@@ -1,7 +1,5 @@
 """Mixtures of experts: grouped products split over rows, features and experts; counts add up."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Functions as operators: names that two processes agree on, and what a process without the model says."""
 
-from __future__ import annotations
-
 import enum
 
 import pytest

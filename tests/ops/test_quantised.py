@@ -65,7 +65,7 @@ def test_a_large_weight_takes_so_many_bytes_a_number(scheme: str, each: float) -
 def test_blocks_that_are_not_whole_and_unknown_schemes_are_refused(weight: torch.Tensor) -> None:
     with pytest.raises(TensorOptError, match=r"per 64 inputs .* 100 inputs do not divide .* take int8"):
         quantised(torch.randn(4, 100), "nf4")
-    with pytest.raises(TensorOptError, match="'nf8' is not a scheme for storing .* did you mean 'nf4'"):
+    with pytest.raises(TensorOptError, match=r"'nf8' is not a scheme for storing .* did you mean 'nf4'"):
         quantised(weight, "nf8")
 
 

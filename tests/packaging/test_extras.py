@@ -1,7 +1,5 @@
 """What is refused where an extra is not installed: the package, and what installs it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -26,9 +26,8 @@ from tensoropt.simulate.recording import Owned
 from tensoropt.units import format_seconds
 from tensoropt.verify.fake_ranks import check_on_fake_ranks
 from tensoropt.verify.findings import RunFindings
-from tensoropt.verify.predict import rows_of
 from tensoropt.verify.random_strategies import random_pipeline
-from tensoropt.verify.recorder import compare_collectives
+from tensoropt.verify.recorder import compare_collectives, rows_of
 from tests.costs.models import facts_of, four, problem
 from tests.costs.test_communication import make_cluster
 from tests.pipeline.models import frozen, skip, split_along_the_batch, tied

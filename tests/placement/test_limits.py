@@ -259,7 +259,7 @@ def test_a_hard_entry_holds_whatever_the_order():
     found = prices(devices=entries).limits
     assert found.devices == {first: (1,)}
     assert "devices 1" in found.notes[0]
-    assert "beside devices 2" in found.notes[0]
+    assert "given devices 2" in found.notes[0]
 
 
 def test_limits_on_a_batch_norm_hold_for_its_steps():

@@ -145,7 +145,7 @@ def test_its_figures_are_those_of_all_micro_batches():
         names = [op.name for op in graph.graph.operators]
         spent = spent_by_group(events_of(simulated), set(names))
         every = {name: spent.get(name, NOTHING) for name in names}
-        tables[count] = operator_rows(graph.graph, simulated, every, 2 * graph.prices.compute())
+        tables[count] = operator_rows(graph.graph, simulated, every, 2 * [graph.prices.of_kinds()[0].compute])
         assert tables[count][0].forward_s == pytest.approx(count * float(graph.problem.forward_s[0, 0]))
     assert points[1].space != points[2].space
     assert points[1].identity != points[2].identity

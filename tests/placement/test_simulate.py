@@ -271,7 +271,7 @@ def test_ends_of_messages_by_hand():
     simulated = simulate_placement(problem, Placement.in_order([0, 0, 1, 0], 2))
     # a 1.25, b 1, d 1.25; backward d 2.25, b 2, a 2.25 and the addition of 10 bytes 9; c 2.2 and 3.6.
     assert simulated.busy_s == pytest.approx((3.5 + 6.5 + 9 + 0.5, 5.8))
-    assert simulated.device_s == pytest.approx(30.3)
+    assert simulated.ends.max() == pytest.approx(30.3)
     assert simulated.host_s == (34.0, 8.0)
     assert simulated.time_s == 34.0
     # A share that comes alone becomes the gradient as it is.

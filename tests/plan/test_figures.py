@@ -1,7 +1,5 @@
 """The registry of figures, and that everything that lists figures is made from it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tensoropt.exploration.figure_rows import points_data

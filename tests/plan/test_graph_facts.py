@@ -1,7 +1,5 @@
 """What names and rates read of a graph, without timing anything."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

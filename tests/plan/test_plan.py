@@ -3,8 +3,6 @@
 Calls as data: what comes back has the shapes that went in.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

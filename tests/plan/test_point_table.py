@@ -1,7 +1,5 @@
 """Points as columns."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from dataclasses import replace

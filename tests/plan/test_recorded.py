@@ -1,7 +1,5 @@
 """Costs kept with an exploration: what is saved comes back, and what an older version saved is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

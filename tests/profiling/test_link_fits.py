@@ -1,7 +1,5 @@
 """Lines through times of messages, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

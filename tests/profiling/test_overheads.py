@@ -1,7 +1,5 @@
 """What a step spends beside operators and collectives, by data sheets."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

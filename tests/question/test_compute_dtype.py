@@ -1,7 +1,5 @@
 """The dtype that a question is answered in, if none is given."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

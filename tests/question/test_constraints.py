@@ -1,7 +1,5 @@
 """The file of constraints, and that settings carry it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

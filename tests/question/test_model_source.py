@@ -1,7 +1,5 @@
 """ONNX files as model sources: what a plan keeps is enough to open the file alike."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What can be chosen about an exploration, said whole or one by one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import FrozenInstanceError
 

@@ -1,7 +1,5 @@
 """Bad input is refused with the culprit's name and a remedy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

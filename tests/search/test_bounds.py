@@ -3,8 +3,6 @@
 Pruning targets lie below what is known and above its hull; passes pruned by them lose nothing.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from tensoropt.frontier import Frontier, reduce
 from tensoropt.search.bounds import pruning_target
 from tensoropt.search.engine import Corners, _envelope, corners_of, reachable
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import Hull, HullSearch, _power_of_two, flatten
+from tensoropt.search.hull import Hull, HullSearch, _power_of_two
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.shared import build_program, gaps, seeds
@@ -49,7 +47,7 @@ def test_an_aim_lies_between_hull_and_known(seed):
 def prepared(case):
     reduced = reduce_graph(FlatTables.of(case.graph))
     program = build_program(reduced, greedy_order(reduced, 0.1))
-    search = HullSearch(program, flatten(program))
+    search = HullSearch(program)
     return reduced, program, search, search.find_hull(12)
 
 

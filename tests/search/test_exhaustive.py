@@ -1,7 +1,5 @@
 """Every method against exhaustive search on random graphs with everything the contract allows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

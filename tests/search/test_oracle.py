@@ -10,7 +10,7 @@ from tensoropt.frontier import Frontier
 from tensoropt.search import CostGraph, track_frontier
 from tensoropt.search.engine import _BREAKPOINTS, Messages, ProgramRunner, corners_of
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import HullSearch, flatten
+from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.shared import CORNERS, build_program, seeds
@@ -68,7 +68,7 @@ def pruned_by(graph: CostGraph, known: Frontier | None):
     """The root table of one exact pass, pruned by ``known`` or by the strategies of the hull alone."""
     reduced = reduce_graph(FlatTables.of(graph))
     program = build_program(reduced, greedy_order(reduced, 0.1))
-    search = HullSearch(program, flatten(program))
+    search = HullSearch(program)
     hull = search.find_hull(32)
     if known is None:
         _, known = seeds(reduced, hull)

@@ -37,7 +37,7 @@ def interrupted_after(count: int, function: Callable[..., Any]) -> Callable[...,
 @pytest.mark.parametrize(("owner", "name", "missing", "asked"), [
     (_Asking, "ask", "zero", ()),
     (SpaceSearch, "_search", "meshes and micro-batch counts", ()),
-    (_Finder, "_prepared", "pipelines beyond", ("--pipelines", "always", "--micro-batches", "2,4")),
+    (_Finder, "_prepared", "pipelines other than", ("--pipelines", "always", "--micro-batches", "2,4")),
 ])  # fmt: skip
 def test_what_was_found_is_saved(owner, name, missing, asked, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(owner, name, interrupted_after(1, getattr(owner, name)))

@@ -1,7 +1,5 @@
 """The same exploration again is free, and only the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Jobs that launchers run, as points beside an exploration."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -107,7 +107,7 @@ def refined(better: list[bool]) -> tuple[list[int], tuple[str, ...]]:
     search = SimpleNamespace(simulations=known, add=lambda _: better[len(seen) - 1], simulate=lambda: None)
     offered = {(WIDE, count): FREE for count in (1, 2, 4)}
     session = Session(load_cluster("dgx-h100"), Settings())
-    return seen, refine(session, SimpleNamespace(build=build), search, offered)
+    return seen, refine(session, build, search, offered)
 
 
 def test_other_counts_are_left_out_where_the_best_brings_nothing():
@@ -171,7 +171,7 @@ def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store
     search = SpaceSearch.search
 
     def only_wide(self):
-        if any(mesh.axis_count < 3 for mesh, _, _ in self.built):
+        if any(mesh.axis_count < 3 for mesh, _ in self.built):
             raise InfeasibleError("not searched: mesh 8: nothing runs")
         search(self)
 

@@ -1,7 +1,5 @@
 """Search and simulation in turns: few strategies are simulated, and the best of all are among them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

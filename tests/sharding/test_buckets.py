@@ -1,7 +1,5 @@
 """Gradient buckets: every trained parameter once, by axes and dtype, closed when full."""
 
-from __future__ import annotations
-
 import random
 from math import prod
 

@@ -97,7 +97,7 @@ def test_what_is_not_gathered_is_refused():
     strategy = tensor_parallel(three)
     data = strategy.to_data()
     (loss,) = strategy.graph.atoms.graph.outputs
-    with pytest.raises(PlanError, match=f"gathers {loss} again in backward; only activations of"):
+    with pytest.raises(PlanError, match=f"gathers {loss} again in backward; this is possible only for"):
         Strategy.from_data({**data, "gathered_again": [loss]}, strategy.graph)
     kept = min(gatherable(strategy.graph) - strategy.gatherable)
     with pytest.raises(PlanError, match=f"gathers {kept} again in backward, but no reader gathers it"):

@@ -14,7 +14,7 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
-from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions_of
+from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions
 from tensoropt.simulate.timed import AHEAD, REDUCTION
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
@@ -272,7 +272,7 @@ def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
             for effect in owner.effects.at(0).effects
             for sent in effect.beside
         )
-        reduced = sum(send.seconds for send in reductions_of(evaluated.batch, 0))
+        reduced = sum(one.sends[0].seconds for one in reductions(evaluated.batch))
         reduced += sum(
             prices.communication.time_s(c.kind, c.axes, int(c.bytes[0])) * (1 if c.only else mesh[0])
             for c in coalesced(evaluated.batch)
@@ -374,7 +374,7 @@ def test_issuing_edges_gradients_and_steps_is_the_hosts():
     ways = [data_parallel().steps(edge) for edge in data_parallel().edges()]
     moved, passed = sum(bool(w) for way in ways for w in way), sum(bool(a) != bool(b) for a, b in ways)
     assert moved > 0
-    buckets = len(reductions_of(evaluated.batch, 0))
+    buckets = len(reductions(evaluated.batch))
     assert buckets == 1
     assert evaluated.metrics.host_s[0] == 2 * (100 + 1000) + 10 * moved + passed + 10 * buckets
 

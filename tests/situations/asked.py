@@ -1,7 +1,5 @@
 """What forward asks of backward, of its own parameters or of values, in ways that a graph does not hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Models whose gradients a trace of their forward does not show."""
 
-from __future__ import annotations
-
 import random
 
 import torch

@@ -1,7 +1,5 @@
 """What PyTorch's export refuses or gets wrong, and what is explored all the same."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

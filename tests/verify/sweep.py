@@ -21,7 +21,6 @@ from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.source import CostSource, real_shape
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.ops.families.routed_experts import EXPERTS
-from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
 from tensoropt.session.refining import MAX_AXES
@@ -194,10 +193,7 @@ class Sweep:
 
     def predicted(self, case: Case) -> Prediction:
         costs = CostSource(load_cluster(f"cpu:{case.ranks}"), self.store, Settings(optimizer=case.optimizer))
-        if isinstance(case.strategy, PipelinedStrategy):
-            ((_, prediction),) = predict([], [(case.strategy, case.mesh)], costs)
-        else:
-            ((_, prediction),) = predict([(case.strategy, case.mesh)], [], costs)
+        ((_, prediction),) = predict([(case.strategy, case.mesh)], costs)
         return prediction
 
 

@@ -24,8 +24,9 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.verify.answer import entry_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, fake_job
-from tensoropt.verify.predict import Prediction, rows_of
+from tensoropt.verify.predict import Prediction
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
+from tensoropt.verify.recorder import rows_of
 from tests.execute import jobs
 from tests.profiling import own_optimizers
 from tests.simulate.strategies import facts_by_group, memory_curve

@@ -23,11 +23,10 @@ from tensoropt.verify.findings import (
     near_enough,
     within_tolerance,
 )  # fmt: skip
-from tensoropt.verify.predict import rows_of
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
 from tensoropt.verify.real_ranks import verify_module, verify_strategies
-from tensoropt.verify.recorder import compare_collectives, without_values
+from tensoropt.verify.recorder import compare_collectives, rows_of, without_values
 from tensoropt.verify.reference import has_kinks
 from tests.execute import jobs
 from tests.simulate.strategies import facts_by_group, memory_curve

@@ -158,7 +158,7 @@ def test_what_lies_transposed_or_is_shared():
 
 
 def test_weights_that_blocks_do_not_divide_are_refused():
-    with pytest.raises(TensorOptError, match=r"base=nf4: .*down_proj: .* every 64 .* 176 inputs; take int8"):
+    with pytest.raises(TensorOptError, match=r"base=nf4: .*down_proj: .* per 64 .* 176 inputs .*; take int8"):
         load_model("zoo:llama-tiny", lora=f"r={R},base=nf4")
 
 

@@ -1,11 +1,6 @@
 """Every model of the zoo: builds without memory, has the size that is said of it, trains where it is small
 and exports in train mode where it is large; tests/capture captures the small ones."""
 
-from __future__ import annotations
-
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -14,9 +9,6 @@ from tensoropt.question.zoo_table import figures
 
 LAPTOP, PAPER = ([e.name for e in zoo.list_models() if e.size == size] for size in ("laptop", "paper"))
 GIB = 2**30
-README = (Path(zoo.__file__).parent / "README.md").read_text()
-ROWS = {m[1]: m[2] for m in re.finditer(r"^\| `([^`]+)` \| ([\d.]+ [GMk]) \|", README, re.MULTILINE)}
-UNITS = {"G": 1e9, "M": 1e6, "k": 1e3}
 
 # TensorOpt's table 1 writes GB for 2^30 bytes: VGG16 has 138.36 million float32 parameters, which is
 # 0.553e9 bytes and 0.515 * 2^30 bytes; the table says 0.52. VGG16 is fully defined by its paper, so it
@@ -43,8 +35,8 @@ def _installed(name):
         pytest.importorskip(package)
 
 
-def test_every_model_has_a_row():
-    assert set(ROWS) == {*LAPTOP, *PAPER} >= {*TABLE_1, *COUNTS}
+def test_every_model_has_its_figures():
+    assert set(figures()) == {*LAPTOP, *PAPER} >= {*TABLE_1, *COUNTS}
 
 
 @pytest.mark.parametrize("name", LAPTOP + PAPER)
@@ -54,11 +46,7 @@ def test_builds_on_the_meta_device_with_the_size_that_is_said_of_it(name):
     tensors = [*built.model.parameters(), *built.model.buffers(), *built.args, *built.kwargs.values()]
     assert all(t.device.type == "meta" for t in tensors if isinstance(t, torch.Tensor))
     assert built.model.training
-    assert built.loss is None
-    if name in figures():
-        assert built.parameter_bytes == figures()[name].parameter_bytes
-    number, unit = ROWS[name].split()
-    assert built.parameter_count == pytest.approx(float(number) * UNITS[unit], rel=1e-3)
+    assert built.parameter_bytes == figures()[name].parameter_bytes
     if name in COUNTS:
         assert built.parameter_count / 1e6 == pytest.approx(COUNTS[name], rel=1e-3)
     if name in TABLE_1:

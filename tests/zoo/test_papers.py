@@ -1,16 +1,16 @@
 """The zoo's figures: what it gives now, and beside the papers' how far apart, and why."""
 
-from __future__ import annotations
-
 import re
+from pathlib import Path
 
 import pytest
 
+from tensoropt import zoo
 from tensoropt.question.zoo_table import figures, listed
 from tests.zoo.statistics import count, entries
-from tests.zoo.test_models import README
 
 GIB = 2**30
+README = (Path(zoo.__file__).parent / "README.md").read_text()
 
 # TensorOpt, table 1, batch 256, all memory in GiB: 126 (RNN), 83 (WideResNet), 74 (Transformer), 30
 # (VGG16). For the RNN parameters and what backward needs come to 129. For VGG16 that is 18, but 28 with all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +72,7 @@ def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[B
         apart: likenesses that are skipped; modules inside such modules may be returned.
     """
     blocks = {m: _block(m) for m in model.modules() if m is not model and _may_stand_for_others(m)}
-    alike: dict[Likeness, int] = {}
-    for block in blocks.values():
-        alike[block.likeness] = alike.get(block.likeness, 0) + 1
+    alike = Counter(block.likeness for block in blocks.values())
     block_of: dict[nn.Module, Block] = {}
 
     def visit(module: nn.Module) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -113,10 +114,10 @@ class TracedBlocks:
         try:
             with contextlib.ExitStack() as stack:
                 for cls in {type(block.module) for block in self._of_attributes.values()}:
-                    stack.enter_context(_attribute_of(cls, "forward", self._called(cls.forward)))
+                    stack.enter_context(mock.patch.object(cls, "forward", self._called(cls.forward)))
                 if self._of_attributes:
                     cls = type(self.model)
-                    stack.enter_context(_attribute_of(cls, "forward", self._started(cls.forward)))
+                    stack.enter_context(mock.patch.object(cls, "forward", self._started(cls.forward)))
                 yield
         finally:
             _active = before
@@ -172,12 +173,12 @@ class TracedBlocks:
         state, flat_arguments = block.state(), pytree.tree_flatten(arguments)
         self._inside = True
         try:
-            with _watched(block, self._differing[block.likeness]) as seen:
+            with _watched(block, self._differing[block.likeness]) as (reads, written):
                 result = forward(*arguments[0], **arguments[1])
         finally:
             self._inside = False
-        if seen.written:
-            raise Unlike(block.likeness, f"sets {', '.join(sorted(seen.written))}")
+        if written:
+            raise Unlike(block.likeness, f"sets {', '.join(sorted(written))}")
         if block.state() != state:
             raise Unlike(block.likeness, "changes what it holds")
         if versions != [t._version for t in entered] or not _same(
@@ -200,7 +201,7 @@ class TracedBlocks:
                 outputs.append(("made", list(made).index(id(leaf))))
         _check_memory(block, made.values(), entered)
         layouts = [Layout.of(t) for t in made.values()]
-        traced = Traced(len(self.called) - 1, block, call, seen.read, outputs, spec, layouts)
+        traced = Traced(len(self.called) - 1, block, call, reads, outputs, spec, layouts)
         self.traced.append(traced)
         return traced, list(made.values())
 
@@ -254,15 +255,11 @@ def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Seq
         storages.add(memory)
 
 
-@dataclass
-class _Seen:
-    read: set[Place] = field(default_factory=set)
-    written: set[str] = field(default_factory=set)
-
-
 @contextlib.contextmanager
-def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
-    seen = _Seen()
+def _watched(block: Block, places: set[Place]) -> Iterator[tuple[set[Place], set[str]]]:
+    """While open, record which of these places a block's code reads, and the attributes that it sets."""
+    reads: set[Place] = set()
+    written: set[str] = set()
     parts = dict(block.module.named_modules(remove_duplicate=False))
     own = {id(vars(part)) for part in parts.values()}
     watched = {(id(vars(parts[path])), name): (path, name) for path, name in places}
@@ -273,11 +270,11 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
             if name in names:
                 place = watched.get((id(object.__getattribute__(module, "__dict__")), name))
                 if place is not None:
-                    seen.read.add(place)
+                    reads.add(place)
             # nn.Module looks up parameters there; other code, such as vars(), may read anything.
             elif name == "__dict__" and not _called_by_torch():
                 own_id = id(object.__getattribute__(module, "__dict__"))
-                seen.read |= {place for (holder, _), place in watched.items() if holder == own_id}
+                reads.update(place for (holder, _), place in watched.items() if holder == own_id)
             return original(module, name)
 
         return read
@@ -285,33 +282,20 @@ def _watched(block: Block, places: set[Place]) -> Iterator[_Seen]:
     def setting(original: Callable[..., Any]) -> Callable[..., Any]:
         def write(module: Any, name: str, value: Any) -> None:
             if id(vars(module)) in own:
-                seen.written.add(name)
+                written.add(name)
             original(module, name, value)
 
         return write
 
     with contextlib.ExitStack() as stack:
         for cls in {type(parts[path]) for path, _ in places}:
-            stack.enter_context(_attribute_of(cls, "__getattribute__", reading(cls.__getattribute__)))
+            read = reading(cls.__getattribute__)
+            stack.enter_context(mock.patch.object(cls, "__getattribute__", read))
         for cls in {type(part) for part in parts.values()}:
-            stack.enter_context(_attribute_of(cls, "__setattr__", setting(cls.__setattr__)))
-        yield seen
+            stack.enter_context(mock.patch.object(cls, "__setattr__", setting(cls.__setattr__)))
+        yield reads, written
 
 
 def _called_by_torch() -> bool:
     reader = sys._getframe(2).f_globals.get("__name__", "")
     return reader == __name__ or reader.split(".")[0] == "torch"
-
-
-@contextlib.contextmanager
-def _attribute_of(cls: Any, name: str, value: Any) -> Iterator[None]:
-    own = name in vars(cls)
-    before = vars(cls).get(name)
-    setattr(cls, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(cls, name, before)
-        else:
-            delattr(cls, name)

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 import torch
 
 from tensoropt.capture.lines import shown_error, shown_names
-from tensoropt.capture.onnx.reader import MAX_NODES, label, ordered, reads, subgraphs
+from tensoropt.capture.onnx.reader import MAX_NODES, label, ordered, read_outside, reads, subgraphs
 from tensoropt.capture.onnx.values import FxBuilder, OnnxError, OnnxValue, Traced
-from tensoropt.capture.onnx.weights import INSPECTED_ELEMENTS, TensorReader, attribute_value, find_weights
+from tensoropt.capture.onnx.weights import (
+    INSPECTED_ELEMENTS,
+    attribute_value,
+    find_weights,
+    read_tensor,
+    shape_and_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,8 @@ class Call:
     attributes: Mapping[str, Any]
     wanted: Sequence[bool]
     builder: FxBuilder
-    batch: tuple[int, int] | None = None
-    run: Callable[..., list[Any]] | None = None
+    batch: tuple[int, int] | None
+    run: Callable[..., list[Any]]
 
     def __len__(self) -> int:
         return len(self.operands)
@@ -92,11 +99,9 @@ class Call:
             return default
         return self.known(index, role).reshape(()).item()
 
-    def dim(self, name: str = "axis", default: int = 0, *, of: int | None = None) -> int:
-        """Return an attribute that names a dim of operand 0 (or of a tensor with ``of`` dims), counted from
-        the front.
-        """
-        return positive(int(self.attribute(name, default)), self[0].ndim if of is None else of)
+    def dim(self, name: str = "axis", default: int = 0) -> int:
+        """Return an attribute that names a dim of operand 0, counted from the front."""
+        return positive(int(self.attribute(name, default)), self[0].ndim)
 
 
 def positive(dim: int, dims: int) -> int:
@@ -136,8 +141,8 @@ def _find_converter(node: onnx.NodeProto) -> _Converter | None:
 _LISTED = 12
 
 
-class _Failed:
-    """A placeholder for the result of a node that cannot be imported."""
+_FAILED: Any = object()
+"""A placeholder for the result of a node that cannot be imported."""
 
 
 class _Scope(NamedTuple):
@@ -152,20 +157,15 @@ class Importer:
 
     Args:
         model: the model, checked and inlined.
-        reader: the reader of the model's tensors.
+        folder: the model file's folder, the only source of external data; None for models in memory.
         device: ``meta`` keeps only the weights' shapes.
         batch: (the file's batch size, the requested one), if a fixed one was replaced.
     """
 
     def __init__(
-        self,
-        model: onnx.ModelProto,
-        reader: TensorReader,
-        *,
-        device: str = "cpu",
-        batch: tuple[int, int] | None = None,
+        self, model: onnx.ModelProto, folder: Path | None, device: str, batch: tuple[int, int] | None
     ):
-        self.model, self.reader, self.device, self.batch = model, reader, device, batch
+        self.model, self.folder, self.device, self.batch = model, folder, device, batch
         self.builder = FxBuilder(device)
         self.weights = find_weights(model.graph)
         self.unsupported: dict[str, list[str]] = {}
@@ -222,24 +222,24 @@ class Importer:
             except OnnxError as error:
                 self.problems.append(str(error))
                 # Stands for the value, so that dependent nodes are skipped and the pass continues.
-                scope.values[name] = _Failed()
+                scope.values[name] = _FAILED
         return scope.values[name]
 
     def _stored(self, tensor: onnx.TensorProto, scope: _Scope) -> Traced:
         """Return a constant of the file: a parameter if it is a weight. Exporters write a table that both
         embeds and projects twice, once transposed; it stays one parameter here.
         """
-        shape, dtype = self.reader.shape_and_dtype(tensor)
+        shape, dtype = shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
         tables = self._tables.get(shape[::-1], ()) if weight and len(shape) == 2 else ()
         # A meta-device model's large weights are never read, so the files next to it are not opened.
         if weight and self.device == "meta" and torch.Size(shape).numel() > INSPECTED_ELEMENTS and not tables:
             return self.builder.parameter(tensor.name, torch.empty(shape, dtype=dtype, device="meta"))
-        data = self.reader.read(tensor)
+        data = read_tensor(tensor, self.folder)
         if not weight or not self.weights.holds(tensor.name, data):
             return self.builder.known(data, hint=tensor.name)
         for table in tables:
-            if table.name != tensor.name and torch.equal(self.reader.read(table).t(), data):
+            if table.name != tensor.name and torch.equal(read_tensor(table, self.folder).t(), data):
                 self.notes.append(f"{tensor.name} is {table.name} transposed; they are one tied parameter")
                 return torch.t(self._lookup(table.name, scope))
         return self._parameter(tensor.name, data)
@@ -260,13 +260,13 @@ class Importer:
     # -- one node ---------------------------------------------------------------------------------
 
     def _node(self, node: onnx.NodeProto, scope: _Scope, live: set[str]) -> Sequence[Any]:
-        convert = _find_converter(node)
+        convert, failed = _find_converter(node), [_FAILED] * len(node.output)
         if convert is None:
             self._note_unsupported(node)
-            return [_Failed() for _ in node.output]
+            return failed
         operands = [self._lookup(name, scope) if name else None for name in node.input]
-        if any(isinstance(v, _Failed) for v in operands):
-            return [_Failed() for _ in node.output]
+        if any(v is _FAILED for v in operands):
+            return failed
         # Subgraphs record their own problems; the count shows whether there were any.
         problems = len(self.problems), len(self.unsupported)
         self.builder.module_name = node.name
@@ -279,11 +279,10 @@ class Importer:
         except Exception as error:  # a converter met attributes or shapes that its operator does not allow
             self.problems.append(f"{label(node)} is malformed: {shown_error(error)[:300]}")
         else:
-            if (len(self.problems), len(self.unsupported)) != problems:
-                return [_Failed() for _ in node.output]
-            results = results if isinstance(results, tuple) else (results,)
-            return [self._leaf(node, i, result) for i, result in enumerate(results)]
-        return [_Failed() for _ in node.output]
+            if (len(self.problems), len(self.unsupported)) == problems:
+                results = results if isinstance(results, tuple) else (results,)
+                return [self._leaf(node, i, result) for i, result in enumerate(results)]
+        return failed
 
     def _leaf(self, node: onnx.NodeProto, index: int, result: Any) -> Any:
         name = node.output[index] if index < len(node.output) else ""
@@ -298,20 +297,20 @@ class Importer:
         def run(graph: onnx.GraphProto, values: Sequence[Any]) -> list[Any]:
             inner = _Scope(dict(scope.values), self._initializers(graph))
             # A subgraph sees names of enclosing graphs, and initializers, which are read on demand.
-            captured = (name for name in _captured(graph) if name in scope.stored)
+            captured = (name for name in read_outside(graph) if name in scope.stored)
             inner.values.update((name, self._lookup(name, scope)) for name in captured)
             inner.values.update(zip([v.name for v in graph.input], values, strict=True))
             outputs = [v.name for v in graph.output]
             self._evaluate(graph.node, inner, outputs)
             results = [self._lookup(name, inner) for name in outputs]
-            if any(isinstance(v, _Failed) for v in results) and not (self.problems or self.unsupported):
+            if any(v is _FAILED for v in results) and not (self.problems or self.unsupported):
                 raise OnnxError("its subgraph cannot be imported")
             return results
 
         return Call(
             op=node.op_type,
             operands=operands,
-            attributes={a.name: attribute_value(a, self.reader) for a in node.attribute},
+            attributes={a.name: attribute_value(a, self.folder) for a in node.attribute},
             wanted=[name in live for name in node.output],
             builder=self.builder,
             batch=self.batch,
@@ -352,10 +351,3 @@ def _embedding_tables(graph: onnx.GraphProto) -> dict[tuple[int, ...], list[onnx
         if tensor.name in gathered and len(tensor.dims) == 2:
             tables.setdefault(tuple(tensor.dims), []).append(tensor)
     return tables
-
-
-def _captured(graph: onnx.GraphProto) -> list[str]:
-    holder = onnx.NodeProto()
-    attribute = holder.attribute.add()
-    attribute.g.CopyFrom(graph)
-    return reads(holder)

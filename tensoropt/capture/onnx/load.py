@@ -18,7 +18,6 @@ from tensoropt.capture.onnx.importer import Importer
 from tensoropt.capture.onnx.reader import checked, newer, read_model
 from tensoropt.capture.onnx.signature import Input, bind_inputs, with_loss
 from tensoropt.capture.onnx.values import OnnxError, OnnxValue, Traced
-from tensoropt.capture.onnx.weights import TensorReader
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,12 @@ class ImportedModel:
             parameters, other constants buffers, under the file's names as far as Python allows.
         inputs: its inputs, with all sizes bound.
         outputs: the file's names for the returned tensors.
-        names: the file's name of each parameter and buffer -> its key in ``module.state_dict()``.
         notes: remarks for users: the added loss, batch norms with running statistics.
     """
 
     module: fx.GraphModule
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
-    names: Mapping[str, str]
     notes: tuple[str, ...]
 
     def example(self, seed: int = 0, device: str = "cpu") -> tuple[torch.Tensor, ...]:
@@ -112,7 +109,7 @@ def _import(
     names = [i.name for i in inputs]
     if len(set(names)) != len(names):
         raise OnnxError("it has two inputs of one name")
-    importer = Importer(model, TensorReader(folder), device=device, batch=batch)
+    importer = Importer(model, folder, device, batch)
     values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
     results = importer.convert(values, output_names)
     # After the pass, which determines the tables that an input indexes.
@@ -126,13 +123,7 @@ def _import(
         inputs += added
         notes.append(note)
         output_names = ["loss"]
-    return ImportedModel(
-        _module(importer, results),
-        tuple(inputs),
-        tuple(output_names),
-        dict(importer.builder.keys),
-        tuple(notes),
-    )
+    return ImportedModel(_module(importer, results), tuple(inputs), tuple(output_names), tuple(notes))
 
 
 def _module(importer: Importer, results: Sequence[OnnxValue]) -> fx.GraphModule:

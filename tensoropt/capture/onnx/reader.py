@@ -223,12 +223,18 @@ def reads(node: onnx.NodeProto) -> list[str]:
     """Return the names that a node reads, including those that its subgraphs read from outside."""
     names = [name for name in node.input if name]
     for graph in subgraphs(node):
-        inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-        for inner in graph.node:
-            names += [name for name in reads(inner) if name not in inside]
-            inside.update(inner.output)
-        names += [v.name for v in graph.output if v.name not in inside]
+        names += read_outside(graph)
     return names
+
+
+def read_outside(graph: onnx.GraphProto) -> list[str]:
+    """Return the names that a subgraph reads from outside."""
+    names: list[str] = []
+    inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    for node in graph.node:
+        names += [name for name in reads(node) if name not in inside]
+        inside.update(node.output)
+    return names + [v.name for v in graph.output if v.name not in inside]
 
 
 def label(node: onnx.NodeProto) -> str:

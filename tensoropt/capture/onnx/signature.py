@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import onnx
 import torch
@@ -139,27 +141,22 @@ def _targets(results: Sequence[Traced]) -> list[Traced]:
     return floats
 
 
-def _mean(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> _Made:
-    floats = _targets(results)
-    total = torch.mean(floats[0])
-    for value in floats[1:]:
-        total = total + torch.mean(value)
+def _mean(builder: FxBuilder, results: Sequence[Traced]) -> _Made:
+    total = reduce(add, map(torch.mean, _targets(results)))
     return total, [], "the mean of all elements of its outputs"
 
 
-def _mse(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> _Made:
+def _mse(builder: FxBuilder, results: Sequence[Traced]) -> _Made:
     floats = _targets(results)
-    total: Traced = None
-    added: list[Input] = []
-    for index, value in enumerate(floats):
-        target = Input(f"target_{index}" if len(floats) > 1 else "target", value.shape, value.dtype)
-        error = F.mse_loss(value, builder.late_input(target.name, target.shape, target.dtype))
-        total = error if total is None else total + error
-        added.append(target)
-    return total, added, "mean squared error against targets, passed after the file's own inputs"
+    names = [f"target_{index}" for index in range(len(floats))] if len(floats) > 1 else ["target"]
+    targets = [Input(name, v.shape, v.dtype) for name, v in zip(names, floats, strict=True)]
+    pairs = zip(floats, targets, strict=True)
+    # One error after another: sums are the model's nodes, too, in this order.
+    total = reduce(add, (F.mse_loss(v, builder.late_input(t.name, t.shape, t.dtype)) for v, t in pairs))
+    return total, targets, "mean squared error against targets, passed after the file's own inputs"
 
 
-def _cross_entropy(builder: FxBuilder, results: Sequence[Traced], names: Sequence[str]) -> _Made:
+def _cross_entropy(builder: FxBuilder, results: Sequence[Traced]) -> _Made:
     """Return the cross entropy; classes are the last dim of 2- or 3-dim outputs, the second dim of images."""
     value = _targets(results)[0]
     if value.ndim < 2:
@@ -174,15 +171,11 @@ def _cross_entropy(builder: FxBuilder, results: Sequence[Traced], names: Sequenc
     if value.ndim == 3:
         # PyTorch needs classes second: one row per token avoids a transposition.
         value, targets = value.reshape(-1, classes), targets.reshape(-1)
-    loss = F.cross_entropy(value, targets)
-    return (
-        loss,
-        [labels],
-        f"cross entropy over {classes} classes with labels, passed after the file's own inputs",
-    )
+    sentence = f"cross entropy over {classes} classes with labels, passed after the file's own inputs"
+    return F.cross_entropy(value, targets), [labels], sentence
 
 
-LOSSES: dict[str, Callable[[FxBuilder, Sequence[Traced], Sequence[str]], _Made]] = {
+LOSSES: dict[str, Callable[[FxBuilder, Sequence[Traced]], _Made]] = {
     "cross_entropy": _cross_entropy,
     "mean": _mean,
     "mse": _mse,
@@ -209,5 +202,5 @@ def with_loss(
         name = "cross_entropy" if named else "mse"
     if name not in LOSSES:
         raise OnnxError(f"unknown loss '{name}'; use auto, {', '.join(LOSSES)}")
-    loss, inputs, sentence = LOSSES[name](builder, results, outputs)
+    loss, inputs, sentence = LOSSES[name](builder, results)
     return [loss], inputs, f"loss: {sentence} (the file has none; --loss {'|'.join(LOSSES)})"

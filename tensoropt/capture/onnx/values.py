@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import getitem as _getitem
 from typing import Any
 
@@ -39,6 +40,7 @@ def _operator(func: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     return lambda value, other: value.builder.call(func, value, other)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OnnxValue:
     """A tensor of the graph being built.
 
@@ -48,17 +50,11 @@ class OnnxValue:
         hint: the file's name for it, used if it becomes a buffer.
     """
 
-    __slots__ = ("builder", "data", "hint", "meta", "node")
-
-    def __init__(
-        self,
-        builder: FxBuilder,
-        meta: torch.Tensor,
-        data: torch.Tensor | None = None,
-        node: fx.Node | None = None,
-        hint: str = "",
-    ):
-        self.builder, self.meta, self.data, self.node, self.hint = builder, meta, data, node, hint
+    builder: FxBuilder
+    meta: torch.Tensor
+    data: torch.Tensor | None = None
+    node: fx.Node | None = None
+    hint: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,7 +119,6 @@ class FxBuilder:
 
     Attributes:
         device: the device of the module's tensors; folded values are computed on the CPU.
-        keys: the file's name of each parameter and buffer -> its key in the module.
         bounds: for inputs that index a table, the smallest table's size.
         module_name: the name of the node being converted.
     """
@@ -132,7 +127,6 @@ class FxBuilder:
         self.device = device
         self.graph = fx.Graph()
         self.root = torch.nn.Module()
-        self.keys: dict[str, str] = {}
         self.module_name = ""
         self.bounds: dict[fx.Node, int] = {}
         self._folded_bytes = 0
@@ -185,7 +179,6 @@ class FxBuilder:
             key, number = f"{'_'.join(parts)}_{number}", number + 1
         register(self.root, key, tensor)
         self._taken.add(key)
-        self.keys[name] = key
         return key
 
     def _is_free(self, key: str) -> bool:
@@ -201,32 +194,23 @@ class FxBuilder:
     # -- calls ------------------------------------------------------------------------------------
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute ``func(*args, **kwargs)`` at once if every operand is known, otherwise add it as a node."""
+        """Compute ``func(*args, **kwargs)`` at once if it has operands that are all known, otherwise add it
+        as a node."""
         return self._record("call_function", func, func, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the method ``args[0].name(*args[1:])`` like :meth:`call`."""
         return self._record("call_method", name, getattr(torch.Tensor, name), args, kwargs)
 
-    def node_call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Add a node like :meth:`call`, but never fold it: for random numbers."""
-        return self._record("call_function", func, func, args, kwargs, fold=False)
-
     def _record(
-        self,
-        kind: str,
-        target: Any,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        fold: bool = True,
+        self, kind: str, target: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         operands = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, OnnxValue)]
         # Calls that create tensors have no operands to determine the device.
         with torch.device("meta"):
             meta = self._run(func, args, kwargs, lambda v: v.meta)
-        if fold and all(v.data is not None for v in operands):
+        # A call without operands draws random numbers, anew in every step.
+        if operands and all(v.data is not None for v in operands):
             # First on meta, which shows the memory it will take.
             self._allow(meta, operands)
             return self._wrap(meta, self._run(func, args, kwargs, lambda v: v.data), None)

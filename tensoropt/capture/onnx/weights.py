@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx.external_data_helper
 import torch
@@ -49,73 +48,60 @@ def torch_dtype(code: int, label: str) -> torch.dtype:
     return dtype
 
 
-class TensorReader:
-    """Reads the tensors of one file.
+def shape_and_dtype(tensor: onnx.TensorProto) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return the shape and dtype of a tensor, without reading it."""
+    shape = tuple(int(d) for d in tensor.dims)
+    if any(d < 0 for d in shape):
+        raise OnnxError(f"tensor '{tensor.name}' has the shape {list(shape)}; sizes cannot be negative")
+    return shape, torch_dtype(tensor.data_type, f"tensor '{tensor.name}'")
+
+
+def read_tensor(tensor: onnx.TensorProto, folder: Path | None) -> torch.Tensor:
+    """Return the tensor's data.
 
     Args:
         folder: the model file's folder, the only source of external data; None for models in memory.
+
+    Raises:
+        OnnxError: it has fewer or more bytes than its shape requires, an unknown type, or external data
+            outside of the model's folder (which onnx checks).
     """
-
-    def __init__(self, folder: Path | None):
-        self.folder = folder
-
-    def shape_and_dtype(self, tensor: onnx.TensorProto) -> tuple[tuple[int, ...], torch.dtype]:
-        """Return the shape and dtype of a tensor, without reading it."""
-        shape = tuple(int(d) for d in tensor.dims)
-        if any(d < 0 for d in shape):
-            raise OnnxError(f"tensor '{tensor.name}' has the shape {list(shape)}; sizes cannot be negative")
-        return shape, torch_dtype(tensor.data_type, f"tensor '{tensor.name}'")
-
-    def read(self, tensor: onnx.TensorProto) -> torch.Tensor:
-        """Return the tensor's data.
-
-        Raises:
-            OnnxError: it has fewer or more bytes than its shape requires, an unknown type, or external data
-                outside of the model's folder (which onnx checks).
-        """
-        shape, dtype = self.shape_and_dtype(tensor)
-        try:
-            if tensor.data_location == _T.EXTERNAL:
-                if self.folder is None:
-                    raise OnnxError("its data is in a separate file; give the path of the model")
-                there = onnx.TensorProto.FromString(tensor.SerializeToString())
-                onnx.external_data_helper.load_external_data_for_tensor(there, str(self.folder))
-                return _from_bytes(there.raw_data, dtype, shape)
-            if tensor.HasField("raw_data"):
-                return _from_bytes(tensor.raw_data, dtype, shape)
-            return _from_bytes(onnx.numpy_helper.to_array(tensor).tobytes(), dtype, shape)
-        except Exception as error:  # whatever a file may hold
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise OnnxError(
-                f"tensor '{tensor.name}' of shape {list(shape)} cannot be read ({reason}): it is corrupt, "
-                "truncated, of another model, or not a regular file in the model's folder"
-            ) from error
+    shape, dtype = shape_and_dtype(tensor)
+    try:
+        if tensor.data_location == _T.EXTERNAL:
+            if folder is None:
+                raise OnnxError("its data is in a separate file; give the path of the model")
+            there = onnx.TensorProto.FromString(tensor.SerializeToString())
+            onnx.external_data_helper.load_external_data_for_tensor(there, str(folder))
+            data = there.raw_data
+        elif tensor.HasField("raw_data"):
+            data = tensor.raw_data
+        else:
+            data = onnx.numpy_helper.to_array(tensor).tobytes()
+        if math.prod(shape) == 0:
+            return torch.empty(shape, dtype=dtype)
+        # A copy, because the file's bytes are read-only.
+        owned = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return (owned.bool() if dtype == torch.bool else owned.view(dtype)).reshape(shape)
+    except Exception as error:  # whatever a file may hold
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OnnxError(
+            f"tensor '{tensor.name}' of shape {list(shape)} cannot be read ({reason}): it is corrupt, "
+            "truncated, of another model, or not a regular file in the model's folder"
+        ) from error
 
 
-def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=dtype)
-    raw = np.frombuffer(data, dtype=np.uint8)
-    # A copy, because `frombuffer` returns read-only memory of the file's bytes.
-    owned = torch.from_numpy(raw.copy())
-    return owned.view(dtype).reshape(shape) if dtype != torch.bool else owned.bool().reshape(shape)
-
-
-def attribute_value(attribute: onnx.AttributeProto, reader: TensorReader) -> Any:
+def attribute_value(attribute: onnx.AttributeProto, folder: Path | None) -> Any:
     """Return a node's attribute as plain Python; tensors as ``torch.Tensor``, graphs unchanged."""
-    kind = attribute.type
-    if kind == onnx.AttributeProto.TENSOR:
-        return reader.read(attribute.t)
-    if kind == onnx.AttributeProto.STRING:
-        return attribute.s.decode("utf-8", errors="replace")
-    if kind == onnx.AttributeProto.STRINGS:
-        return [s.decode("utf-8", errors="replace") for s in attribute.strings]
-    if kind in (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS):
-        return list(onnx.helper.get_attribute_value(attribute))
-    if kind in (onnx.AttributeProto.FLOAT, onnx.AttributeProto.INT, onnx.AttributeProto.GRAPH):
-        return onnx.helper.get_attribute_value(attribute)
-    name = onnx.AttributeProto.AttributeType.Name(kind)
-    raise OnnxError(f"its attribute '{attribute.name}' has the type {name}, which cannot be imported")
+    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+    if kind not in ("TENSOR", "STRING", "STRINGS", "FLOAT", "FLOATS", "INT", "INTS", "GRAPH"):
+        raise OnnxError(f"its attribute '{attribute.name}' has the type {kind}, which cannot be imported")
+    value = onnx.helper.get_attribute_value(attribute)
+    if kind == "TENSOR":
+        return read_tensor(value, folder)
+    if kind == "STRINGS":
+        return [text.decode("utf-8", errors="replace") for text in value]
+    return value.decode("utf-8", errors="replace") if kind == "STRING" else value
 
 
 _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
@@ -151,17 +137,15 @@ class _TrainedConstants:
     """The constants of a graph that may be trained, by name.
 
     Attributes:
-        declared: constants that the exporter marks as parameters.
+        declared: constants that the exporter marks as parameters; if there are any, it has computed the
+            unmarked ones.
         placed: constants used in a position where an operator takes a weight.
         combined: constants that are only added, multiplied or concatenated.
-        says: whether the file marks any constant as a parameter; then unmarked ones were computed by the
-            exporter.
     """
 
     declared: frozenset[str]
     placed: frozenset[str]
     combined: frozenset[str]
-    says: bool
 
     def __contains__(self, name: object) -> bool:
         return name in self.declared or name in self.placed or name in self.combined
@@ -201,7 +185,7 @@ class _TrainedConstants:
         """
         if not torch.equal(data, data.round()):
             return False
-        return self.says or (bool((data.abs() > 1).any()) and data.unique().numel() > 2)
+        return bool(self.declared) or (bool((data.abs() > 1).any()) and data.unique().numel() > 2)
 
 
 def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
@@ -226,9 +210,7 @@ def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
         # Declarations in the file need no guess.
         if name not in kinds:
             names_by_use[_use(name, uses)].add(name)
-    return _TrainedConstants(
-        declared, frozenset(names_by_use[True]), frozenset(names_by_use[False]), says=bool(declared)
-    )
+    return _TrainedConstants(declared, frozenset(names_by_use[True]), frozenset(names_by_use[False]))
 
 
 def _is_mask(data: torch.Tensor) -> bool:

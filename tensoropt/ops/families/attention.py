@@ -90,8 +90,7 @@ def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
     # Weights are [..., heads, queries, keys]: the output's atoms without its last dim, followed by the keys.
     last = shard.atoms.atoms[output.tensor][-1]
     pieces = pieces_of(shard, output)
-    kept = pieces[: len(pieces) - len(last)]
-    stride = prod(size for dim in shard.atoms.atoms[output.tensor][-1:] for size in dim)
+    kept, stride = pieces[: len(pieces) - len(last)], prod(last)
     weights = (*((n, s // stride * keys, *rest) for n, s, *rest in kept), (keys, 1, keys, ()))
     mask = shard.argument(3, "attn_mask", None)
     # `enable_gqa` is left out: the kernel sees the number of heads and repeats the keys itself.

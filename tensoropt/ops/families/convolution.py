@@ -5,23 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tensoropt.graph import Operator
 from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
-@alike("stride padding dilation")
-def convolution(b: Builder) -> None:
-    """Split batch, output channels and, without groups, input channels; spatial dims stay whole."""
-    _convolution(b, transposed=False)
+def _is_transposed(op: Operator) -> bool:
+    """Return whether weights are ``[in, out / groups, window...]``, not ``[out, in / groups, window...]``."""
+    return "transpose" in op.target
 
 
 @alike("stride padding output_padding dilation")
-def _transposed_convolution(b: Builder) -> None:
-    """Like :func:`convolution`, with weights ``[in, out / groups, window...]``."""
-    _convolution(b, transposed=True)
-
-
-def _convolution(b: Builder, *, transposed: bool) -> None:
+def convolution(b: Builder) -> None:
+    """Split batch, output channels and, without groups, input channels; spatial dims stay whole."""
+    transposed = _is_transposed(b.op)
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
     shape, weight = b.tensor(x).shape, b.tensor(w).shape
     if len(shape) != len(weight):
@@ -40,24 +37,17 @@ def _convolution(b: Builder, *, transposed: bool) -> None:
 
 
 def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "dilation"))
-
-
-def _local_transposed_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    return _fewer_groups(shard, call, 6, ("bias", "stride", "padding", "output_padding"))
-
-
-def _fewer_groups(shard: OperatorShard, call: LocalCall, position: int, names: tuple[str, ...]) -> LocalCall:
-    """Return the call with its share of the groups; ``names`` are the arguments between weight and groups."""
+    """Return the call with its share of the groups."""
     if not shard.split(shard.loop_named("groups")):
         return call
     channels = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[1]
-    groups = shard.argument(position, "groups", 1) * shard.read_shape(0)[1] // channels
+    groups = shard.argument(6, "groups", 1) * shard.read_shape(0)[1] // channels
     space = len(shard.atoms.graph.tensors[shard.op.inputs()[1]].shape) - 2
     defaults: dict[str, Any] = {"bias": None, "stride": [1] * space, "dilation": [1] * space}
     # All by position: some were given by keyword, some left at their default, and `groups` comes after them.
+    names = ("bias", "stride", "padding", "output_padding" if _is_transposed(shard.op) else "dilation")
     middle = [shard.argument(2 + i, n, defaults.get(n, [0] * space)) for i, n in enumerate(names)]
-    return replace(call, args=(*call.args[:2], *middle, groups, *call.args[position + 1 :]), kwargs={})
+    return replace(call, args=(*call.args[:2], *middle, groups, *call.args[7:]), kwargs={})
 
 
 SPECS = (
@@ -71,15 +61,15 @@ SPECS = (
     ),
     aten(
         "conv_transpose2d.input",
-        _transposed_convolution,
-        localiser=_local_transposed_convolution,
+        convolution,
+        localiser=_local_convolution,
         cost_class=CostClass.CONVOLUTION,
         precision=Precision.NARROW,
     ),
     aten(
         "conv_transpose1d.default conv_transpose3d.input",
-        _transposed_convolution,
-        localiser=_local_transposed_convolution,
+        convolution,
+        localiser=_local_convolution,
         precision=Precision.NARROW,
     ),
 )

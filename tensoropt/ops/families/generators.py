@@ -29,9 +29,7 @@ def random(b: Builder) -> None:
 @alike("*")
 def random_like(b: Builder) -> None:
     """Split every dim of the result and of the operand, which gives its shape or its probabilities."""
-    loops = b.loops(b.output().shape)
-    b.read(b.arg(0), loops)
-    b.write(loops)
+    b.along()
 
 
 @alike("p train")

@@ -13,11 +13,6 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque
 from tensoropt.ops.kernels import ShardContext
 
 
-def _index_positions(b: Builder) -> list[int]:
-    """Return the dims of the source that ``aten.index.Tensor`` looks up."""
-    return [i for i, index in enumerate(b.arg(1)) if isinstance(index, Ref)]
-
-
 def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
     """Return the dim along which a constant index counts ``0 .. size - 1``, alike along all others."""
     value = b.graph.constants.get(tensor.name)
@@ -34,8 +29,9 @@ def index(b: Builder) -> None:
 
     An index that counts (``hidden[arange(batch), last]``) ties its row to the result's.
     """
-    source, positions = b.tensor(b.arg(0)), _index_positions(b)
-    indices = {p: b.tensor(b.arg(1)[p]) for p in positions}
+    source = b.tensor(b.arg(0))
+    indices = {p: b.tensor(index) for p, index in enumerate(b.arg(1)) if isinstance(index, Ref)}
+    positions = list(indices)
     if not positions or any(t.dtype in ("bool", "uint8") for t in indices.values()):
         raise Opaque(b.op.name)
     rank = max(len(t.shape) for t in indices.values())
@@ -71,12 +67,8 @@ def gather(b: Builder) -> None:
     if dim is None or not shape or len(index) != len(shape):
         raise Opaque(b.op.name)
     dim %= max(len(shape), 1)
-    labels: list[Loops] = [
-        b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
-    ]
-    result_labels = list(labels)
+    result_labels = b.around([i for i, size in enumerate(shape) if i == dim or size != index[i]])
     result_labels[dim] = b.loop("index", index[dim])
-    b.read(b.arg(0), labels)
     b.read(b.arg(where), result_labels)
     b.write(result_labels)
 

@@ -17,9 +17,8 @@ from tensoropt.ops.index_space import Builder, Opaque, alike
 from tensoropt.ops.kernels import ShardContext, start_of
 from tensoropt.ops.overloads import resolve_overload
 
-_REDUCTIONS = ("none", "mean", "sum")
-"""The names of ``at::Reduction``, by number."""
-_MEAN = 1
+_NONE, _MEAN, _SUM = 0, 1, 2
+"""``at::Reduction``."""
 _REDUCTION = {
     "aten.binary_cross_entropy.default": 3,
     "aten.binary_cross_entropy_with_logits.default": 4,
@@ -28,7 +27,7 @@ _REDUCTION = {
 } | dict.fromkeys(
     (f"aten.{name}_loss.default" for name in ("mse", "l1", "smooth_l1", "huber", "soft_margin")), 2
 ) | {"aten.kl_div.default": 2}  # fmt: skip
-"""Losses of single elements -> the position of their reduction (0 none, 1 mean, 2 sum)."""
+"""Losses of single elements -> the position of their reduction."""
 
 
 # -- index spaces ---------------------------------------------------------------------------------
@@ -74,8 +73,7 @@ def _elementwise_loss(b: Builder) -> None:
     x, position = b.tensor(b.arg(0)).shape, _REDUCTION[b.op.target]
     if x != b.tensor(b.arg(1)).shape:
         raise Opaque(b.op.name)
-    loops = b.loops(x)
-    b.read(b.arg(0), loops)
+    loops = b.around(())
     b.read(b.arg(1), loops)
     weights = (b.arg(2, "weight"), b.arg(3, "pos_weight")) if "cross_entropy" in b.op.target else ()
     for weight in weights:
@@ -89,7 +87,7 @@ def _elementwise_loss(b: Builder) -> None:
 
 def _local_elementwise_loss(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
     position = _REDUCTION[shard.op.target]
-    if shard.argument(position, "reduction", 1) != 1 or not shard.split(list(shard.space.reads[0].loops)):
+    if shard.argument(position, "reduction", _MEAN) != _MEAN or not shard.split(shard.space.reads[0].loops):
         return call
     count = shard.atoms.graph.tensors[shard.op.inputs()[0]].elements
     return _summed(call, position, count)
@@ -97,23 +95,21 @@ def _local_elementwise_loss(shard: calls.OperatorShard, call: calls.LocalCall) -
 
 def _summed(call: calls.LocalCall, position: int, count: int) -> calls.LocalCall:
     """Turn the mean (the argument at ``position``) into a sum divided by the ``count`` of all ranks."""
-    args = [*call.args[:position], *[None] * (position - len(call.args)), 2, *call.args[position + 1 :]]
     function: Any = resolve_overload(call.function)
-    arguments = function._schema.arguments
-    for index in range(len(call.args), position):
-        reduction = arguments[index]
-        args[index] = call.kwargs.get(reduction.name, reduction.default_value)
-    names = {a.name for a in arguments[: position + 1]}
-    kwargs = {k: v for k, v in call.kwargs.items() if k not in names}
+    kwargs = dict(call.kwargs)
+    # By position up to the reduction, because `target` is also the name of an argument of the kernel.
+    arguments = [kwargs.pop(a.name, a.default_value) for a in function._schema.arguments[: position + 1]]
+    args = (*call.args, *arguments[len(call.args) :])
+    args = (*args[:position], _SUM, *args[position + 1 :])
     return replace(
-        call, function="kernels.mean_as_sum", static=(call.function, count), args=tuple(args), kwargs=kwargs
+        call, function="kernels.mean_as_sum", static=(call.function, count), args=args, kwargs=kwargs
     )
 
 
 def _mass_collective(shard: calls.OperatorShard, axes: tuple[int, ...]) -> tuple[calls.InnerCollective, ...]:
     # If one of the axes is that of micro-batches, the engine has counted everything before the step
     # (engine/engine.py).
-    if shard.argument(3, "reduction", _MEAN) != _MEAN or not axes or calls.MICRO_AXIS in axes:
+    if not is_mean(shard.op) or not axes or calls.MICRO_AXIS in axes:
         return ()
     weight = shard.argument(2, "weight", None)
     # A count is one int64, a weighted sum is one number of the weights' type.
@@ -132,7 +128,7 @@ def _local_cross_entropy(shard: calls.OperatorShard, call: calls.LocalCall) -> c
     if target.dtype in FLOATING:
         # Targets are probabilities: none is ignored, so the count is known.
         rows = target.elements // target.shape[1]
-        return _summed(call, 3, rows) if shard.argument(3, "reduction", _MEAN) == _MEAN else call
+        return _summed(call, 3, rows) if is_mean(shard.op) else call
     tensor = shard.atoms.graph.tensors[logits.tensor]
     collectives: tuple[calls.InnerCollective, ...] = ()
     if class_axes:
@@ -150,7 +146,7 @@ def _local_cross_entropy(shard: calls.OperatorShard, call: calls.LocalCall) -> c
 
 
 def _local_nll_loss(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.LocalCall:
-    row_axes = shard.split(list(shard.space.reads[1].loops))
+    row_axes = shard.split(shard.space.reads[1].loops)
     if not row_axes:
         return call
     collectives = _mass_collective(shard, row_axes)
@@ -164,8 +160,8 @@ def _local_nll_loss(shard: calls.OperatorShard, call: calls.LocalCall) -> calls.
 
 def is_mean(op: Operator) -> bool:
     """Return whether a cross entropy or negative log likelihood is a mean over its targets."""
-    # Position 3 in both; 1 is `at::Reduction::Mean`, the default.
-    return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", 1)) == 1)
+    # Position 3 in both.
+    return bool((op.args[3] if len(op.args) > 3 else op.kwargs.get("reduction", _MEAN)) == _MEAN)
 
 
 def target_mass(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
@@ -279,9 +275,9 @@ def cross_entropy_kernel(
         losses = _SplitCrossEntropy.apply(
             *(logits, target, weight, context, class_axes, steps, classes, ignore_index, label_smoothing)
         )
-        summed = losses if _REDUCTIONS[reduction] == "none" else losses.sum()
+        summed = losses if reduction == _NONE else losses.sum()
     else:
-        kind = "none" if _REDUCTIONS[reduction] == "none" else "sum"
+        kind = "none" if reduction == _NONE else "sum"
         summed = F.cross_entropy(
             logits, target, weight, ignore_index=ignore_index, reduction=kind, label_smoothing=label_smoothing
         )
@@ -300,7 +296,7 @@ def _nll_loss_kernel(
     reduction: int = _MEAN,
     ignore_index: int = -100,
 ) -> torch.Tensor:
-    kind = "none" if _REDUCTIONS[reduction] == "none" else "sum"
+    kind = "none" if reduction == _NONE else "sum"
     summed = F.nll_loss(inputs, target, weight, ignore_index=ignore_index, reduction=kind)
     if reduction != _MEAN:
         return summed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from tensoropt.ops.calls import CostClass, Domain, LinearOperands, OpSpec, Precision, Samples, aten
 from tensoropt.ops.index_space import Builder, Opaque, alike
 
@@ -22,48 +24,27 @@ def linear(b: Builder) -> None:
 
 
 @alike("alpha beta")
-def addmm(b: Builder) -> None:
-    """``y[m, n] = beta bias[n] + alpha sum_k x[m, k] w[k, n]``."""
-    bias, x, w = b.arg(0), b.arg(1), b.arg(2)
-    m = b.loop("rows", b.tensor(x).shape[0])
-    n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
-    k = b.loop("in_features", b.tensor(w).shape[0])
-    shape = b.tensor(bias).shape
-    b.read(bias, [m, n][2 - len(shape) :], added=True)
-    b.read(x, [m, k])
-    b.read(w, [k, n])
-    b.write([m, n])
-
-
 def mm(b: Builder) -> None:
-    """``y[m, n] = sum_k x[m, k] w[k, n]``."""
-    x, w = b.arg(0), b.arg(1)
+    """``y[m, n] = sum_k x[m, k] w[k, n]``, or ``beta bias[n]`` plus ``alpha`` times this."""
+    *bias, x, w = (b.arg(index) for index in range(len(b.op.args)))
     m = b.loop("rows", b.tensor(x).shape[0])
     n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
     k = b.loop("in_features", b.tensor(w).shape[0])
+    for added in bias:
+        b.read(added, [m, n][2 - len(b.tensor(added).shape) :], added=True)
     b.read(x, [m, k])
     b.read(w, [k, n])
     b.write([m, n])
-
-
-def bmm(b: Builder) -> None:
-    """``z[b, m, n] = sum_k x[b, m, k] y[b, k, n]``."""
-    x, y = b.arg(0), b.arg(1)
-    batch, m, k = b.loops(b.tensor(x).shape)
-    n = b.loop("n", b.tensor(y).shape[2])
-    b.read(x, [batch, m, k])
-    b.read(y, [batch, k, n])
-    b.write([batch, m, n])
 
 
 @alike("alpha beta")
-def baddbmm(b: Builder) -> None:
-    """Like :func:`bmm`, with a term outside the contraction."""
-    added, x, y = b.arg(0), b.arg(1), b.arg(2)
+def bmm(b: Builder) -> None:
+    """``z[b, m, n] = sum_k x[b, m, k] y[b, k, n]``, or ``beta`` times a term plus ``alpha`` times this."""
+    *terms, x, y = (b.arg(index) for index in range(len(b.op.args)))
     batch, m, k = b.loops(b.tensor(x).shape)
     n = b.loop("n", b.tensor(y).shape[2])
-    rank = len(b.tensor(added).shape)
-    b.read(added, [batch, m, n][3 - rank :], added=True)
+    for added in terms:
+        b.read(added, [batch, m, n][3 - len(b.tensor(added).shape) :], added=True)
     b.read(x, [batch, m, k])
     b.read(y, [batch, k, n])
     b.write([batch, m, n])
@@ -73,16 +54,10 @@ def matmul(b: Builder) -> None:
     """A batched product with broadcasting; vectors are treated as in ``torch.matmul``."""
     x, y = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
     left, right = (x if len(x) > 1 else (1, *x)), (y if len(y) > 1 else (*y, 1))
-    rank = max(len(left), len(right)) - 2
-    sizes = []
-    for i in range(rank):
-        a = left[len(left) - 2 - rank + i] if len(left) - 2 - rank + i >= 0 else 1
-        c = right[len(right) - 2 - rank + i] if len(right) - 2 - rank + i >= 0 else 1
-        sizes.append(max(a, c))
-    batch = b.loops(sizes)
+    batch = b.loops(torch.broadcast_shapes(left[:-2], right[:-2]))
     m, k, n = b.loop("m", left[-2]), b.loop("k", left[-1]), b.loop("n", right[-1])
-    b.read(b.arg(0), [*batch[rank - (len(left) - 2) :], m, k] if len(x) > 1 else [k])
-    b.read(b.arg(1), [*batch[rank - (len(right) - 2) :], k, n] if len(y) > 1 else [k])
+    b.read(b.arg(0), [*batch[len(batch) - len(left[:-2]) :], m, k] if len(x) > 1 else [k])
+    b.read(b.arg(1), [*batch[len(batch) - len(right[:-2]) :], k, n] if len(y) > 1 else [k])
     b.write([*batch, *([m] if len(x) > 1 else []), *([n] if len(y) > 1 else [])])
 
 
@@ -105,16 +80,8 @@ def einsum(b: Builder) -> None:
     b.write([loops[letter] for letter in right])
 
 
-def dot(b: Builder) -> None:
-    """``sum_k x[k] y[k]``."""
-    k = b.loop("k", b.tensor(b.arg(0)).shape[0])
-    b.read(b.arg(0), [k])
-    b.read(b.arg(1), [k])
-    b.write([])
-
-
 def _mv(b: Builder) -> None:
-    """``y[m] = sum_k w[m, k] x[k]``."""
+    """``y[m] = sum_k w[m, k] x[k]``; its loops are called ``d0`` and ``d1`` in plans."""
     m, k = b.loops(b.tensor(b.arg(0)).shape)
     b.read(b.arg(0), [m, k])
     b.read(b.arg(1), [k])
@@ -146,10 +113,10 @@ def lu_unpack(b: Builder) -> None:
 
 _PRODUCTS = {
     "aten.linear.default": linear,
-    "aten.addmm.default": addmm,
+    "aten.addmm.default": mm,
     "aten.mm.default": mm,
     "aten.bmm.default": bmm,
-    "aten.baddbmm.default": baddbmm,
+    "aten.baddbmm.default": bmm,
     "aten.matmul.default": matmul,
     "aten.einsum.default": einsum,
 }
@@ -158,7 +125,7 @@ _LINEAR = {
     "aten.addmm.default": LinearOperands(1, 2, 0, transposed=False),
     "aten.mm.default": LinearOperands(0, 1, 2, transposed=False),
 }
-_RARE = {"aten.dot.default": dot, "aten.mv.default": _mv, "aten.bilinear.default": bilinear}
+_RARE = {"aten.dot.default": matmul, "aten.mv.default": _mv, "aten.bilinear.default": bilinear}
 
 SPECS = (
     *(

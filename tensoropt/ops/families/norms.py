@@ -28,8 +28,9 @@ def layer_norm(b: Builder) -> None:
 
 def _weight_norm(b: Builder) -> None:
     """``w = g v / |v|``, one norm for every index of one dim: that dim splits."""
-    shape, dim = b.tensor(b.arg(0)).shape, b.arg(2, "dim", 0) % len(b.tensor(b.arg(0)).shape)
-    labels: list[Loops] = [b.loop(f"d{i}", s, splittable=i == dim) for i, s in enumerate(shape)]
+    dim = b.dim(2, "dim", 0)
+    # Loops for the other dims, too: their atoms spread from the weight to its direction.
+    labels: list[Loops] = [b.loop(f"d{i}", s, splittable=i == dim) for i, s in enumerate(b.shape)]
     b.read(b.arg(0), labels)
     b.read(b.arg(1), labels)
     b.write(labels)

@@ -57,7 +57,7 @@ def broadcast(b: Builder) -> None:
     shape = b.output().shape
     # Uneven cuts are allowed, but only apply if all tensors of the dim allow them (`_uneven_dims` in
     # atoms.py).
-    loops = [b.loop(f"d{i}", size, uneven=True) for i, size in enumerate(shape)]
+    loops = b.loops(shape, uneven=True)
     for name in dict.fromkeys(iter_refs((b.op.args, tuple(b.op.kwargs.values())))):
         rank = len(b.graph.tensors[name].shape)
         b.read(Ref(name), loops[len(loops) - rank :])

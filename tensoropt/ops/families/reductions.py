@@ -54,16 +54,11 @@ def _dim_reduction(b: Builder) -> None:
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=False)
 
 
-@alike("ord")
-def vector_norm(b: Builder) -> None:
-    """Split the dims that are not reduced; roots of partial sums do not add up."""
-    _reduced(b, b.arg(2, "dim"), b.arg(3, "keepdim", False), contracted=False)
-
-
-@alike("correction unbiased")
-def variance(b: Builder) -> None:
-    """Split the dims that are not reduced; every value needs the mean."""
-    _reduced(b, b.arg(1, "dim"), b.arg(3, "keepdim", False), contracted=False)
+@alike("ord correction unbiased")
+def _norm_or_variance(b: Builder) -> None:
+    """Split the dims that are not reduced; roots do not add up, and deviations need the mean."""
+    dims = b.arg(2 if "norm" in b.op.target else 1, "dim")
+    _reduced(b, dims, b.arg(3, "keepdim", False), contracted=False)
 
 
 def _cosine_similarity(b: Builder) -> None:
@@ -88,13 +83,8 @@ def distances(b: Builder) -> None:
     b.write([*lead, p, r])
 
 
-def _reduced_loops(shard: OperatorShard) -> list[int]:
-    written = shard.space.writes[0].loops
-    return [loop for loop in shard.space.reads[0].loops if loop not in written]
-
-
 def _local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    if not shard.split(_reduced_loops(shard)):
+    if not shard.split({*shard.space.reads[0].loops} - {*shard.space.writes[0].loops}):
         return call
     graph = shard.atoms.graph
     count = graph.tensors[shard.op.inputs()[0]].elements // max(
@@ -119,11 +109,11 @@ SPECS = (
     aten("prod.dim_int", _dim_reduction, samples=Samples(positive=True), precision=Precision.WIDE),
     aten(
         "linalg_vector_norm.default",
-        vector_norm,
+        _norm_or_variance,
         without_rule=("norm", "dist", "var_mean", "std_mean"),
         precision=Precision.WIDE,
     ),
-    aten("var.correction std.correction var.dim std.dim", variance, precision=Precision.WIDE),
+    aten("var.correction std.correction var.dim std.dim", _norm_or_variance, precision=Precision.WIDE),
     aten("cdist.default", distances, precision=Precision.WIDE),
     aten("cosine_similarity.default", _cosine_similarity),
 )

@@ -14,17 +14,19 @@ ARRIVE, DEPART = "tensoropt.arrive.default", "tensoropt.depart.default"
 """The targets of a received tensor, and of one that is sent."""
 
 
-class _Arrive(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(value)
-
+class _Passed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return grad
 
 
-class _Depart(torch.autograd.Function):
+class _Arrive(_Passed):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(value)
+
+
+class _Depart(_Passed):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
         whole = value.contiguous()  # as messages are
@@ -32,10 +34,6 @@ class _Depart(torch.autograd.Function):
         alias: torch.Tensor = whole.new_empty(0).set_(whole)  # type: ignore[call-overload]
         ctx.save_for_backward(alias)
         return alias
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return grad
 
 
 def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -52,33 +50,23 @@ def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tenso
 
 def passed(b: Builder) -> None:
     """Split every dim."""
-    loops = b.loops(b.output().shape)
-    b.read(b.arg(0), loops)
-    b.write(loops)
+    b.along()
     b.linear = True
 
 
-def _arriving(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    return LocalCall("kernels.arrive", call.args, {}, call.name)
+_KERNELS = {ARRIVE: "kernels.arrive", DEPART: "kernels.depart"}
 
 
-def _departing(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    return LocalCall("kernels.depart", call.args, {}, call.name)
+def _passing(shard: OperatorShard, call: LocalCall) -> LocalCall:
+    return LocalCall(_KERNELS[shard.op.target], call.args, {}, call.name)
 
 
 SPECS = (
     OpSpec(
-        targets=(ARRIVE,),
+        targets=(ARRIVE, DEPART),
         rule=passed,
-        localiser=_arriving,
-        kernels={"kernels.arrive": arrive},
-        launches=False,
-    ),
-    OpSpec(
-        targets=(DEPART,),
-        rule=passed,
-        localiser=_departing,
-        kernels={"kernels.depart": depart},
+        localiser=_passing,
+        kernels={"kernels.arrive": arrive, "kernels.depart": depart},
         launches=False,
     ),
 )

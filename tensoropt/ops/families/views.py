@@ -90,7 +90,7 @@ def permute(b: Builder) -> None:
     else:
         i, j = b.arg(1) % len(shape), b.arg(2) % len(shape)
         order[i], order[j] = order[j], order[i]
-    loops = [b.loop(f"d{i}", size, uneven=True) for i, size in enumerate(shape)]
+    loops = b.loops(shape, uneven=True)
     b.read(b.arg(0), loops)
     b.write([loops[d] for d in order])
     b.linear = b.cheap = True
@@ -100,24 +100,25 @@ def permute(b: Builder) -> None:
 def expand(b: Builder) -> None:
     """Give an expanded dim a loop that only the result has."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
-    loops = [b.loop(f"d{i}", size) for i, size in enumerate(after)]
+    loops = b.loops(after)
     b.read(b.arg(0), loops[len(after) - len(before) :])
     b.write(loops)
     b.linear = b.cheap = True
 
 
-def _tile_dim(b: Builder, dim: int, pieces: Sequence[int]) -> tuple[list[Loops], list[Loops]]:
-    """Return the labels before and after cutting ``dim`` into equal pieces, whose index is never split."""
+def _tile_dim(b: Builder, dim: int, piece: int) -> tuple[list[Loops], list[Loops]]:
+    """Return the labels before and after cutting ``dim`` into equal pieces, whose index is never split.
+
+    Args:
+        piece: their size; 0 for unequal pieces, which keep the dim whole.
+    """
     shape = b.tensor(b.arg(0)).shape
-    labels: list[Loops] = [b.loop(f"d{i}", s, uneven=True) if i != dim else None for i, s in enumerate(shape)]
-    piece = pieces[0]
-    if all(size == piece for size in pieces) and shape[dim] == piece * len(pieces):
-        tile = b.loop("piece", len(pieces), splittable=False)
-        inner = b.loop(f"d{dim}", piece)
-        before, after = list(labels), list(labels)
+    before: list[Loops] = [b.loop(f"d{i}", s, uneven=True) if i != dim else None for i, s in enumerate(shape)]
+    after = list(before)
+    if piece:
+        tile, inner = b.loop("piece", shape[dim] // piece, splittable=False), b.loop(f"d{dim}", piece)
         before[dim], after[dim] = (tile, inner), inner
-        return before, after
-    return labels, list(labels)
+    return before, after
 
 
 @alike("split_size split_sizes chunks")
@@ -125,8 +126,8 @@ def split(b: Builder) -> None:
     """Cut a dim: equal pieces are its outer atom, unequal pieces keep it whole."""
     rank = len(b.tensor(b.arg(0)).shape)
     dim = b.arg(2, "dim", 0) % rank
-    pieces = [b.output(i).shape[dim] for i in range(len(b.op.outputs))]
-    before, after = _tile_dim(b, dim, pieces)
+    pieces = {b.output(i).shape[dim] for i in range(len(b.op.outputs))}
+    before, after = _tile_dim(b, dim, pieces.pop() if len(pieces) == 1 else 0)
     b.read(b.arg(0), before)
     for i in range(len(b.op.outputs)):
         b.write(after, i)
@@ -142,9 +143,7 @@ def _slice_(b: Builder) -> None:
     start = start + shape[dim] if start < 0 else start
     tiles = shape[dim] // max(length, 1)
     equal = step == 1 and length > 1 and tiles > 1 and tiles * length == shape[dim] and start % length == 0
-    before, after = _tile_dim(
-        b, dim, [length] * tiles if equal and _tiled_by_siblings(b, dim, length) else [0]
-    )
+    before, after = _tile_dim(b, dim, length if equal and _tiled_by_siblings(b, dim, length) else 0)
     if step == 1 and length == shape[dim]:
         loop = b.loop(f"d{dim}", length, uneven=True)
         before[dim] = after[dim] = loop
@@ -163,26 +162,17 @@ def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
 
 @alike("index")
 def select(b: Builder) -> None:
-    """Split all dims but the selected one."""
-    dim = b.dim(1)
-    b.write([label for i, label in enumerate(b.around([dim])) if i != dim])
-    b.linear = b.cheap = True
-
-
-def _unbind(b: Builder) -> None:
-    """Split all dims but the unbound one."""
+    """Split all dims but the selected or unbound one."""
     dim = b.dim(1, "dim", 0)
-    labels = b.around([dim])
-    for i in range(len(b.op.outputs)):
-        b.write([label for j, label in enumerate(labels) if j != dim], i)
+    labels = [label for i, label in enumerate(b.around([dim])) if i != dim]
+    for index in range(len(b.op.outputs)):
+        b.write(labels, index)
     b.linear = b.cheap = True
 
 
 def view_as_real(b: Builder) -> None:
     """Split the dims of the complex tensor; the (real, imaginary) pair is a new innermost dim."""
-    loops = b.loops(b.tensor(b.arg(0)).shape)
-    b.read(b.arg(0), loops)
-    b.write([*loops, None])
+    b.write([*b.around(()), None])
     b.linear = b.cheap = True
 
 
@@ -232,6 +222,6 @@ SPECS = (
     aten("split_with_sizes.default chunk.default", split, localiser=_local_split),
     aten("slice.Tensor", _slice_, localiser=_local_slice, launches=False),
     aten("select.int", select, launches=False),
-    aten("unbind.int", _unbind),
+    aten("unbind.int", select),
     aten("view_as_real.default", view_as_real),
 )

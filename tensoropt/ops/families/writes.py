@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensoropt.graph import Ref
 from tensoropt.ops.calls import CostClass, Samples, aten
 from tensoropt.ops.families.indexing import along_a_dim, along_dims
-from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
+from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
 @alike("reduce include_self value")
@@ -15,18 +15,14 @@ def scatter(b: Builder) -> None:
     if not shape or len(index) != len(shape):
         raise Opaque(b.op.name)
     dim = b.arg(1) % max(len(shape), 1)
-    labels: list[Loops] = [
-        b.loop(f"d{i}", s) if i != dim and s == index[i] else None for i, s in enumerate(shape)
-    ]
     adds = b.op.target == "aten.scatter_add.default"
+    labels = b.around([i for i, size in enumerate(shape) if i == dim or size != index[i]], added=adds)
     written = list(labels)
     if adds:
         written[dim] = b.loop("index", index[dim])
-    b.read(b.arg(0), labels, added=adds)
     b.read(b.arg(2), written)
     if isinstance(b.arg(3), Ref):
-        exact = b.tensor(b.arg(3)).shape == index
-        if not exact:
+        if b.tensor(b.arg(3)).shape != index:
             raise Opaque(b.op.name)
         b.read(b.arg(3), written)
     b.write(labels)
@@ -39,9 +35,8 @@ def index_add(b: Builder) -> None:
     if not shape or not b.tensor(b.arg(2)).shape:
         raise Opaque(b.op.name)
     dim, adds = b.arg(1) % max(len(shape), 1), "add" in b.op.target
-    labels: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(shape)]
+    labels = b.around([dim], added=adds)
     rows = b.loop("index", b.tensor(b.arg(2)).shape[0], splittable=adds)
-    b.read(b.arg(0), labels, added=adds)
     b.read(b.arg(2), [rows])
     b.read(b.arg(3), [rows if i == dim else label for i, label in enumerate(labels)])
     b.write(labels)
@@ -65,8 +60,7 @@ def _index_put(b: Builder) -> None:
     rank = max(len(t.shape) for t in tensors)
     sizes = [max([t.shape[i - rank] for t in tensors if len(t.shape) >= rank - i]) for i in range(rank)]
     rows = [b.loop(f"index{i}", size, splittable=adds) for i, size in enumerate(sizes)]
-    labels: list[Loops] = [None if i in positions else b.loop(f"d{i}", s) for i, s in enumerate(source.shape)]
-    b.read(b.arg(0), labels, added=adds)
+    labels = b.around(positions, added=adds)
     for position, tensor in zip(positions, tensors, strict=True):
         b.read(indices[position], rows[rank - len(tensor.shape) :])
     values = [*labels[: positions[0]], *rows, *labels[positions[-1] + 1 :]]

@@ -34,13 +34,14 @@ from tensoropt.pipeline.execute.staged_call import StagedCall
 from tensoropt.pipeline.receipts import taken_back, taken_on
 from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
 
-_SINGLE: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_SEVERAL: dict[str, type[PipelineScheduleMulti]] = {
+_SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
     "interleaved_1f1b": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-"""PyTorch's schedules for several stages per rank."""
+"""PyTorch's schedules."""
 
 
 class PipelinedEngine(Engine[Pending]):
@@ -86,13 +87,13 @@ class PipelinedEngine(Engine[Pending]):
         group = job.group((1,))
         assert group is not None
         self._along = group
-        self._schedule = self._make_schedule(group)
+        self._schedule = self._make_schedule()
 
     def _at(self, stage: int) -> Runtime:
         job, mesh = self.runtime, self.strategy.stages[stage].mesh
         return Runtime(mesh, seed=job.seed, device=job.device, job=job)
 
-    def _make_schedule(self, group: dist.ProcessGroup) -> PipelineScheduleSingle | PipelineScheduleMulti:
+    def _make_schedule(self) -> PipelineScheduleSingle | PipelineScheduleMulti:
         count, micro_batches = len(self.strategy.stages), self.strategy.micro_batches
         schedule, places = self.strategy.schedule, self.strategy.places
         actions = place_actions(schedule, places, count // places, micro_batches)
@@ -102,23 +103,17 @@ class PipelinedEngine(Engine[Pending]):
                 engine,
                 number,
                 count,
-                group,
+                self._along,
                 taken_back(schedule, actions, number),
                 taken_on(schedule, actions, number),
                 waits=waits,
             )
             for number, engine in self.stages.items()
         ]
-        running: list[Any] = [*self._running]
-
-        def loss_of(output: torch.Tensor, _: Any) -> torch.Tensor:
-            return output
-
+        kind = _SCHEDULES[schedule]
+        running = self._running if issubclass(kind, PipelineScheduleMulti) else self._running[0]
         # Means divide by the whole batch's count already.
-        settings: dict[str, Any] = {"loss_fn": loss_of, "scale_grads": False}
-        if self.strategy.schedule in _SINGLE:
-            return _SINGLE[self.strategy.schedule](running[0], micro_batches, **settings)
-        return _SEVERAL[self.strategy.schedule](running, micro_batches, **settings)
+        return kind(running, micro_batches, loss_fn=lambda output, _: output, scale_grads=False)
 
     # -- modules ------------------------------------------------------------------------------------------
 

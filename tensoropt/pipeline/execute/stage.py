@@ -223,15 +223,6 @@ class StageEngine(ShardedEngine):
     def _copies_to_make(self) -> UnshardedParameters | None:
         return None  # see begin_step()
 
-    def add_up_weights(self) -> None:
-        """Accumulate parameter gradients as they are made; PyTorch would keep the first micro-batch's."""
-        self.shards.accumulated.complete()
-
-    def take_in_weights(self) -> None:
-        """Take in gradients of parameters that were made separately."""
-        for name in self.shards.accumulated.views:
-            self.shards.accumulated.take_in(name)
-
     def end_step(self) -> None:
         """Reduce the remaining gradients after all micro-batches."""
         self.runtime.micro_batch = 0
@@ -521,11 +512,7 @@ class RunningStage(PipelineStage):
         return output
 
     def backward_one_chunk(
-        self,
-        bwd_chunk_id: int,
-        loss: Any = None,
-        full_backward: bool = True,
-        last_backward: bool = False,
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         """Run the backward of one micro-batch; without ``full_backward``, only for the arriving tensors."""
         if not self.has_backward:
@@ -570,10 +557,13 @@ class RunningStage(PipelineStage):
             return
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)
         if self.engine.part.returns_gradients:
-            self.engine.add_up_weights()
+            accumulated = self.engine.shards.accumulated
+            # As they are made, all gradients are added up; PyTorch would keep the first micro-batch's.
+            accumulated.complete()
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
             # PyTorch sums these itself, so no hook of the leaves sees them.
-            self.engine.take_in_weights()
+            for name in accumulated.views:
+                accumulated.take_in(name)
         else:
             del self.dw_runner[bwd_chunk_id]
             inputs, _, outputs, gradients = self.backward_state.pop(bwd_chunk_id)

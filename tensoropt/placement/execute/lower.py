@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -274,8 +274,7 @@ class _Interpretation(Interpretation):
                 return self.graph.call_function(torch.zeros, (tensor.shape,), options)
             case program.SplitTensor():
                 pieces = self.function(split, "split", reads.values(), self._cut(node.piece))
-                names = (replace(node.piece, index=index).name for index in range(node.piece.count))
-                return {name: self.item(pieces, index) for index, name in enumerate(names)}
+                return {piece.name: self.item(pieces, i) for i, piece in enumerate(node.piece.pieces)}
             case program.JoinPieces():
                 return self.function(join, "join", reads.values(), self._cut(node.piece))
         return super().node(node, reads)

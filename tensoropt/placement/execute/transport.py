@@ -67,9 +67,7 @@ class Job:
     """
 
     def __init__(self) -> None:
-        self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._left = 0
-        self._gone = threading.Condition()
+        self._sent: queue.Queue[Any] = queue.Queue()
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
         self._on_gpu: list[Any] = []
@@ -92,8 +90,6 @@ class Job:
             # A daemon thread, so that a message that never arrives does not keep the process from ending.
             self._thread = threading.Thread(target=self._wait_for_all, daemon=True, name="sent messages")
             self._thread.start()
-        with self._gone:
-            self._left += 1
         self._sent.put((work, value))
 
     def _wait_for_all(self) -> None:
@@ -105,9 +101,7 @@ class Job:
                 self._error = self._error or error
             # Otherwise the last message would stay alive until the next one is sent.
             del work, value
-            with self._gone:
-                self._left -= 1
-                self._gone.notify_all()
+            self._sent.task_done()
 
     def receive(
         self, number: int, source: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -132,8 +126,7 @@ class Job:
         for work in self._on_gpu:
             work.wait()
         self._on_gpu.clear()
-        with self._gone:
-            self._gone.wait_for(lambda: self._left == 0)
+        self._sent.join()
         if self._error is not None:
             # Raised once, and in the thread of the step: nobody sees an exception of the waiting thread.
             error, self._error = self._error, None

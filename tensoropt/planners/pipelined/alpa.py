@@ -9,18 +9,17 @@ without what follows the last micro-batch. Stages have equal meshes here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
-from tensoropt.pipeline.compose import Composition, Offer, compose
-from tensoropt.pipeline.composer import Crossings, Cut
+from tensoropt.pipeline.compose import Offer
+from tensoropt.pipeline.composer import Crossings
 from tensoropt.pipeline.stages import balanced
-from tensoropt.planners.pipelined.common.data_parallel import flat
-from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask, as_if, flat
 from tensoropt.planners.tables import computed_otherwise
 
 _LAYERS = 16
@@ -33,9 +32,9 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         stages = mesh.shape[0]
         where = task.positions(stages)
         layers = list(balanced(task.flops, where, max(min(_LAYERS, len(where) + 1), stages)))
-        crossings = Crossings(everywhere_alike=True)
+        crossings, composing = Crossings(everywhere_alike=True), as_if(_without_end)
         yield from task.compose(
-            mesh, micro_batches, _kept, [layers] * (stages - 1), crossings=crossings, composing=_of_equation_2
+            mesh, micro_batches, _kept, [layers] * (stages - 1), crossings=crossings, composing=composing
         )
 
 
@@ -43,11 +42,6 @@ def _kept(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray
     return NO_OPTION if computed_otherwise(tables, variable, index, recomputing=False) else None
 
 
-def _of_equation_2(
-    offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
-) -> Iterator[Composition[Cut]]:
-    without_end = [
-        {ends: replace(offer, end_s=np.zeros_like(offer.end_s)) for ends, offer in of_stage.items()}
-        for of_stage in offers
-    ]
-    yield from compose(without_end, micro_batches, step=0.01)
+def _without_end(offer: Offer) -> Offer:
+    """Return an offer as equation 2 has it."""
+    return replace(offer, end_s=np.zeros_like(offer.end_s))

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tensoropt.planners.pipelined.common.data_parallel import data_parallel, flat
-from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask, data_parallel, flat
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:

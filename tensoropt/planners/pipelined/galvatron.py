@@ -17,12 +17,12 @@ import numpy as np
 
 from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
 from tensoropt.costs.tables import CostTables
-from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Composition, Offer, compose
 from tensoropt.pipeline.composer import Crossings, Cut
 from tensoropt.pipeline.stages import balanced, is_crossing
 from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
 from tensoropt.planners.sharded.megatron import inner_labels
+from tensoropt.planners.sharded.zero import sharded
 from tensoropt.planners.tables import Scheme, computed_otherwise
 
 _BINS = 64
@@ -62,19 +62,13 @@ def _layer_scheme(tensor: Mapping[str, frozenset[str]]) -> Scheme:
         ways = {batch, *tensor.get(variable.key, ())}
         if any(label not in ways for label in tables.labels(variable.key, index)):
             return NO_OPTION
-        return _whole_or_sharded(variable.options[index])
+        # The first option, which stores parameters as they are used, or the most sharded ones.
+        shards = np.array([*map(sharded, variable.options[index])])
+        mask: np.ndarray = shards == shards.max()
+        mask[0] = True
+        return mask
 
     return allowed
-
-
-def _whole_or_sharded(options: Sequence[Sequence[Layout]]) -> np.ndarray:
-    """Return a mask of the first option, which stores parameters as they are used, and of the most sharded
-    ones.
-    """
-    shards = np.array([sum(code >= 0 for layout in option for code in layout[1:]) for option in options])
-    mask: np.ndarray = shards == shards.max()
-    mask[0] = True
-    return mask
 
 
 def _binned(

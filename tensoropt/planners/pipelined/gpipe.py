@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 from tensoropt.pipeline.stages import balanced
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.pipelined.common.data_parallel import data_parallel
-from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask
+from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTask, data_parallel
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:

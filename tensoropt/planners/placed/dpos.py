@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -64,35 +66,28 @@ class IdleSlots:
     """The times when a device is idle: disjoint gaps, the last one open."""
 
     def __init__(self, free_from: float):
-        self._starts = [free_from]
-        self._ends = [float("inf")]
+        self._gaps = [(free_from, float("inf"))]
 
     @property
     def tail_s(self) -> float:
         """The time when its last work ends."""
-        return self._starts[-1]
+        return self._gaps[-1][0]
 
     def earliest(self, ready: float, duration: float) -> float:
         """Return the earliest start at which a task of this duration is not interrupted."""
         # A gap that ends before the task is ready is of no use, and gaps are in order of time.
-        for gap in range(bisect_left(self._ends, ready), len(self._ends)):
-            start = max(ready, self._starts[gap])
-            if start + duration <= self._ends[gap]:
-                return start
-        raise AssertionError("the last gap is open")
+        gaps = islice(self._gaps, bisect_left(self._gaps, ready, key=itemgetter(1)), None)
+        starts = ((max(ready, begin), end) for begin, end in gaps)
+        return next(start for start, end in starts if start + duration <= end)
 
     def book(self, start: float, duration: float) -> None:
         """Occupy a time that :meth:`earliest` gave."""
         # There is nothing to occupy, and an empty interval would cut a gap in two.
-        if duration <= 0:
-            return
-        end = start + duration
-        gap = bisect_right(self._starts, start) - 1
-        before, after = self._starts[gap], self._ends[gap]
-        starts = ([before] if before < start else []) + ([end] if end < after else [])
-        ends = ([start] if before < start else []) + ([after] if end < after else [])
-        self._starts[gap : gap + 1] = starts
-        self._ends[gap : gap + 1] = ends
+        if duration > 0:
+            gap = bisect_right(self._gaps, start, key=itemgetter(0)) - 1
+            before, after = self._gaps[gap]
+            left = (before, start), (start + duration, after)
+            self._gaps[gap : gap + 1] = [(begin, end) for begin, end in left if begin < end]
 
 
 class _DposScheduler:
@@ -100,7 +95,6 @@ class _DposScheduler:
         self.problem, self.units, self.memory = problem, memory.units, memory
         self.ranks = ranks_of(problem, self.units)
         self.device = [-1] * problem.size
-        self.unit_device = [-1] * len(self.units.members)
         self.starts = [0.0] * problem.size
         self.ends = [0.0] * problem.size
         self.slots = [IdleSlots(0.0) for _ in range(problem.devices.count)]
@@ -115,19 +109,12 @@ class _DposScheduler:
         # A producer's rank is never below its reader's; ties keep the model's order.
         for operator in np.lexsort((np.arange(problem.size), -self.ranks.forward)):
             self._place(int(operator))
-        count = problem.devices.count
-        if not problem.training:
-            finish = max(self.ends, default=0.0)
-            return DposSchedule(Placement.by_start(self.device, count, self.starts), finish)
-        starts, ends = self._backward()
-        placement = Placement.by_start(self.device, count, self.starts, starts)
-        finish_s = [0.0] * problem.devices.count
-        updates = [0.0] * problem.devices.count
-        for operator, device in enumerate(self.device):
-            finish_s[device] = max(finish_s[device], ends[operator])
-            updates[device] += float(problem.update_s[operator, device])
-        finish = max(a + b for a, b in zip(finish_s, updates, strict=True))
-        return DposSchedule(placement, finish)
+        starts, ends = self._backward() if problem.training else (None, self.ends)
+        placement = Placement.by_start(self.device, problem.devices.count, self.starts, starts)
+        finish_s, updates_s = np.zeros((2, problem.devices.count))
+        np.maximum.at(finish_s, self.device, ends)
+        np.add.at(updates_s, self.device, problem.update_s[range(problem.size), self.device])
+        return DposSchedule(placement, float((finish_s + updates_s).max()))
 
     # -- forward ----------------------------------------------------------------------------------
 
@@ -141,8 +128,7 @@ class _DposScheduler:
         self.slots[device].book(start, seconds)
         self.device[operator], self.starts[operator], self.ends[operator] = device, start, start + seconds
         unit = self.units.of[operator]
-        if self.unit_device[unit] < 0:
-            self.unit_device[unit] = device
+        if self.memory.device[unit] < 0:
             self.memory.book(unit, device)
 
     def _required_device(self, operator: int) -> int:
@@ -151,8 +137,8 @@ class _DposScheduler:
         # remains.
         if operator in self.on_path:
             self.path.remove(operator)
-        if self.unit_device[unit] >= 0:
-            return self.unit_device[unit]
+        if self.memory.device[unit] >= 0:
+            return self.memory.device[unit]
         if operator not in self.on_path:
             return -1
         if self.critical < 0 or not self.memory.room(unit)[self.critical]:
@@ -175,7 +161,7 @@ class _DposScheduler:
             units_on_device: set[int] = set()
             for member in (operator, *self.path):
                 unit = self.units.of[member]
-                if self.unit_device[unit] >= 0 or not self.units.allowed[unit, device]:
+                if self.memory.device[unit] >= 0 or not self.units.allowed[unit, device]:
                     continue
                 if unit not in units_on_device:
                     # In the order of the path, and no further than the first that does not fit.

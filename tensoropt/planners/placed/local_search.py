@@ -80,13 +80,14 @@ class _Search:
         for state in ordered[:_STARTS]:
             self._chain(state.copy(), self.caps, _SCOUTS / _STARTS)
         self._chain(self._fastest(start), self.caps, _FASTEST / 2)
-        for cap in self._ladder():
-            self._chain(self._below(cap, start), np.minimum(self.caps, cap), _CAPPED / _CAPS)
+        known, edges = self.shelf.unbeaten(), self.shelf.edges
+        most = edges[known[-1]] if known else edges[-1]
+        for cap in np.linspace(most, edges[0], _CAPS + 1)[1:]:
+            self._chain(self._fastest(start, cap), np.minimum(self.caps, cap), _CAPPED / _CAPS)
         self._chain(self._fastest(start), self.caps, _FASTEST / 2)
 
     def tighten(self, simulated: SimulatedPlacement) -> None:
-        over = np.array(simulated.peak_bytes) - self.problem.devices.capacity_bytes
-        start = State.of(simulated)
+        over, start = simulated.excess_bytes, State.of(simulated)
         booked = start.booked(self.tables, self.problem.devices.count)
         self.caps = np.where(over > 0, np.minimum(self.caps, booked - over), self.caps)
         self.shelf = Shelf.empty(self.shelf.edges, self.problem.size)
@@ -101,23 +102,15 @@ class _Search:
         self.chains, self.tried = self.chains + 1, self.tried + tries
         anneal(self.flat, self.tables, state, caps, tries, (self.seed + self.chains) % 2**32, self.shelf)
 
-    def _fastest(self, start: State) -> State:
-        known = self.shelf.unbeaten()
-        return self.shelf.state(known[-1]) if known else start.copy()
-
-    def _below(self, cap: float, start: State) -> State:
+    def _fastest(self, start: State, cap: float = np.inf) -> State:
+        """Return the fastest known state below a cap, or the leanest; ``start`` if none is known."""
         known = self.shelf.unbeaten()
         within = [number for number in known if self.shelf.edges[number] <= cap]
-        return self.shelf.state((within or known[:1] or [0])[-1]) if known else start.copy()
+        return self.shelf.state((within or known[:1])[-1]) if known else start.copy()
 
     def _over(self, state: State) -> float:
         booked = state.booked(self.tables, self.problem.devices.count)
         return float(np.maximum(booked - self.caps, 0.0).sum())
-
-    def _ladder(self) -> list[float]:
-        known, edges = self.shelf.unbeaten(), self.shelf.edges
-        most = edges[known[-1]] if known else edges[-1]
-        return [float(cap) for cap in np.linspace(most, edges[0], _CAPS + 1)[1:]]
 
 
 def placements(
@@ -179,8 +172,8 @@ def _anywhere(problem: PlacementProblem) -> Placement:
     """Return a placement to begin with where no heuristic finds one: every unit on the first device that may
     run it."""
     units = units_of(problem)
-    return Placement.in_order([int(units.choices[unit][0]) for unit in units.of], problem.devices.count)
+    return Placement.in_order((int(units.allowed[unit].argmax()) for unit in units.of), problem.devices.count)
 
 
 def _excess_bytes(simulated: SimulatedPlacement) -> float:
-    return float((np.array(simulated.peak_bytes) - simulated.problem.devices.capacity_bytes).max())
+    return float(simulated.excess_bytes.max())

@@ -12,10 +12,12 @@ Its guarantee needs every message to be shorter than every operator.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from tensoropt.placement import PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
@@ -102,14 +104,8 @@ def _favourites(problem: PlacementProblem, units: Units) -> list[int]:
     objective[-1] = count
     objective[:count] = count * 1e-4 * float(seconds.max()) * messages / float(messages.sum())
     matrix, right = _rows(edges, seconds, messages)
-    solution = linprog(
-        objective,
-        A_ub=matrix,
-        b_ub=right,
-        bounds=bounds,
-        method="highs",
-        options={"time_limit": _SECONDS},
-    )
+    limit = {"time_limit": _SECONDS}
+    solution = linprog(objective, A_ub=matrix, b_ub=right, bounds=bounds, method="highs", options=limit)
     if solution.x is None or solution.status != 0:
         raise UnsuitableError(
             f"m_sct's linear program over {operators} operators and {count} edges was not solved within "
@@ -122,30 +118,17 @@ def _favourites(problem: PlacementProblem, units: Units) -> list[int]:
     return favourite
 
 
-def _rows(edges: NDArray[np.intp], seconds: Floats, messages: Floats) -> tuple[coo_array, Floats]:
+def _rows(edges: NDArray[np.intp], seconds: Floats, messages: Floats) -> tuple[Any, Floats]:
     """Return the constraints as A v <= b over v = (x, s, w)."""
     count, operators = len(edges), len(seconds)
-    edge, operator = np.arange(count), np.arange(operators)
-    parent, child = edges[:, 0], edges[:, 1]
-    out_row = count + operator
-    in_row = count + operators + operator
-    end_row = count + 2 * operators + operator
-    ones, units = np.ones(count), np.ones(operators)
-    entries = [
-        (edge, count + parent, ones),
-        (edge, count + child, -ones),
-        (edge, edge, messages),
-        (out_row[parent], edge, -ones),
-        (in_row[child], edge, -ones),
-        (end_row, count + operator, units),
-        (end_row, np.full(operators, count + operators), -units),
-    ]
-    rows, columns, values = (np.concatenate(part) for part in zip(*entries, strict=True))
-    children = np.bincount(parent, minlength=operators)
-    parents = np.bincount(child, minlength=operators)
+    shape, ones = (count, operators), np.ones(count)
+    parent, child = (sparse.coo_array((ones, (np.arange(count), ends)), shape=shape) for ends in edges.T)
+    after = [sparse.diags(messages), parent - child, None]
+    most = [[-parent.T, None, None], [-child.T, None, None]]
+    end = [None, sparse.identity(operators), sparse.coo_array(-np.ones((operators, 1)))]
+    children, parents = (np.bincount(ends, minlength=operators) for ends in edges.T)
     right = np.concatenate(
         # max(.., 1) for operators without children or parents, whose empty sums must be at least 0.
-        [-seconds[parent], 1.0 - np.maximum(children, 1), 1.0 - np.maximum(parents, 1), -seconds]
+        [-seconds[edges[:, 0]], 1.0 - np.maximum(children, 1), 1.0 - np.maximum(parents, 1), -seconds]
     )
-    shape = (count + 3 * operators, count + operators + 1)
-    return coo_array((values, (rows, columns)), shape=shape), right
+    return sparse.bmat([after, *most, end]), right

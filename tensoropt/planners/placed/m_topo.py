@@ -30,22 +30,20 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
         units = memory.units
         # A device's cap, section 3.1: an equal share of the memory, with the largest operator's on top.
         share = float(units.bytes.sum()) / problem.devices.count + float(units.bytes.max(initial=0.0))
-        device = np.full(len(units.members), -1)
         current = 0
         for unit in units.of:
-            if device[unit] >= 0:
+            if memory.device[unit] >= 0:
                 continue
-            size, allowed = units.bytes[unit], units.choices[unit]
-            room = memory.room(unit)
-            open_ones = [int(d) for d in allowed if room[d]]
+            size, allowed = units.bytes[unit], units.allowed[unit]
+            open_ones = np.flatnonzero(allowed & memory.room(unit)).tolist()
             next_ones = [d for d in open_ones if d >= current and memory.used[d] + size <= share]
             if not open_ones:
                 raise NoRoomError(unit)
-            device[unit] = chosen = (next_ones or open_ones)[0]
+            chosen = (next_ones or open_ones)[0]
             memory.book(unit, chosen)
             # Operators pinned to a later device do not take the others with them.
-            if len(allowed) == problem.devices.count:
+            if allowed.all():
                 current = max(current, chosen)
-        return Placement.in_order(device[list(units.of)], problem.devices.count)
+        return Placement.in_order((memory.device[unit] for unit in units.of), problem.devices.count)
 
     return place_within_memory("m_topo", problem, memory_limit_bytes, attempt)

@@ -41,13 +41,13 @@ def placements(
         InfeasibleError: an operator has no room on any device.
     """
     start, name = _start(graph, memory_limit_bytes)
-    # If counting tensors in flight leaves no room, they are left to the simulator.
-    ways = ((counts, _trial(start, memory_limit_bytes, counts)) for counts in (True, False))
-    counts, first = next((way for way in ways if way[1] is not None), (False, None))
     cut: dict[str, GroupSplit] = {}
-    if first is not None:
-        best, cut = _search(first, memory_limit_bytes, counts)
-        start = best.graph
+    # If counting tensors in flight leaves no room, they are left to the simulator.
+    for counts in (True, False):
+        if (first := _trial(start, memory_limit_bytes, counts)) is not None:
+            best, cut = _search(first, memory_limit_bytes, counts)
+            start = best.graph
+            break
     problem = start.problem
     answer = place_within_memory(
         "os_dpos", problem, memory_limit_bytes, lambda memory: schedule_by_ranks(problem, memory).placement
@@ -107,15 +107,10 @@ def _longest_first(start: _Trial) -> list[tuple[str, tuple[GroupSplit, ...]]]:
     """
     graph, problem = start.graph, start.graph.problem
     device = start.schedule.placement.device
-    seconds: dict[str, float] = {}
-    choices: dict[str, tuple[GroupSplit, ...]] = {}
+    found: dict[str, tuple[float, tuple[GroupSplit, ...]]] = {}
     for operator in placed_ranks(problem, device).path:
         name = graph.whole_of(operator)
-        if name is None or name in seconds:
-            continue
-        splits = graph.split_choices(operator)
-        if splits:
+        if name is not None and name not in found and (splits := graph.split_choices(operator)):
             place = operator, device[operator]
-            seconds[name] = float(problem.forward_s[place] + problem.backward_s[place])
-            choices[name] = splits
-    return [(name, choices[name]) for name in sorted(seconds, key=lambda n: -seconds[n])]
+            found[name] = float(problem.forward_s[place] + problem.backward_s[place]), splits
+    return [(name, found[name][1]) for name in sorted(found, key=lambda name: -found[name][0])]

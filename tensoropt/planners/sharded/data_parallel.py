@@ -13,6 +13,7 @@ from tensoropt.evaluation.evaluate import Evaluator
 from tensoropt.ops.registry import spec_of
 from tensoropt.plan.point import Point
 from tensoropt.planners.sharded.common import restricted
+from tensoropt.planners.tables import whole
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.candidates import overlap_of
 from tensoropt.simulate.simulator import StepColumns
@@ -20,13 +21,8 @@ from tensoropt.simulate.simulator import StepColumns
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
-    labels = restricted.batch_labels(task)
-    allowed = restricted.following_the_batch(lambda _, group: labels[group], restricted.whole)
-    return restricted.at_least_one(
-        task,
-        restricted.frontiers(task, allowed, lambda space: len(space.names.mesh.shape) <= 1),
-        restricted.NO_BATCH,
-    )
+    selections = restricted.on_the_batch(task, whole)
+    return restricted.at_least_one(task, selections, restricted.NO_BATCH)
 
 
 def local_statistics_s(task: PlanningTask, point: Point) -> float | None:

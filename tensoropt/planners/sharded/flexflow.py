@@ -25,7 +25,6 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.evaluation.evaluate import Evaluator, costs_of
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common.restricted import batch_labels
-from tensoropt.planners.tables import TableSpace
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.candidates import overlap_of
 
@@ -43,20 +42,16 @@ _SHARPNESS = 20.0
 
 class _Chain:
     def __init__(self, task: PlanningTask, number: int, limit: float | None):
-        self.task = task
-        self.number = number
-        self.space: TableSpace = task.spaces[number]
-        self.tables: CostTables = self.space.tables
-        self.limit = limit
+        space, self.graph, self.limit = task.spaces[number], task.prepared.graph, limit
+        self.tables: CostTables = space.tables
         self.groups = [g.name for g in self.tables.graph.groups]
         self.followers = [v.key for v in self.tables.variables if v.key.kind != "group"]
         self.edges: dict[str, list[EdgeTable]] = {v.key: [] for v in self.tables.variables}
         for edge in self.tables.edges:
             self.edges[edge.a].append(edge)
             self.edges[edge.b].append(edge)
-        self.evaluate = Evaluator(
-            self.tables, overlap_of(task.cluster, self.space.mesh, beside=self.tables.prices.beside)
-        )
+        overlap = overlap_of(task.cluster, space.mesh, beside=self.tables.prices.beside)
+        self.evaluate = Evaluator(self.tables, overlap)
         # The fastest option of a configuration is the same in all proposals, so that it is found once.
         costs: dict[str, list[np.ndarray]] = {v.key: v.costs for v in self.tables.variables}
         self.fastest = {name: [t[:, 1].argmin() for t in tables] for name, tables in costs.items()}
@@ -79,9 +74,6 @@ class _Chain:
                 return False
         return True
 
-    def selection(self, choice: dict[str, int], notes: tuple[str, ...] = ()) -> Selection:
-        return Selection(self.number, dict(choice), self.options(choice), notes)
-
     def options(self, choice: dict[str, int]) -> dict[object, int]:
         return {name: int(self.fastest[name][index]) for name, index in choice.items()}
 
@@ -97,7 +89,7 @@ class _Chain:
 
     def data_parallel(self) -> dict[str, int] | None:
         try:
-            labels = batch_labels(self.task)
+            labels = batch_labels(self.graph)
         except UnsuitableError:
             return None
         choice = {}
@@ -166,7 +158,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         if ends:
             choice = min(ends, key=lambda end: end[0])[1]
             notes = (f"stopped after {_SECONDS:.0f} s, before all proposals",) if late else ()
-            selections.append(chain.selection(choice, notes))
+            selections.append(Selection(number, choice, chain.options(choice), notes))
     if not selections:
         raise UnsuitableError("no random strategy to start from is possible; use the frontier or ilp")
     return selections

@@ -51,9 +51,8 @@ class ZeroOneProgram:
 
     def __init__(self, tables: CostTables):
         self.tables = tables
-        self.memory: list[float] = []
-        self.time: list[float] = []
-        self.binary: list[bool] = []
+        self.columns: list[tuple[float, float, bool]] = []
+        """The memory and time of each, and whether it is a binary."""
         self.of: dict[str, list[tuple[int, int, int]]] = {}
         self.entries: list[tuple[int, int, float]] = []
         self.right: list[float] = []
@@ -69,10 +68,8 @@ class ZeroOneProgram:
             self._edge(edge.a, edge.b, edge.table, edge.rows, edge.cols)
 
     def _column(self, memory: float, time: float, *, binary: bool) -> int:
-        self.memory.append(float(memory))
-        self.time.append(float(time))
-        self.binary.append(binary)
-        return len(self.time) - 1
+        self.columns.append((float(memory), float(time), binary))
+        return len(self.columns) - 1
 
     def _row(self, terms: list[tuple[int, float]], right: float) -> None:
         number = len(self.right)
@@ -104,7 +101,7 @@ class ZeroOneProgram:
     def solve(self, limit: float | None) -> _Solved | None:
         """Return the fastest strategy whose summed memory is at most ``limit`` bytes; None if there is none
         or none was found in time."""
-        memory, time = np.array(self.memory), np.array(self.time)
+        memory, time, binary = np.array(self.columns).T
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
         # 1.
         unit_m, unit_t = memory.max(initial=1.0), time.max(initial=1e-12)
@@ -115,7 +112,7 @@ class ZeroOneProgram:
             constraints.append(LinearConstraint(sparse.csr_matrix(memory / unit_m), -np.inf, limit / unit_m))
         result = milp(
             time / unit_t,
-            integrality=np.array(self.binary, dtype=int),
+            integrality=binary.astype(int),
             bounds=Bounds(0, 1),
             constraints=constraints,
             options={"time_limit": _TIME_LIMIT_S, "mip_rel_gap": _GAP},

@@ -10,7 +10,7 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from tensoropt.costs.tables import CostTables
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.sharded.common import restricted
+from tensoropt.planners.tables import whole
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph, Label
 
@@ -56,7 +57,9 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
     """
     split: set[str] = set()
     labels: dict[str, frozenset[str]] = {}
-    routers = _routers(graph)
+    experts = (layer for layer in graph.groups if layer.anchor.target == EXPERTS)
+    routes = (ref.name for layer in experts for ref in layer.anchor.args[1:3])
+    routers = makers_of(graph, routes, lambda group: _COLUMNS in _dims(group))
     for group in graph.groups:
         dims = _dims(group)
         along = any(name in split for name in group.reads)
@@ -83,16 +86,15 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
     return labels
 
 
-def _routers(graph: GroupGraph) -> frozenset[str]:
-    producer, found = graph.atoms.graph.producer, set[str]()
-    for layer in graph.groups:
-        waiting = [ref.name for ref in layer.anchor.args[1:3]] if layer.anchor.target == EXPERTS else []
-        while waiting:
-            maker = producer.get(waiting.pop())
-            group = graph.group_of[maker.name] if maker is not None else None
-            if group is not None and group.name not in found:
-                found.add(group.name)
-                waiting += [] if _COLUMNS in _dims(group) else group.reads
+def makers_of(graph: GroupGraph, tensors: Iterable[str], ends: Callable[[Group], bool]) -> frozenset[str]:
+    """Return the groups that make these tensors, and what those read, back to groups where that ``ends``."""
+    waiting, found = list(tensors), set[str]()
+    while waiting:
+        maker = graph.atoms.graph.producer.get(waiting.pop())
+        group = graph.group_of[maker.name] if maker is not None else None
+        if group is not None and group.name not in found:
+            found.add(group.name)
+            waiting += () if ends(group) else group.reads
     return frozenset(found)
 
 
@@ -110,7 +112,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             "scaled_dot_product_attention; use data_parallel, zero or optcnn"
         )
     # All outer axes are data parallel.
-    batch = restricted.batch_labels(task)
+    batch = restricted.batch_labels(graph)
     inner = inner_labels(graph, batch)
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -125,7 +127,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         *outer, last = tables.labels(variable.key, index)
         if last not in inner[variable.key] or any(label != batch[variable.key] for label in outer):
             return NO_OPTION
-        return restricted.whole(tables, variable, index)
+        return whole(tables, variable, index)
 
     return restricted.at_least_one(
         task,

@@ -30,16 +30,15 @@ STAGES = {1: Reduce.LAST_MICRO_BATCH, 2: Reduce.EACH_MICRO_BATCH, 3: None}
 parameters are gathered for each use.
 """
 
-_StoredLayouts = tuple[Layout, ...]
 
-
-def _sharded(layouts: _StoredLayouts) -> int:
+def sharded(layouts: Sequence[Layout]) -> int:
+    """Return the number of axes that shard stored parameters, summed over these."""
     return sum(code >= 0 for layout in layouts for code in layout[1:])
 
 
-def _reduction_times(layouts: _StoredLayouts) -> set[Reduce]:
-    storages = map(Storage.of, layouts)
-    return {storage.reduce for storage in storages if storage.gathered_once}
+def reduction_times(layouts: Sequence[Layout]) -> set[Reduce]:
+    """Return how often the gradients of parameters that are gathered once per step are reduced."""
+    return {storage.reduce for storage in map(Storage.of, layouts) if storage.gathered_once}
 
 
 def _stage_scheme(stage: int) -> Scheme:
@@ -54,29 +53,20 @@ def _stage_scheme(stage: int) -> Scheme:
     return allowed
 
 
-def _mask(options: Sequence[_StoredLayouts], reduce: Reduce | None) -> np.ndarray:
-    counts = np.array([_sharded(layouts) for layouts in options])
-    # A parameter that cannot be sharded at all stays whole.
-    most = counts == counts.max()
+def _mask(options: Sequence[Sequence[Layout]], reduce: Reduce | None) -> np.ndarray:
+    counts, times = np.array([*map(sharded, options)]), [*map(reduction_times, options)]
     # Stage 3 gathers for each use; parameters without an option gathered once are alike in every stage.
-    if reduce is None or not any(
-        _reduction_times(layouts) for layouts in options
-    ):  # else nothing is gathered
-        return most & np.array([not _reduction_times(layouts) for layouts in options])
-    mask: np.ndarray = most & np.array([_reduction_times(layouts) == {reduce} for layouts in options])
+    wanted = {reduce} if reduce is not None and any(times) else set()
+    # A parameter that cannot be sharded at all stays whole.
+    mask: np.ndarray = (counts == counts.max()) & np.array([each == wanted for each in times])
     return mask
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return every stage at every micro-batch count, on the flat mesh."""
-    labels = restricted.batch_labels(task)
     selections = (
         replace(selection, notes=(f"stage {stage}",), kind=f"stage {stage}")
         for stage in STAGES
-        for selection in restricted.frontiers(
-            task,
-            restricted.following_the_batch(lambda _, group: labels[group], _stage_scheme(stage)),
-            lambda space: len(space.names.mesh.shape) <= 1,
-        )
+        for selection in restricted.on_the_batch(task, _stage_scheme(stage))
     )
     return restricted.at_least_one(task, selections, restricted.NO_BATCH)

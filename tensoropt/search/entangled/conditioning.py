@@ -14,17 +14,17 @@ import math
 import numpy as np
 
 from tensoropt.frontier import merge
-from tensoropt.search.entangled.fixing import colourings, condition, preferred_classes, tie
+from tensoropt.search.entangled.fixing import colourings, preferred_classes, tie
 from tensoropt.search.entangled.relaxation import (
     Relaxation,
     affordable_order,
+    any_strategy,
     every_assignment,
     heuristic,
-    possible,
     relax,
     tighten,
 )
-from tensoropt.search.hull import HullSearch, flatten
+from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
 from tensoropt.search.shared import (
@@ -91,10 +91,7 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
             tried += 1
         # All guesses may be impossible; a depth-first search then gives some assignment, or reports that it
         # cannot.
-        if not sources and (some := possible(bounded.split)) is not None:
-            result = pruned(condition(bounded.split.reduced, bounded.split.copies, some), bounded.split.order)
-            assert result is not None, "the scalar problem found a strategy here"
-            sources = list(result.sources)
+        sources = sources or list(any_strategy(bounded.split, pruned))
         if sources:
             bounded = tighten(bounded, merge(sources))
         narrowed = _narrowed(reduced, bounded, settings, sources)
@@ -126,7 +123,7 @@ def _guesses(reduced: ReducedGraph, bounded: Relaxation, fixed: tuple[int, ...])
         if order.fixed or order.total > _LARGEST_TIED:
             break
         program = build_program(tied, order)
-        hull = HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
+        hull = HullSearch(program).find_hull(lines_that_fit(program, LINES))
         if hull is not None:
             # Colourings come from coarse to fine, and guesses are tried from the front.
             guesses = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + guesses

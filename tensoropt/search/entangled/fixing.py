@@ -20,14 +20,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tensoropt.search.order import Order
-from tensoropt.search.reduced_graph import Leaf, LeafEdge, ReducedGraph, restrict
+from tensoropt.search.reduced_graph import Leaf, LeafEdge, ReducedGraph, numbered, restrict
 from tensoropt.types import Floats, Indices
 
 
 def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
     """Yield (operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two
     colours."""
-    colour = _numbered(list(reduced.node_leaf))
+    colour = numbered(reduced.node_leaf)
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
     for e in reduced.edges:
         # An edge counts by its table, its maps and its end, because source and target are not alike.
@@ -35,24 +35,14 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
         around[e.target].append((e.leaf, id(e.rows), id(e.cols), 1, e.source))
     while True:
         yield colour
-        finer = _numbered(
-            [
-                (
-                    int(colour[v]),
-                    *sorted((leaf, rows, cols, end, int(colour[u])) for leaf, rows, cols, end, u in mine),
-                )
-                for v, mine in enumerate(around)
-            ]
+        finer = numbered(
+            (int(colour[v]), *sorted((*look, int(colour[u])) for *look, u in mine))
+            for v, mine in enumerate(around)
         )
         # No class was split, and refinement never joins any, so it is finished.
         if finer.max(initial=0) == colour.max(initial=0):
             return
         colour = finer
-
-
-def _numbered(keys: list[object]) -> Indices:
-    numbers: dict[object, int] = {}
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
@@ -75,7 +65,7 @@ def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
     domains = [reduced.domains[v] for v in first]
     node_leaf = [times(reduced.node_leaf[v], int((colour == c).sum())) for c, v in enumerate(first)]
     alone = len(domains)
-    leaves.append(_nothing())
+    leaves.append(_free(1))
     domains.append(1)
     node_leaf.append(len(leaves) - 1)
 
@@ -94,17 +84,14 @@ def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
             e = LeafEdge(source, alone, e.leaf, size, 1, rows, np.zeros(1, np.int64))
         edges.append(e)
     return replace(
-        reduced,
-        leaves=tuple(leaves),
-        domains=tuple(domains),
-        node_leaf=tuple(node_leaf),
-        edges=tuple(edges),
+        reduced, leaves=tuple(leaves), domains=tuple(domains), node_leaf=tuple(node_leaf), edges=tuple(edges)
     )
 
 
-def _nothing() -> Leaf:
-    none = np.full(1, -1, np.int64)
-    return Leaf(np.arange(2), np.zeros(1), np.zeros(1), none, none)
+def _free(classes: int) -> Leaf:
+    """Return a leaf whose classes cost nothing."""
+    none = np.full(classes, -1, np.int64)
+    return Leaf(np.arange(classes + 1), np.zeros(classes), np.zeros(classes), none, none)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -137,8 +124,7 @@ def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
             return f
         size = domains[f]
         if size not in free:
-            none = np.full(size, -1, np.int64)
-            leaves.append(Leaf(np.arange(size + 1), np.zeros(size), np.zeros(size), none, none))
+            leaves.append(_free(size))
             free[size] = len(leaves) - 1
         domains.append(size)
         node_leaf.append(free[size])

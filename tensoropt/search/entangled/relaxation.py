@@ -22,12 +22,12 @@ import numpy as np
 from tensoropt.frontier import merge
 from tensoropt.frontier.tools import Points
 from tensoropt.search.entangled.fixing import SplitGraph, condition, split
-from tensoropt.search.hull import SLACK, Hull, HullSearch, descend, flatten, leaf_values, pass_up
+from tensoropt.search.hull import SLACK, Hull, HullSearch, descend, leaf_values, pass_up
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.program import Program
 from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.shared import LINES, SearchResult, build_program, lines_that_fit
-from tensoropt.search.sources import Source, VertexSource
+from tensoropt.search.sources import Source, vertex_source
 from tensoropt.types import Floats, Indices
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
     """
     relaxed = split(reduced, order)
     program = build_program(relaxed.shared, relaxed.order)
-    search = HullSearch(program, flatten(program))
+    search = HullSearch(program)
     hull = search.find_hull(lines_that_fit(program, LINES))
     return None if hull is None else Relaxation(relaxed, program, search, hull)
 
@@ -101,7 +101,7 @@ def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
     if order.fixed or order.total > max(_LARGEST_PROGRAM, fixed.total):
         return None
     program = build_program(reduced, order)
-    return HullSearch(program, flatten(program)).find_hull(lines_that_fit(program, LINES))
+    return HullSearch(program).find_hull(lines_that_fit(program, LINES))
 
 
 def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -> Hull:
@@ -130,7 +130,7 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
             # give better bounds.
             reduced = condition(relaxed.reduced if complete else relaxed.shared, relaxed.copies, classes)
             program = build_program(reduced, relaxed.order)
-            search = HullSearch(program, flatten(program))
+            search = HullSearch(program)
             checks, work = checks + 1, work + program.work
             solutions = search.solve([1.0], [0.0])
             if not solutions or solutions[0][0] >= least:
@@ -142,7 +142,7 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
                 least = solutions[0][0]
                 vertices = search.find_hull(1)
                 assert vertices is not None, "the scalar problem found a strategy here"
-                sources.append(VertexSource(reduced, vertices))
+                sources.append(vertex_source(reduced, vertices))
     if waiting:
         least = min(least, waiting[0][0])
     value = hull.value.copy()
@@ -159,38 +159,35 @@ def _unit(costs: list[Floats], grid: float) -> float:
     return grid * float(whole & -whole) if whole else grid
 
 
-def possible(relaxed: SplitGraph) -> dict[int, int] | None:
-    """Return an assignment for which a strategy exists, searched depth first; None if there is none."""
+def any_strategy(relaxed: SplitGraph, solver: Solver) -> tuple[Source, ...]:
+    """Return the strategies for one assignment of the fixed operators for which there are any, searched depth
+    first; empty if there is none."""
     fixed = sorted(relaxed.copies)
     checks = 0
 
-    def search(depth: int, classes: dict[int, int]) -> dict[int, int] | None:
+    def search(classes: dict[int, int]) -> tuple[Source, ...]:
         nonlocal checks
-        if depth == len(fixed):
-            return classes
-        f = fixed[depth]
+        if len(classes) == len(fixed):
+            result = solver(condition(relaxed.reduced, relaxed.copies, classes), relaxed.order)
+            assert result is not None, "the scalar problem found a strategy here"
+            return result.sources
+        f = fixed[len(classes)]
         for c in range(relaxed.reduced.domains[f]):
             checks += 1
             if checks > _FEASIBILITY_CHECKS:
-                return None
+                names = ", ".join(repr(relaxed.reduced.graph.names[f]) for f in fixed[:5])
+                raise ValueError(
+                    f"no possible strategy was found in {_FEASIBILITY_CHECKS} attempts: around {names} the "
+                    "graph is too entangled for an exact search and has too many inf entries; give these "
+                    "operators fewer configurations"
+                )
             attempt = {**classes, f: c}
-            reduced = condition(relaxed.reduced, relaxed.copies, attempt)
-            program = build_program(reduced, relaxed.order)
-            if HullSearch(program, flatten(program)).find_hull(2) is not None:
-                assignment = search(depth + 1, attempt)
-                if assignment is not None:
-                    return assignment
-        return None
+            program = build_program(condition(relaxed.reduced, relaxed.copies, attempt), relaxed.order)
+            if HullSearch(program).find_hull(2) is not None and (found := search(attempt)):
+                return found
+        return ()
 
-    assignment = search(0, {})
-    if assignment is None and checks > _FEASIBILITY_CHECKS:
-        names = ", ".join(repr(relaxed.reduced.graph.names[f]) for f in fixed[:5])
-        raise ValueError(
-            f"no possible strategy was found in {_FEASIBILITY_CHECKS} attempts: around {names} the graph "
-            "is too entangled for an exact search and has too many inf entries; give these operators fewer "
-            "configurations"
-        )
-    return assignment
+    return search({})
 
 
 def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source], bool]:
@@ -231,12 +228,9 @@ def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
     """Return the relaxation with better multipliers; ``incumbents``: strategies, which no bound can
     exceed."""
     weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
-    program, flat = bounded.program, bounded.search.flat
-    index = (flat.meta, flat.left_out, flat.left_k, flat.right_out, flat.right_k)
-    leaf = (flat.leaf_offsets, flat.leaf_memory, flat.leaf_time)
-    root = int(program.base[program.logical[program.root].table])
+    flat, root = bounded.search.flat, bounded.search.root
     least = (weight_m[:, None] * incumbents.memory + weight_t[:, None] * incumbents.time).min(axis=1)
-    free = leaf_values(*leaf, weight_m, weight_t, flat.entries)
+    free = leaf_values(*flat.leaves, weight_m, weight_t, flat.entries)
     where = _Copies(bounded)
     multiplier = np.zeros((where.entries, len(weight_m)))
     best, best_multiplier = np.full(len(weight_m), -np.inf), multiplier.copy()
@@ -244,14 +238,15 @@ def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
     for _ in range(_STEPS):
         table = free.copy()
         table[where.rows] += multiplier
-        pass_up(*index, table)
+        pass_up(*flat.index, table)
         better = table[root] > best
         best_multiplier[:, better] = multiplier[:, better]
         best = np.maximum(best, table[root])
         stale = np.where(better, 0, stale + 1)
         pace = np.where(stale >= _STALE_STEPS, pace / 2, pace)
         stale[stale >= _STALE_STEPS] = 0
-        entry = descend(*index, *leaf, flat.tree, program.root, table, weight_m, weight_t)[2]
+        tables = *flat.index, *flat.leaves, flat.tree
+        entry = descend(*tables, bounded.program.root, table, weight_m, weight_t)[2]
         # A subgradient of the bound. It sums to zero over the copies of an operator, and so do the
         # multipliers.
         slope = where.disagreement(entry)
@@ -264,7 +259,7 @@ def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
         multiplier = multiplier + np.where(length > 0, pace * room / np.maximum(length, 1e-300), 0.0) * slope
     table = free
     table[where.rows] += best_multiplier
-    pass_up(*index, table)
+    pass_up(*flat.index, table)
     # Multipliers are not on a grid, so sums with them round; the slack accounts for them as well.
     value = table[root] - SLACK * (np.abs(table[root]) + np.abs(best_multiplier).sum(axis=0))
     hull = replace(bounded.hull, value=value)

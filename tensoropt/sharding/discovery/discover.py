@@ -46,8 +46,6 @@ _LARGEST_PROBE = 1 << 17
 def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[Probe]:
     names = tuple(dict.fromkeys(op.inputs()))
     tensors = [graph.tensors[n] for n in names]
-    if not tensors:
-        return
     sizes = sorted({size for t in tensors for size in t.shape if size > 1})
     # Indices and masks fit only the sizes that they were made for.
     bound = any(_value_matters(t, graph.constants.get(t.name)) for t in tensors)
@@ -175,10 +173,11 @@ def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Di
     key = signature(op, graph)
     record = kept.get(key, kind="discovery") if kept is not None else None
     before = Discovery.from_record(record) if record is not None else None
-    if not _is_defined(op):
+    try:
+        refused = _refusal(op)
+    except AttributeError:
         # A saved graph only names it; the findings from when it was saved are all there is.
         return before or Discovery(refused="the model that defines it is not loaded here", additive=False)
-    refused = _refusal(op)
     if refused:
         return Discovery(refused=refused)
     if before is not None and before.lost:
@@ -317,14 +316,6 @@ def signature(op: Operator, graph: OperatorGraph) -> str:
 
 def _digest(value: torch.Tensor) -> str:
     return hashlib.sha256(value.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
-
-
-def _is_defined(op: Operator) -> bool:
-    try:
-        resolve_function(op.target)
-    except AttributeError:
-        return False
-    return True
 
 
 def _may_crash(op: Operator, graph: OperatorGraph) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import takewhile
 from math import prod
 from typing import Literal
 
@@ -118,12 +119,8 @@ class _StepFinder:
     def leaving(self, atom: int) -> list[int]:
         """Return the axes to remove from ``atom``: everything after the common prefix."""
         now, then = self.axes_on(self.current, atom), self.goal_axes.get(atom, [])
-        common = 0
-        for axis, wanted in zip(now, then, strict=False):
-            if axis != wanted:
-                break
-            common += 1
-        return now[common:]
+        alike = list(takewhile(lambda pair: pair[0] == pair[1], zip(now, then, strict=False)))
+        return now[len(alike) :]
 
     def can_enter(self, axis: int) -> bool:
         """Return whether ``axis`` may shard its goal atom now: it must nest inside the axes already there."""

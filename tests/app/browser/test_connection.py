@@ -1,7 +1,5 @@
 """A server that ends while a page is open, and is started again."""
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 import pytest

@@ -1,7 +1,5 @@
 """The list of jobs under a person's hands."""
 
-from __future__ import annotations
-
 import pytest
 from tensoropt_app.jobs.request import Request
 

@@ -1,7 +1,5 @@
 """Where checks run on every change, a browser is required: without one these tests fail there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 HERE = Path(__file__).parent

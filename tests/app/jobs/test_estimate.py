@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensoropt_app.jobs.estimate import REPEATED, CompletedJob, estimate, key_of_words, request_key
+from tensoropt_app.jobs.estimate import REPEATED, CompletedJob, estimate, request_key
 from tensoropt_app.views.jobs import estimate_words
 
 from tensoropt import Settings, load_cluster
@@ -13,11 +13,6 @@ from tensoropt.question.question import Question
 
 def of(**more: Any) -> dict[str, Any]:
     return Question(**{"model": "zoo:mlp", "cluster": "dgx-h100", **more}).data()
-
-
-def test_the_same_in_another_folder_is_the_same():
-    a, b = (key_of_words(("recost", "x", "--out", folder), folder) for folder in "ab")
-    assert a == b
 
 
 def test_clusters_and_constraints_count_by_their_content():

@@ -15,9 +15,9 @@ import workers_app
 from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.jobs.record import Job, read_job
 from tensoropt_app.jobs.request import Request
-from tensoropt_app.views.jobs import job_card
 
 from tensoropt.cluster import load_cluster
+from tensoropt.errors import TensorOptError
 from tensoropt.exploration.exploration import load_exploration
 from tensoropt.question.question import Question
 
@@ -199,7 +199,7 @@ def test_a_job_runs_again_in_a_folder_of_its_own(managed):
     assert manager.again("../jobs") is None
 
 
-def test_jobs_of_an_earlier_version_are_listed_and_asked_again(managed):
+def test_jobs_of_an_earlier_version_are_listed_alone(managed):
     manager = managed(workers_app.quick)
     old = until(manager, manager.submit(REQUEST).id, ended)
     file = manager.folder / old.id / "job.json"
@@ -208,8 +208,7 @@ def test_jobs_of_an_earlier_version_are_listed_and_asked_again(managed):
     file.write_text(json.dumps(data))
     later = managed(workers_app.quick)
     (job,) = later.jobs()
-    assert job.question is None
-    assert not job_card(job, 0.0).can_refill
-    found = until(later, later.again(job.id).id, ended)
-    assert (found.state, found.question) == ("done", None)
-    assert later.took(found) == old.ended - old.started
+    assert (job.state, job.question) == ("done", {})
+    with pytest.raises(TensorOptError, match="not a question of this version"):
+        later.again(job.id)
+    assert later.estimate(REQUEST) is None

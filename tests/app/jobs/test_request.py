@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from onnx_app import model_file
 from samples_app import FORM, data_url
+from tensoropt_app.jobs.manager import written
 from tensoropt_app.jobs.request import DTYPES, RequestError, cluster_of, devices_text, form_of, request_from
 from tensoropt_app.jobs.uploads import Uploads
 
@@ -24,7 +25,7 @@ def uploads(tmp_path):
 
 
 def words(uploads: Uploads, **changes: Any) -> list[str]:
-    return request_from({**FORM, **changes}, uploads).arguments(uploads.folder.parent)
+    return written(request_from({**FORM, **changes}, uploads).question, uploads.folder.parent)
 
 
 def options(uploads: Uploads, **changes: Any) -> Any:
@@ -196,7 +197,7 @@ def test_a_cluster_of_a_file_is_kept_with_the_job(uploads, tmp_path):
     assert (field, label) == ("devices", "mine.yaml")
     request = request_from({**FORM, "devices": label}, uploads)
     assert request.title == "gpt2-tiny on mine.yaml"
-    assert load_cluster(request.arguments(tmp_path)[3]).device_count == 2
+    assert load_cluster(written(request.question, tmp_path)[3]).device_count == 2
     assert json.loads((tmp_path / "cluster.json").read_text())["name"] == "mine"
     assert form_of(request.question, uploads)[0]["devices"] in ("mine.yaml", "mine.json")
 

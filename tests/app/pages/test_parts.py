@@ -1,7 +1,5 @@
 """Building blocks of pages, as plain elements."""
 
-from __future__ import annotations
-
 import pytest
 from dash import html
 from tensoropt_app.pages.parts import explained, facts, term

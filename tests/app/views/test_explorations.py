@@ -1,7 +1,5 @@
 """Explorations side by side."""
 
-from __future__ import annotations
-
 from samples_app import GIB, exploration, of_model, point
 from tensoropt_app.library import Library
 from tensoropt_app.state import View

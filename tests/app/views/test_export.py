@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from samples_app import exploration, of_model
 from tensoropt_app.library import Entry
-from tensoropt_app.views.export import commands, explore_line, files
+from tensoropt_app.views.export import commands, files
 from tensoropt_app.views.frontier import FrontierData
 
 from tensoropt import Exploration, load_cluster
 from tensoropt.cli.parser import parser
 from tensoropt.plan.plan import OnnxInfo
+from tensoropt.report.commands import explore_line
 
 
 def parsed(line: str) -> Any:
@@ -67,8 +68,8 @@ def test_a_cluster_without_a_name_is_a_file_that_is_offered():
     edited = load_cluster("dgx-h100").to_dict() | {"name": "mine"}
     data = FrontierData.of(replace(exploration(), cluster=edited))
     assert parsed(explore_line(data.exploration, "out/x", "/a b")).cluster == "/a b/exploration.json"
-    assert "cluster.json" in [f.name for f in files(data)]
-    assert "cluster.json" not in [f.name for f in files(FrontierData.of(exploration()))]
+    assert "cluster.json" in files(data)
+    assert "cluster.json" not in files(FrontierData.of(exploration()))
     part = replace(exploration(), cluster=load_cluster("dgx-h100[2]").to_dict())
     assert parsed(explore_line(part, "out/x")).cluster == "dgx-h100[2]"
 

@@ -1,7 +1,5 @@
 """The frontier as data: one limit, one verdict, one chosen plan."""
 
-from __future__ import annotations
-
 import numpy as np
 from samples_app import GIB, exploration, long_exploration, point
 from tensoropt_app.state import View

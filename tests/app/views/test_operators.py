@@ -3,8 +3,6 @@
 The table of a plan's operators as the page gets it.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -19,14 +17,15 @@ from tensoropt.report.detail import detail
 from tensoropt.report.step_parts import Share
 
 UNITS = FrontierData.of(exploration()).units  # GiB and ms
-KNOWN = operators.OperatorRow("a", "m.a", "batch ×2", "", "fitted", 2.0**30, 0.002, 0.0, 0.0)
-UNKNOWN = operators.OperatorRow("b", "", "stage 0", "", "plan")
+KNOWN, UNKNOWN = {"module": "m.a"}, {"module": ""}
 
 
-def test_figures_are_in_the_units_of_the_heads_and_blank_where_unknown():
-    known, unknown = operators.table_rows((KNOWN, UNKNOWN), UNITS)
-    assert (known["memory"], known["compute"], known["communication"]) == (1.0, 2.0, 0.0)
-    assert {unknown[name] for name in ("memory", "compute", "communication", "kept")} == {None}
+def test_figures_are_in_the_units_of_the_heads():
+    sizes = {f"{name}_bytes": 2**29 for name in ("parameters", "gradients", "state", "kept")}
+    one = SimpleNamespace(group="a", module="m", configuration={}, options=(), source="fitted", **sizes,
+                          compute_s=0.002, copies_s=0.0, communication_s=0.001)  # fmt: skip
+    (row,) = operators.operator_rows(DATA.exploration, 0, UNITS, SimpleNamespace(operators=[one]))
+    assert [row[name] for name in ("memory", "kept", "compute", "communication")] == [1.5, 0.5, 2.0, 1.0]
 
 
 def test_heads_have_units_and_modules_are_hidden_where_none_is_known():
@@ -73,14 +72,14 @@ def test_operators_of_a_pipeline_say_their_stage(pipelines):
     assert rows
     for row in rows:
         plan, told = pipelines.plan(row), detail(pipelines, row)
-        found = {o.group: o for o in operators.operator_rows(pipelines, row, told)}
+        found = {o["group"]: o for o in operators.operator_rows(pipelines, row, UNITS, told)}
         # What stands for a tensor that arrives has a row if it takes time.
         assert [name for name in found if " stage " not in name] == list(plan.operators)
         for number, stage in enumerate(plan.stages.stages):
             own = [found[name] for name in stage.groups if name in found]
             assert own
-            assert all(o.axes.startswith(f"stage {number}") for o in own)
-        assert all(o.compute_s for o in found.values())
+            assert all(o["axes"].startswith(f"stage {number}") for o in own)
+        assert all(o["compute"] for o in found.values())
 
 
 def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines):
@@ -96,15 +95,15 @@ def test_below_the_operators_of_a_pipeline_stand_its_places(pipelines):
 
 
 def test_operators_name_the_axis_and_the_dim_it_splits():
-    rows = {o.group: o for o in operators.operator_rows(DATA.exploration, 0)}
-    assert (rows["embedding"].axes, rows["mlp"].axes) == ("batch ×8", "whole")
-    assert rows["mlp"].module == "model.mlp"
+    rows = {o["group"]: o for o in operators.operator_rows(DATA.exploration, 0, UNITS)}
+    assert (rows["embedding"]["axes"], rows["mlp"]["axes"]) == ("batch ×8", "whole")
+    assert rows["mlp"]["module"] == "model.mlp"
 
 
 def test_a_placed_plan_names_devices_instead_of_axes():
     found = placed()
     row = len(found.points)
-    assert [o.axes for o in operators.operator_rows(found, row)] == ["device 0", "device 1"] * 2
+    assert [o["axes"] for o in operators.operator_rows(found, row, UNITS)] == ["device 0", "device 1"] * 2
 
 
 def test_below_devices_of_different_loads_stands_what_the_headline_says():

@@ -1,7 +1,5 @@
 """A plan's name as a sentence."""
 
-from __future__ import annotations
-
 import pytest
 from tensoropt_app.library import READY_MADE, Library
 from tensoropt_app.views.plain import plain

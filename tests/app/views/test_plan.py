@@ -3,8 +3,6 @@
 Whose memory: the rows that a person sees, and the words above them.
 """
 
-from __future__ import annotations
-
 import pytest
 from samples_app import GIB, exploration, placed, point
 from tensoropt_app.state import View

@@ -1,7 +1,5 @@
 """What the benchmark of executed steps times has a strategy, also where a placed plan would be faster."""
 
-from __future__ import annotations
-
 import pytest
 
 from tensoropt.engine.models import ModelSpec

@@ -23,7 +23,7 @@ from typing import Any
 
 from tensoropt.api import explore
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.execute.executable import engine_of, strategy_class
+from tensoropt.execute.executable import engine_of, strategy_from_data
 from tensoropt.plan.kinds import SHARDED
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.pool import RankPool
@@ -65,7 +65,7 @@ def tracked_peaks(
 ) -> list[int]:
     """Return the peak of tensors in each step on one rank of the pool."""
     loaded = load_model(spec)
-    engine = engine_of(strategy_class(strategy).from_data(strategy, loaded.graph), loaded.values)
+    engine = engine_of(strategy_from_data(strategy, loaded.graph), loaded.values)
     step = RunStep(engine, loaded.inputs, optimizer)
     step()
     return [tracked_memory(step)["peak"] for _ in range(steps)]

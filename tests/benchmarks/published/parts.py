@@ -16,7 +16,7 @@ from typing import Any
 
 from tensoropt.cluster import reached_by
 from tensoropt.cluster.catalog import Reached, host_seconds
-from tensoropt.costs.compute import RooflineCompute, moved_bytes
+from tensoropt.costs.compute import RooflineCompute, moved_bytes, peak_flops
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.ops.calls import CostClass
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint, mesh_of
@@ -90,7 +90,7 @@ def kernels_of(run: Run, evaluation: Evaluation) -> tuple[Counter[Kernel], float
         again = candidates.again(group)
         forwards = micro_batches * (2 if again and again[index] else 1)
         for cls, of in roofline.kernels_of(work, facts):
-            peak = roofline.peak(work.dtype, cls)
+            peak = peak_flops(device, roofline.kernels, work.dtype, cls)
             share = of.forward_flops / facts.forward_flops if facts.forward_flops else 0.0
             memory_s = moved_bytes(cls, of) / device.memory_bandwidth
             found[str(cls), of.forward_flops / peak, memory_s] += forwards

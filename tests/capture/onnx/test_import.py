@@ -66,7 +66,6 @@ def test_names_that_python_has_no_room_for() -> None:
     constants = {"forward": weight(4), "gpu_0/w:0": weight(4), "gpu_0/w": weight(4) + 1}
     imported = import_onnx(model(nodes, {"x": [2, 4]}, ["y"], constants))
     assert len(dict(imported.module.named_parameters())) == 3
-    assert set(imported.names) == set(constants)
     x = torch.randn(2, 4)
     expected = x * constants["forward"] + constants["gpu_0/w:0"] + constants["gpu_0/w"]
     torch.testing.assert_close(ran(imported.module, x)[0], torch.as_tensor(expected))

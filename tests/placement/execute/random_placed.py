@@ -9,11 +9,7 @@ from tensoropt.placement import Placement
 from tensoropt.placement.graph import PlacedGraph, placed_graph
 from tensoropt.placement.strategy import PlacedStrategy, ValueTransfer, needed_routes
 from tensoropt.sharding.groups import GroupGraph
-from tensoropt.verify.random_strategies import (
-    _readers_of_operators,
-    random_placement,
-    random_splits,
-)
+from tensoropt.verify.random_strategies import graph_of_reads, random_placement, random_splits
 
 
 def random_placed(
@@ -49,8 +45,7 @@ def in_any_order(graph: PlacedGraph, placement: Placement) -> PlacedStrategy:
 
 def _times(graph: PlacedGraph, placement: Placement) -> tuple[list[int], list[int]]:
     """When each operator is done, forward and backward."""
-    after = _readers_of_operators(graph)
-    reads = nx.DiGraph((op, reader) for op, row in enumerate(after) for reader in row)
+    reads = graph_of_reads(graph)
     return _done(reads, placement.forward), _done(reads.reverse(), placement.backward)
 
 

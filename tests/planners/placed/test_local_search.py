@@ -1,7 +1,5 @@
 """The search around the heuristics' placements."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Placer's rules, one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -30,7 +30,7 @@ FOUR = ("gpt2", ((4,), (2, 2)), (1,))
 
 def test_data_parallelism_splits_the_batch_everywhere_and_reduces_gradients_once():
     (plan,) = planner("data_parallel")(small(*TWO), None, 0)
-    batch = batch_labels(small(*TWO))
+    batch = batch_labels(small(*TWO).prepared.graph)
     assert {name: set(op.axes.values()) for name, op in plan.operators.items()} == {
         name: {batch[name]} for name in plan.operators
     }
@@ -84,7 +84,7 @@ def test_with_one_micro_batch_no_gradient_waits():
 def test_megatron_makes_columns_then_rows():
     question = small(*FOUR)
     graph = question.prepared.graph
-    inner = inner_labels(graph, batch_labels(question))
+    inner = inner_labels(graph, batch_labels(graph))
     matrices = [g for g in graph.groups if any("addmm" in op.target for op in g.operators)]
     kinds = ["column" if all("out_features" in x for x in inner[g.name]) else "row" for g in matrices]
     assert kinds == ["column", "row"] * (len(matrices) // 2)

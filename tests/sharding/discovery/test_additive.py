@@ -1,7 +1,5 @@
 """Backwards of a user's own that clip or normalise: gradients are added before them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tensoropt.capture import capture

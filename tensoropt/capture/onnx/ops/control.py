@@ -19,14 +19,12 @@ def _if_(call: Call) -> Any:
         raise OnnxError(
             "which branch it takes depends on the values of an input; export the model without the condition"
         )
-    assert call.run is not None
     branch = call.attribute("then_branch" if bool(condition.data) else "else_branch")
     return tuple(call.run(branch, []))
 
 
 @converter("Loop")
 def _loop(call: Call) -> Any:
-    assert call.run is not None
     body = call.attribute("body")
     count = int(call.scalar(0, _MAX_ITERATIONS + 1, "trip count"))
     running = bool(call.scalar(1, True, "condition"))

@@ -14,19 +14,12 @@ from tensoropt.capture.onnx.values import OnnxError, Traced
 @converter("BatchNormalization")
 def _batch_norm(call: Call) -> Any:
     x, scale, bias, mean, var = (call[i] for i in range(5))
-    epsilon = call.attribute("epsilon", 1e-5)
-    if call.attribute("training_mode", 0):
-        return _batch_norm_training(call, x, scale, bias, mean, var, epsilon)
-    mean, var, scale, bias = (v.to(x.dtype) for v in (mean, var, scale, bias))
-    if mean.data is None or var.data is None:  # a file may share equal statistics and weights
-        mean, var = torch.detach(mean), torch.detach(var)
-    return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
-
-
-def _batch_norm_training(
-    call: Call, x: Traced, scale: Traced, bias: Traced, mean: Traced, var: Traced, epsilon: float
-) -> Any:
-    momentum = call.attribute("momentum", 0.9)
+    epsilon, momentum = call.attribute("epsilon", 1e-5), call.attribute("momentum", 0.9)
+    if not call.attribute("training_mode", 0):
+        mean, var, scale, bias = (v.to(x.dtype) for v in (mean, var, scale, bias))
+        if mean.data is None or var.data is None:  # a file may share equal statistics and weights
+            mean, var = torch.detach(mean), torch.detach(var)
+        return F.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
     if not call.wants(1) and not call.wants(2) and mean.data is not None and var.data is not None:
         # ONNX applies its momentum to the old statistics, PyTorch to the new ones.
         return F.batch_norm(x, mean, var, scale, bias, True, 1.0 - momentum, epsilon)

@@ -33,23 +33,18 @@ def _cross_entropy(call: Call) -> Any:
     return loss, torch.log_softmax(call[0], 1) if call.wants(1) else None
 
 
-def _shape_and_dtype(call: Call) -> tuple[list[int], torch.dtype]:
-    like = call.op.endswith("Like")
-    code = call.attribute("dtype")
-    dtype = torch_dtype(code, "its result") if code else (call[0].dtype if like else torch.float32)
-    return (list(call[0].shape) if like else list(call.attribute("shape"))), dtype
-
-
 @converter("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike")
 def _random(call: Call) -> Traced:
     """Return random numbers, which differ from ONNX Runtime's. They are never folded, but drawn in every
     step."""
-    shape, dtype = _shape_and_dtype(call)
+    like, code = call.op.endswith("Like"), call.attribute("dtype")
+    shape = list(call[0].shape if like else call.attribute("shape"))
+    dtype = torch_dtype(code, "its result") if code else (call[0].dtype if like else torch.float32)
     if "Normal" in call.op:
-        drawn = call.builder.node_call(torch.randn, shape, dtype=dtype)
+        drawn = call.builder.call(torch.randn, shape, dtype=dtype)
         return drawn * call.attribute("scale", 1.0) + call.attribute("mean", 0.0)
     low, high = call.attribute("low", 0.0), call.attribute("high", 1.0)
-    return call.builder.node_call(torch.rand, shape, dtype=dtype) * (high - low) + low
+    return call.builder.call(torch.rand, shape, dtype=dtype) * (high - low) + low
 
 
 def _product(x: Traced, dims: list[int], keepdim: bool) -> Traced:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from tensoropt.costs.source import CostSource
 from tensoropt.costs.tables import CostTables
 from tensoropt.errors import PlanError
 from tensoropt.evaluation.problem import Problem
-from tensoropt.pipeline.compose import compose
-from tensoropt.pipeline.composer import Composer, Composing, Crossings
+from tensoropt.pipeline.compose import Composition, Offer, compose
+from tensoropt.pipeline.composer import Composer, Composing, Crossings, Cut
 from tensoropt.pipeline.costs import degrees_of, job_meshes
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.points import pipelined_space
@@ -24,7 +24,7 @@ from tensoropt.pipeline.stage_frontiers import PlaceFrontiers, StageSearch, Thor
 from tensoropt.pipeline.stages import Cutter, block_cuts, cheaper_to_duplicate, flops_of, narrow_cuts
 from tensoropt.plan.space import Space
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Scheme
+from tensoropt.planners.tables import Scheme, following_the_batch, in_a_form, whole
 from tensoropt.question.settings import Settings
 
 MOST_PLACES, _MOST_AXES = 16, 2
@@ -39,6 +39,32 @@ of these are assumptions.
 _STEP = 0.01
 """The least relative drop in memory from one pipeline of a method to the next."""
 _EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
+_ALONG_THE_BATCH = Crossings(("batch",), ("batch",))
+_FOR_MEMORY_AND_TIME: Composing = partial(compose, step=_STEP)
+
+
+def flat(mesh: Mesh) -> bool:
+    """Return whether a stage's mesh has at most one axis."""
+    return len(mesh.shape) <= 2
+
+
+def data_parallel(*, recomputing: bool = False) -> Scheme:
+    """Return the scheme that splits every group of a stage along its batch dim only, with whole parameters,
+    and recomputes all blocks in backward or none."""
+    allowed = following_the_batch(lambda tables, group: str(tables.micro[group].label), whole)
+    return partial(in_a_form, allowed, recomputing)
+
+
+def as_if(change: Callable[[Offer], Offer]) -> Composing:
+    """Return the function that composes stages as if their offers were changed, for memory and time."""
+
+    def composing(
+        offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
+    ) -> Iterator[Composition[Cut]]:
+        changed = [{ends: change(offer) for ends, offer in of_stage.items()} for of_stage in offers]
+        yield from _FOR_MEMORY_AND_TIME(changed, micro_batches)
+
+    return composing
 
 
 class PipelinedAnswer(NamedTuple):
@@ -146,39 +172,27 @@ class PipelineTask:
         positions: Sequence[Sequence[int]],
         *,
         schedule: str = "1f1b",
-        crossings: Crossings | None = None,
-        composing: Composing | None = None,
+        crossings: Crossings = _ALONG_THE_BATCH,
+        composing: Composing = _FOR_MEMORY_AND_TIME,
     ) -> Iterator[PipelinedAnswer]:
         """Yield pipelines on one mesh, composed of the permitted choices in the stages' tables.
 
         Args:
             positions: the positions where each stage after the first may begin.
-            composing: the function that composes stages; by default for memory and the step's time.
+            composing: the function that composes stages.
         """
 
         def restricted(tables: CostTables) -> CostTables:
             # Published methods keep gathered tensors, in stages as in :class:`TableSpace`.
             return tables.without_moves.restricted(partial(allowed, tables))
 
+        problem, cutter, remade = self.problem, self.cutter, self.duplicated
         search = StageSearch(
-            self.problem,
-            self.settings,
-            self.cutter,
-            self.duplicated,
-            mesh,
-            micro_batches,
-            FREE,
-            _EFFORT,
-            restricted,
+            problem, self.settings, cutter, remade, mesh, micro_batches, FREE, _EFFORT, restricted
         )
         frontiers = PlaceFrontiers(search, self.costs)
         try:
-            composer = Composer(
-                frontiers,
-                schedule,
-                crossings or Crossings(("batch",), ("batch",)),
-                composing or partial(compose, step=_STEP),
-            )
+            composer = Composer(frontiers, schedule, crossings, composing)
         except PlanError as refusal:
             raise UnsuitableError(str(refusal)) from None
         for evaluation in composer.pipelines([[0], *positions, [len(self.problem.graph.groups)]]):

@@ -16,7 +16,7 @@ from numba import njit
 from tensoropt.placement import Placement, PlacementProblem, SimulatedPlacement
 from tensoropt.placement.flat import FlatProblem, Integers, flat_step, joined
 from tensoropt.planners.placed.common.units import Units
-from tensoropt.types import Floats
+from tensoropt.types import Flags, Floats
 
 _HOT, _COLD = 1e-3, 1e-5
 """The temperature at a chain's first and last try, as shares of the step's seconds. Assumptions: with
@@ -47,6 +47,7 @@ class MoveTables(NamedTuple):
         unit: (n,) the unit of each operator; units move as a whole.
         first_member, members: the operators of each unit.
         first_choice, choices: the devices that each unit may lie on.
+        allowed: (units, devices) the same.
         bytes: (units,) the bytes that each unit stores on its device, and keeps inside its operators.
         kept_bytes: (t,) the bytes of each storage that backward needs, for all micro-batches.
         first_keeper, keepers: the operators whose backward needs it; each device with one of them holds it.
@@ -59,6 +60,7 @@ class MoveTables(NamedTuple):
     members: Integers
     first_choice: Integers
     choices: Integers
+    allowed: Flags
     bytes: Floats
     kept_bytes: Floats
     first_keeper: Integers
@@ -86,7 +88,8 @@ class MoveTables(NamedTuple):
             *joined(map(sorted, near)),
             np.array(units.of, dtype=np.int64),
             *joined(units.members),
-            *joined([choices.tolist() for choices in units.choices]),
+            *joined(np.flatnonzero(row).tolist() for row in units.allowed),
+            units.allowed,
             np.array([own[list(members)].sum() for members in units.members]),
             np.array([count * (tensors[t].extent or tensors[t].bytes) for t in keepers], dtype=float),
             *joined(sorted(operators) for operators in keepers.values()),
@@ -129,7 +132,7 @@ class State(NamedTuple):
     def booked(self, tables: MoveTables, devices: int) -> Floats:
         """Return (devices,) the bytes booked on each."""
         booked = np.zeros(devices)
-        booking = (tables.bytes, *tables[3:5], *tables[8:])
+        booking = (tables.bytes, *tables[3:5], *tables[9:])
         _book(booking, self.device, booked)
         return booked
 
@@ -180,15 +183,6 @@ def _put(
 
 
 @njit(cache=True, nogil=True)
-def _may_lie(units: _Arrays, number: int, device: int) -> bool:
-    _, _, _, first_choice, choices = units
-    lies = False
-    for c in range(first_choice[number], first_choice[number + 1]):
-        lies = lies or choices[c] == device
-    return lies
-
-
-@njit(cache=True, nogil=True)
 def _move(
     links: _Arrays,
     units: _Arrays,
@@ -202,7 +196,7 @@ def _move(
 ) -> None:
     """Move an operator, and up to ``want - 1`` that are connected with it on its device, to ``target``."""
     first_near, near = links
-    unit, first_member, members, _, _ = units
+    unit, first_member, members, _, _, allowed = units
     source = device[operator]
     stack[0] = operator
     seen[unit[operator]] = mark
@@ -217,7 +211,7 @@ def _move(
                 and device[other] == source
                 and seen[unit[other]] != mark
                 and np.random.random() < _JOINS
-                and _may_lie(units, unit[other], target)
+                and allowed[unit[other], target]
             ):
                 seen[unit[other]] = mark
                 stack[count] = other
@@ -245,22 +239,8 @@ def _book(booking: _Arrays, device: Integers, booked: Floats) -> float:
     return booked.max()
 
 
-@njit(cache=True, nogil=True)
-def _over(booked: Floats, caps: Floats) -> float:
-    over = 0.0
-    for d in range(booked.shape[0]):
-        over += max(0.0, booked[d] - caps[d])
-    return over
-
-
 def anneal(
-    problem: FlatProblem,
-    tables: MoveTables,
-    state: State,
-    caps: Floats,
-    tries: int,
-    seed: int,
-    shelf: Shelf,
+    problem: FlatProblem, tables: MoveTables, state: State, caps: Floats, tries: int, seed: int, shelf: Shelf
 ) -> float:
     """Run a chain from a state, overwrite it with the chain's last state, and return that state's seconds.
 
@@ -280,8 +260,8 @@ def _anneal(
     """Run :func:`anneal` on plain tuples: renaming a class would invalidate the cache of compiled kernels."""
     np.random.seed(seed)
     device, ahead, back = state
-    links, units, (sizes, kept_bytes, first_keeper, keepers) = tables[:2], tables[2:7], tables[7:]
-    unit, first_member, members, first_choice, choices = units
+    links, units, (sizes, kept_bytes, first_keeper, keepers) = tables[:2], tables[2:8], tables[8:]
+    unit, first_member, members, first_choice, choices, _ = units
     booking = (sizes, first_member, members, kept_bytes, first_keeper, keepers)
     training = problem[13]
     size, devices = device.shape[0], caps.shape[0]
@@ -289,7 +269,7 @@ def _anneal(
     fullest = _book(booking, device, booked)
     now, starts, returns = flat_step(problem, device, ahead, back)
     price = _PENALTY * now / max(1.0, sizes.sum() + kept_bytes.sum())
-    over = _over(booked, caps)
+    over = np.maximum(booked - caps, 0.0).sum()
     if over == 0.0:
         _put(shelf, fullest, now, device, ahead, back)
     moved, stack, seen = device.copy(), np.empty(size, np.int64), np.full(sizes.shape[0], -1, np.int64)
@@ -303,7 +283,7 @@ def _anneal(
         want = 1 if np.random.random() < _ALONE else 2 + int(np.random.exponential(_TOGETHER))
         _move(links, units, moved, o, target, want, seen, number, stack)
         next_fullest = _book(booking, moved, booked)
-        next_over = _over(booked, caps)
+        next_over = np.maximum(booked - caps, 0.0).sum()
         seconds, starts, returns = flat_step(problem, moved, ahead, back)
         gain = now + price * over - seconds - price * next_over
         if gain >= 0 or np.random.random() < np.exp(gain / temperature):

@@ -9,15 +9,20 @@ each other: joining u and v along u -> v closes a cycle exactly if a second path
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import networkx as nx
 import numpy as np
 
 from tensoropt.placement import PlacedTensor, Placement, PlacementProblem
+from tensoropt.placement.problem import PER_MICRO_BATCH, PER_STEP
 from tensoropt.planners.placed.common.units import units_of
+
+_LARGEST = ("forward_peak_bytes", "backward_peak_bytes")
+"""Of a block's operators, which run one after the other, the largest of these counts; all else adds up."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +56,18 @@ class Contraction:
         if len(groups) == whole.size and all(g == [i] for i, g in enumerate(groups)):
             return whole
 
-        def summed(values: np.ndarray) -> np.ndarray:
-            return np.array([values[g].sum(axis=0) for g in groups])
-
-        def largest(values: np.ndarray) -> np.ndarray:
-            return np.array([values[g].max() for g in groups])
-
-        kept = np.array([self._kept_inside(number) for number in range(len(groups))])
+        columns: dict[str, Any] = {}
+        for name in (*PER_MICRO_BATCH, *PER_STEP):
+            joined = np.maximum if name in _LARGEST else np.add
+            columns[name] = np.array([joined.reduce(getattr(whole, name)[g], axis=0) for g in groups])
+        inside = [self._kept_inside(number) for number in range(len(groups))]
+        columns["kept_bytes"] = columns["kept_bytes"] + inside
         return replace(
             whole,
+            **columns,
             names=tuple(self._name(g) for g in groups),
-            forward_s=summed(whole.forward_s),
-            backward_s=summed(whole.backward_s),
-            update_s=summed(whole.update_s),
-            parameter_bytes=summed(whole.parameter_bytes),
-            gradient_bytes=summed(whole.gradient_bytes),
-            optimizer_bytes=summed(whole.optimizer_bytes),
-            kept_bytes=summed(whole.kept_bytes) + kept,
-            forward_peak_bytes=largest(whole.forward_peak_bytes),
-            backward_peak_bytes=largest(whole.backward_peak_bytes),
-            update_peak_bytes=summed(whole.update_peak_bytes),
-            host_s=summed(whole.host_s),
             tensors=tuple(self._between()),
-            together=tuple(self._together()),
+            together=tuple(tuple(sorted({self.block[o] for o in group})) for group in whole.together),
             pinned=tuple(self._pinned()),
         )
 
@@ -115,13 +109,7 @@ class Contraction:
                 kept_by=tuple(sorted({self.block[o] for o in tensor.kept_by})),
             )
 
-    def _together(self) -> Iterable[tuple[int, ...]]:
-        for group in self.whole.together:
-            blocks = tuple(sorted({self.block[o] for o in group}))
-            if len(blocks) > 1:
-                yield blocks
-
-    def _pinned(self) -> Iterable[tuple[int, tuple[int, ...]]]:
+    def _pinned(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         for number, group in enumerate(self.groups):
             allowed = self.whole.allowed[list(group)].all(axis=0)
             if not allowed.all():

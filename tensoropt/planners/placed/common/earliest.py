@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensoropt.placement import Placement, PlacementProblem
 from tensoropt.planners.placed.common.units import MemoryBook, NoRoomError
-from tensoropt.types import Floats
+from tensoropt.types import Flags, Floats
 
 
 class EarliestFirst:
@@ -37,7 +36,6 @@ class EarliestFirst:
         self.device = [-1] * size
         self.starts = [0.0] * size
         self.ends = [0.0] * size
-        self.booked = [False] * len(units.members)
         self.lanes: dict[str, float] = {}
         """When each lane is free."""
         self.there: dict[tuple[int, int], float] = {}
@@ -64,8 +62,7 @@ class EarliestFirst:
         """
         problem = self.problem
         waiting = [len({problem.tensors[t].producer for t in read}) for read in problem.read]
-        for operator in range(problem.size):
-            self.ready[operator] = not waiting[operator]
+        self.ready[:] = np.equal(waiting, 0)
         for _ in range(problem.size):
             operator, device, start = self._choose()
             self._start(operator, device, start)
@@ -88,24 +85,23 @@ class EarliestFirst:
                 return operator, device, earliest
 
     def _starts(self) -> Floats:
-        permitted = self.open & self.ready[:, None]
-        if not self.memory.unlimited:
-            permitted &= self.memory.rooms(self.bytes[:, :1], self.bytes[:, 1:])
-        starts = np.where(permitted, np.maximum(self.arrival, self.free), np.inf)
+        fits = self.open & self.memory.rooms(self.bytes[:, :1], self.bytes[:, 1:])
+        starts = np.where(fits & self.ready[:, None], np.maximum(self.arrival, self.free), np.inf)
         if self.favourite is not None:
-            self._keep_awake(starts, permitted, self.favourite)
+            self._keep_awake(starts, fits, self.favourite)
         return starts
 
-    def _keep_awake(self, starts: Floats, permitted: NDArray[np.bool_], favourite: Sequence[int]) -> None:
+    def _keep_awake(self, starts: Floats, fits: Flags, favourite: Sequence[int]) -> None:
         """Apply SCT's rule (Baechi, section 3.1): a device stays awake for the favourite child of its last
         operator. The device may run only that child, or an urgent operator: one whose inputs could be on any
         device by then, so that waiting elsewhere gains it nothing. The device is free for all once another
         one can start the child earlier, or if it has no room for the child."""
         # When the inputs could be on any permitted device: the latest of the arrivals.
+        permitted = fits & self.ready[:, None]
         waits = np.where(permitted, self.arrival, -np.inf).max(axis=1)
         for device, last in enumerate(self.last):
             child = favourite[last] if last >= 0 else -1
-            if child < 0 or self.device[child] >= 0 or not self._fits(child, device):
+            if child < 0 or self.device[child] >= 0 or not fits[child, device]:
                 continue
             if self.ready[child]:
                 if self._refresh(child):
@@ -120,10 +116,6 @@ class EarliestFirst:
         # A device that was awake may be free again, but time does not go back: nothing starts before what was
         # started last.
         np.maximum(starts, self.now, out=starts)
-
-    def _fits(self, operator: int, device: int) -> bool:
-        lasting, transient = self.bytes[operator]
-        return bool(self.open[operator, device] and self.memory.rooms(lasting, transient)[device])
 
     def _refresh(self, operator: int) -> bool:
         if self.seen[operator] == len(self.there):
@@ -164,8 +156,7 @@ class EarliestFirst:
         self.last[device] = operator
         self.now = max(self.now, start)
         unit = self.units.of[operator]
-        if not self.booked[unit]:
-            self.booked[unit] = True
+        if self.memory.device[unit] < 0:
             self.memory.book(unit, device)
             # The rest of the unit has to go there, and books nothing more.
             members = list(self.units.members[unit])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from tensoropt.errors import InfeasibleError
 from tensoropt.placement import Placement, PlacementProblem
 from tensoropt.planners.errors import UnsuitableError
+from tensoropt.planners.placed import dpos, m_etf, m_sct, m_topo
+from tensoropt.planners.placed.common.units import PlacedAnswer
 
-_WARM_STARTS = ("m_topo", "m_etf", "m_sct", "dpos")
+_WARM_STARTS = (m_topo.place, m_etf.place, m_sct.place, dpos.place)
 """Heuristics whose placements are tried; the others place by rules alone, or change the graph."""
-_SCHEDULERS = ("m_etf", "dpos")
+_SCHEDULERS = (m_etf.place, dpos.place)
 """Heuristics that order operators well once their devices are fixed."""
+_Method = Callable[[PlacementProblem, float | None, int], PlacedAnswer]
 
 
 def heuristics(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
@@ -24,22 +27,19 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
         # in_order ignores pins, and which operators a device can run.
         if possible(problem, placement):
             yield placement
-    for name in _WARM_STARTS:
-        yield from _method(name, problem, seed)
+    yield from _placed(_WARM_STARTS, problem, seed)
 
 
 def scheduled(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
     """Yield the placements of those heuristics that order operators well."""
-    for name in _SCHEDULERS:
-        yield from _method(name, problem, seed)
+    yield from _placed(_SCHEDULERS, problem, seed)
 
 
-def _method(name: str, problem: PlacementProblem, seed: int) -> Iterator[Placement]:
-    try:
-        answer = importlib.import_module(f"tensoropt.planners.placed.{name}").place(problem, None, seed)
-    except (InfeasibleError, UnsuitableError):  # anything else is a fault, which a warm start must not hide
-        return
-    yield answer.placement
+def _placed(methods: Iterable[_Method], problem: PlacementProblem, seed: int) -> Iterator[Placement]:
+    for place in methods:
+        # Anything else is a fault, which a warm start must not hide.
+        with suppress(InfeasibleError, UnsuitableError):
+            yield place(problem, None, seed).placement
 
 
 def possible(problem: PlacementProblem, placement: Placement) -> bool:

@@ -50,41 +50,35 @@ def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
     w_i and c_ij are the longest over all devices and pairs of devices that i and j may lie on; c_ij is 0
     between operators that share a device anyway.
     """
-    allowed = units.allowed[list(units.of)]
+    allowed, unit_of = units.allowed[list(units.of)], units.of
     sends = _longest_transfers(problem, units).tolist()
-    unit_of = units.of
-    weights = [
-        np.where(allowed, seconds, 0.0).max(axis=1).tolist()
-        for seconds in (problem.forward_s, problem.backward_s, problem.update_s)
-    ]
-    return _ranks(problem, weights, lambda number, a, b: 0.0 if unit_of[a] == unit_of[b] else sends[number])
+    return _ranks(
+        problem,
+        lambda seconds: np.where(allowed, seconds, 0.0).max(axis=1),
+        lambda number, a, b: 0.0 if unit_of[a] == unit_of[b] else sends[number],
+    )
 
 
 def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
     """Return the ranks under a placement: w_i and c_ij are the seconds on the operators' devices."""
-    weights = [
-        seconds[np.arange(problem.size), list(device)].tolist()
-        for seconds in (problem.forward_s, problem.backward_s, problem.update_s)
-    ]
-    sizes = [tensor.bytes for tensor in problem.tensors]
-
-    def sent(number: int, a: int, b: int) -> float:
-        return problem.devices.transfer_s(sizes[number], device[a], device[b])
-
-    return _ranks(problem, weights, sent)
+    tensors, devices, own = problem.tensors, problem.devices, (np.arange(problem.size), list(device))
+    return _ranks(
+        problem,
+        lambda seconds: seconds[own],
+        lambda number, a, b: devices.transfer_s(tensors[number].bytes, device[a], device[b]),
+    )
 
 
 def _ranks(
-    problem: PlacementProblem,
-    weights: Sequence[Sequence[float]],
-    sent: Callable[[int, int, int], float],
+    problem: PlacementProblem, weigh: Callable[[Floats], Floats], sent: Callable[[int, int, int], float]
 ) -> Ranks:
     """Return the ranks for given times.
 
     Args:
-        weights: (operators,) seconds of forward, backward and update.
+        weigh: the seconds on each device, (operators, devices) -> the seconds that count, (operators,).
         sent: (tensor, from, to) -> seconds.
     """
+    weights = [weigh(each).tolist() for each in (problem.forward_s, problem.backward_s, problem.update_s)]
     tensors = problem.tensors
     backward, forward = [0.0] * problem.size, [0.0] * problem.size
     # The model's order is a topological one, and backward goes against it: the readers of a gradient are

@@ -7,9 +7,8 @@ more, so a method runs with less and less room until its placement fits when sim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import networkx as nx
 import numpy as np
@@ -33,8 +32,7 @@ class Units:
             can run them all.
         bytes: (units,) the bytes each adds to its device for a whole step.
         transient_bytes: (units,) the bytes that its largest operator needs on top while it runs.
-        order: the devices, best first, for units without pins.
-        orders: unit -> the devices that its members are pinned to, best first.
+        by_priority: the devices that each unit may lie on, best first.
     """
 
     of: tuple[int, ...]
@@ -42,21 +40,7 @@ class Units:
     allowed: NDArray[np.bool_]
     bytes: Floats
     transient_bytes: Floats
-    order: tuple[int, ...]
-    orders: Mapping[int, tuple[int, ...]]
-
-    @cached_property
-    def by_priority(self) -> tuple[tuple[int, ...], ...]:
-        """The devices that each unit may lie on, best first."""
-        return tuple(
-            tuple(device for device in self.orders.get(unit, self.order) if row[device])
-            for unit, row in enumerate(self.allowed)
-        )
-
-    @cached_property
-    def choices(self) -> tuple[NDArray[np.intp], ...]:
-        """The devices that each unit may lie on, ascending."""
-        return tuple(np.flatnonzero(row) for row in self.allowed)
+    by_priority: tuple[tuple[int, ...], ...]
 
 
 def units_of(problem: PlacementProblem) -> Units:
@@ -82,16 +66,12 @@ def units_of(problem: PlacementProblem) -> Units:
     pins: dict[int, list[tuple[int, ...]]] = {}
     for operator, devices in problem.pinned:
         pins.setdefault(unit_of[operator], []).append(devices)
-    order = problem.devices.best_first
-    return Units(
-        tuple(unit_of),
-        tuple(map(tuple, members)),
-        _allowed(problem, members),
-        lasting,
-        transient,
-        order,
-        {unit: common_devices(orders, order) for unit, orders in pins.items()},
+    allowed, order = _allowed(problem, members, unit_of), problem.devices.best_first
+    by_priority = tuple(
+        tuple(device for device in common_devices(pins.get(unit, [order]), order) if row[device])
+        for unit, row in enumerate(allowed.tolist())
     )
+    return Units(tuple(unit_of), tuple(map(tuple, members)), allowed, lasting, transient, by_priority)
 
 
 def transient_bytes(problem: PlacementProblem, operator: int) -> float:
@@ -106,22 +86,21 @@ def transient_bytes(problem: PlacementProblem, operator: int) -> float:
     return float(max(forward, backward if problem.training else 0.0))
 
 
-def _allowed(problem: PlacementProblem, members: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
-    # This is the usual case; a search over cuts prices hundreds of graphs.
-    if problem.allowed.all():
-        return np.ones((len(members), problem.devices.count), bool)
-    allowed = np.array([problem.allowed[list(m)].all(axis=0) for m in members])
-    for unit, operators in enumerate(members):
-        if not allowed[unit].any():
-            sides = "; ".join(
-                f"{problem.names[o]} on {_devices(np.flatnonzero(problem.allowed[o]))}"
-                for o in operators
-                if not problem.allowed[o].all()
-            )
-            raise InfeasibleError(
-                f"no device can hold all of these operators, which must share one: {sides}; loosen a pin or "
-                "let them be on different devices"
-            )
+def _allowed(
+    problem: PlacementProblem, members: Sequence[Sequence[int]], unit_of: Sequence[int]
+) -> NDArray[np.bool_]:
+    allowed = np.ones((len(members), problem.devices.count), bool)
+    np.logical_and.at(allowed, unit_of, problem.allowed)
+    for unit in np.flatnonzero(~allowed.any(axis=1)).tolist():
+        sides = "; ".join(
+            f"{problem.names[o]} on {_devices(np.flatnonzero(problem.allowed[o]))}"
+            for o in members[unit]
+            if not problem.allowed[o].all()
+        )
+        raise InfeasibleError(
+            f"no device can hold all of these operators, which must share one: {sides}; loosen a pin or let "
+            "them be on different devices"
+        )
     return allowed
 
 
@@ -135,6 +114,7 @@ class MemoryBook:
     Attributes:
         units: what is booked.
         caps: (devices,) the bytes that may be booked.
+        device: the device on which each unit is booked; -1 for none.
         used: (devices,) the bytes booked for the whole step.
         transient: (devices,) the most bytes that an operator needs on top. This is how Baechi counts (SoCC
             2020, section 4): lasting memory adds up; of transient memory, the largest counts.
@@ -143,18 +123,15 @@ class MemoryBook:
 
     def __init__(self, units: Units, caps: Floats, counts_transients: bool = True):
         self.units, self.caps, self.counts_transients = units, caps, counts_transients
+        self.device = [-1] * len(units.members)
         self.used, self.transient = np.zeros(len(caps)), np.zeros(len(caps))
 
     def copy(self) -> MemoryBook:
         """Return a separate book with the same entries, to try bookings."""
         copied = MemoryBook(self.units, self.caps, self.counts_transients)
+        copied.device = self.device.copy()
         copied.used, copied.transient = self.used.copy(), self.transient.copy()
         return copied
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether everything fits everywhere."""
-        return bool(np.isinf(self.caps).all())
 
     def room(self, unit: int) -> NDArray[np.bool_]:
         """Return whether a unit fits on each device, (devices,)."""
@@ -173,6 +150,7 @@ class MemoryBook:
 
     def book(self, unit: int, device: int) -> None:
         """Record that a unit lies on a device."""
+        self.device[unit] = device
         self.used[device] += self.units.bytes[unit]
         self.transient[device] = max(self.transient[device], self.units.transient_bytes[unit])
 
@@ -213,10 +191,7 @@ _ATTEMPTS = 12
 
 
 def place_within_memory(
-    name: str,
-    problem: PlacementProblem,
-    limit: float | None,
-    attempt: Callable[[MemoryBook], Placement],
+    name: str, problem: PlacementProblem, limit: float | None, attempt: Callable[[MemoryBook], Placement]
 ) -> PlacedAnswer:
     """Return a method's placement that fits when simulated.
 
@@ -240,8 +215,6 @@ def place_within_memory(
                 placement = attempt(memory)
             except NoRoomError as full:
                 raise InfeasibleError(_refusal(name, problem, units, most, full.unit)) from None
-            if np.isinf(most).all():
-                return PlacedAnswer(placement)
             peaks = np.array(simulate_placement(problem, placement).peak_bytes)
             if (peaks <= most).all():
                 return PlacedAnswer(placement)

@@ -116,16 +116,14 @@ def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
     Co-placement's limits leave the program a choice: no block of more than a quarter of a device's share of
     operators, work and memory. If they leave too many blocks, they are doubled until they do not.
     """
-    if problem.size <= most_blocks:
-        return contract(problem, [[o] for o in range(problem.size)])
+    contraction = contract(problem, [[o] for o in range(problem.size)])
     # A quarter of a device's share is an assumption: larger blocks leave less to decide, smaller ones leave
     # too many of them.
     share = 1 / (4 * problem.devices.count)
-    while True:
+    while len(contraction.groups) > most_blocks and share < 2:
         contraction = co_place(problem, GroupLimits.of_shares(problem, share, most_blocks))
-        if len(contraction.groups) <= most_blocks or share >= 1:
-            return contraction
         share *= 2
+    return contraction
 
 
 def _in_groups(problem: PlacementProblem, most: int) -> Contraction:
@@ -163,8 +161,7 @@ class _Runs:
         start, begun = self._start(seed) if self.program.exclusive else None, None
         found = self._solve(seed, start)
         if start is not None:
-            placement = self.contraction.expand(start.placement)
-            begun = simulate_placement(self.contraction.whole, placement)
+            begun = self._expanded(start.placement)
         fitting = [each for each in (found, begun) if each is not None and each.fits()]
         if not fitting:
             raise InfeasibleError(self._refusal())
@@ -174,6 +171,9 @@ class _Runs:
         if self.program.exclusive and self.blocks is self.problem:
             bound_s = max(bound_s, min(self.outcomes[0].bound_s, best.time_s))
         return PlacedAnswer(best.placement, tuple(self._notes(found, best, bound_s)))
+
+    def _expanded(self, placement: Placement) -> SimulatedPlacement:
+        return simulate_placement(self.contraction.whole, self.contraction.expand(placement))
 
     def _start(self, seed: int) -> SimulatedPlacement | None:
         placements = [*heuristics(self.blocks, seed)]
@@ -203,11 +203,10 @@ class _Runs:
             self.outcomes.append(outcome)
             if outcome.placement is None:
                 return None
-            placement = self.contraction.expand(outcome.placement)
-            simulated = simulate_placement(self.contraction.whole, placement)
+            simulated = self._expanded(outcome.placement)
             if simulated.fits():
                 return simulated
-            if self.nearest is None or _over(simulated).max() < _over(self.nearest).max():
+            if self.nearest is None or simulated.excess_bytes.max() < self.nearest.excess_bytes.max():
                 self.nearest = simulated
             if self.effort <= 0 or time.monotonic() >= self.end:
                 return None
@@ -222,7 +221,7 @@ class _Runs:
         the same answer would only move to another."""
         if np.isinf(self.capacity).any():
             return self.blocks.devices.capacity_bytes.astype(float)
-        over = _over(simulated)
+        over = simulated.excess_bytes
         counted = lasting_units(self.blocks, device) * unit_bytes(self.blocks)
         return np.minimum(self.capacity, max(0.0, float((counted - over)[over > 0].min())))
 
@@ -241,7 +240,8 @@ class _Runs:
         none = ", and its program has no solution" if math.isinf(self.outcomes[0].bound_s) else ""
         near = ""
         if self.nearest is not None:
-            near = f"; the nearest needs {format_bytes(float(_over(self.nearest).max()))} more on one of them"
+            excess = format_bytes(float(self.nearest.excess_bytes.max()))
+            near = f"; the nearest needs {excess} more on one of them"
         remedy = "use more devices or another planner"
         if self._balanced():
             remedy = "or use netsplit or dpos, which have no such rule"
@@ -268,10 +268,6 @@ class _Runs:
         gap = max(0.0, 1 - bound_s / best.time_s)
         percent = f"{gap:.2%} proven" if gap > ROUNDING else "0.00% proven, up to rounding"
         yield f"gap {percent}: nothing{self._balanced()} is faster than {format_seconds(bound_s)}"
-
-
-def _over(simulated: SimulatedPlacement) -> Floats:
-    return np.array(simulated.peak_bytes) - simulated.problem.devices.capacity_bytes
 
 
 def _serial_s(problem: PlacementProblem) -> float:

@@ -26,13 +26,7 @@ import numpy as np
 
 from tensoropt.placement import Placement, PlacementProblem
 from tensoropt.planners.placed.common.units import units_of
-from tensoropt.planners.placed.exact.rules import (
-    Rules,
-    kept_tensors,
-    lasting_bytes,
-    most_units,
-    unit_bytes,
-)
+from tensoropt.planners.placed.exact.rules import Rules, kept_tensors, lasting_bytes, most_units, unit_bytes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -96,7 +90,7 @@ class PlacementProgram:
         self.problem, self.grid = problem, grid
         self.devices = range(problem.devices.count)
         self.most = grid.ticks(most_s) + 1
-        self.capacity_bytes = tuple(float(c) for c in capacity_bytes)
+        self.capacity_bytes = tuple(map(float, capacity_bytes))
         self.model: cp_model.CpModel = self.cp.CpModel()
         self.start: dict[bool, list[Any]] = {}
         self.end: dict[bool, list[Any]] = {}
@@ -186,8 +180,6 @@ class PlacementProgram:
     def _send(self) -> None:
         for number, tensor in enumerate(self.problem.tensors):
             units = {self.unit[o] for o in (tensor.producer, *tensor.readers)}
-            if not tensor.readers:
-                continue
             for reader in tensor.readers:
                 self.model.add(self.start[False][reader] >= self.end[False][tensor.producer])
                 if tensor.gradient and self.backward:

@@ -5,7 +5,7 @@ The limit in seconds is a safeguard; a note says if it ended the run.
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,29 +107,18 @@ def solve(
 
 def _stoppable(solver: Any, model: Any) -> Any:
     """Run ``solver.solve`` in a thread, so that an interrupt stops the search and leaves nothing behind."""
-    result: list[Any] = []
-    failure: list[BaseException] = []
-
-    def work() -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="solver") as pool:
+        run = pool.submit(solver.solve, model)
         try:
-            result.append(solver.solve(model))
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=work, name="solver", daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(_WATCH_S)
-    except BaseException:
-        while thread.is_alive():
-            # Repeatedly, as OR-tools ignores a stop that comes before its search has begun.
-            solver.stop_search()
-            thread.join(_WATCH_S)
-        raise
-    if failure:
-        raise failure[0]
-    return result[0]
+            while not run.done():
+                wait([run], _WATCH_S)
+        except BaseException:
+            while not run.done():
+                # Repeatedly, as OR-tools ignores a stop that comes before its search has begun.
+                solver.stop_search()
+                wait([run], _WATCH_S)
+            raise
+        return run.result()
 
 
 def _add_hint(program: PlacementProgram, simulated: SimulatedPlacement) -> None:

@@ -11,16 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-import numpy as np
-
-from tensoropt.costs.cost_graph import NO_OPTION, VariableTable
-from tensoropt.costs.tables import CostTables
-from tensoropt.costs.variables import Variable
 from tensoropt.planners.errors import UnsuitableError
-from tensoropt.planners.tables import Scheme, TableSpace, computed_otherwise
+from tensoropt.planners.tables import Scheme, TableSpace, following_the_batch, in_a_form
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
+from tensoropt.sharding.groups import GroupGraph
 
 NO_BATCH = (
     "no mesh here splits the batch into non-empty parts; choose a batch size that the device count divides"
@@ -28,47 +24,20 @@ NO_BATCH = (
 """The refusal of methods that only split the batch."""
 
 
-def batch_labels(task: PlanningTask) -> Mapping[str, str]:
+def batch_labels(graph: GroupGraph) -> Mapping[str, str]:
     """Return the label that each group splits when the batch is split.
 
     Raises:
         UnsuitableError: an operator mixes samples.
     """
     try:
-        strategies = batch_strategies(task.prepared.graph)
+        strategies = batch_strategies(graph)
     except MicroBatchRefused as refusal:
         raise UnsuitableError(f"the batch of this model cannot be split: {refusal}") from None
     return {name: str(strategy.label) for name, strategy in strategies.items()}
 
 
-def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Scheme) -> Scheme:
-    """Return the scheme that splits every group on its batch dim on every axis.
-
-    Args:
-        batch: the label of a group's batch dim.
-        stored: masks the options of groups and parameters.
-    """
-
-    def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
-        if variable.key.kind != "group":
-            return stored(tables, variable, index) if variable.key.kind == "parameter" else None
-        own = batch(tables, variable.key)
-        if any(label != own for label in tables.labels(variable.key, index)):
-            return NO_OPTION
-        return stored(tables, variable, index)
-
-    return allowed
-
-
-def whole(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
-    """Return a mask of the options that shard no parameter; a group's first one stores them as used."""
-    # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
-    if variable.key.kind == "parameter":
-        return np.array([all(code < 0 for code in variable.layouts[index][1:])])
-    return np.arange(len(variable.memory[index])) == 0
-
-
-_MOST_POINTS = 64
+MOST_POINTS = 64
 """Points kept per space; an assumption: a scheme leaves little open, so more would hardly differ."""
 
 
@@ -85,19 +54,17 @@ def frontiers(
             graph = space.tables.restricted(partial(in_a_form, allowed, recomputing, space.tables))
             try:
                 # A gap of a thousandth: the few open choices do not deserve an exact search.
-                frontier = track_frontier(graph, epsilon=1e-3, max_points=_MOST_POINTS)
+                frontier = track_frontier(graph, epsilon=1e-3, max_points=MOST_POINTS)
             except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
                 continue
             yield from _selections_of(number, frontier)
 
 
-def in_a_form(
-    allowed: Scheme, recomputing: bool, tables: CostTables, variable: VariableTable, index: int
-) -> np.ndarray | None:
-    """Return the choices that a scheme allows, with all blocks recomputed or none."""
-    if computed_otherwise(tables, variable, index, recomputing):
-        return NO_OPTION
-    return allowed(tables, variable, index)
+def on_the_batch(task: PlanningTask, stored: Scheme) -> Iterator[Selection]:
+    """Yield the frontiers of splitting every group on its batch dim alone, over flat meshes."""
+    labels = batch_labels(task.prepared.graph)
+    allowed = following_the_batch(lambda _, group: labels[group], stored)
+    return frontiers(task, allowed, lambda space: len(space.names.mesh.shape) <= 1)
 
 
 def _selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]:

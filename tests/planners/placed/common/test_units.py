@@ -64,7 +64,7 @@ def test_units_join_what_belongs_together():
     assert units.members == ((0, 2, 4), (1,), (3,))
     assert units.of == (0, 1, 0, 2, 0)
     assert units.bytes.tolist() == [21, 2, 8]
-    assert [c.tolist() for c in units.choices] == [[1], [0], [0, 1]]
+    assert units.by_priority == ((1,), (0,), (0, 1))
 
 
 def test_contradicting_pins_name_both_sides():

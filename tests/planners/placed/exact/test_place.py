@@ -131,20 +131,19 @@ def test_one_seed_gives_one_answer(monkeypatch):
 def test_nothing_runs_after_a_cancel(monkeypatch):
     """An interrupt in the middle of a search ends it at once, and its thread with it."""
     problem = random_problem(1, 16, 3)
-    join, waits = threading.Thread.join, []
+    wait, waits = solver_module.wait, []
 
-    def interrupted(thread, timeout=None):
-        join(thread, timeout)
-        if thread.name == "solver" and not waits:
-            waits.append(thread)
+    def interrupted(runs, timeout=None):
+        wait(runs, timeout)
+        if not waits:
+            waits.extend(thread for thread in threading.enumerate() if thread.name.startswith("solver"))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(solver_module.threading.Thread, "join", interrupted)
+    monkeypatch.setattr(solver_module, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         netsplit.place(problem, None, 0, NetSplit(seconds=120))
     assert waits
-    assert not waits[0].is_alive()
-    assert "solver" not in {thread.name for thread in threading.enumerate()}
+    assert not any(thread.is_alive() for thread in waits)
 
 
 def test_a_missing_solver_is_refused_with_the_remedy(monkeypatch):

@@ -208,7 +208,7 @@ def test_large_models_have_as_many_stages_to_a_place_as_the_bubble_asks_for(stor
     composed = set()
 
     def seen(work: Any, items: list[Any]) -> list[Any]:
-        composed.update((one.composer.schedule, one.composer.stages) for one in items)
+        composed.update((composer.schedule, composer.stages) for _, composer, _ in items)
         return list(map(work, items))
 
     monkeypatch.setattr(pipelines, "in_forks", seen)

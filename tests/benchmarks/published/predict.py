@@ -55,7 +55,7 @@ def _none(*_: object) -> float:
 TERMS: dict[str, dict[str, Any]] = {
     "slow-down": {
         f"tensoropt.{module}.slower_beside": _none
-        for module in ("costs.source", "simulate.candidates", "pipeline.costs")
+        for module in ("costs.prices", "simulate.candidates", "pipeline.costs")
     },
     "host": {"tensoropt.cluster.catalog._host_figures": dict},
 }

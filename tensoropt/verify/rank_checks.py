@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ import torch
 from tensoropt.capture.steps import GRADIENT_FLOOR, LEAST_SCALE, Worst, difference, precision, worst
 from tensoropt.engine.engine import Engine
 from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
-from tensoropt.engine.runtime import content_hash
 from tensoropt.execute.executable import engine_of, strategy_from_data
 from tensoropt.verify import reference
 from tensoropt.verify.agreement import JointCall
@@ -50,7 +50,7 @@ class _RankNumerics:
         gradient, parameter, buffer: the largest of each kind.
         not_finite: the counts for the unsplit model.
         rounding: the unsplit model's rounding under mixed precision, otherwise None.
-        replicas: parameter -> (shard index, hashes of its results).
+        replicas: parameter -> (shard index, digest of its results).
         spread: :func:`_replica_spread`; None if bits decide.
         unsplit_on: the unsplit model's device.
     """
@@ -204,5 +204,7 @@ def _checksums(
         gradient = [engine.shards.gradients[name]] if name in engine.shards.gradients else []
         # Bits, not tolerances: replicas are never sent to each other, and what drifts once drifts on.
         values = [leaf, *gradient, *(values[name] for values in after.values())]
-        hashes = " ".join(str(int(content_hash(value))) for value in values)
-        yield name, (engine.shards.shard_index(name), hashes)
+        digest = hashlib.sha256()
+        for value in values:
+            digest.update(value.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
+        yield name, (engine.shards.shard_index(name), digest.hexdigest())

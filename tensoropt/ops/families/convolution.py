@@ -16,7 +16,7 @@ def _is_transposed(op: Operator) -> bool:
 
 
 @alike("stride padding output_padding dilation")
-def convolution(b: Builder) -> None:
+def _convolution(b: Builder) -> None:
     """Split batch, output channels and, without groups, input channels; spatial dims stay whole."""
     transposed = _is_transposed(b.op)
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
@@ -54,21 +54,21 @@ SPECS = (
     OpSpec(
         targets=tuple(f"aten.conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
         without_rule=("convolution",),
-        rule=convolution,
+        rule=_convolution,
         localiser=_local_convolution,
         cost_class=CostClass.CONVOLUTION,
         precision=Precision.NARROW,
     ),
     aten(
         "conv_transpose2d.input",
-        convolution,
+        _convolution,
         localiser=_local_convolution,
         cost_class=CostClass.CONVOLUTION,
         precision=Precision.NARROW,
     ),
     aten(
         "conv_transpose1d.default conv_transpose3d.input",
-        convolution,
+        _convolution,
         localiser=_local_convolution,
         precision=Precision.NARROW,
     ),

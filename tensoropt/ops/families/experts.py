@@ -38,7 +38,7 @@ def _grouped_mm(b: Builder) -> None:
 
 
 @alike("bins minlength")
-def histogram(b: Builder) -> None:
+def _histogram(b: Builder) -> None:
     """Split the values, with partial counts; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
         raise Opaque(b.op.name)
@@ -133,5 +133,5 @@ SPECS = (
             "transformers::grouped_mm_fallback_backward": shape_wrapper(_backward_flops),
         },
     ),
-    OpSpec(targets=tuple(sorted(COUNTS)), rule=histogram),
+    OpSpec(targets=tuple(sorted(COUNTS)), rule=_histogram),
 )

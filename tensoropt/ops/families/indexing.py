@@ -24,7 +24,7 @@ def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
     return varying[0] if counted else None
 
 
-def index(b: Builder) -> None:
+def _index(b: Builder) -> None:
     """``y = x[i, j, :]``: dims that are looked up stay whole, index dims and all others are loops.
 
     An index that counts (``hidden[arange(batch), last]``) ties its row to the result's.
@@ -59,7 +59,7 @@ def index(b: Builder) -> None:
     b.write([*kept[:first_place], *loops, *kept[first_place:]])
 
 
-def gather(b: Builder) -> None:
+def _gather(b: Builder) -> None:
     """Split the index, and with it all dims but the looked-up one."""
     where = 2 if "gather" in b.op.target else 1
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(where)).shape
@@ -73,7 +73,7 @@ def gather(b: Builder) -> None:
     b.write(result_labels)
 
 
-def index_select(b: Builder) -> None:
+def _index_select(b: Builder) -> None:
     """Split the index, and all dims but the looked-up one."""
     dim = b.dim(1)
     labels = b.around([dim])
@@ -120,16 +120,19 @@ def _numbers(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[i
 SPECS = (
     aten(
         "index.Tensor",
-        index,
+        _index,
         localiser=_local_index,
         kernels={"kernels.index_relative": _index_relative},
         samples=Samples(limits=along_dims, timed=False),
         cost_class=CostClass.LOOKUP,
     ),
-    aten("gather.default", gather, samples=Samples(limits=along_a_dim), cost_class=CostClass.LOOKUP),
-    aten("take_along_dim.default", gather),
+    aten("gather.default", _gather, samples=Samples(limits=along_a_dim), cost_class=CostClass.LOOKUP),
+    aten("take_along_dim.default", _gather),
     aten(
-        "index_select.default", index_select, samples=Samples(limits=along_a_dim), cost_class=CostClass.LOOKUP
+        "index_select.default",
+        _index_select,
+        samples=Samples(limits=along_a_dim),
+        cost_class=CostClass.LOOKUP,
     ),
     OpSpec(without_rule=("one_hot",), samples=Samples(limits=_numbers, timed=False)),
 )

@@ -8,7 +8,7 @@ from tensoropt.ops.calls import CostClass, Domain, LinearOperands, OpSpec, Preci
 from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
-def linear(b: Builder) -> None:
+def _linear(b: Builder) -> None:
     """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``."""
     x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
     weight = b.tensor(w).shape
@@ -24,7 +24,7 @@ def linear(b: Builder) -> None:
 
 
 @alike("alpha beta")
-def mm(b: Builder) -> None:
+def _mm(b: Builder) -> None:
     """``y[m, n] = sum_k x[m, k] w[k, n]``, or ``beta bias[n]`` plus ``alpha`` times this."""
     *bias, x, w = (b.arg(index) for index in range(len(b.op.args)))
     m = b.loop("rows", b.tensor(x).shape[0])
@@ -38,7 +38,7 @@ def mm(b: Builder) -> None:
 
 
 @alike("alpha beta")
-def bmm(b: Builder) -> None:
+def _bmm(b: Builder) -> None:
     """``z[b, m, n] = sum_k x[b, m, k] y[b, k, n]``, or ``beta`` times a term plus ``alpha`` times this."""
     *terms, x, y = (b.arg(index) for index in range(len(b.op.args)))
     batch, m, k = b.loops(b.tensor(x).shape)
@@ -50,7 +50,7 @@ def bmm(b: Builder) -> None:
     b.write([batch, m, n])
 
 
-def matmul(b: Builder) -> None:
+def _matmul(b: Builder) -> None:
     """A batched product with broadcasting; vectors are treated as in ``torch.matmul``."""
     x, y = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
     left, right = (x if len(x) > 1 else (1, *x)), (y if len(y) > 1 else (*y, 1))
@@ -62,7 +62,7 @@ def matmul(b: Builder) -> None:
 
 
 @alike("path")
-def einsum(b: Builder) -> None:
+def _einsum(b: Builder) -> None:
     """Take the loops from the equation."""
     equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)
     if "..." in equation or "->" not in equation or len(tensors) > 2:
@@ -88,7 +88,7 @@ def _mv(b: Builder) -> None:
     b.write([m])
 
 
-def bilinear(b: Builder) -> None:
+def _bilinear(b: Builder) -> None:
     """``y[..., o] = sum_ij x[..., i] w[o, i, j] z[..., j] + bias[o]``."""
     x, z, w = b.arg(0), b.arg(1), b.arg(2)
     rows = b.loops(b.tensor(x).shape[:-1])
@@ -100,7 +100,7 @@ def bilinear(b: Builder) -> None:
     b.write([*rows, o])
 
 
-def lu_unpack(b: Builder) -> None:
+def _lu_unpack(b: Builder) -> None:
     """Split batch dims; each matrix stays whole, as PyTorch's kernel does not check pivots."""
     if not all((b.arg(2, "unpack_data", True), b.arg(3, "unpack_pivots", True))):
         return
@@ -112,20 +112,20 @@ def lu_unpack(b: Builder) -> None:
 
 
 _PRODUCTS = {
-    "aten.linear.default": linear,
-    "aten.addmm.default": mm,
-    "aten.mm.default": mm,
-    "aten.bmm.default": bmm,
-    "aten.baddbmm.default": bmm,
-    "aten.matmul.default": matmul,
-    "aten.einsum.default": einsum,
+    "aten.linear.default": _linear,
+    "aten.addmm.default": _mm,
+    "aten.mm.default": _mm,
+    "aten.bmm.default": _bmm,
+    "aten.baddbmm.default": _bmm,
+    "aten.matmul.default": _matmul,
+    "aten.einsum.default": _einsum,
 }
 _LINEAR = {
     "aten.linear.default": LinearOperands(0, 1, 2, transposed=True),
     "aten.addmm.default": LinearOperands(1, 2, 0, transposed=False),
     "aten.mm.default": LinearOperands(0, 1, 2, transposed=False),
 }
-_RARE = {"aten.dot.default": matmul, "aten.mv.default": _mv, "aten.bilinear.default": bilinear}
+_RARE = {"aten.dot.default": _matmul, "aten.mv.default": _mv, "aten.bilinear.default": _bilinear}
 
 SPECS = (
     *(
@@ -145,7 +145,7 @@ SPECS = (
     ),
     aten(
         "lu_unpack.default",
-        lu_unpack,
+        _lu_unpack,
         without_rule=("linalg_lu_solve", "linalg_ldl_solve"),
         samples=Samples(domains={1: Domain.PIVOTS}),
     ),

@@ -72,7 +72,7 @@ def _cosine_similarity(b: Builder) -> None:
 
 
 @alike("p compute_mode")
-def distances(b: Builder) -> None:
+def _distances(b: Builder) -> None:
     """``y[..., p, r] = |x[..., p, :] - z[..., r, :]|``."""
     x, z = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
     if x[:-2] != z[:-2]:
@@ -114,6 +114,6 @@ SPECS = (
         precision=Precision.WIDE,
     ),
     aten("var.correction std.correction var.dim std.dim", _norm_or_variance, precision=Precision.WIDE),
-    aten("cdist.default", distances, precision=Precision.WIDE),
+    aten("cdist.default", _distances, precision=Precision.WIDE),
     aten("cosine_similarity.default", _cosine_similarity),
 )

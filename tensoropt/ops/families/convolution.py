@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tensoropt.graph import Operator
-from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, aten
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, Precision, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
@@ -50,26 +51,14 @@ def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return replace(call, args=(*call.args[:2], *middle, groups, *call.args[7:]), kwargs={})
 
 
+_convolutions = partial(aten, rule=_convolution, localiser=_local_convolution, precision=Precision.NARROW)
+
 SPECS = (
-    OpSpec(
-        targets=tuple(f"aten.conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
+    _convolutions(
+        "conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding",
         without_rule=("convolution",),
-        rule=_convolution,
-        localiser=_local_convolution,
         cost_class=CostClass.CONVOLUTION,
-        precision=Precision.NARROW,
     ),
-    aten(
-        "conv_transpose2d.input",
-        _convolution,
-        localiser=_local_convolution,
-        cost_class=CostClass.CONVOLUTION,
-        precision=Precision.NARROW,
-    ),
-    aten(
-        "conv_transpose1d.default conv_transpose3d.input",
-        _convolution,
-        localiser=_local_convolution,
-        precision=Precision.NARROW,
-    ),
+    _convolutions("conv_transpose2d.input", cost_class=CostClass.CONVOLUTION),
+    _convolutions("conv_transpose1d.default conv_transpose3d.input"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,22 +118,18 @@ def _numbers(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[i
     yield args[0].name, (0, args[1])
 
 
+_lookup = partial(aten, cost_class=CostClass.LOOKUP)
+
 SPECS = (
-    aten(
+    _lookup(
         "index.Tensor",
         _index,
         localiser=_local_index,
         kernels={"kernels.index_relative": _index_relative},
         samples=Samples(limits=along_dims, timed=False),
-        cost_class=CostClass.LOOKUP,
     ),
-    aten("gather.default", _gather, samples=Samples(limits=along_a_dim), cost_class=CostClass.LOOKUP),
+    _lookup("gather.default", _gather, samples=Samples(limits=along_a_dim)),
     aten("take_along_dim.default", _gather),
-    aten(
-        "index_select.default",
-        _index_select,
-        samples=Samples(limits=along_a_dim),
-        cost_class=CostClass.LOOKUP,
-    ),
+    _lookup("index_select.default", _index_select, samples=Samples(limits=along_a_dim)),
     OpSpec(without_rule=("one_hot",), samples=Samples(limits=_numbers, timed=False)),
 )

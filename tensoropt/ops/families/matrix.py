@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from tensoropt.ops.calls import CostClass, Domain, LinearOperands, OpSpec, Precision, Samples, aten
@@ -111,34 +113,19 @@ def _lu_unpack(b: Builder) -> None:
         b.write([*loops, None, None], index)
 
 
-_PRODUCTS = {
-    "aten.linear.default": _linear,
-    "aten.addmm.default": _mm,
-    "aten.mm.default": _mm,
-    "aten.bmm.default": _bmm,
-    "aten.baddbmm.default": _bmm,
-    "aten.matmul.default": _matmul,
-    "aten.einsum.default": _einsum,
-}
-_LINEAR = {
-    "aten.linear.default": LinearOperands(0, 1, 2, transposed=True),
-    "aten.addmm.default": LinearOperands(1, 2, 0, transposed=False),
-    "aten.mm.default": LinearOperands(0, 1, 2, transposed=False),
-}
-_RARE = {"aten.dot.default": _matmul, "aten.mv.default": _mv, "aten.bilinear.default": _bilinear}
+_product = partial(aten, cost_class=CostClass.MATRIX, precision=Precision.NARROW)
+_rare = partial(aten, precision=Precision.NARROW)
 
 SPECS = (
-    *(
-        OpSpec(
-            targets=(target,),
-            rule=rule,
-            cost_class=CostClass.MATRIX,
-            precision=Precision.NARROW,
-            linear=_LINEAR.get(target),
-        )
-        for target, rule in _PRODUCTS.items()
-    ),
-    *(OpSpec(targets=(target,), rule=rule, precision=Precision.NARROW) for target, rule in _RARE.items()),
+    _product("linear.default", _linear, linear=LinearOperands(0, 1, 2, transposed=True)),
+    _product("addmm.default", _mm, linear=LinearOperands(1, 2, 0, transposed=False)),
+    _product("mm.default", _mm, linear=LinearOperands(0, 1, 2, transposed=False)),
+    _product("bmm.default baddbmm.default", _bmm),
+    _product("matmul.default", _matmul),
+    _product("einsum.default", _einsum),
+    _rare("dot.default", _matmul),
+    _rare("mv.default", _mv),
+    _rare("bilinear.default", _bilinear),
     OpSpec(
         without_rule=("cholesky", "linalg_cholesky", "linalg_cholesky_ex"),
         samples=Samples(domains={0: Domain.DEFINITE}),

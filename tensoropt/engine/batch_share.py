@@ -60,11 +60,10 @@ class BatchShare:
         self.divided = frozenset(batch_inputs(source) if divided is None else divided)
         self.gathered = frozenset(name for name, cut in follows.items() if cut[: len(self.axes)] != self.axes)
 
-    def rows(self, batch: int, index: int | None = None) -> list[int]:
-        """Return the rows of a global batch of this size in one rank's share; by default this rank's."""
-        index = self.index if index is None else index
+    def rows(self, batch: int) -> list[int]:
+        """Return the rows of a global batch of this size in this rank's share."""
         size = batch // (self.micro_batches * self.world)
-        starts = [(m * self.world + index) * size for m in range(self.micro_batches)]
+        starts = [(m * self.world + self.index) * size for m in range(self.micro_batches)]
         return [start + row for start in starts for row in range(size)]
 
     def shape(self, name: str, shape: Sequence[int]) -> torch.Size:

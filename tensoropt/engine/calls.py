@@ -65,7 +65,9 @@ class CallingConvention:
         try:
             arguments = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise PlanError(f"the model cannot be called like this: {error}{self._is_for()}") from None
+            # The captured call itself has no names yet.
+            plan = f"; the plan is for a call with {self._names()}" if hasattr(self, "labels") else ""
+            raise PlanError(f"the model cannot be called like this: {error}{plan}") from None
         arguments.apply_defaults()
         bound: dict[str, Any] = {}
         for name, value in arguments.arguments.items():
@@ -78,9 +80,6 @@ class CallingConvention:
 
     def _is_none(self, value: Any) -> bool:
         return value is None or (isinstance(value, _InputSlot) and self.example[value.index] is None)
-
-    def _is_for(self) -> str:
-        return f"; the plan is for a call with {self._names()}" if hasattr(self, "labels") else ""
 
     def _names(self) -> str:
         return _listed(self.labels[i] for i, value in enumerate(self.example) if value is not None)
@@ -173,9 +172,8 @@ class CallingConvention:
                 continue
             tells = place in self.wanted and not is_input and not isinstance(value, torch.Tensor)
             name = f"{_label(place)} = {value!r}" if tells else _label(place)
-            differences.append(
-                (expected.index if isinstance(expected, _InputSlot) else len(self.example), name)
-            )
+            position = expected.index if isinstance(expected, _InputSlot) else len(self.example)
+            differences.append((position, name))
         return PlanError(
             f"the plan is for a call with {self._names()}, but this one has "
             f"{_listed(name for _, name in sorted(differences, key=lambda item: item[0]))}; {_REMEDY}"

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from tensoropt.engine.batch_share import BatchShare
 from tensoropt.engine.gradients import DeferredStep, defer_backward
@@ -92,10 +93,10 @@ def _weight_of(call: torch.fx.Node) -> Any:
     return call.args[2] if len(call.args) > 2 else call.kwargs.get("weight")
 
 
-S = TypeVar("S", bound=DeferredStep)
+_S = TypeVar("_S", bound=DeferredStep)
 
 
-class Engine(ABC, Generic[S]):
+class Engine(ABC, Generic[_S]):
     """Runs a plan on this rank: calls of the model, backward, parameters and buffers.
 
     Each kind of plan is a subclass with its own :meth:`_lower` and :meth:`_call`. Scripts, checkpoints and
@@ -220,19 +221,20 @@ class Engine(ABC, Generic[S]):
         arguments += [self.buffers[name] for name in lowered.program.buffers]
         # Hooks cost time for every saved tensor: only where something is made again.
         drops = lowered.gathers and torch.is_grad_enabled()
-        with self.regathered.hooks() if drops else nullcontext():
+        again = self.regathered
+        with saved_tensors_hooks(again.pack, again.unpack) if drops else nullcontext():
             results: tuple[torch.Tensor, ...] = lowered.module(*inputs, *arguments)
         return results
 
-    def _defer(self, loss: torch.Tensor, step: S) -> torch.Tensor:
+    def _defer(self, loss: torch.Tensor, step: _S) -> torch.Tensor:
         return defer_backward(self._anchor, loss, step, self._end_backward)
 
-    def _end_backward(self, step: S, gradient: torch.Tensor) -> None:
+    def _end_backward(self, step: _S, gradient: torch.Tensor) -> None:
         self._finish_backward(step, gradient)
         self.after_backward()
 
     @abstractmethod
-    def _finish_backward(self, step: S, gradient: torch.Tensor) -> None:
+    def _finish_backward(self, step: _S, gradient: torch.Tensor) -> None:
         """Run the backward of a step that :meth:`_defer` postponed, given the gradient of its loss."""
 
     # -- results and buffers -----------------------------------------------------------------------

@@ -407,12 +407,13 @@ class UnshardedParameters:
     """The unsharded parameters of a strategy on this rank (``runtime.unsharded``).
 
     Attributes:
+        values: the unsharded parameters as the last step gathered them.
         unreduced: parameter -> unsharded gradient, accumulated in the stored dtype and reduced last.
         last: whether the running micro-batch is the last of several.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime, leaves: Mapping[str, torch.Tensor]):
-        self.runtime = runtime
+        self.runtime, self.values = runtime, runtime.unsharded
         self.leaves = leaves
         self.last = False
         self.specs: dict[str, EdgeSpec] = {}
@@ -425,11 +426,6 @@ class UnshardedParameters:
             if strategy.reduced_last(name):
                 shape = strategy.local_shape(name, edge.target, runtime.place)
                 self.unreduced[name] = leaves[name].detach().new_zeros(shape)
-
-    @property
-    def values(self) -> Mapping[str, torch.Tensor]:
-        """The unsharded parameters as the last step gathered them."""
-        return self.runtime.unsharded
 
     @property
     def blocks(self) -> list[int]:
@@ -445,20 +441,20 @@ class UnshardedParameters:
         at_once = torch.compiler.is_compiling()
         for name, spec in self.specs.items():
             # The old one is freed first: both at once would be one parameter more than the plan counts.
-            self.runtime.unsharded.pop(name, None)
+            self.values.pop(name, None)
             if spec.block is None or at_once:
                 self.put(name, travel(self.runtime, self.leaves[name].detach(), spec))
             elif name in self.unreduced:
                 # A buffer that will be filled before it is read: the lowered module takes it now.
                 narrow = spec.dtype or self.leaves[name].dtype
-                self.runtime.unsharded[name] = torch.empty(0, dtype=narrow, device=self.leaves[name].device)
+                self.values[name] = torch.empty(0, dtype=narrow, device=self.leaves[name].device)
 
     def of(self, block: int) -> Mapping[EdgeSpec, torch.Tensor]:
         return {spec: self.leaves[spec.name].detach() for spec in self._of_block.get(block, ())}
 
     @torch.no_grad()
     def put(self, name: str, whole: torch.Tensor) -> None:
-        place = self.runtime.unsharded.setdefault(name, whole)
+        place = self.values.setdefault(name, whole)
         if place is not whole:
             place.data = whole
         if name in self.unreduced:

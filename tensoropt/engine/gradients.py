@@ -27,7 +27,7 @@ class DeferredStep:
     done = False
 
 
-S = TypeVar("S", bound=DeferredStep)
+_S = TypeVar("_S", bound=DeferredStep)
 
 
 def whole_gradient(gradient: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class _DeferredBackward(torch.autograd.Function):
 
 
 def defer_backward(
-    anchor: torch.Tensor, loss: torch.Tensor, step: S, finish: Callable[[S, torch.Tensor], None]
+    anchor: torch.Tensor, loss: torch.Tensor, step: _S, finish: Callable[[_S, torch.Tensor], None]
 ) -> torch.Tensor:
     """Return a loss for the script whose backward calls ``finish(step, gradient of the loss)``, once.
 

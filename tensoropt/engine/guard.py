@@ -60,7 +60,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def same(first: Any, second: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     try:
         return bool(first == second)
     except RuntimeError:  # a tensor
@@ -145,7 +145,7 @@ def _watched(path: str, module: nn.Module) -> Iterator[_Watched]:
             was = value, value._version
             yield _Watched(attributes, name, was, _as_written, inner + name, _IN_BUFFER)
         elif _comparable(value):
-            yield _Watched(attributes, name, _copied(value), same, inner + name, _AS_ARGUMENT)
+            yield _Watched(attributes, name, _copied(value), _same, inner + name, _AS_ARGUMENT)
         elif not isinstance(value, (torch.Tensor, nn.Module, type, types.ModuleType)) and not callable(value):
             fields = getattr(value, "__dict__", {})
             read = [field for field in names & fields.keys() if _comparable(fields[field])]
@@ -153,14 +153,14 @@ def _watched(path: str, module: nn.Module) -> Iterator[_Watched]:
                 yield _Watched(attributes, name, value, operator.is_, inner + name, _BEFORE)
             for field in read:
                 at = f"{inner}{name}.{field}"
-                yield _Watched(fields, field, _copied(fields[field]), same, at, _AS_ARGUMENT)
+                yield _Watched(fields, field, _copied(fields[field]), _same, at, _AS_ARGUMENT)
     # Attributes, those of the class included, with the `get` of a dict.
     of_class = types.SimpleNamespace(get=functools.partial(getattr, module))
     for name in names - attributes.keys():
         value = next((vars(c)[name] for c in type(module).__mro__ if name in vars(c)), _UNSET)
         plain = type(value) in (*_PLAIN, list, tuple, dict, set, frozenset)
         if plain and not name.startswith("__") and _comparable(value):
-            yield _Watched(of_class, name, _copied(value), same, inner + name, _AS_ARGUMENT)
+            yield _Watched(of_class, name, _copied(value), _same, inner + name, _AS_ARGUMENT)
 
 
 class Guard:

@@ -17,8 +17,7 @@ from tensoropt.engine.gathering import begin_block, begin_block_backward, edge_s
 from tensoropt.engine.partly_recomputed import NodeRuns
 from tensoropt.engine.recompute import extract_regions, gather_again, keep_gathered
 from tensoropt.engine.runtime import Runtime
-from tensoropt.graph import map_refs
-from tensoropt.ops.calls import LocalCall, literal
+from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import returns_one_tensor
 from tensoropt.ops.registry import KERNELS, bind, resolve_function
@@ -196,8 +195,7 @@ class Interpretation:
 
     def _compute(self, node: Compute, reads: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
         op, call = node.op, node.call
-        args = tuple(literal(map_refs(a, reads.__getitem__)) for a in call.args)
-        kwargs = {k: literal(map_refs(v, reads.__getitem__)) for k, v in call.kwargs.items()}
+        args, kwargs = call.arguments(reads.__getitem__)
         # Constructors (`zeros`, `arange`) only: all other calls compute where their operands are.
         kwargs |= _device_argument(call, self.context.device)
         made = self.graph.create_node("call_function", bind(call, self.context), args, kwargs, name=op.name)

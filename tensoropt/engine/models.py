@@ -198,7 +198,8 @@ def load_model(spec: ModelSpec) -> CapturedModel:
     key = replace(spec, dtype=None, compute_dtype="float32"), _changed_ns(spec.source)
     if key not in _opened:
         if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > _KEPT_BYTES:
-            _forget_models()
+            _opened.clear()
+            _loaded.clear()
         _opened[key] = _Opened.of(spec)
     if key not in _loaded:
         _loaded.clear()
@@ -216,9 +217,3 @@ def _changed_ns(source: str) -> int:
 def open_model(spec: ModelSpec) -> CapturedModel:
     """Build and capture a model without the cache."""
     return _Opened.of(spec).in_precision(spec)
-
-
-def _forget_models() -> None:
-    """Empty the cache of :func:`load_model`."""
-    _opened.clear()
-    _loaded.clear()

@@ -6,7 +6,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -121,10 +121,6 @@ class RegatheredParameters:
         else:
             del self._known[key]
 
-    def hooks(self) -> AbstractContextManager[None]:
-        """Return the context in which forward has to run."""
-        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
-
     def pack(self, value: torch.Tensor) -> torch.Tensor | _Note:
         make = self._maker(value)
         # As a view, by shape, stride and offset: the storage that is made again lies as the first one did.
@@ -231,14 +227,10 @@ def extract_regions(
             part = PartlyRecomputed(root, inputs, outputs, of_region, SavingHooks(*runtime.saving))
         root.add_module(target, Recomputed(body, runtime, part))
         given = tuple(copies[n] for n in inputs)
-        call = result.call_module(target, given if part is None else (result.call_function(_listed, given),))
+        call = result.call_module(target, given if part is None else (result.call_function(list, (given,)),))
         for index, node in enumerate(outputs):
             copies[node] = result.call_function(operator.getitem, (call, index))
     return result
-
-
-def _listed(*values: Any) -> list[Any]:
-    return list(values)
 
 
 def _body(

@@ -310,6 +310,7 @@ class Runtime:
         self.routes: dict[object, Route] = {}
         self.ahead: Ahead = AT_THE_USE
         self._job = job
+        _runtimes.add(self)
         # Without axis 0: micro-batches take time, not devices.
         devices = prod(self.mesh[1:])
         self.distributed = devices > 1
@@ -325,7 +326,6 @@ class Runtime:
                 for axes, group in job._groups.items()
                 if 1 not in axes
             }
-            _runtimes.add(self)
             return
         if self.distributed:
             if not dist.is_initialized():
@@ -344,7 +344,6 @@ class Runtime:
         place = np.unravel_index(self.rank % devices, self.mesh[1:])
         self.position = tuple(map(int, place))
         self._groups = self._make_groups() if self.distributed else {}
-        _runtimes.add(self)
 
     def _make_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
         """Make the process groups of every subset of real axes, once per job as PyTorch never frees them."""

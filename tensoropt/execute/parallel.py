@@ -183,11 +183,11 @@ def start_group(device: torch.device, timeout_s: float | None = None) -> None:
         dist.init_process_group("gloo", timeout=timeout)
 
 
-M = TypeVar("M", bound=nn.Module)
+_M = TypeVar("_M", bound=nn.Module)
 
 
 def parallelize(
-    model: M,
+    model: _M,
     plan: str | os.PathLike[str] | Plan | ParallelStrategy,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -203,7 +203,7 @@ def parallelize(
     batch: Literal["global", "share"] = "global",
     outputs: Literal["all", "loss"] = "all",
     tune: bool = False,
-) -> M:
+) -> _M:
     """Make ``model`` run by ``plan`` on the ranks of this job, in place.
 
     Every rank must call it with the same weights, and later pass the same global batch, or its share of it;

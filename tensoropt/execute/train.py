@@ -68,9 +68,9 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
             raise PlanError(f"--steps {options.steps} is below 1; use --steps 1 or more")
         plan = load_plan(options.plan)
         _check_trainable(plan)
-        with job(plan, device_type(plan, options.cpu), options.timeout) as device:
+        with _job(plan, device_type(plan, options.cpu), options.timeout) as device:
             say = None if options.quiet else answers
-            result = train(plan, options.steps, device=device, lr=options.lr, say=say)
+            result = _train(plan, options.steps, device=device, lr=options.lr, say=say)
             if options.json and rank == 0:
                 write_text(options.json, json_text(result, indent=1) + "\n")
     except TensorOptError as error:
@@ -184,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device]:
+def _job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device]:
     """Set up the process group of this torchrun job, and yield this rank's device; CPU ranks get threads and
     cores as in measurements."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
@@ -207,7 +207,7 @@ def job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device
         dist.barrier()  # no rank leaves the group while another still communicates
 
 
-def start(plan: Plan, device: torch.device) -> tuple[Engine, tuple[torch.Tensor, ...]]:
+def _start(plan: Plan, device: torch.device) -> tuple[Engine, tuple[torch.Tensor, ...]]:
     """Return this rank's engine, with its shards on the device, and example inputs there."""
     model, args, kwargs = ModelSpec.of(plan).build()
     prepared = resolve_plan(plan).prepare(WeightSource(model), args, kwargs)
@@ -216,7 +216,7 @@ def start(plan: Plan, device: torch.device) -> tuple[Engine, tuple[torch.Tensor,
     return engine, tuple(leaf.to(device) for leaf in leaves)
 
 
-def train(
+def _train(
     plan: Plan, steps: int, *, device: torch.device | None = None, lr: float = 1e-3, say: TextIO | None = None
 ) -> dict[str, Any]:
     """Train a plan's model on its example batch; :func:`_check_trainable` must accept the plan.
@@ -234,7 +234,7 @@ def train(
             fullest one (``memory_allocated_bytes``; both None on CPU ranks).
     """
     device = device or torch.device("cpu")
-    engine, inputs = start(plan, device)
+    engine, inputs = _start(plan, device)
     leader = engine.runtime.rank == 0
     leaves = [leaf for leaf in engine.shards.leaves.values() if leaf.requires_grad]
     optimizer = make_optimizer(plan.optimizer, leaves, lr) if leaves else None  # a placed rank may have none

@@ -70,7 +70,7 @@ def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -
     joined = world if parts or size == whole // world else 1
     own = copy.copy(loader)
     # A loader's batch sampler cannot be reassigned.
-    own.__dict__ |= {"batch_sampler": RankBatches(batches, parallel, joined, in_order), "_iterator": None}
+    own.__dict__ |= {"batch_sampler": _RankBatches(batches, parallel, joined, in_order), "_iterator": None}
     return own
 
 
@@ -91,7 +91,7 @@ def _is_share(order: Any, share: BatchShare, size: int | None) -> bool:
     return True
 
 
-class RankBatches(Sampler[list[Any]]):
+class _RankBatches(Sampler[list[Any]]):
     """This rank's rows of the batches that another batch sampler draws.
 
     Args:

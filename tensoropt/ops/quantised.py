@@ -111,7 +111,7 @@ def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
     blocks = wide.view(rows, columns // _BLOCK, _BLOCK)
     scales = blocks.abs().amax(2)
     of_blocks = scales.clamp(min=torch.finfo(wide.dtype).tiny).unsqueeze(2)
-    halves = nearest(blocks / of_blocks, scheme.table).view(rows, columns // 2, 2)
+    halves = _nearest(blocks / of_blocks, scheme.table).view(rows, columns // 2, 2)
     codes = halves[..., 0] << 4 | halves[..., 1]
     if not scheme.nested:
         return WeightBytes(codes, scales.to(torch.float32))
@@ -119,11 +119,11 @@ def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
     groups = (scales - offset).view(rows, -1, math.gcd(scales.shape[1], _GROUP))
     nested = groups.abs().amax(2)
     of_groups = nested.clamp(min=torch.finfo(wide.dtype).tiny).unsqueeze(2)
-    bytes_of = nearest(groups / of_groups, nested_table()).view(scales.shape)
+    bytes_of = _nearest(groups / of_groups, nested_table()).view(scales.shape)
     return WeightBytes(codes, bytes_of, nested.to(torch.float32), offset.to(torch.float32))
 
 
-def nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
+def _nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
     """Return the index of the nearest number of a table for each value, as bytes."""
     numbers = torch.tensor(table, dtype=values.dtype, device=values.device)
     ordered, places = numbers.sort(stable=True)

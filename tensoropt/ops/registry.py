@@ -16,14 +16,14 @@ from tensoropt.ops.index_space import Builder, IndexSpace, Opaque, need_not_ask
 from tensoropt.ops.kernels import SHARED_KERNELS, ShardContext
 from tensoropt.ops.overloads import packet_of, resolve_overload
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 _FAMILIES = [import_module(f"{families.__name__}.{m.name}") for m in iter_modules(families.__path__)]
 _SPECS: tuple[OpSpec, ...] = tuple(spec for family in _FAMILIES for spec in family.SPECS)
 
 
-def _by_packet(field: Callable[[OpSpec], Value | None]) -> dict[str, Value]:
-    values: dict[str, Value] = {}
+def _by_packet(field: Callable[[OpSpec], _Value | None]) -> dict[str, _Value]:
+    values: dict[str, _Value] = {}
     for spec in _SPECS:
         value = field(spec)
         if value is None:

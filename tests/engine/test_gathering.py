@@ -60,17 +60,11 @@ def test_a_block_is_gathered_together_as_the_one_before_begins():
     assert backward == [*[(gather, 256)] * 3, *[(scatter, 288)] * 4]
 
 
+BOTH = [(stored, micro, 1) for stored in ("ahead", "held", "held/P") for micro in (1, 2)]
+
+
 @pytest.mark.parametrize(
-    ("loop", "stored", "micro", "copies"),
-    each_loop(
-        [
-            ("ahead", 1, 1),
-            ("ahead", 2, 1),
-            ("ahead", 1, 2),
-            *((stored, micro, 1) for stored in ("held", "held/P") for micro in (1, 2)),
-            ("held/P", 2, 2),
-        ]
-    ),
+    ("loop", "stored", "micro", "copies"), each_loop([*BOTH, ("ahead", 1, 2), ("held/P", 2, 2)])
 )
 def test_gradients_are_those_of_the_unsplit_model(loop, stored, micro, copies):
     graph, values = captured_stack()
@@ -251,14 +245,7 @@ def test_a_bucket_waits_for_the_gradients_of_all_blocks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("loop", "stored", "micro", "copies"),
-    each_loop(
-        [
-            *((stored, micro, 1) for stored in ("ahead", "held", "held/P") for micro in (1, 2)),
-            ("ahead", 2, 2),
-            ("held", 2, 2),
-        ]
-    ),
+    ("loop", "stored", "micro", "copies"), each_loop([*BOTH, ("ahead", 2, 2), ("held", 2, 2)])
 )
 def test_gradients_of_tied_parameters_are_those_of_the_unsplit_model(loop, stored, micro, copies):
     graph, values = captured_tied()

@@ -82,23 +82,6 @@ def evaluated(rank, world, name, mesh, batch, seeds, shapes):
     return found
 
 
-def trained_between(rank, world, name, mesh):
-    """Evaluations before and after a step see the weights, and the buffers, as they are then."""
-    model, plain = pair(name, mesh, None, batch="share")
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, plain)]
-    far = []
-    for _ in range(2):
-        far.append(compared(model, plain, batch_of(name, 8, 9))[0])
-        batch = batch_of(name, 8, 6)
-        _, own = own_part(model, batch)
-        for each, call, optimizer in zip((model, plain), (own, batch), optimizers, strict=True):
-            each.train()(**call)["loss"].backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            each.eval()
-    return far
-
-
 def without_labels(rank, world, name, mesh):
     """A call that has no targets, with another number of rows."""
     model, plain = pair(name, mesh, None, batch="share")
@@ -127,7 +110,7 @@ def loss_alone(rank, world, mesh):
 
 
 def refused(rank, world):
-    """What is said where ranks evaluate unlike calls, and where rows cannot be added."""
+    """What is said where ranks evaluate unlike calls, where rows cannot be added, or some ranks have none."""
     model, _ = pair("tagged", (1, 2), None, batch="share")
     scored, _ = pair("scored", (1, 2), None, batch="share")
     same, _ = pair("tagged", (1, 2), 2)
@@ -140,6 +123,9 @@ def refused(rank, world):
         said["rows"] = refusal(lambda: scored(**batch_of("scored", 3 + rank, 6)))
         said["well"] = refusal(lambda: scored(**batch_of("scored", 3, 6)))
         said["values"] = refusal(lambda: same(**other))
+        said["no rows"] = refusal(lambda: scored(**own_part(scored, batch_of("scored", 1, 6))[1]))
+    said["sampler"] = refusal(lambda: sampler(model, range(9), shuffle=False))
+    said["left out"] = refusal(lambda: sampler(model, range(9), drop_last=True))
     return said
 
 
@@ -160,19 +146,6 @@ def few_rows(rank, world, name, mesh, outputs, counts):
                 far = max(far, difference(ours[key], theirs[key][part]) if len(ours[key]) else 0.0)
         found.append((far, bool(ours["loss"].isnan() ^ theirs["loss"].isnan())))
     return found
-
-
-def refused_rows(rank, world):
-    """What is said where some ranks have no rows, and a batch cannot be filled up."""
-    scored, _ = pair("scored", (1, 2), None, batch="share")
-    tagged, _ = pair("tagged", (1, 2), None, batch="share")
-    _, own = own_part(scored, batch_of("scored", 1, 6))
-    with torch.no_grad():
-        return {
-            "scored": refusal(lambda: scored(**own)),
-            "sampler": refusal(lambda: sampler(tagged, range(9), shuffle=False)),
-            "left out": refusal(lambda: sampler(tagged, range(9), drop_last=True)),
-        }
 
 
 def without_what_is_not_read(rank, world, mesh):
@@ -204,17 +177,21 @@ def returned_parameter(rank, world, mesh):
         return refusal(lambda: model(**batch_of("with_parameter", 8, 6)))
 
 
-def trained_without_rows(rank, world, mesh):
-    """How far the losses and the weights of a training are from the plain model's whose batch has one row."""
-    model, plain = pair("tagged", mesh, None, batch="share")
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model.train(), plain.train())]
-    batch, far = batch_of("tagged", 1, 6), []
+def trained(rank, world, name, mesh, rows):
+    """How far evaluations are from the plain model's before and after training steps on so many rows, and the
+    losses of these: they see the weights, and the buffers, as they are then."""
+    model, plain = pair(name, mesh, None, batch="share")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, plain)]
+    batch, other = batch_of(name, rows, 6), batch_of(name, 8, 9)
     _, own = own_part(model, batch)
+    far = [compared(model, plain, other)[0]]
     for _ in range(2):
-        losses = [model(**own)["loss"], plain(**batch)["loss"]]
-        for loss, optimizer in zip(losses, optimizers, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
+        losses = []
+        for each, call, optimizer in zip((model, plain), (own, batch), optimizers, strict=True):
+            losses.append(each.train()(**call)["loss"])
+            losses[-1].backward()
             optimizer.step()
-        far.append(difference(*(loss.detach() for loss in losses)))
-    return [*far, compared(model.eval(), plain.eval(), batch_of("tagged", 8, 6))[0]]
+            optimizer.zero_grad()
+            each.eval()
+        far += [difference(*(loss.detach() for loss in losses)), compared(model, plain, other)[0]]
+    return far

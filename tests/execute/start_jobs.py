@@ -208,21 +208,16 @@ def resident(rank, world, width, depth, places, path, steps):
     Path("/proc/self/clear_refs").write_text("5")  # the most from now on
     before = resident_bytes("VmRSS")
     weights: dict[str, Any] = {"checkpoint": path} if path else {"init_weights": draw}
-    with Alive() as alive:
-        parallelize(model, strategy, (x,), device="cpu", **weights)
+    parallelize(model, strategy, (x,), device="cpu", **weights)
     started = resident_bytes("VmHWM") - before
     engine = parallel_of(model).engine
     parameters = sum(t.untyped_storage().nbytes() for t in engine.parameter_tensors())
-    tracked, alive.peak_bytes = alive.peak_bytes, alive.now_bytes
     for _ in range(steps):
-        with alive:
-            model(x).backward()
+        model(x).backward()
         model.zero_grad()
     return {
         "started": started,
         "trained": resident_bytes("VmHWM") - before,
-        "tracked": tracked,
-        "tracked_in_training": alive.peak_bytes,
         "parameters": parameters,
         "whole": sum(4 * (width * width + width) for _ in range(depth)),
         "layer": 4 * (width * width + width),

@@ -1,10 +1,7 @@
 """Evaluation by plans: all that the model returns, for any shape, as one process without a plan has it."""
 
-from typing import Any
-
 import pytest
 
-from tensoropt.ranks.pool import RankPool
 from tests.execute import evaluation_jobs as jobs
 
 NEAR = 1e-5
@@ -17,16 +14,6 @@ TEXTS = [(4, 16), (6, 20), (3, 7)]
 """The same of language models."""
 TENSORS = {"tagged": 4, "looking_back": 4, "scored": 5, "with_buffer": 2}
 """How many tensors these return; language models return 2."""
-
-
-def check(pool: RankPool, name: str, mesh: Any, batch: str, seeds: list[Any], shapes: Any) -> None:
-    """All that a model returns is what the plain one returns, and as many ranks pass rows of their own as the
-    kind of plan lets."""
-    shares = mesh[0] in (1, 2) and batch == "share" and seeds[0] is None
-    for found in pool.run(jobs.evaluated, name, mesh, batch, seeds, shapes):
-        assert max(far for far, *_ in found) < NEAR
-        assert {count for _, count, _ in found} == {TENSORS.get(name, 2)}
-        assert found[0][2] == mesh[1] if shares else isinstance(mesh[0], int) or found[0][2] == 1
 
 
 @pytest.mark.sweep(quick=7)
@@ -45,34 +32,24 @@ def check(pool: RankPool, name: str, mesh: Any, batch: str, seeds: list[Any], sh
     ("gpt2_ignored", (1, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
     ("bert", (2, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
     ("llama", (1, 2), "share", [None, 3, 4], [(6, 20), (4, 7)]),
+    *(("tagged", mesh, "share", [0, 1, 2], SHAPES) for mesh in (*OTHER_KINDS, ("placed", 1))),
+    *(("scored", mesh, "share", [0], [(8, 6), (6, 9)]) for mesh in (*OTHER_KINDS, ("placed", 1))),
+    *((name, mesh, "share", [0, 1], TEXTS) for name in ("gpt2_ignored", "bert", "llama")
+      for mesh in (("gpipe", 2, 2), ("interleaved_1f1b", 2, 2), ("placed", 1))),
+    # On four ranks.
+    ("tagged", (1, 2, 2), "share", [0, 1, 2, 3], SHAPES), ("tagged", (2, 4), "share", [0, 1, 2, 3], SHAPES),
+    *((name, mesh, "share", [0, 1, 2, 3], shapes)
+      for name, shapes in (("tagged", SHAPES), ("gpt2_ignored", TEXTS))
+      for mesh in (("1f1b", 2, 2, 2), ("gpipe", 2, 2, 2))),
 ], ids=str)  # fmt: skip
-def test_all_results_of_any_shape(ranks, name, mesh, batch, seeds, shapes):
-    check(ranks, name, mesh, batch, seeds, shapes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [*OTHER_KINDS, ("placed", 1)], ids=str)
-def test_pipelines_and_placed_plans(ranks, mesh):
-    """All ranks get all rows."""
-    check(ranks, "tagged", mesh, "share", [0, 1, 2], SHAPES)
-    check(ranks, "scored", mesh, "share", [0], [(8, 6), (6, 9)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [("gpipe", 2, 2), ("interleaved_1f1b", 2, 2), ("placed", 1)], ids=str)
-@pytest.mark.parametrize("name", ["gpt2_ignored", "bert", "llama"])
-def test_models_by_pipelines_and_placed_plans(ranks, name, mesh):
-    check(ranks, name, mesh, "share", [0, 1], TEXTS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "mesh"), [
-    ("tagged", (1, 2, 2)), ("tagged", (2, 4)),
-    *((name, mesh) for name in ("tagged", "gpt2_ignored")
-      for mesh in (("1f1b", 2, 2, 2), ("gpipe", 2, 2, 2), ("placed", 1))),
-], ids=str)  # fmt: skip
-def test_on_four_ranks(four_ranks, name, mesh):
-    check(four_ranks, name, mesh, "share", [0, 1, 2, 3], SHAPES if name == "tagged" else TEXTS)
+def test_all_results_of_any_shape(pool, name, mesh, batch, seeds, shapes):
+    """All that a model returns is what the plain one returns, and as many ranks pass rows of their own as the
+    kind of plan lets."""
+    shares = mesh[0] in (1, 2) and batch == "share" and seeds[0] is None
+    for found in pool.run(jobs.evaluated, name, mesh, batch, seeds, shapes):
+        assert max(far for far, *_ in found) < NEAR
+        assert {count for _, count, _ in found} == {TENSORS.get(name, 2)}
+        assert found[0][2] == mesh[1] if shares else isinstance(mesh[0], int) or found[0][2] == 1
 
 
 @pytest.mark.sweep(quick=2)
@@ -87,12 +64,16 @@ def test_calls_without_targets(ranks, name, mesh):
 
 @pytest.mark.sweep(quick=2)
 @pytest.mark.parametrize(
-    ("name", "mesh"),
-    [("tagged", (1, 2)), ("tagged", ("1f1b", 2, 2)), ("normed", ("gpipe", 1, 2)), ("normed", ("placed", 1))],
+    ("name", "mesh", "rows"),
+    [
+        *[("tagged", (1, 2), 8), ("tagged", (1, 2), 1), ("tagged", (2, 2), 1), ("tagged", ("1f1b", 2, 2), 8)],
+        *[("normed", ("gpipe", 1, 2), 8), ("normed", ("placed", 1), 8)],
+    ],
     ids=str,
 )
-def test_weights_are_those_of_the_moment(ranks, name, mesh):
-    for far in ranks.run(jobs.trained_between, name, mesh):
+def test_weights_are_those_of_the_moment(ranks, name, mesh, rows):
+    """Also of training in which a rank has no rows."""
+    for far in ranks.run(jobs.trained, name, mesh, rows):
         assert max(far) < NEAR
 
 
@@ -113,6 +94,9 @@ def test_what_ranks_pass_unlike_is_refused_on_all(ranks):
         assert "ranks evaluate 3 and 4 rows" in said["rows"]
         assert said["well"] == ""
         assert "rank 1 passed another batch than rank 0" in said["values"]
+        assert "ranks evaluate 0 and 1 rows, and a smaller batch cannot be filled up" in said["no rows"]
+        assert "has 1, which cannot be divided among 2 ranks; pass drop_last=True" in said["sampler"]
+        assert said["left out"] == ""
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), *OTHER_KINDS], ids=str)
@@ -134,23 +118,8 @@ def test_other_kinds_evaluate_their_own_graph(ranks, mesh):
 @pytest.mark.sweep(quick=4)
 @pytest.mark.parametrize("outputs", ["all", "loss"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2), *OTHER_KINDS, (1, 4)], ids=str)
-def test_ranks_without_rows(request, mesh, outputs):
+def test_ranks_without_rows(pool, mesh, outputs):
     """A last batch has fewer rows than there are ranks; an empty one is a mean of nothing."""
-    pool = request.getfixturevalue("four_ranks" if mesh == (1, 4) else "ranks")
     for found in pool.run(jobs.few_rows, "tagged", mesh, outputs, [1, 2, 3, 5, 0]):
         assert max(far for far, _ in found) < NEAR
         assert not any(differs for _, differs in found)
-
-
-def test_ranks_without_rows_are_refused_where_rows_cannot_be_added(ranks):
-    for said in ranks.run(jobs.refused_rows):
-        assert "ranks evaluate 0 and 1 rows, and a smaller batch cannot be filled up" in said["scored"]
-        assert "has 1, which cannot be divided among 2 ranks; pass drop_last=True" in said["sampler"]
-        assert said["left out"] == ""
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("mesh", [(1, 2), (2, 2)], ids=str)
-def test_training_of_ranks_without_rows(ranks, mesh):
-    for far in ranks.run(jobs.trained_without_rows, mesh):
-        assert max(far) < NEAR

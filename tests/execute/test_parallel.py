@@ -2,7 +2,6 @@
 
 import inspect
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from tensoropt.engine.models import load_model
 from tensoropt.ops.layouts import GATHERED_ONCE, REDUCED_LAST
 from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.placement.execute.engine import PlacedEngine
-from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import step_on
 from tensoropt.verify.random_strategies import random_pipeline
@@ -27,7 +25,6 @@ ROUNDING = 2e-4
 SHARDED, PLACED, PIPELINE, GPIPE = (1, 2), ("placed", 1), ("1f1b", 2, 2), ("gpipe", 1, 2)
 SPLIT = ("1f1b", 2, 2, 2)
 """A pipeline of two places of two ranks."""
-Mesh = tuple[Any, ...]
 
 
 def alike(found: list[dict[str, float]]) -> bool:
@@ -79,8 +76,7 @@ GATHERED = [("transformer_dropout", (1, 2), 4, 0.0), ("transformer_dropout", (2,
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("name", "mesh", "seed", "recompute"), GATHERED)
-def test_copies_gathered_again_change_no_bit(request, name, mesh, seed, recompute):
-    pool = request.getfixturevalue("four_ranks" if len(mesh) > 2 else "ranks")
+def test_copies_gathered_again_change_no_bit(pool, name, mesh, seed, recompute):
     for found in pool.run(jobs.gather_alike, name, mesh, seed, recompute):
         assert all(found.values()), found
 
@@ -97,29 +93,19 @@ def test_state_dict(ranks, name, mesh, seed, fused):
         assert all(found.values()), found
 
 
-def check_moves(pool: RankPool, name: str, one: Mesh, other: Mesh, folder: Path) -> None:
-    for found in pool.run(jobs.checkpoints, name, one, other, str(folder)):
+@pytest.mark.sweep(quick=3)
+@pytest.mark.parametrize(("mesh", "other", "name"), [
+    (SHARDED, (2, 2), "transformer"), (PIPELINE, SHARDED, "transformer"), (PLACED, SHARDED, "transformer"),
+    ((2, 2), PIPELINE, "transformer"), (PIPELINE, PLACED, "transformer"), (PIPELINE, GPIPE, "transformer"),
+    (("placed", 2), (2, 2), "transformer"), ((2, 2), PLACED, "transformer"),
+    ((1, 4), (1, 2, 2), "mlp"), (SPLIT, (1, 4), "transformer"),
+], ids=str)  # fmt: skip
+def test_checkpoint_moves_between_plans(pool, tmp_path, mesh, other, name):
+    """Also shards of a fused projection split on heads, and of a parameter that two stages share."""
+    for found in pool.run(jobs.checkpoints, name, mesh, other, str(tmp_path)):
         assert all(found["same"])
         assert max(found["value"], found["continued"]) < ROUNDING
-    assert {p.name for p in folder.iterdir()} == {"a", "b"}
-
-
-@pytest.mark.sweep(quick=3)
-@pytest.mark.parametrize(("one", "other"), [
-    (SHARDED, (2, 2)), (PIPELINE, SHARDED), (PLACED, SHARDED),
-    ((2, 2), PIPELINE), (PIPELINE, PLACED), (PIPELINE, GPIPE), (("placed", 2), (2, 2)), ((2, 2), PLACED),
-], ids=str)  # fmt: skip
-def test_checkpoint_moves_between_plans(ranks, tmp_path, one, other):
-    check_moves(ranks, "transformer", one, other, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "one", "other"), [("mlp", (1, 4), (1, 2, 2)), ("transformer", SPLIT, (1, 4))]
-)
-def test_checkpoint_moves_between_meshes(four_ranks, tmp_path, name, one, other):
-    """Also shards of a fused projection split on heads, and of a parameter that two stages share."""
-    check_moves(four_ranks, name, one, other, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
 
 
 @pytest.mark.slow

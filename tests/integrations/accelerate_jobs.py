@@ -1,5 +1,7 @@
 """Training with accelerate under torchrun (``accelerate_jobs.py WHAT FOLDER PLAN``), or in one process."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ from torch.utils.data import DataLoader
 import tensoropt
 from tensoropt.integrations.accelerate import PlanAccelerator
 from tests.execute.jobs import refusal
-from tests.integrations.averages import Average, in_two_parts
 from tests.integrations.lightning_jobs import EPOCHS, groups, how, loaders, ordered, samples, warmed_up
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, build
@@ -30,34 +31,98 @@ def model_for(plan: str | None) -> nn.Module:
     return tensoropt.parallelize(model, **how(str(plan)), batch="share") if plan in UNWRITTEN else model
 
 
+class Average:
+    """The exponential moving average of a model's parameters, as scripts keep it; a rank averages what it has
+    of them. Saved as the parameters of a checkpoint, which any plan of the model reads."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.values = self._parameters()
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    @torch.no_grad()
+    def _put(self, values: list[torch.Tensor]) -> None:
+        for parameter, value in zip(self.model.parameters(), values, strict=True):
+            parameter.copy_(value)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the parameters as they are, after a step."""
+        for value, parameter in zip(self.values, self.model.parameters(), strict=True):
+            value.lerp_(parameter, 0.2)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model with the average as its parameters, until the block ends."""
+        own = self._parameters()
+        self._put(self.values)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    def save(self, path: Path) -> None:
+        """All ranks together."""
+        with self.in_place():
+            tensoropt.save_checkpoint(path, self.model)
+
+    def load(self, path: Path) -> None:
+        """All ranks together; the parameters stay."""
+        own = self._parameters()
+        tensoropt.load_checkpoint(path, self.model)
+        self.values = self._parameters()
+        self._put(own)
+
+
 def trained(folder: Path, plan: str | None, epochs: int = EPOCHS) -> dict[str, Any]:
-    def begin() -> Any:
+    """What is found by a loop that averages the parameters, and is saved in its middle; then from the middle
+    again."""
+    found: dict[str, Any] = {}
+    for part in ("first", "again"):
         accelerator, model = made(plan), model_for(plan)
         optimizer = groups(model)
         prepared = accelerator.prepare(*loaders(), optimizer, warmed_up(optimizer), model)
         training, evaluation, optimizer, scheduler, model = prepared
-
-        def epoch(number: int, average: Average) -> Any:
-            losses, norms, rates = [], [], []
+        begun, average, middle = 0, Average(model), epochs // 2
+        if part == "again" and plan is not None:
+            begun = tensoropt.load_checkpoint(folder / "middle", model, optimizer, scheduler)["epoch"]
+            average.load(folder / "average")
+        rows: dict[str, list[float]] = {"losses": [], "norms": [], "rates": []}
+        for number in range(begun, epochs):
+            if number == middle and part == "again":  # what one process found before it is left out
+                rows = {name: [] for name in rows}
             training.set_epoch(number)
             for batch in training:
                 with accelerator.accumulate(model):
                     loss = model(**batch).loss
                     accelerator.backward(loss)
                     if accelerator.sync_gradients:
-                        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.5)))
+                        norm = accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                        rows["norms"].append(float(norm))
                     optimizer.step()
                     scheduler.step()
                     optimizer.zero_grad()
                     if accelerator.sync_gradients:
                         average.update()
-                losses.append(float(loss.detach()))
-                rates.append(scheduler.get_last_lr()[0])
-            return losses, norms, rates
+                rows["losses"].append(float(loss.detach()))
+                rows["rates"].append(scheduler.get_last_lr()[0])
+            if part == "first" and number + 1 == middle and plan is not None:
+                extra = {"epoch": middle}
+                tensoropt.save_checkpoint(folder / "middle", model, optimizer, scheduler, extra)
+                average.save(folder / "average")
+        model.eval()
+        evaluated = [loss_on(model, evaluation)]
+        with average.in_place():
+            evaluated.append(loss_on(model, evaluation))
+        found[part] = rows | dict(zip(("evaluated", "averaged"), evaluated, strict=True))
+    return found
 
-        return model, optimizer, scheduler, evaluation, epoch
 
-    return in_two_parts(folder, plan, epochs, begin)
+@torch.no_grad()
+def loss_on(model: nn.Module, batches: Any) -> list[float]:
+    return [float(model(**batch).loss) for batch in batches]
 
 
 def briefly_trained(folder: Path, plan: str | None) -> dict[str, Any]:
@@ -114,13 +179,9 @@ def misused(folder: Path, plan: str | None) -> dict[str, Any]:
     accelerator, data = made(plan), samples(8)
     early = refusal(lambda: accelerator.prepare(DataLoader(data, GLOBAL)))
     model = accelerator.prepare(build())
-    order = tensoropt.sampler(model, data)
-    share = accelerator.prepare(DataLoader(data, order.batch_size, sampler=order))
     return {
         "early": early,
-        "size": refusal(lambda: accelerator.prepare(DataLoader(data, 3, shuffle=True))),
         "second": refusal(lambda: accelerator.prepare(build())),
-        "rows": [len(batch["labels"]) for batch in share],
         "same": accelerator.prepare(model) is model,
         "gather": refusal(lambda: accelerator.gather_for_metrics([1], use_gather_object=True)),
         "save": refusal(lambda: accelerator.save_state(folder)),

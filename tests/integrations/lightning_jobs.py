@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.fabric import seed_everything
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import (
@@ -29,7 +29,6 @@ import tensoropt
 from tensoropt.integrations.lightning import PlanStrategy
 from tensoropt.integrations.rows import divided
 from tests.execute.jobs import refusal
-from tests.integrations.averages import Average
 from tests.integrations.planned import take_part
 from tests.integrations.trainer_jobs import GLOBAL, UNWRITTEN, Samples, build, recipe
 
@@ -176,48 +175,17 @@ def loss_of(model: nn.Module) -> float:
         return float(model(**{name: torch.stack([row[name] for row in batch]) for name in batch[0]}).loss)
 
 
-class Averaging(Callback):
-    """The average of a module's model, which is saved in the middle of training, or goes on from there."""
-
-    def __init__(self, path: Path, resumed: bool = False):
-        self.path, self.resumed, self.steps = path, resumed, 0
-
-    def on_train_start(self, made: Trainer, module: Any) -> None:
-        self.average, self.steps = Average(module.model), made.global_step
-        if self.resumed:
-            self.average.load(self.path)
-
-    def on_train_batch_end(self, made: Trainer, *_: Any) -> None:
-        if made.global_step > self.steps:
-            self.steps = made.global_step
-            self.average.update()
-            if self.steps == made.max_steps // 2:
-                self.average.save(self.path)
-
-    def loss(self, made: Trainer, module: Any) -> float:
-        with self.average.in_place():
-            (found,) = made.validate(module, loaders()[1], verbose=False)
-        return float(found["eval_loss"])
-
-
 def fitted(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]:
-    """Training that is averaged, evaluated, and saved in the middle; then from the middle again, and the
-    weights."""
+    """Training that is evaluated, and saved in the middle; then from the middle again, and the weights."""
     seed_everything(3)
     module, made = Tuning(), trainer(folder, plan, steps)
-    averaging = Averaging(folder / "average")
-    made.callbacks.append(averaging)
     made.fit(module, *loaders())
     found = found_by(module, made)
     made.save_checkpoint(folder / "weights.ckpt", weights_only=True)
-    found["averaged"] = averaging.loss(made, module)
     again = Tuning()
     continued = trainer(folder, plan, steps)
-    averaging = Averaging(folder / "average", resumed=True)
-    continued.callbacks.append(averaging)
     continued.fit(again, *loaders(), ckpt_path=folder / "saved" / f"step={steps // 2}.ckpt")
     found["resumed"] = found_by(again, continued)
-    found["averaged again"] = averaging.loss(continued, again)
     found["validated"] = continued.validate(
         again, loaders()[1], ckpt_path=folder / "weights.ckpt", verbose=False
     )[0]["eval_loss"]

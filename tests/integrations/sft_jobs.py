@@ -22,7 +22,7 @@ from trl import SFTConfig, SFTTrainer
 import tensoropt
 from tests.integrations import trainer_jobs
 from tests.integrations.planned import take_part
-from tests.integrations.trainer_jobs import LENGTH, STEPS, VOCABULARY, Averaging, build, history, loss_of
+from tests.integrations.trainer_jobs import LENGTH, STEPS, VOCABULARY, build, history, loss_of
 
 SOURCE = "tests.integrations.sft_jobs:recipe"
 
@@ -84,22 +84,17 @@ def found_by(made: SFTTrainer) -> dict[str, Any]:
 
 
 def trained(folder: Path, plan: str | None, steps: int = STEPS, **more: Any) -> dict[str, Any]:
-    """Training that is averaged, evaluated, and saved in the middle; then from the middle again, and what was
-    saved."""
+    """Training that is evaluated, and saved in the middle; then from the middle again, and what was saved."""
     more = {"max_steps": steps, "eval_steps": steps // 2, "save_steps": steps // 2, **more}
     made = trainer(folder, plan, **more)
-    averaging = Averaging(made)
     made.train()
     made.save_model(str(folder / "model"))
     found: dict[str, Any] = found_by(made)
-    found["averaged"] = averaging.loss(made)
-    middle = folder / "out" / f"checkpoint-{steps // 2}"
     again = trainer(folder, plan, **more)
-    averaging = Averaging(again, middle)
-    again.train(resume_from_checkpoint=str(middle))
+    again.train(resume_from_checkpoint=str(folder / "out" / f"checkpoint-{steps // 2}"))
     found["resumed"] = found_by(again)
     again.accelerator.wait_for_everyone()
-    return found | {"averaged again": averaging.loss(again), "saved": loss_of(folder / "model")}
+    return found | {"saved": loss_of(folder / "model")}
 
 
 def briefly_trained(folder: Path, plan: str | None) -> dict[str, Any]:

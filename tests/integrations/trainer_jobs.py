@@ -18,7 +18,6 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
@@ -27,7 +26,6 @@ from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.sharding.strategy import ParallelStrategy
 from tensoropt.verify.random_strategies import random_pipeline
 from tests.execute.jobs import heard
-from tests.integrations.averages import Average
 from tests.integrations.planned import SOURCE, take_part
 from tests.placement.execute.random_placed import random_placed
 
@@ -158,50 +156,21 @@ def loss_of(saved: Path | nn.Module) -> float:
         return float(model(**{n: torch.stack([r[n] for r in rows]) for n in ("input_ids", "labels")}).loss)
 
 
-class Averaging(TrainerCallback):
-    """The average of a trainer's model, which is saved beside the model, and goes on from there."""
-
-    def __init__(self, made: Trainer, resumed: Path | None = None):
-        self.resumed = resumed
-        made.add_callback(self)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.average = Average(more["model"])
-        if self.resumed is not None:
-            self.average.load(self.resumed / "average")
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.average.update()
-
-    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.average.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / "average")
-
-    def loss(self, made: Trainer) -> float:
-        """The loss of the average, of the data for evaluation."""
-        with self.average.in_place():
-            return float(made.evaluate()["eval_loss"])
-
-
 def trained(folder: Path, plan: str | None, steps: int = STEPS) -> dict[str, Any]:
-    """Training that is averaged, evaluated and saved in the middle and at the end; then from the middle
-    again."""
+    """Training that is evaluated and saved in the middle and at the end; then from the middle again."""
     more = {"max_steps": steps, "eval_steps": steps // 2, "save_steps": steps // 2}
     made = trainer(folder, plan, **more)
-    averaging = Averaging(made)
     made.train()
     made.save_model(str(folder / "model"))
     found: dict[str, Any] = history(made) | {"columns": len(set(made._signature_columns))}
-    found["averaged"] = averaging.loss(made)
     if made.is_world_process_zero():
         (folder / "out" / f"checkpoint-{steps}").rename(folder / "last")
         found["saved"] = loss_of(folder / "model")
         found["middle"] = loss_of(folder / "out" / f"checkpoint-{steps // 2}")
     made.accelerator.wait_for_everyone()
     again = trainer(folder, plan, **more)
-    averaging = Averaging(again, folder / "out" / f"checkpoint-{steps // 2}")
     again.train(resume_from_checkpoint=True)
-    found["resumed"] = history(again)
-    return found | {"averaged again": averaging.loss(again)}
+    return found | {"resumed": history(again)}
 
 
 def briefly_trained(folder: Path, plan: str | None) -> dict[str, Any]:

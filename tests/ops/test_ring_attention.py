@@ -1,8 +1,11 @@
-"""Attention whose keys go around a ring: its numbers against PyTorch's own, and what a rank sees of them."""
+"""Attention whose keys go around a ring, or are whole and read in blocks.
+
+Its numbers are compared with PyTorch's own by every kernel, and so is what a rank sees of the keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +13,20 @@ from torch.nn import functional as F
 
 from tensoropt.graph import Ref
 from tensoropt.ops import ring_attention as module
-from tensoropt.ops.attention_in_blocks import QueryPiece, Stretch
+from tensoropt.ops.attention_in_blocks import QueryPiece, Stretch, block_kernel
 from tensoropt.ops.calls import LocalCall
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import chunk
-from tensoropt.ops.ring_attention import RING_FORM, Ring, ring_attention
+from tensoropt.ops.ring_attention import (
+    BLOCKS_FORM,
+    RING_FORM,
+    Ring,
+    causal_attention_in_blocks,
+    ring_attention,
+)
+from tensoropt.profiling.cuda_kernels import CudaAttention
 from tensoropt.profiling.fact_finding import find_facts
+from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import TensorSpec, Workload
 from tests.engine.threads import ThreadRuntime, on_ranks
 
@@ -35,11 +46,22 @@ def zigzag(length: int, parts: int, at: int) -> tuple[Ring, tuple[QueryPiece, ..
     return Ring((1,), parts, None, keys, 2 * half), (QueryPiece(2 * half, 1, 0, half, (1,), last),)
 
 
+def inner(length: int, parts: int, at: int) -> tuple[Ring, tuple[QueryPiece, ...]]:
+    """The queries' dim has two atoms, of which the inner one is split."""
+    third = length // 3
+    size = third // parts
+    keys: Keys = tuple(tuple((third * i + size * place, size) for i in range(3)) for place in range(parts))
+    return Ring((1,), parts, None, keys, third), (
+        QueryPiece(3, third, 0, 0, ()),
+        QueryPiece(size, 1, 0, size, (1,)),
+    )
+
+
 def rows(ring: Ring, place: int) -> torch.Tensor:
     return torch.cat([torch.arange(first, first + length) for first, length in ring.keys[place]])
 
 
-LAYOUTS = {"contiguous": contiguous, "zig-zag": zigzag}
+LAYOUTS = {"contiguous": contiguous, "zig-zag": zigzag, "inner": inner}
 
 
 def masks(kind: str, length: int) -> torch.Tensor | None:
@@ -50,6 +72,15 @@ def masks(kind: str, length: int) -> torch.Tensor | None:
     if kind == "padding":
         return (places < length - 3).expand(2, 1, 1, length)
     return -apart.abs().double() * 0.3 if kind == "bias" else None
+
+
+def reference(length: int, mask: torch.Tensor | None, *, causal: bool) -> tuple[list[torch.Tensor], Any]:
+    """Queries, keys, values and the result's gradient; the result, and the gradients of the first three."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, heads, length, 8, dtype=torch.float64) for heads in (4, 2, 2, 4)]
+    leaves = [t.clone().requires_grad_() for t in given[:3]]
+    whole = F.scaled_dot_product_attention(*leaves, mask, is_causal=causal, enable_gqa=True, scale=0.3)
+    return given, [whole, *torch.autograd.grad(whole, leaves, given[3])]
 
 
 @pytest.mark.parametrize("kernel", ["flash on CPU", "products"])
@@ -69,12 +100,8 @@ def test_ranks_together_give_attention_and_its_gradients(
     layout: str, length: int, parts: int, kind: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "block_kernel", lambda *_, **__: kernel)
-    torch.manual_seed(0)
-    q, k, v, grad = (torch.randn(2, heads, length, 8, dtype=torch.float64) for heads in (4, 2, 2, 4))
     mask, causal = masks(kind, length), kind == "causal"
-    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
-    whole = F.scaled_dot_product_attention(*leaves, mask, is_causal=causal, enable_gqa=True, scale=0.3)
-    wanted = torch.autograd.grad(whole, leaves, grad)
+    (q, k, v, grad), wanted = reference(length, mask, causal=causal)
 
     def work(rank: ThreadRuntime) -> list[torch.Tensor]:
         ring, pieces = LAYOUTS[layout](length, parts, rank.rank)
@@ -86,8 +113,44 @@ def test_ranks_together_give_attention_and_its_gradients(
 
     for rank, found in enumerate(on_ranks((1, parts), work)):
         at = rows(LAYOUTS[layout](length, parts, rank)[0], rank)
-        for mine, want in zip(found, [whole, *wanted], strict=True):
+        for mine, want in zip(found, wanted, strict=True):
             assert (mine - want[..., at, :]).abs().max() < 1e-12 * want.abs().max()
+
+
+class Rank(SingleDevice):
+    """A rank at one coordinate of every group."""
+
+    def __init__(self, at: int):
+        super().__init__()
+        self.at = at
+
+    def coordinate(self, axes: tuple[int, ...]) -> int:
+        return self.at if axes else 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kernel", ["flash on CPU", "products"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_with_whole_keys_together_give_attention_and_its_gradients(
+    layout: str, kernel: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "block_kernel", lambda *_, **__: kernel)
+    (q, k, v, grad), wanted = reference(24, None, causal=True)
+    out, *gradients = (torch.zeros_like(t) for t in (wanted[0], q, k, v))
+    for rank in range(2):
+        ring, pieces = LAYOUTS[layout](24, 2, rank)
+        at = rows(ring, rank)
+        own = [t.to(dtype).requires_grad_() for t in (q[..., at, :], k, v)]
+        made = causal_attention_in_blocks(Rank(rank), "", pieces, *own, 0.3)
+        assert made.dtype == dtype
+        out[..., at, :] = made.detach().double()
+        found = torch.autograd.grad(made, own, grad[..., at, :].to(dtype))
+        gradients[0][..., at, :] = found[0].double()
+        for total, part in zip(gradients[1:], found[1:], strict=True):
+            total += part.double()
+    close = 1e-12 if dtype == torch.float64 else 3e-2
+    for mine, want in zip([out, *gradients], wanted, strict=True):
+        assert (mine - want).abs().max() < close * want.abs().max()
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -143,23 +206,47 @@ def test_queries_see_the_keys_up_to_their_own_position(
         assert sorted(seen[row]) == [i for i, key in enumerate(of_keys) if key <= place]
 
 
-def work_of(dtype: str, ring: Ring, pieces: Sequence[QueryPiece], queries: int) -> Workload:
-    inputs = tuple((n, TensorSpec((1, 4, queries, 64), dtype, True), "read") for n in "qkv")
-    call = LocalCall(
-        RING_FORM, (Ref("q"), Ref("k"), Ref("v"), None, True, None), {}, "", (tuple(ring), tuple(pieces))
-    )
-    return Workload(inputs, ((call, ("y",)),), None, ("y",), {})
+def facts_of(form: str, dtype: str, keys: int, static: tuple[Any, ...], *more: Any) -> Facts:
+    """Of 64 queries on an H100."""
+    sizes = zip("qkv", (64, keys, keys), strict=True)
+    inputs = tuple((name, TensorSpec((1, 4, size, 64), dtype, True), "read") for name, size in sizes)
+    call = LocalCall(form, (*map(Ref, "qkv"), None, *more), {}, "", static)
+    return find_facts(Workload(inputs, ((call, ("y",)),), None, ("y",), {}), capability=(9, 0))
 
 
-def test_facts_of_a_gpu_count_what_is_seen_and_what_is_under_way() -> None:
+@pytest.mark.parametrize(
+    ("form", "dtype"), [(RING_FORM, "bfloat16"), (BLOCKS_FORM, "bfloat16"), (BLOCKS_FORM, "float32")]
+)
+def test_facts_of_a_gpu_count_what_is_seen_and_what_is_under_way(form: str, dtype: str) -> None:
+    """By its flash kernel in 16 bits, by products otherwise."""
     ring, pieces = zigzag(256, 4, 0)
-    work = work_of("bfloat16", ring._replace(place=0), [pieces[0]._replace(axes=())], 64)
-    facts = find_facts(work, capability=(9, 0))
+    if form == RING_FORM:
+        static = (tuple(ring._replace(place=0)), (pieces[0]._replace(axes=()),))
+        facts = facts_of(form, dtype, 64, static, True, None)
+    else:
+        facts = facts_of(form, dtype, 256, (pieces,))
+        assert facts.reads_kept == ("q", "k", "v")
     # A quarter of the scores that a causal mask leaves, two products of 64 multiply-adds each.
-    assert facts.forward_flops == pytest.approx(4 * 256 * 257 // 2 * 2 * 2 * 64 / 4, rel=0.01)
-    # The result and its log-sum-exps; the other ranks' keys are not kept.
-    assert facts.kept_bytes == pytest.approx(4 * 64 * (64 * 2 + 4), rel=0.02)
-    message = 2 * 4 * 64 * 64 * 2
-    # In forward a message is sent and one received; in backward two of each, and one is being made.
-    assert facts.forward_peak_bytes > 2 * message
-    assert 5 * message < facts.backward_peak_bytes < 8 * message
+    causal = 4 * 256 * 257 // 2 * 2 * 2 * 64 / 4
+    if dtype == "bfloat16":
+        assert facts.forward_flops == pytest.approx(causal, rel=0.01)
+    else:
+        assert causal < facts.forward_flops < 1.4 * causal
+    # The result and its log-sum-exps; scores are computed again, and other ranks' keys are not kept.
+    bytes_each = 2 if dtype == "bfloat16" else 4
+    assert facts.kept_bytes == pytest.approx(4 * 64 * (64 * bytes_each + 4), rel=0.02)
+    if form == RING_FORM:
+        message = 2 * 4 * 64 * 64 * 2
+        # In forward a message is sent and one received; in backward two of each, and one is being made.
+        assert facts.forward_peak_bytes > 2 * message
+        assert 5 * message < facts.backward_peak_bytes < 8 * message
+
+
+def test_the_kernel_is_that_of_the_device_asked_for() -> None:
+    half, single = (torch.randn(1, 2, 8, 64, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    narrow = torch.randn(1, 2, 8, 12, dtype=torch.bfloat16)
+    kernels = [block_kernel(t, t, t) for t in (half, single, half[0])]
+    assert kernels == ["flash on CPU", "flash on CPU", "products"]
+    with CudaAttention((9, 0)):
+        kernels = [block_kernel(t, t, t) for t in (half, single, narrow)]
+    assert kernels == ["flash on CUDA", "products", "products"]

@@ -25,12 +25,12 @@ from tensoropt.ops.ring_attention import (
 )
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
-MATH_FORM = "kernels.attention_with_dropout"
+_MATH_FORM = "kernels.attention_with_dropout"
 """The kernel of attention with dropout."""
 
 
 @alike("dropout_p scale")
-def attention(b: Builder) -> None:
+def _attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
     Queries split if there is no dropout; a causal flag becomes blocks of keys that depend on the rank. Keys
@@ -95,7 +95,7 @@ def _local_attention(shard: OperatorShard, call: LocalCall) -> LocalCall:
     mask = shard.argument(3, "attn_mask", None)
     # `enable_gqa` is left out: the kernel sees the number of heads and repeats the keys itself.
     args = (*call.args[:3], mask, p, shard.argument(5, "is_causal", False), shard.op.kwargs.get("scale"))
-    return LocalCall(MATH_FORM, args, {}, call.name, (weights,))
+    return LocalCall(_MATH_FORM, args, {}, call.name, (weights,))
 
 
 def _attention_with_dropout(
@@ -177,9 +177,9 @@ def _skipping(count: FlopCount, position: int) -> FlopCount:
 SPECS = (
     OpSpec(
         targets=(ATTENTION,),
-        rule=attention,
+        rule=_attention,
         localiser=_local_attention,
-        kernels={MATH_FORM: _attention_with_dropout},
+        kernels={_MATH_FORM: _attention_with_dropout},
         cost_class=CostClass.ATTENTION,
         precision=Precision.NARROW,
         # PyTorch counts only the kernels of GPUs, and counts them as if a causal mask hid nothing.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tensoropt.graph import Operator
-from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, OpSpec, Precision, aten
+from tensoropt.ops.calls import CostClass, LocalCall, OperatorShard, Precision, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
@@ -16,7 +17,7 @@ def _is_transposed(op: Operator) -> bool:
 
 
 @alike("stride padding output_padding dilation")
-def convolution(b: Builder) -> None:
+def _convolution(b: Builder) -> None:
     """Split batch, output channels and, without groups, input channels; spatial dims stay whole."""
     transposed = _is_transposed(b.op)
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
@@ -50,26 +51,14 @@ def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
     return replace(call, args=(*call.args[:2], *middle, groups, *call.args[7:]), kwargs={})
 
 
+_convolutions = partial(aten, rule=_convolution, localiser=_local_convolution, precision=Precision.NARROW)
+
 SPECS = (
-    OpSpec(
-        targets=tuple(f"aten.conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
+    _convolutions(
+        "conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding",
         without_rule=("convolution",),
-        rule=convolution,
-        localiser=_local_convolution,
         cost_class=CostClass.CONVOLUTION,
-        precision=Precision.NARROW,
     ),
-    aten(
-        "conv_transpose2d.input",
-        convolution,
-        localiser=_local_convolution,
-        cost_class=CostClass.CONVOLUTION,
-        precision=Precision.NARROW,
-    ),
-    aten(
-        "conv_transpose1d.default conv_transpose3d.input",
-        convolution,
-        localiser=_local_convolution,
-        precision=Precision.NARROW,
-    ),
+    _convolutions("conv_transpose2d.input", cost_class=CostClass.CONVOLUTION),
+    _convolutions("conv_transpose1d.default conv_transpose3d.input"),
 )

@@ -19,7 +19,7 @@ _MEAN_OF_BAG, _MAXIMUM = 1, 2
 
 
 @alike("padding_idx sparse")
-def embedding(b: Builder) -> None:
+def _embedding(b: Builder) -> None:
     """``y[..., h] = sum_v [index[...] == v] w[v, h]``: the vocabulary is a contracted loop."""
     w, index = b.arg(0), b.arg(1)
     vocabulary, hidden = b.tensor(w).shape
@@ -35,7 +35,7 @@ def embedding(b: Builder) -> None:
 
 
 @alike("padding_idx sparse")
-def embedding_bag(b: Builder) -> None:
+def _embedding_bag(b: Builder) -> None:
     """``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
 
     The vocabulary is contracted, except for maxima. Bags split if constant offsets show equal lengths.
@@ -171,7 +171,7 @@ def _rows_of_one_bag(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str,
 SPECS = (
     aten(
         "embedding.default",
-        embedding,
+        _embedding,
         localiser=_local_embedding,
         kernels={"kernels.vocabulary_embedding": _vocabulary_embedding},
         samples=Samples(limits=_rows),
@@ -180,7 +180,7 @@ SPECS = (
     ),
     aten(
         "embedding_bag.padding_idx",
-        embedding_bag,
+        _embedding_bag,
         localiser=_local_embedding_bag,
         kernels={"kernels.embedding_bag": _embedding_bag_kernel},
         samples=Samples(limits=_rows_of_one_bag),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def _grouped_mm(b: Builder) -> None:
 
 
 @alike("bins minlength")
-def histogram(b: Builder) -> None:
+def _histogram(b: Builder) -> None:
     """Split the values, with partial counts; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
         raise Opaque(b.op.name)
@@ -107,31 +108,28 @@ def _backward_flops(x: Any, w: Any, *_: Any, **__: Any) -> int:
     return 2 * _flops(x, w)
 
 
-_ROW_ENDS = Samples(row_ends=(2, 0))
-
+_grouped = partial(
+    OpSpec,
+    rule=_grouped_mm,
+    localiser=_local_grouped_mm,
+    samples=Samples(row_ends=(2, 0)),
+    equal_shards=True,
+)
 
 SPECS = (
-    OpSpec(
+    _grouped(
         targets=(_NATIVE,),
-        rule=_grouped_mm,
-        localiser=_local_grouped_mm,
         kernels={"expert_kernels.grouped_mm": _grouped_mm_kernel},
-        samples=_ROW_ENDS,
         cost_class=CostClass.MATRIX,
         precision=Precision.NARROW,
-        equal_shards=True,
         flops={"aten::_grouped_mm": shape_wrapper(_flops)},
     ),
-    OpSpec(
+    _grouped(
         targets=(_FALLBACK,),
-        rule=_grouped_mm,
-        localiser=_local_grouped_mm,
-        samples=_ROW_ENDS,
-        equal_shards=True,
         flops={
             "transformers::grouped_mm_fallback": shape_wrapper(_flops),
             "transformers::grouped_mm_fallback_backward": shape_wrapper(_backward_flops),
         },
     ),
-    OpSpec(targets=tuple(sorted(COUNTS)), rule=histogram),
+    OpSpec(targets=tuple(sorted(COUNTS)), rule=_histogram),
 )

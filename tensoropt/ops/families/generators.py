@@ -21,19 +21,19 @@ from tensoropt.ops.overloads import resolve_overload
 
 
 @alike("size low high")
-def random(b: Builder) -> None:
+def _random(b: Builder) -> None:
     """Split every dim: an element depends only on its global index."""
     b.write(b.loops(b.output().shape))
 
 
 @alike("*")
-def random_like(b: Builder) -> None:
+def _random_like(b: Builder) -> None:
     """Split every dim of the result and of the operand, which gives its shape or its probabilities."""
     b.along()
 
 
 @alike("p train")
-def dropout(b: Builder) -> None:
+def _dropout(b: Builder) -> None:
     """Split every dim; the mask depends only on the global index, so dropout is linear."""
     broadcast(b)
     b.linear = True
@@ -246,14 +246,14 @@ def _evaluated_dropout(op: Operator, call: LocalCall) -> LocalCall:
 SPECS = (
     aten(
         "rand.default randn.default randint.low randint.default",
-        random,
+        _random,
         localiser=_local_random,
         kernels={"kernels.random": _random_kernel, "kernels.seeded": _seeded},
         random=True,
     ),
     aten(
         "rand_like.default randn_like.default uniform.default normal_functional.default exponential.default",
-        random_like,
+        _random_like,
         localiser=_local_random,
         random=True,
     ),
@@ -263,7 +263,7 @@ SPECS = (
     ),
     aten(
         "bernoulli.p bernoulli.default",
-        random_like,
+        _random_like,
         localiser=_local_bernoulli,
         kernels={"kernels.bernoulli": _bernoulli_kernel},
         samples=Samples(domains={0: Domain.UNIT}),
@@ -271,7 +271,7 @@ SPECS = (
     ),
     aten(
         "dropout.default",
-        dropout,
+        _dropout,
         localiser=_local_dropout,
         kernels={"kernels.dropout": dropout_kernel},
         random=True,

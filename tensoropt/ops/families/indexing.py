@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
     return varying[0] if counted else None
 
 
-def index(b: Builder) -> None:
+def _index(b: Builder) -> None:
     """``y = x[i, j, :]``: dims that are looked up stay whole, index dims and all others are loops.
 
     An index that counts (``hidden[arange(batch), last]``) ties its row to the result's.
@@ -59,7 +60,7 @@ def index(b: Builder) -> None:
     b.write([*kept[:first_place], *loops, *kept[first_place:]])
 
 
-def gather(b: Builder) -> None:
+def _gather(b: Builder) -> None:
     """Split the index, and with it all dims but the looked-up one."""
     where = 2 if "gather" in b.op.target else 1
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(where)).shape
@@ -73,7 +74,7 @@ def gather(b: Builder) -> None:
     b.write(result_labels)
 
 
-def index_select(b: Builder) -> None:
+def _index_select(b: Builder) -> None:
     """Split the index, and all dims but the looked-up one."""
     dim = b.dim(1)
     labels = b.around([dim])
@@ -117,19 +118,18 @@ def _numbers(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[i
     yield args[0].name, (0, args[1])
 
 
+_lookup = partial(aten, cost_class=CostClass.LOOKUP)
+
 SPECS = (
-    aten(
+    _lookup(
         "index.Tensor",
-        index,
+        _index,
         localiser=_local_index,
         kernels={"kernels.index_relative": _index_relative},
         samples=Samples(limits=along_dims, timed=False),
-        cost_class=CostClass.LOOKUP,
     ),
-    aten("gather.default", gather, samples=Samples(limits=along_a_dim), cost_class=CostClass.LOOKUP),
-    aten("take_along_dim.default", gather),
-    aten(
-        "index_select.default", index_select, samples=Samples(limits=along_a_dim), cost_class=CostClass.LOOKUP
-    ),
+    _lookup("gather.default", _gather, samples=Samples(limits=along_a_dim)),
+    aten("take_along_dim.default", _gather),
+    _lookup("index_select.default", _index_select, samples=Samples(limits=along_a_dim)),
     OpSpec(without_rule=("one_hot",), samples=Samples(limits=_numbers, timed=False)),
 )

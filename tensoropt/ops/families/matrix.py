@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from tensoropt.ops.calls import CostClass, Domain, LinearOperands, OpSpec, Precision, Samples, aten
 from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
-def linear(b: Builder) -> None:
+def _linear(b: Builder) -> None:
     """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``."""
     x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
     weight = b.tensor(w).shape
@@ -24,7 +26,7 @@ def linear(b: Builder) -> None:
 
 
 @alike("alpha beta")
-def mm(b: Builder) -> None:
+def _mm(b: Builder) -> None:
     """``y[m, n] = sum_k x[m, k] w[k, n]``, or ``beta bias[n]`` plus ``alpha`` times this."""
     *bias, x, w = (b.arg(index) for index in range(len(b.op.args)))
     m = b.loop("rows", b.tensor(x).shape[0])
@@ -38,7 +40,7 @@ def mm(b: Builder) -> None:
 
 
 @alike("alpha beta")
-def bmm(b: Builder) -> None:
+def _bmm(b: Builder) -> None:
     """``z[b, m, n] = sum_k x[b, m, k] y[b, k, n]``, or ``beta`` times a term plus ``alpha`` times this."""
     *terms, x, y = (b.arg(index) for index in range(len(b.op.args)))
     batch, m, k = b.loops(b.tensor(x).shape)
@@ -50,7 +52,7 @@ def bmm(b: Builder) -> None:
     b.write([batch, m, n])
 
 
-def matmul(b: Builder) -> None:
+def _matmul(b: Builder) -> None:
     """A batched product with broadcasting; vectors are treated as in ``torch.matmul``."""
     x, y = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
     left, right = (x if len(x) > 1 else (1, *x)), (y if len(y) > 1 else (*y, 1))
@@ -62,7 +64,7 @@ def matmul(b: Builder) -> None:
 
 
 @alike("path")
-def einsum(b: Builder) -> None:
+def _einsum(b: Builder) -> None:
     """Take the loops from the equation."""
     equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)
     if "..." in equation or "->" not in equation or len(tensors) > 2:
@@ -88,7 +90,7 @@ def _mv(b: Builder) -> None:
     b.write([m])
 
 
-def bilinear(b: Builder) -> None:
+def _bilinear(b: Builder) -> None:
     """``y[..., o] = sum_ij x[..., i] w[o, i, j] z[..., j] + bias[o]``."""
     x, z, w = b.arg(0), b.arg(1), b.arg(2)
     rows = b.loops(b.tensor(x).shape[:-1])
@@ -100,7 +102,7 @@ def bilinear(b: Builder) -> None:
     b.write([*rows, o])
 
 
-def lu_unpack(b: Builder) -> None:
+def _lu_unpack(b: Builder) -> None:
     """Split batch dims; each matrix stays whole, as PyTorch's kernel does not check pivots."""
     if not all((b.arg(2, "unpack_data", True), b.arg(3, "unpack_pivots", True))):
         return
@@ -111,41 +113,26 @@ def lu_unpack(b: Builder) -> None:
         b.write([*loops, None, None], index)
 
 
-_PRODUCTS = {
-    "aten.linear.default": linear,
-    "aten.addmm.default": mm,
-    "aten.mm.default": mm,
-    "aten.bmm.default": bmm,
-    "aten.baddbmm.default": bmm,
-    "aten.matmul.default": matmul,
-    "aten.einsum.default": einsum,
-}
-_LINEAR = {
-    "aten.linear.default": LinearOperands(0, 1, 2, transposed=True),
-    "aten.addmm.default": LinearOperands(1, 2, 0, transposed=False),
-    "aten.mm.default": LinearOperands(0, 1, 2, transposed=False),
-}
-_RARE = {"aten.dot.default": matmul, "aten.mv.default": _mv, "aten.bilinear.default": bilinear}
+_product = partial(aten, cost_class=CostClass.MATRIX, precision=Precision.NARROW)
+_rare = partial(aten, precision=Precision.NARROW)
 
 SPECS = (
-    *(
-        OpSpec(
-            targets=(target,),
-            rule=rule,
-            cost_class=CostClass.MATRIX,
-            precision=Precision.NARROW,
-            linear=_LINEAR.get(target),
-        )
-        for target, rule in _PRODUCTS.items()
-    ),
-    *(OpSpec(targets=(target,), rule=rule, precision=Precision.NARROW) for target, rule in _RARE.items()),
+    _product("linear.default", _linear, linear=LinearOperands(0, 1, 2, transposed=True)),
+    _product("addmm.default", _mm, linear=LinearOperands(1, 2, 0, transposed=False)),
+    _product("mm.default", _mm, linear=LinearOperands(0, 1, 2, transposed=False)),
+    _product("bmm.default baddbmm.default", _bmm),
+    _product("matmul.default", _matmul),
+    _product("einsum.default", _einsum),
+    _rare("dot.default", _matmul),
+    _rare("mv.default", _mv),
+    _rare("bilinear.default", _bilinear),
     OpSpec(
         without_rule=("cholesky", "linalg_cholesky", "linalg_cholesky_ex"),
         samples=Samples(domains={0: Domain.DEFINITE}),
     ),
     aten(
         "lu_unpack.default",
-        lu_unpack,
+        _lu_unpack,
         without_rule=("linalg_lu_solve", "linalg_ldl_solve"),
         samples=Samples(domains={1: Domain.PIVOTS}),
     ),

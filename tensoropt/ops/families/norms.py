@@ -20,7 +20,7 @@ BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 # -- index spaces ---------------------------------------------------------------------------------
 
 
-def layer_norm(b: Builder) -> None:
+def _layer_norm(b: Builder) -> None:
     """Split leading dims; the normalised ones stay whole."""
     rank = len(b.shape)
     b.along(*range(rank - len(b.arg(1)), rank))
@@ -69,7 +69,7 @@ def by_channel(b: Builder, *parameters: int) -> tuple[int, int]:
 
 
 @alike("use_input_stats")
-def instance_norm(b: Builder) -> None:
+def _instance_norm(b: Builder) -> None:
     """Split batch and channels, unless running statistics are kept."""
     if b.arg(3) is not None or b.arg(4) is not None:
         raise Opaque(b.op.name)
@@ -262,15 +262,15 @@ _VARIANCES = calls.Samples(positive=True)
 _norm = partial(calls.aten, cost_class=calls.CostClass.NORM, precision=calls.Precision.NARROW)
 
 SPECS = (
-    _norm("layer_norm.default rms_norm.default", layer_norm),
+    _norm("layer_norm.default rms_norm.default", _layer_norm),
     calls.aten(
         "native_layer_norm.default",
-        layer_norm,
+        _layer_norm,
         without_rule=("native_group_norm",),
         precision=calls.Precision.NARROW,
     ),
     _norm("group_norm.default", _group_norm, localiser=_local_group_norm, reads=2),
-    calls.aten("instance_norm.default", instance_norm),
+    calls.aten("instance_norm.default", _instance_norm),
     calls.OpSpec(
         targets=(BATCH_NORM,),
         rule=_batch_norm_training,

@@ -100,7 +100,7 @@ def _cast(b: Builder) -> None:
     )
 
 
-def prelu(b: Builder) -> None:
+def _prelu(b: Builder) -> None:
     """Split every dim; there is one slope for all, or one per channel (dim 1)."""
     shape, slopes = b.output().shape, b.tensor(b.arg(1)).shape
     loops = b.loops(shape)
@@ -118,7 +118,7 @@ SPECS = (
     aten("neg.default clone.default detach.default", _linear_pointwise),
     aten("add.Tensor sub.Tensor", _addition),
     aten("_to_copy.default to.dtype", _cast),
-    aten("prelu.default", prelu, precision=Precision.NARROW),
+    aten("prelu.default", _prelu, precision=Precision.NARROW),
 )
 
 ELEMENT_WISE = frozenset(

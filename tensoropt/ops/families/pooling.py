@@ -7,7 +7,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 @alike("*")
-def pooling(b: Builder) -> None:
+def _pooling(b: Builder) -> None:
     """Split batch and channels; spatial dims stay whole."""
     shape = b.shape
     # The name says how many dims a window has; the dims in front are batch and channels, or channels alone.
@@ -44,7 +44,7 @@ _RESIZES = (
 SPECS = (
     aten(
         "max_pool2d.default avg_pool2d.default adaptive_avg_pool2d.default max_pool2d_with_indices.default",
-        pooling,
+        _pooling,
         cost_class=CostClass.POOLING,
     ),
     OpSpec(
@@ -54,7 +54,7 @@ SPECS = (
             "aten._adaptive_avg_pool2d.default",
             *(f"aten.{kind}.{overload}" for kind in _RESIZES for overload in ("vec", "default")),
         ),
-        rule=pooling,
+        rule=_pooling,
     ),
     aten("pixel_shuffle.default pixel_unshuffle.default", _pixel_shuffle),
 )

@@ -10,7 +10,7 @@ from tensoropt.ops.calls import LocalCall, OperatorShard, OpSpec, aten
 from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
-def cat(b: Builder) -> None:
+def _cat(b: Builder) -> None:
     """Concatenate: equal pieces are the outer atom of the dim; unequal ones keep it whole."""
     tensors = [b.tensor(t) for t in b.arg(0)]
     rank = len(b.output().shape)
@@ -32,7 +32,7 @@ def cat(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
-def stack(b: Builder) -> None:
+def _stack(b: Builder) -> None:
     """Split the operands' dims; the new dim stays whole."""
     rank = len(b.output().shape)
     dim = b.arg(1, "dim", 0) % rank
@@ -44,7 +44,7 @@ def stack(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
-def repeat(b: Builder) -> None:
+def _repeat(b: Builder) -> None:
     """Split every dim; copies are an outer loop that only the result has."""
     shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
     offset = len(counts) - len(shape)
@@ -76,7 +76,7 @@ def _moved_within_dims(b: Builder) -> None:
 
 
 @alike("n")
-def diff(b: Builder) -> None:
+def _diff(b: Builder) -> None:
     """Split all dims but the one along which neighbours are subtracted."""
     labels = b.along(b.dim(2, "dim", -1))
     b.read(b.arg(3, "prepend"), labels)
@@ -85,7 +85,7 @@ def diff(b: Builder) -> None:
 
 
 @alike("output_size")
-def repeat_interleave(b: Builder) -> None:
+def _repeat_interleave(b: Builder) -> None:
     """Split every dim; copies are an inner loop that only the result has."""
     shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
     if not isinstance(count, int):
@@ -102,7 +102,7 @@ def repeat_interleave(b: Builder) -> None:
     b.linear = True
 
 
-def gated(b: Builder) -> None:
+def _gated(b: Builder) -> None:
     """Split a gated linear unit by the position within a half; both halves are cut alike."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", -1) % max(len(shape), 1)
@@ -123,7 +123,7 @@ def _windows(b: Builder) -> None:
 
 
 @alike("output_size kernel_size dilation padding stride")
-def columns(b: Builder) -> None:
+def _columns(b: Builder) -> None:
     """Split batch and channels of an image's windows, ``[n, c, h, w] <-> [n, c * window, places]``."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     image, cols = (before, after) if "im2col" in b.op.target else (after, before)
@@ -139,7 +139,7 @@ def columns(b: Builder) -> None:
 
 
 @alike("diagonal")
-def triangle(b: Builder) -> None:
+def _triangle(b: Builder) -> None:
     """Split leading dims; matrices stay whole, as the positions of their elements count."""
     b.along(len(b.shape) - 2, len(b.shape) - 1)
     b.linear = b.cheap = True
@@ -159,10 +159,10 @@ def _local_repeat_interleave(shard: OperatorShard, call: LocalCall) -> LocalCall
 
 
 SPECS = (
-    aten("cat.default concat.default", cat),
-    aten("stack.default", stack),
-    aten("repeat.default", repeat, localiser=_local_repeat),
-    aten("repeat_interleave.self_int", repeat_interleave, localiser=_local_repeat_interleave),
+    aten("cat.default concat.default", _cat),
+    aten("stack.default", _stack),
+    aten("repeat.default", _repeat, localiser=_local_repeat),
+    aten("repeat_interleave.self_int", _repeat_interleave, localiser=_local_repeat_interleave),
     OpSpec(
         targets=(
             "aten.pad.default",
@@ -173,9 +173,9 @@ SPECS = (
         ),
         rule=_moved_within_dims,
     ),
-    aten("diff.default", diff),
-    aten("glu.default", gated),
+    aten("diff.default", _diff),
+    aten("glu.default", _gated),
     aten("unfold.default", _windows),
-    aten("im2col.default col2im.default", columns),
-    aten("tril.default triu.default", triangle),
+    aten("im2col.default col2im.default", _columns),
+    aten("tril.default triu.default", _triangle),
 )

@@ -12,7 +12,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 @alike("has_biases num_layers bidirectional")
-def recurrent(b: Builder) -> None:
+def _recurrent(b: Builder) -> None:
     """Split the batch of ``input [t, b, i]`` (or ``[b, t, i]``) and states ``[layers, b, h]``."""
     states = b.arg(1) if isinstance(b.arg(1), (list, tuple)) else [b.arg(1)]
     dropout, train, batch_first = b.arg(5), b.arg(6), b.arg(8)
@@ -48,7 +48,7 @@ def _layer_backward_flops(x: Any, w: Any, h: Any, *_: Any, **__: Any) -> int:
 SPECS = (
     OpSpec(
         targets=("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"),
-        rule=recurrent,
+        rule=_recurrent,
         cost_class=CostClass.RECURRENT,
         precision=Precision.NARROW,
         flops={

@@ -29,14 +29,8 @@ def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, con
         b.write(after, index)
 
 
-def _full_sum(b: Builder) -> None:
-    """Contract every dim."""
-    _reduced(b, None, False, contracted=True)
-    b.linear = b.cheap = True
-
-
-def _dim_sum(b: Builder) -> None:
-    """Contract the reduced dims, split the others."""
+def _sum(b: Builder) -> None:
+    """Contract the reduced dims, by default all, and split the others."""
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=True)
     b.linear = b.cheap = True
 
@@ -72,7 +66,7 @@ def _cosine_similarity(b: Builder) -> None:
 
 
 @alike("p compute_mode")
-def distances(b: Builder) -> None:
+def _distances(b: Builder) -> None:
     """``y[..., p, r] = |x[..., p, :] - z[..., r, :]|``."""
     x, z = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
     if x[:-2] != z[:-2]:
@@ -96,10 +90,8 @@ def _local_mean(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 SPECS = (
-    aten("sum.default", _full_sum, precision=Precision.WIDE),
-    aten("sum.dim_IntList", _dim_sum, precision=Precision.WIDE),
-    aten("mean.default", _full_sum, localiser=_local_mean, precision=Precision.WIDE),
-    aten("mean.dim", _dim_sum, localiser=_local_mean, precision=Precision.WIDE),
+    aten("sum.default sum.dim_IntList", _sum, precision=Precision.WIDE),
+    aten("mean.default mean.dim", _sum, localiser=_local_mean, precision=Precision.WIDE),
     aten(
         "amax.default amin.default max.dim min.dim argmax.default argmin.default any.dim all.dim "
         "topk.default sort.default sort.stable",
@@ -114,6 +106,6 @@ SPECS = (
         precision=Precision.WIDE,
     ),
     aten("var.correction std.correction var.dim std.dim", _norm_or_variance, precision=Precision.WIDE),
-    aten("cdist.default", distances, precision=Precision.WIDE),
+    aten("cdist.default", _distances, precision=Precision.WIDE),
     aten("cosine_similarity.default", _cosine_similarity),
 )

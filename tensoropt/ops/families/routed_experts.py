@@ -34,12 +34,8 @@ EXPERTS = "expert_kernels.experts"
 """The operator and kernel: (x, choice, its weights, the experts' weights, body, number of experts)."""
 DISPATCH = "dispatch"
 """The loop that splits both experts and tokens along one axis."""
-SPLIT, SLICE, TRANSPOSE, INDEX = (
-    "aten.split.Tensor",
-    "aten.slice.Tensor",
-    "aten.transpose.int",
-    "aten.index.Tensor",
-)
+_SPLIT, _SLICE = "aten.split.Tensor", "aten.slice.Tensor"
+TRANSPOSE, INDEX = "aten.transpose.int", "aten.index.Tensor"
 ROWS, EXPERT_OF_ROW, ENDS = "$x", "$experts", "$ends"
 
 
@@ -137,10 +133,10 @@ class _Features:
             return ("features",)
         ways = set()
         for call in body:
-            if call.target == SPLIT:
+            if call.target == _SPLIT:
                 size, dim = call.args[1], call.args[2] if len(call.args) > 2 else 0
                 ways.add(("parts", "features") if size == self.size and dim in (1, -1) else None)
-            elif call.target == SLICE:
+            elif call.target == _SLICE:
                 step, dim = call.args[4] if len(call.args) > 4 else 1, call.args[1]
                 ways.add(("features", "parts") if step == self.parts and dim in (1, -1) else None)
         if len(ways) != 1:
@@ -153,7 +149,7 @@ class _Features:
             self._made[call.results[0]] = self._product(call)
         elif call.target == INDEX and first in self._weights:
             self._biases[call.results[0]] = self._weights[first][0]
-        elif call.target in (SPLIT, SLICE) and self._made.get(first) == self._whole_dim and self.parts > 1:
+        elif call.target in (_SPLIT, _SLICE) and self._made.get(first) == self._whole_dim and self.parts > 1:
             self._made.update(dict.fromkeys(call.results, ("features",)))
         elif call.target in ELEMENT_WISE:
             self._made[call.results[0]] = self._element_wise(call, given)
@@ -284,7 +280,7 @@ def _expected_rows(rows: int, split: Sequence[_SplitExperts], imbalance: float) 
 def _narrowed(body: _Body, parts: int) -> _Body:
     return tuple(
         call._replace(args=(call.args[0], call.args[1] // parts, *call.args[2:]))
-        if call.target == SPLIT
+        if call.target == _SPLIT
         else call
         for call in body
     )

@@ -48,7 +48,7 @@ def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tenso
     return departed
 
 
-def passed(b: Builder) -> None:
+def _passed(b: Builder) -> None:
     """Split every dim."""
     b.along()
     b.linear = True
@@ -64,7 +64,7 @@ def _passing(shard: OperatorShard, call: LocalCall) -> LocalCall:
 SPECS = (
     OpSpec(
         targets=(ARRIVE, DEPART),
-        rule=passed,
+        rule=_passed,
         localiser=_passing,
         kernels={"kernels.arrive": arrive, "kernels.depart": depart},
         launches=False,

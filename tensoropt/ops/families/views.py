@@ -47,7 +47,7 @@ def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 
 
 @alike("*")
-def reshape(b: Builder) -> None:
+def _reshape(b: Builder) -> None:
     """Cut each run of dims at the common refinement of its two factorisations."""
     source = b.tensor(b.arg(0))
     before, after = source.shape, b.output().shape
@@ -73,7 +73,7 @@ def reshape(b: Builder) -> None:
     b.write(writes)
 
 
-def permute(b: Builder) -> None:
+def _permute(b: Builder) -> None:
     """Reorder the operand's loops."""
     shape = b.tensor(b.arg(0)).shape
     order = list(range(len(shape)))
@@ -97,7 +97,7 @@ def permute(b: Builder) -> None:
 
 
 @alike("size")
-def expand(b: Builder) -> None:
+def _expand(b: Builder) -> None:
     """Give an expanded dim a loop that only the result has."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     loops = b.loops(after)
@@ -122,7 +122,7 @@ def _tile_dim(b: Builder, dim: int, piece: int) -> tuple[list[Loops], list[Loops
 
 
 @alike("split_size split_sizes chunks")
-def split(b: Builder) -> None:
+def _split(b: Builder) -> None:
     """Cut a dim: equal pieces are its outer atom, unequal pieces keep it whole."""
     rank = len(b.tensor(b.arg(0)).shape)
     dim = b.arg(2, "dim", 0) % rank
@@ -161,7 +161,7 @@ def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
 
 
 @alike("index")
-def select(b: Builder) -> None:
+def _select(b: Builder) -> None:
     """Split all dims but the selected or unbound one."""
     dim = b.dim(1, "dim", 0)
     labels = [label for i, label in enumerate(b.around([dim])) if i != dim]
@@ -170,7 +170,7 @@ def select(b: Builder) -> None:
     b.linear = b.cheap = True
 
 
-def view_as_real(b: Builder) -> None:
+def _view_as_real(b: Builder) -> None:
     """Split the dims of the complex tensor; the (real, imaginary) pair is a new innermost dim."""
     b.write([*b.around(()), None])
     b.linear = b.cheap = True
@@ -208,20 +208,20 @@ def _local_slice(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 SPECS = (
-    aten("view.default reshape.default", reshape, localiser=_local_reshape, launches=False),
+    aten("view.default reshape.default", _reshape, localiser=_local_reshape, launches=False),
     aten(
         "_unsafe_view.default flatten.using_ints unflatten.int squeeze.default squeeze.dim "
         "squeeze.dims unsqueeze.default",
-        reshape,
+        _reshape,
         localiser=_local_reshape,
     ),
-    aten("permute.default transpose.int", permute, launches=False),
-    aten("t.default movedim.int swapaxes.default", permute),
-    aten("expand.default", expand, localiser=_local_expand, launches=False),
-    aten("split.Tensor split.sizes", split, localiser=_local_split, launches=False),
-    aten("split_with_sizes.default chunk.default", split, localiser=_local_split),
+    aten("permute.default transpose.int", _permute, launches=False),
+    aten("t.default movedim.int swapaxes.default", _permute),
+    aten("expand.default", _expand, localiser=_local_expand, launches=False),
+    aten("split.Tensor split.sizes", _split, localiser=_local_split, launches=False),
+    aten("split_with_sizes.default chunk.default", _split, localiser=_local_split),
     aten("slice.Tensor", _slice_, localiser=_local_slice, launches=False),
-    aten("select.int", select, launches=False),
-    aten("unbind.int", select),
-    aten("view_as_real.default", view_as_real),
+    aten("select.int", _select, launches=False),
+    aten("unbind.int", _select),
+    aten("view_as_real.default", _view_as_real),
 )

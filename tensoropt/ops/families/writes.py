@@ -9,7 +9,7 @@ from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
 @alike("reduce include_self value")
-def scatter(b: Builder) -> None:
+def _scatter(b: Builder) -> None:
     """Split the dims that the index covers, but the written one; additions give partial sums."""
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
     if not shape or len(index) != len(shape):
@@ -29,7 +29,7 @@ def scatter(b: Builder) -> None:
 
 
 @alike("alpha")
-def index_add(b: Builder) -> None:
+def _index_add(b: Builder) -> None:
     """``y = x; y[index[i]] += source[i]``: rows split, with partial sums."""
     shape = b.tensor(b.arg(0)).shape
     if not shape or not b.tensor(b.arg(2)).shape:
@@ -86,12 +86,12 @@ _ALONG_A_DIM = Samples(limits=along_a_dim, timed=False)
 SPECS = (
     aten(
         "scatter.src scatter.value scatter.reduce scatter.value_reduce",
-        scatter,
+        _scatter,
         samples=_ALONG_A_DIM,
         cost_class=CostClass.LOOKUP,
     ),
-    aten("scatter_add.default scatter_reduce.two", scatter, samples=_ALONG_A_DIM),
-    aten("index_add.default index_copy.default", index_add, samples=_ALONG_A_DIM),
+    aten("scatter_add.default scatter_reduce.two", _scatter, samples=_ALONG_A_DIM),
+    aten("index_add.default index_copy.default", _index_add, samples=_ALONG_A_DIM),
     aten("index_fill.int_Scalar", _index_fill, samples=_ALONG_A_DIM),
     aten(
         "index_put.default",

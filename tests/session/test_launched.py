@@ -28,7 +28,7 @@ def exploration(store):
 
 @pytest.fixture(scope="module")
 def beside(exploration, store):
-    return with_jobs(exploration, [SHARDED, PIPELINED], store)
+    return with_jobs(exploration, [SHARDED, PIPELINED], store=store)
 
 
 def test_a_job_is_priced_as_it_is_pinned(exploration, store):
@@ -78,7 +78,7 @@ def test_jobs_are_saved_and_explained(beside, tmp_path):
 
 def test_a_job_that_the_model_refuses_says_why(exploration, store):
     # Four heads do not go over three ranks.
-    found = with_jobs(exploration, [replace(SHARDED, data=1, tensor=4, context=1, experts=3)], store)
+    found = with_jobs(exploration, [replace(SHARDED, data=1, tensor=4, context=1, experts=3)], store=store)
     (job,) = your_jobs(found)
     assert job.row is None
     assert "expert-parallel degree of 3" in job.refusal
@@ -88,6 +88,6 @@ def test_a_job_that_the_model_refuses_says_why(exploration, store):
 
 def test_what_differs_from_the_exploration_is_noted(exploration, store):
     other = replace(SHARDED, batch=64, dtype="float32", optimizer="sgd", sequence=7)
-    notes = " ".join(your_jobs(with_jobs(exploration, [other], store))[0].notes)
+    notes = " ".join(your_jobs(with_jobs(exploration, [other], store=store))[0].notes)
     for words in ("64 samples", "computes in float32", "optimizer is sgd", "have 7 tokens"):
         assert words in notes

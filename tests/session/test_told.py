@@ -31,7 +31,7 @@ def exploration():
             dtype="float32", measure="never", micro_batches=(1,), epsilon=0.2, max_points=8,
             pipelines="never", placements="always",
         )  # fmt: skip
-        return with_jobs(found, JOBS, store)
+        return with_jobs(found, JOBS, store=store)
 
 
 @pytest.fixture(scope="module")

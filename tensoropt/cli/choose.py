@@ -56,7 +56,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     add_amount(verb)
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the chosen point, and save its plan if requested."""
     memory = parse_bytes(options.memory) if options.memory is not None else None
     from tensoropt.exploration.answer import answer as answer_within
@@ -160,4 +160,4 @@ def _reasons(
     return lines, data
 
 
-VERB = Verb("choose", "turn a point of a saved frontier into a plan", _add_arguments, answer)
+VERB = Verb("choose", "turn a point of a saved frontier into a plan", _add_arguments, _answer)

@@ -23,7 +23,7 @@ from tensoropt.search import NoStrategyError, Staircase, TrackedFrontier, outlin
 from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.types import Indices
 
-_REPRESENTATIVES, LOSS = 160, 2e-4
+_REPRESENTATIVES, _LOSS = 160, 2e-4
 """How many points of a frontier are simulated before their neighbours; fewer if the others would add at most
 this share of hypervolume. Assumptions, as are the numbers below."""
 _LEANEST = 8
@@ -33,7 +33,7 @@ _NEIGHBOURS = 3
 _REACH = 3
 """How many simulated points away from a winner neighbours are still simulated, as the simulator ranks points
 differently from the search."""
-ROUNDS = 8
+_ROUNDS = 8
 """The most rounds in which neighbours are simulated."""
 
 
@@ -101,14 +101,14 @@ def first_look(found: Found, simulations: Simulations, rivals: Staircase | None 
     if not len(left):
         return 0
     part = Staircase(found.frontier.memory[left], found.frontier.time[left])
-    chosen = np.union1d(representatives(part, _REPRESENTATIVES, LOSS), np.arange(min(_LEANEST, len(left))))
+    chosen = np.union1d(representatives(part, _REPRESENTATIVES, _LOSS), np.arange(min(_LEANEST, len(left))))
     return found.simulate(simulations, left[chosen])
 
 
 def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:
     """Simulate neighbours of the unbeaten strategies in rounds, as long as a round finds new unbeaten ones;
     yield how many were simulated in each."""
-    for _ in range(ROUNDS):
+    for _ in range(_ROUNDS):
         best = simulations.frontier()
         won = [best.origin[best.origin[:, 0] == space, 1] for space in range(len(simulations.spaces))]
         count = _simulate_together(

@@ -186,7 +186,7 @@ FEW_GROUPS = 64
 """The number of a model's groups up to which ranges are searched to a small gap, and each cut may have its
 own placement; an assumption."""
 _HEURISTIC = "pipelines: found by a heuristic, which proves nothing about them"
-STEP, _COARSE_STEP = 0.01, 0.05
+_STEP, _COARSE_STEP = 0.01, 0.05
 """The least relative decrease of memory from one pipeline to the next for large models; the coarse one if
 places have several stages, as composing more stages takes longer."""
 
@@ -493,7 +493,7 @@ class _Finder:
             self._note("pipelines: all stage boundaries use the same layout")
         if per_place is None and schedule_named(schedule).several:
             per_place = self._several(mesh.shape[0], micro_batches, schedule)
-        step = STEP if (per_place or 1) == 1 else _COARSE_STEP
+        step = _STEP if (per_place or 1) == 1 else _COARSE_STEP
         try:
             composer = Composer(
                 frontiers,

@@ -149,7 +149,7 @@ def test_a_fault_of_one_cluster_costs_the_others_nothing(
     with caplog.at_level(logging.DEBUG):
         found = over(names, raising(fault), tmp_path)
     assert ("exploring dgx-a100 failed" in caplog.text) is isinstance(fault, ZeroDivisionError)
-    assert found.explorations == (FAST_LOST,)
+    assert found.explorations == [FAST_LOST]
     assert found.refused == {"dgx-a100": said}
 
 
@@ -165,7 +165,7 @@ def test_where_no_cluster_will_do_each_says_why(tmp_path: Path) -> None:
 
 
 def test_offers_list_what_is_left_out(tmp_path: Path) -> None:
-    sweep = sweeps.Sweep((FAST, CHEAP), {"dgx-b200": "no plan fits"})
+    sweep = sweeps.Sweep([FAST, CHEAP], {"dgx-b200": "no plan fits"})
     tariff = Tariff(None, {"H100-80GB": 3.0, "A100-80GB": 1.0})
     told = offers_answer(sweep, {"tariff": tariff}, tmp_path)
     assert "Cheapest without limits: dgx-a100" in told.text

@@ -53,9 +53,9 @@ class Found:
     def __post_init__(self) -> None:
         self.numbers = np.full(len(self.frontier), -1)
 
-    def simulate(self, simulations: Simulations, indices: Indices) -> int:
-        """Simulate the given points that were not simulated yet; return how many these were."""
-        return _simulate_together([(self, indices)], simulations)
+    def simulate(self, simulations: Simulations, indices: Indices) -> None:
+        """Simulate the given points that were not simulated yet."""
+        _simulate_together([(self, indices)], simulations)
 
     def neighbours(self, won: Indices) -> Indices:
         """Return unsimulated points near the winners, whose numbers are ``won``, spread over each gap."""
@@ -95,14 +95,14 @@ def unbeaten_by(frontier: TrackedFrontier, rivals: Staircase | None) -> Indices:
     return np.flatnonzero(frontier.time < rivals.bounds(frontier.memory))
 
 
-def first_look(found: Found, simulations: Simulations, rivals: Staircase | None = None) -> int:
-    """Simulate representatives of the points that no rival beats; return how many."""
+def first_look(found: Found, simulations: Simulations, rivals: Staircase | None = None) -> None:
+    """Simulate representatives of the points that no rival beats."""
     left = unbeaten_by(found.frontier, rivals)
     if not len(left):
-        return 0
+        return
     part = Staircase(found.frontier.memory[left], found.frontier.time[left])
     chosen = np.union1d(representatives(part, _REPRESENTATIVES, _LOSS), np.arange(min(_LEANEST, len(left))))
-    return found.simulate(simulations, left[chosen])
+    found.simulate(simulations, left[chosen])
 
 
 def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:

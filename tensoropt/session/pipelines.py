@@ -575,11 +575,7 @@ class _Finder:
             f"pipelines whose stages have {_MOST_AXES} mesh axes: groups combine only the splits that the "
             "best strategies without stages use"
         )
-        simulations = self._simulations
+        simulations = Simulations(self.session.cluster, list(self.searched.simulations))
         searched = {space.tables.mesh[0] for space in simulations.spaces}
         count = micro_batches if micro_batches in searched else best_counts(simulations)[0]
         return combining(limit, simulations, count)
-
-    @cached_property
-    def _simulations(self) -> Simulations:
-        return Simulations(self.session.cluster, list(self.searched.simulations))

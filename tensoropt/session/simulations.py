@@ -166,9 +166,6 @@ class Simulations:
         """Return a copy, to which other strategies can be added; both share the evaluators."""
         return replace(self, spaces=[space.copy() for space in self.spaces])
 
-    def __len__(self) -> int:
-        return sum(len(space.simulated) for space in self.spaces)
-
     def frontier(self) -> Frontier:
         """Return the frontier of all simulated strategies."""
         return unbeaten_of(self.spaces)

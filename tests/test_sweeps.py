@@ -17,7 +17,6 @@ from tensoropt.cli.offers import offers_answer
 from tensoropt.cli.parser import main
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
-from tensoropt.exploration.cluster_offers import load_sweep
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Tariff
 from tensoropt.question.model_source import ModelSourceError, load_model
@@ -174,11 +173,3 @@ def test_offers_list_what_is_left_out(tmp_path: Path) -> None:
     assert "no price of a device-hour is known for H100-80GB" in unpriced.text
     assert (told.data["cheapest"], told.data["fastest"]) == ("dgx-a100", "dgx-h100")
     assert {row["cluster"] for row in told.data["clusters"]} == {"dgx-a100", "dgx-h100", "dgx-b200"}
-
-
-def test_explorations_of_different_models_are_not_compared(tmp_path: Path) -> None:
-    FAST.save(tmp_path / "fast")
-    other = replace(FAST, model=FAST.model.model_copy(update={"fingerprint": "0" * 64}))
-    other.save(tmp_path / "other")
-    with pytest.raises(TensorOptError, match="different models or settings"):
-        load_sweep(tmp_path)

@@ -30,12 +30,6 @@ def loaded(gpus):
     return gpus.found
 
 
-@pytest.fixture(scope="module")
-def details(loaded):
-    last = len(loaded.points) - 1
-    return [(i, detail(loaded, i)) for i in sorted({0, last // 3, last // 2, last})]
-
-
 @pytest.mark.slow
 def test_the_timeline_gives_the_very_figures_of_the_frontier(loaded, details):
     """The walk over all points at once and the event simulation of one agree."""
@@ -83,8 +77,6 @@ def test_rows_add_up_to_the_point(loaded, details):
         assert sum(r.gradients_bytes for r in told.operators) == gradients
         assert sum(r.state_bytes for r in told.operators) == state
         assert {r.source for r in told.operators} == {"data sheet"}
-        rows = sum(r.forward_s + r.backward_s for r in told.operators)
-        assert rows <= told.step.compute_s * (1 + 1e-12)
         assert sum(len(r.members) for r in told.operators) == loaded.report["operators"]
         # a parameter's copy held over the step lies as its reader wants it; its gradient does not go back so
     fastest = loaded.spaces[loaded.points[details[0][0]].space]

@@ -21,7 +21,7 @@ from tensoropt.errors import (
 from tensoropt.version import __version__
 
 if TYPE_CHECKING:
-    from tensoropt.api import compare, explore, recost, with_jobs
+    from tensoropt.api import compare, explore, recost
     from tensoropt.capture.onnx import load_onnx
     from tensoropt.cluster import Cluster, load_cluster
     from tensoropt.execute import (
@@ -43,12 +43,13 @@ if TYPE_CHECKING:
     from tensoropt.question.model_source import load_model
     from tensoropt.question.settings import Settings
     from tensoropt.saved import choose, export_job
+    from tensoropt.session.launched import with_jobs
     from tensoropt.sharding.constraints import ConstraintError
     from tensoropt.tuning.tune import tune
     from tensoropt.verify import verify_plan, verify_random
 
 _NAMES = {
-    "tensoropt.api": "compare explore recost with_jobs",
+    "tensoropt.api": "compare explore recost",
     "tensoropt.capture.onnx": "load_onnx",
     "tensoropt.cluster": "Cluster load_cluster",
     "tensoropt.execute": "load_checkpoint original_shape parallelize sampler save_checkpoint "
@@ -61,6 +62,7 @@ _NAMES = {
     "tensoropt.question.model_source": "load_model",
     "tensoropt.question.settings": "Settings",
     "tensoropt.saved": "choose export_job",
+    "tensoropt.session.launched": "with_jobs",
     "tensoropt.sharding.constraints": "ConstraintError",
     "tensoropt.tuning.tune": "tune",
     "tensoropt.verify": "verify_plan verify_random",

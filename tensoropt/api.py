@@ -24,7 +24,6 @@ from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare, prepare_graph
 from tensoropt.exploration.answer import answer as answer_within
 from tensoropt.exploration.exploration import Exploration, InterruptedExplorationError
-from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.plan.plan import ModelInfo, OnnxInfo, describe_call
 from tensoropt.planners.compare import requested_planners
 from tensoropt.planners.registry import Entry
@@ -36,7 +35,6 @@ from tensoropt.question.question import Question
 from tensoropt.question.settings import Settings
 from tensoropt.ranks.local_hardware import has_local_cores
 from tensoropt.report.detail import recorded_of
-from tensoropt.session import launched
 from tensoropt.session.comparing import Recosted, recosted, with_planners
 from tensoropt.session.evaluation import evaluate_searched, record_used
 from tensoropt.session.kept import KeptCapture, KeptExplorations, Known, question_of
@@ -276,31 +274,6 @@ def recost(
     updated.check_budget()
     old = range(len(exploration.points))
     return updated, recosted(session, searched, exploration, old) if old_points else ()
-
-
-@shows_progress
-def with_jobs(
-    exploration: Exploration,
-    jobs: Sequence[LaunchedJob | str],
-    *,
-    store: ProfileStore | None = None,
-    progress: ProgressChoice = None,
-) -> Exploration:
-    """Return the exploration with launchers' jobs, simulated, among its other points.
-
-    Args:
-        jobs: a launcher and its config or arguments: ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``,
-            ``deepspeed:ds.json`` or ``accelerate:config.yaml``; or jobs already read from these.
-        store, progress: as in :func:`explore`.
-
-    Raises:
-        JobError: a config cannot be read, or the job is for another number of devices.
-        TensorOptError: the exploration was saved without its operator graph.
-    """
-    read = [read_job(job) if isinstance(job, str) else job for job in jobs]
-    for job in read:
-        job.on(len(exploration.cluster["devices"]))
-    return launched.with_jobs(exploration, read, store, heard(progress))
 
 
 def _explored(

@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar, cast
 
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
 
 _LOOK_S = 0.5
 """Seconds between a process's checks that its parent is alive; an assumption."""
@@ -99,7 +99,7 @@ def finished_when_interrupted() -> Iterator[list[bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+def in_forks(work: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[_Answer]:
     """Return ``work(item)`` for every item, in order, from forks, one per core at a time.
 
     With one core or one item, or if forking is unsafe, the work runs in this process. ``work`` should not
@@ -108,7 +108,7 @@ def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answ
     if min(len(items), cores()) < 2 or not _can_fork():
         return list(map(work, items))
     running: dict[Connection, int] = {}
-    answers: dict[int, Answer] = {}
+    answers: dict[int, _Answer] = {}
     with ExitStack() as stack:
         for number, item in enumerate(items):
             if len(running) == cores():
@@ -120,8 +120,8 @@ def in_forks(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answ
 
 
 def _ended(
-    running: dict[Connection, int], work: Callable[[Item], Answer], items: Sequence[Item]
-) -> dict[int, Answer]:
+    running: dict[Connection, int], work: Callable[[_Item], _Answer], items: Sequence[_Item]
+) -> dict[int, _Answer]:
     """Return the results of finished forks (at least one) by index, and remove these from ``running``."""
     answers = {}
     for connection in cast("list[Connection]", wait(list(running))):
@@ -133,7 +133,7 @@ def _ended(
     return answers
 
 
-def _fork(stack: ExitStack, work: Callable[[Item], Answer], item: Item) -> Connection:
+def _fork(stack: ExitStack, work: Callable[[_Item], _Answer], item: _Item) -> Connection:
     """Start a fork and return the connection that receives ``work(item)``.
 
     The fork ends with the stack, whatever it is doing, or when its parent ends.
@@ -149,7 +149,7 @@ def _fork(stack: ExitStack, work: Callable[[Item], Answer], item: Item) -> Conne
 
 
 def _send(
-    work: Callable[[Item], Answer], item: Item, receiving: Connection, sending: Connection, parent: int
+    work: Callable[[_Item], _Answer], item: _Item, receiving: Connection, sending: Connection, parent: int
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     receiving.close()  # so that sending fails once the parent is gone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -28,10 +28,38 @@ _MOST_BATCHES = 12
 
 @dataclass(frozen=True)
 class Sweep:
-    """Explorations of one model by name, and reasons for the clusters or batches that failed."""
+    """Explorations of one model, and reasons for the clusters or batches that failed, by name."""
 
-    explorations: tuple[Exploration, ...]
-    refused: Mapping[str, str]
+    explorations: list[Exploration] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, folder: Path, explore_one: Callable[[], Exploration]) -> Exploration | None:
+        """Return an exploration, saved in its folder; None if it failed.
+
+        Raises:
+            CaptureError, ModelSourceError, ConstraintError: the rest of the sweep would fail, too.
+        """
+        try:
+            exploration = explore_one()
+            exploration.save(folder)
+        except Exception as error:
+            of_all = isinstance(error, (CaptureError, ModelSourceError, ConstraintError))
+            if of_all and not isinstance(error, LackingDevicesError):
+                raise
+            self.refused[name] = " ".join(str(error).split())
+            if not isinstance(error, TensorOptError):  # a bug must not lose the other results
+                _logger.debug("exploring %s failed", name, exc_info=True)
+                kind = type(error).__name__
+                self.refused[name] = f"TensorOpt itself failed with {kind}: {self.refused[name]}"
+            return None
+        self.explorations.append(exploration)
+        return exploration
+
+    def ended(self) -> Sweep:
+        """Return the sweep itself; raise :class:`InfeasibleError` if no exploration succeeded."""
+        if not self.explorations:
+            raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in self.refused.items()))
+        return self
 
 
 def over_clusters(
@@ -50,12 +78,12 @@ def over_clusters(
     Raises:
         InfeasibleError: no exploration succeeded; gives the reasons.
     """
-    sweep = _Running(out)
+    sweep = Sweep()
     for number, (name, cluster) in enumerate(clusters.items()):
         progress("clusters", number, len(clusters), name)
         first = next((e for e in sweep.explorations if e.costs is not None), None)
         folder = re.sub(r"[^\w.\[\]-]+", "-", name).lstrip(".") or "cluster"
-        sweep.add(name, folder, partial(explore_on, cluster, first))
+        sweep.add(name, out / folder, partial(explore_on, cluster, first))
     progress("clusters", len(clusters), len(clusters), "")
     return sweep.ended()
 
@@ -79,7 +107,7 @@ def over_batches(
     Raises:
         TensorOptError: the model's batch cannot be chosen, or no exploration succeeded.
     """
-    sweep, tried = _Running(out), dict[int, bool]()
+    sweep, tried = Sweep(), dict[int, bool]()
     if isinstance(batches, str):
         first, total = default_batch(source), _MOST_BATCHES
         chosen = iter(lambda: next_batch(tried, first) if len(tried) < _MOST_BATCHES else None, None)
@@ -88,43 +116,8 @@ def over_batches(
     for batch in chosen:
         name = folder_of_batch(batch)
         progress("batches", len(tried), total, f"batch {batch}")
-        found = sweep.add(name, name, partial(explore_at, batch))
+        found = sweep.add(name, out / name, partial(explore_at, batch))
         tried[batch] = found is not None and fits_within(found, memory_bytes)
     progress("batches", len(tried), len(tried), "")
     sweep.explorations.sort(key=lambda found: StepWork.of(found).samples or 0)
     return sweep.ended()
-
-
-class _Running:
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.explorations: list[Exploration] = []
-        self.refused: dict[str, str] = {}
-
-    def add(self, name: str, folder: str, explore_one: Callable[[], Exploration]) -> Exploration | None:
-        """Return an exploration, saved in its folder of the sweep; None if it failed.
-
-        Raises:
-            CaptureError, ModelSourceError, ConstraintError: the rest of the sweep would fail, too.
-        """
-        try:
-            exploration = explore_one()
-            exploration.save(self.out / folder)
-        except Exception as error:
-            of_all = isinstance(error, (CaptureError, ModelSourceError, ConstraintError))
-            if of_all and not isinstance(error, LackingDevicesError):
-                raise
-            self.refused[name] = " ".join(str(error).split())
-            if not isinstance(error, TensorOptError):  # a bug must not lose the other results
-                _logger.debug("exploring %s failed", name, exc_info=True)
-                kind = type(error).__name__
-                self.refused[name] = f"TensorOpt itself failed with {kind}: {self.refused[name]}"
-            return None
-        self.explorations.append(exploration)
-        return exploration
-
-    def ended(self) -> Sweep:
-        """Return the sweep."""
-        if not self.explorations:
-            raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in self.refused.items()))
-        return Sweep(tuple(self.explorations), self.refused)

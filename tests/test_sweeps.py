@@ -17,7 +17,6 @@ from tensoropt.cli.offers import offers_answer
 from tensoropt.cli.parser import main
 from tensoropt.cluster import Cluster, load_cluster
 from tensoropt.errors import CaptureError, InfeasibleError, TensorOptError
-from tensoropt.exploration.cluster_offers import load_sweep
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import Tariff
 from tensoropt.question.model_source import ModelSourceError, load_model
@@ -149,7 +148,7 @@ def test_a_fault_of_one_cluster_costs_the_others_nothing(
     with caplog.at_level(logging.DEBUG):
         found = over(names, raising(fault), tmp_path)
     assert ("exploring dgx-a100 failed" in caplog.text) is isinstance(fault, ZeroDivisionError)
-    assert found.explorations == (FAST_LOST,)
+    assert found.explorations == [FAST_LOST]
     assert found.refused == {"dgx-a100": said}
 
 
@@ -165,7 +164,7 @@ def test_where_no_cluster_will_do_each_says_why(tmp_path: Path) -> None:
 
 
 def test_offers_list_what_is_left_out(tmp_path: Path) -> None:
-    sweep = sweeps.Sweep((FAST, CHEAP), {"dgx-b200": "no plan fits"})
+    sweep = sweeps.Sweep([FAST, CHEAP], {"dgx-b200": "no plan fits"})
     tariff = Tariff(None, {"H100-80GB": 3.0, "A100-80GB": 1.0})
     told = offers_answer(sweep, {"tariff": tariff}, tmp_path)
     assert "Cheapest without limits: dgx-a100" in told.text
@@ -174,11 +173,3 @@ def test_offers_list_what_is_left_out(tmp_path: Path) -> None:
     assert "no price of a device-hour is known for H100-80GB" in unpriced.text
     assert (told.data["cheapest"], told.data["fastest"]) == ("dgx-a100", "dgx-h100")
     assert {row["cluster"] for row in told.data["clusters"]} == {"dgx-a100", "dgx-h100", "dgx-b200"}
-
-
-def test_explorations_of_different_models_are_not_compared(tmp_path: Path) -> None:
-    FAST.save(tmp_path / "fast")
-    other = replace(FAST, model=FAST.model.model_copy(update={"fingerprint": "0" * 64}))
-    other.save(tmp_path / "other")
-    with pytest.raises(TensorOptError, match="different models or settings"):
-        load_sweep(tmp_path)

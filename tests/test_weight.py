@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.weight import faults, weight
+from tests.weight import weight
 
 TEXT = '''"""A module
 of two lines."""
@@ -21,9 +21,3 @@ of two lines"""  # and a remark
 
 def test_code_is_what_is_no_docstring_comment_or_blank() -> None:
     assert weight(TEXT) == (5, 3)
-
-
-def test_what_weighs_more_or_far_less_than_its_limit_is_said() -> None:
-    assert faults({"package": 100}, {"package": 100}) == []
-    assert "may have 99" in faults({"package": 100}, {"package": 99})[0]
-    assert "lower the limit" in faults({"package": 100}, {"package": 400})[0]

@@ -355,9 +355,9 @@ def explored(
         except InterruptedExplorationError as error:
             exploration, stop = error.exploration, error
         if jobs and stop is None:
-            from tensoropt import api
+            from tensoropt.session.launched import with_jobs
 
-            exploration = api.with_jobs(exploration, jobs, progress=progress)
+            exploration = with_jobs(exploration, jobs, progress=progress)
         if folder is not None:
             exploration.save(Path(folder))
         if stop is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tensoropt.cli.arguments import Answer, Verb, add_amount, add_headroom, amount_option, tariff_option
 from tensoropt.console import WHOLE, ProgressDisplay
+from tensoropt.files import write_text
 from tensoropt.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     add_amount(verb)
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the chosen point, and save its plan if requested."""
     memory = parse_bytes(options.memory) if options.memory is not None else None
     from tensoropt.exploration.answer import answer as answer_within
@@ -140,7 +142,6 @@ def _reasons(
     from tensoropt.report.explain import why_lines
     from tensoropt.report.faster import what_is_faster
     from tensoropt.report.owners import point_owners
-    from tensoropt.report.step_parts import write_trace
 
     of_point = detail(exploration, index)
     lines: list[str] = []
@@ -155,9 +156,9 @@ def _reasons(
             "faster": [asdict(one) for one in faster],
         }
     if options.trace:
-        write_trace(of_point.trace(), options.trace)
+        write_text(options.trace, json.dumps(of_point.trace()) + "\n")
         lines.append(f"trace written to {options.trace}; open it at https://ui.perfetto.dev")
     return lines, data
 
 
-VERB = Verb("choose", "turn a point of a saved frontier into a plan", _add_arguments, answer)
+VERB = Verb("choose", "turn a point of a saved frontier into a plan", _add_arguments, _answer)

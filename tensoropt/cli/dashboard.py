@@ -17,7 +17,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--port", type=WHOLE, default=8050, help="0 for any free one; default: %(default)s")
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Serve the dashboard until it is interrupted; return its address."""
     from tensoropt.machine import dashboard
 
@@ -25,4 +25,4 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer({"address": address}, "")
 
 
-VERB = Verb("dashboard", "look at frontiers, pick and export plans in a browser", _add_arguments, answer)
+VERB = Verb("dashboard", "look at frontiers, pick and export plans in a browser", _add_arguments, _answer)

@@ -49,7 +49,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     arguments.add_amount(verb)
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> arguments.Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> arguments.Answer:
     """Return the frontier of a model on a cluster, or on several."""
     from tensoropt.exploration.rates import CLUSTERS_OWN
 
@@ -209,5 +209,5 @@ def _check_for_several(out: str) -> None:
 
 
 VERB = arguments.Verb(
-    "explore", "find the cost frontier of a model on a cluster", _add_arguments, answer, measures=True
+    "explore", "find the cost frontier of a model on a cluster", _add_arguments, _answer, measures=True
 )

@@ -37,7 +37,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Write the requested files; return their names and contents."""
     if options.launcher:
         return _config(options, progress)
@@ -110,4 +110,4 @@ def _config(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer(data, "\n".join([*notes, f"written to {options.to}"]))
 
 
-VERB = Verb("export", "write saved frontiers as CSV, a point as a launcher's config", _add_arguments, answer)
+VERB = Verb("export", "write saved frontiers as CSV, a point as a launcher's config", _add_arguments, _answer)

@@ -19,7 +19,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("what", choices=("models", "clusters", "planners"))
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the names of the requested kind."""
     data, rows, left = {"models": _models, "clusters": _clusters, "planners": _planners}[options.what]()
     return Answer({options.what: data}, columns(rows, left=left))
@@ -74,4 +74,4 @@ def _planners() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
     return data, [["name", "what it does"], *([*one.values()] for one in data)], (0, 1)
 
 
-VERB = Verb("list", "list models, clusters or planners by name", _add_arguments, answer)
+VERB = Verb("list", "list models, clusters or planners by name", _add_arguments, _answer)

@@ -46,7 +46,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the measurements."""
     return {"links": _links, "host": _host, "profiles": _profiles}[options.what](options, progress)
 
@@ -122,6 +122,6 @@ VERB = Verb(
     "measure",
     "time this machine's links, describe it as a cluster, show its profiles",
     _add_arguments,
-    answer,
+    _answer,
     measures=True,
 )

@@ -21,7 +21,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the plans that were tried and the one that is kept."""
     from tensoropt.plan.keys import plan_key
     from tensoropt.tuning.tune import PLAN, tune
@@ -46,4 +46,4 @@ def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     return Answer({**found.to_dict(), "plan": plan_key(found.plan), "drift": found.drift}, text)
 
 
-VERB = Verb("tune", "run a plan here, time its steps, and look for a faster one", _add_arguments, answer)
+VERB = Verb("tune", "run a plan here, time its steps, and look for a faster one", _add_arguments, _answer)

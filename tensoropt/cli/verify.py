@@ -57,7 +57,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(where="auto")
 
 
-def answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
+def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
     """Return the results of verification; exit code 1 if something differs."""
     data = _verify_plan(options, progress) if options.random is None else _verify_random(options, progress)
     return Answer(data, verify_text(data), 0 if data["ok"] else 1)
@@ -226,5 +226,8 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
 
 
 VERB = Verb(
-    "verify", "run a plan, or random strategies, beside the unsplit model and compare", _add_arguments, answer
+    "verify",
+    "run a plan, or random strategies, beside the unsplit model and compare",
+    _add_arguments,
+    _answer,
 )

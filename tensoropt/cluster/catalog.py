@@ -183,7 +183,7 @@ def check_fields(value: object, fields: tuple[str, ...], where: str) -> dict[str
 
 
 @dataclass(frozen=True, slots=True)
-class HostSeconds:
+class _HostSeconds:
     """Estimated overheads of host and device for one device type, in seconds.
 
     Attributes:
@@ -210,10 +210,10 @@ class HostSeconds:
 
 
 @cache
-def host_seconds(device_type: str) -> HostSeconds | None:
+def host_seconds(device_type: str) -> _HostSeconds | None:
     """Return the host figures for a device type; None if the host is the device, as with CPU ranks."""
     figures = _host_figures().get(device_type)
-    return None if figures is None else HostSeconds(**figures)
+    return None if figures is None else _HostSeconds(**figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def reached_by(device: DeviceKind, dated: str = "", *, compiled: bool = False) -
 
 
 @dataclass(frozen=True, slots=True)
-class JobSpread:
+class _JobSpread:
     """The step times of published jobs relative to those predicted from :class:`Reached`.
 
     Attributes:
@@ -291,9 +291,9 @@ class JobSpread:
 
 
 @cache
-def job_spread() -> JobSpread:
+def job_spread() -> _JobSpread:
     """Return the spread of published jobs, from ``presets/efficiencies.yaml``."""
-    return JobSpread(**_preset("efficiencies")["spread"])
+    return _JobSpread(**_preset("efficiencies")["spread"])
 
 
 def slower_beside(cluster: Cluster) -> float:

@@ -246,23 +246,24 @@ def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -
     # On one device nothing is parallel: every kind of plan is the unsplit model.
     for row, kind in _kinds(findings) if findings.devices > 1 else ():
         of_kind.setdefault(kind, []).append(row)
+
+    def baseline(title: str, row: int, point: Point, note: str = "") -> Baseline:
+        fits = bool(needs[row] <= limit_bytes)
+        longer = point.time_s / chosen_s - 1.0 if fits and chosen_s is not None else None
+        return Baseline(title, row, point, float(needs[row]), fits, longer, note)
+
     found = []
     for kind, rows in of_kind.items():
         fitting = [row for row in rows if needs[row] <= limit_bytes]
-        if fitting:
-            row = min(fitting, key=lambda r: (times[r], needs[r]))
-        else:
-            row = min(rows, key=lambda r: (needs[r], times[r]))
+        first, then = (times, needs) if fitting else (needs, times)
+        row = min(fitting or rows, key=lambda r: (first[r], then[r]))
         point = findings.all_points[row]
-        longer = point.time_s / chosen_s - 1.0 if fitting and chosen_s is not None else None
         title = f"{kind} ({planner_title(point.planner)})" if kind == _PLACED else kind
-        found.append(Baseline(title, row, point, float(needs[row]), bool(fitting), longer))
+        found.append(baseline(title, row, point))
     local_s = findings.report.get("tried", {}).get(_DDP, {}).get("local_statistics_s")
     if local_s is not None and (rows := of_kind.get("DDP", [])):
         row = min(rows, key=lambda r: times[r])
-        point, fits = findings.all_points[row].changed(time_s=local_s), bool(needs[row] <= limit_bytes)
-        longer = local_s / chosen_s - 1.0 if fits and chosen_s is not None else None
-        found.append(Baseline(_LOCAL, row, point, float(needs[row]), fits, longer, _LOCAL_NOTE))
+        found.append(baseline(_LOCAL, row, findings.all_points[row].changed(time_s=local_s), _LOCAL_NOTE))
     order = {title: number for number, title in enumerate(_ORDER)}
     return sorted(found, key=lambda base: order.get(base.title, len(order)))
 

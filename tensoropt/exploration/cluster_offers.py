@@ -28,7 +28,7 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 
 @dataclass(frozen=True)
-class ClusterOffer:
+class _ClusterOffer:
     """One cluster's offer for the requested training.
 
     Attributes:
@@ -74,11 +74,11 @@ class Offers:
     """The offers, one row per cluster or batch in the order given, failed ones last."""
 
     question: ClusterQuestion
-    rows: tuple[ClusterOffer, ...]
+    rows: tuple[_ClusterOffer, ...]
     budgets_bytes: tuple[float, ...] = ()
 
     @property
-    def within(self) -> tuple[ClusterOffer, ...]:
+    def within(self) -> tuple[_ClusterOffer, ...]:
         """The rows with a plan that fits."""
         return tuple(row for row in self.rows if not row.reason)
 
@@ -100,13 +100,13 @@ class Offers:
         return len(kinds) == 1 and len({row.count for row in known}) > 1
 
     @property
-    def cheapest(self) -> ClusterOffer | None:
+    def cheapest(self) -> _ClusterOffer | None:
         """The cheapest offer with a known price; among equals, the fastest."""
         priced = [row for row in self.within if row.cost is not None]
         return min(priced, key=lambda row: (row.cost or 0.0, self._pace(row)), default=None)
 
     @property
-    def fastest(self) -> ClusterOffer | None:
+    def fastest(self) -> _ClusterOffer | None:
         """The fastest offer (per sample if batches differ); among equals, the cheapest."""
         return min(
             self.within,
@@ -114,7 +114,7 @@ class Offers:
             default=None,
         )
 
-    def _pace(self, row: ClusterOffer) -> float:
+    def _pace(self, row: _ClusterOffer) -> float:
         return _seconds(row) / (row.batch or 1) if self.weak else _seconds(row)
 
     def sentences(self) -> Iterator[str]:
@@ -145,7 +145,7 @@ class Offers:
         step = f"{format_seconds(_seconds(fastest))} a step{by_sample}"
         yield f"Fastest {said}: {self._label(fastest)}, {step}, {cost}."
 
-    def _label(self, row: ClusterOffer) -> str:
+    def _label(self, row: _ClusterOffer) -> str:
         return f"{row.cluster} at batch {row.batch}" if self.weak else row.cluster
 
     def _fewest(self) -> Iterator[str]:
@@ -176,7 +176,7 @@ class Offers:
         yield f"Largest batch that fits: {largest}; {least.batch} does not ({least.reason})."
 
 
-def _seconds(row: ClusterOffer) -> float:
+def _seconds(row: _ClusterOffer) -> float:
     assert row.rates is not None
     return row.rates.step_s
 
@@ -203,16 +203,16 @@ def offers(
         question = replace(question, amount=samples)
     budgets = _budgets(explorations)
     rows = [replace(_offer(found, question), within_s=_within(found, budgets)) for found in explorations]
-    rows += [ClusterOffer(name, batch=batch_in(name), reason=why) for name, why in (refused or {}).items()]
+    rows += [_ClusterOffer(name, batch=batch_in(name), reason=why) for name, why in (refused or {}).items()]
     return Offers(question, tuple(rows), budgets)
 
 
-def _offer(found: Exploration, question: ClusterQuestion) -> ClusterOffer:
+def _offer(found: Exploration, question: ClusterQuestion) -> _ClusterOffer:
     table, cluster = RatesOf(found, question.tariff), str(found.cluster["name"])
     if table.cluster is None:
-        return ClusterOffer(cluster, reason="its cluster was not saved; explore again")
+        return _ClusterOffer(cluster, reason="its cluster was not saved; explore again")
     devices, count = table.cluster.counts, table.cluster.device_count
-    row = ClusterOffer(cluster, devices, table.work.samples, count=count)
+    row = _ClusterOffer(cluster, devices, table.work.samples, count=count)
     room = _room(found, question.memory_bytes)
     best = recommended(found, room)
     if best is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tensoropt.exploration.recommended import recommended
@@ -78,10 +80,9 @@ def _apart(memory: np.ndarray, time: np.ndarray) -> list[int]:
 
 def unconstrained_words(findings: Findings) -> str:
     """Return a sentence stating that memory is no constraint; "" if it may be one."""
-    kinds = findings.cluster.get("kinds")
-    if not kinds or not findings.points or findings.settings.get("memory_bytes"):
+    device = findings.device_bytes
+    if math.isinf(device) or not findings.points or findings.settings.get("memory_bytes"):
         return ""
-    device = min(kind["memory_bytes"] for kind in kinds)
     largest = float(findings.needs[len(findings.points) - 1])
     if largest > _NO_CONSTRAINT * device:
         return ""

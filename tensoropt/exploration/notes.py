@@ -15,9 +15,5 @@ def notes_of(findings: Findings, *, missing: bool) -> list[str]:
     """Return the notes of an exploration and its spaces, without repeats: those on what is missing or
     untimed, or the others, on sources and counts."""
     notes = [*findings.report.get("notes", []), *(note for space in findings.spaces for note in space.notes)]
-    return [note for note in dict.fromkeys(map(str, notes)) if _is_missing(note) == missing]
-
-
-def _is_missing(note: str) -> bool:
-    """Return whether a note is about missing points."""
-    return any(words in note for words in _MISSING)
+    about = {note: any(words in note for words in _MISSING) for note in map(str, notes)}
+    return [note for note, is_missing in about.items() if is_missing == missing]

@@ -15,7 +15,7 @@ _ALIKE = 0.03
 """A plan counts as better if it gains at least this share."""
 
 
-class YourJob(NamedTuple):
+class _YourJob(NamedTuple):
     """A user's current job beside a frontier.
 
     Attributes:
@@ -75,14 +75,14 @@ class YourJob(NamedTuple):
         }
 
 
-def your_jobs(findings: Findings) -> tuple[YourJob, ...]:
+def your_jobs(findings: Findings) -> tuple[_YourJob, ...]:
     """Return the users' jobs, in the order given."""
     planners = findings.all_points.planners
     rows = iter([row for row, planner in enumerate(planners) if planner.startswith(YOUR_JOB)])
     return tuple(_job(findings, told, rows) for told in findings.report.get("jobs", ()))
 
 
-def _job(findings: Findings, told: dict[str, Any], rows: Iterator[int]) -> YourJob:
+def _job(findings: Findings, told: dict[str, Any], rows: Iterator[int]) -> _YourJob:
     row = None if told["refusal"] else next(rows)
     faster = leaner = None
     if row is not None and findings.points:
@@ -94,4 +94,4 @@ def _job(findings: Findings, told: dict[str, Any], rows: Iterator[int]) -> YourJ
         least = int(quick[np.argmin(needs[quick])]) if len(quick) else None
         if least is not None and needs[least] < needs[row] * (1 - _ALIKE):
             leaner = least
-    return YourJob(findings, told["launcher"], row, faster, leaner, tuple(told["notes"]), told["refusal"])
+    return _YourJob(findings, told["launcher"], row, faster, leaner, tuple(told["notes"]), told["refusal"])

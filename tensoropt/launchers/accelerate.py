@@ -20,13 +20,13 @@ from tensoropt.launchers.job import (
     JobError,
     Keys,
     LaunchedJob,
+    Launcher,
     as_data_parallel,
     beyond,
     recipes_near,
 )
 
 NAME = "accelerate"
-ABOUT = "config.yaml"
 _STRATEGIES = {
     "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
     "1": 3, "2": 2, "3": 0, "4": 3, "5": 2,
@@ -44,7 +44,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-def read(text: str) -> LaunchedJob:
+def _read(text: str) -> LaunchedJob:
     """Return the job of an accelerate config.
 
     Raises:
@@ -167,7 +167,7 @@ _ACCUMULATED = """\
 _SEVERAL = "# On each machine: --machine_rank, --main_process_ip and --main_process_port.\n"
 
 
-def refusal(job: LaunchedJob) -> str:
+def _refusal(job: LaunchedJob) -> str:
     """Return the part of a job that accelerate's YAML cannot express; "" if it can express all."""
     degrees = {
         "tensor parallelism, for which the script prepares the model": job.tensor,
@@ -186,7 +186,7 @@ def refusal(job: LaunchedJob) -> str:
     return ""
 
 
-def variants(job: LaunchedJob) -> list[LaunchedJob]:
+def _variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs on the same number of devices that accelerate's YAML can express, most similar first."""
     like = as_data_parallel(job, NAME)
     # Other ranks' memory savings are approximated by shards; accelerate has no stage 1.
@@ -200,7 +200,7 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
     ]
 
 
-def write(job: LaunchedJob) -> str:
+def _write(job: LaunchedJob) -> str:
     """Return a config that runs a job which accelerate can express."""
     data, steps = job.data or 1, job.micro_batches or 1
     config: dict[str, Any] = {
@@ -228,3 +228,6 @@ def write(job: LaunchedJob) -> str:
     above = _ABOVE.format(batch=max((job.batch or data) // (data * steps), 1))
     above += _ACCUMULATED.format(steps=steps) if steps > 1 else ""
     return above + (_SEVERAL if job.nodes > 1 else "") + yaml.safe_dump(config, sort_keys=False)
+
+
+LAUNCHER = Launcher(NAME, "config.yaml", _read, _write, _refusal, _variants, names_blocks=True)

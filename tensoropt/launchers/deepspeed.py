@@ -15,13 +15,13 @@ from tensoropt.launchers.job import (
     JobError,
     Keys,
     LaunchedJob,
+    Launcher,
     as_data_parallel,
     beyond,
     recipes_near,
 )
 
 NAME = "deepspeed"
-ABOUT = "ds.json"
 _HARMLESS = (
     "gradient_clipping", "steps_per_print", "wall_clock_breakdown", "prescale_gradients", "scheduler.*",
     "optimizer.params.*", "fp16.*", "bf16.*", "tensorboard.*", "wandb.*", "csv_monitor.*", "comms_logger.*",
@@ -37,7 +37,7 @@ _HARMLESS = (
 _OFFLOADING = ("pin_memory", "nvme_path", "buffer_count", "buffer_size", "fast_init", "ratio", "max_in_cpu")
 
 
-def read(text: str) -> LaunchedJob:
+def _read(text: str) -> LaunchedJob:
     """Return the job of a DeepSpeed config.
 
     Raises:
@@ -99,7 +99,7 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
     )
 
 
-def refusal(job: LaunchedJob) -> str:
+def _refusal(job: LaunchedJob) -> str:
     """Return the part of a job that DeepSpeed's JSON cannot express; "" if it can express all."""
     degrees = {
         "tensor parallelism inside attention and MLP": job.tensor,
@@ -115,7 +115,7 @@ def refusal(job: LaunchedJob) -> str:
     )
 
 
-def variants(job: LaunchedJob) -> list[LaunchedJob]:
+def _variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs on the same number of devices that DeepSpeed's JSON can express, the most similar first."""
     like = as_data_parallel(job, NAME)
     # Shards replace the memory savings of tensor parallelism or stages.
@@ -127,7 +127,7 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
     ]
 
 
-def write(job: LaunchedJob) -> str:
+def _write(job: LaunchedJob) -> str:
     """Return a config that runs a job which DeepSpeed can express; the model itself recomputes blocks."""
     data = job.data or 1
     config: dict[str, Any] = {}
@@ -138,3 +138,6 @@ def write(job: LaunchedJob) -> str:
     config["zero_optimization"] = {"stage": job.stage, "overlap_comm": True, "contiguous_gradients": True}
     config["bf16"] = {"enabled": job.dtype == "bfloat16"}
     return json.dumps(config, indent=2) + "\n"
+
+
+LAUNCHER = Launcher(NAME, "ds.json", _read, _write, _refusal, _variants)

@@ -4,7 +4,7 @@ that were not understood."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -135,6 +135,28 @@ class LaunchedJob:
                 "a --batch that is a multiple"
             )
         return batch // size
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher whose configs are read and written.
+
+    Attributes:
+        about: what follows its name and a colon on the command line.
+        read: returns the job of a config.
+        write: returns the config of a job which the launcher can express.
+        refusal: returns the part of a job that the launcher cannot express; "" if it can express all.
+        variants: returns jobs of the same degrees that it can express, the most similar first.
+        names_blocks: whether its config lists the model's block classes.
+    """
+
+    name: str
+    about: str
+    read: Callable[[str], LaunchedJob]
+    write: Callable[[LaunchedJob], str]
+    refusal: Callable[[LaunchedJob], str]
+    variants: Callable[[LaunchedJob], list[LaunchedJob]]
+    names_blocks: bool = False
 
 
 def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:

@@ -17,11 +17,12 @@ from tensoropt.launchers.job import (
     JobError,
     Keys,
     LaunchedJob,
+    Launcher,
     recipes_near,
 )
 
 NAME = "megatron"
-ABOUT = '"--tensor-model-parallel-size 8 ..."'
+_ABOUT = '"--tensor-model-parallel-size 8 ..."'
 _CORE, _FUNCTIONS = "attention core", "norms and activations"
 _MODULES = {
     frozenset(("core_attn",)): _CORE,
@@ -60,7 +61,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-def read(text: str) -> LaunchedJob:
+def _read(text: str) -> LaunchedJob:
     """Return the job of Megatron-LM's arguments; words before the first argument are ignored.
 
     Raises:
@@ -137,7 +138,7 @@ def _arguments(text: str) -> dict[str, str | bool]:
         elif name:
             found[name] = word if found[name] is True else f"{found[name]} {word}"
     if not found:
-        raise JobError(f"{NAME}: '{text[:40]}' has no arguments; give them as {NAME}:{ABOUT}")
+        raise JobError(f"{NAME}: '{text[:40]}' has no arguments; give them as {NAME}:{_ABOUT}")
     variables = [
         f"--{key} {value}" for key, value in found.items() if isinstance(value, str) and "$" in value
     ]
@@ -202,7 +203,7 @@ def _recomputed(keys: Keys) -> tuple[str, int | None]:
     return FULL, None
 
 
-def refusal(job: LaunchedJob) -> str:
+def _refusal(job: LaunchedJob) -> str:
     """Return the part of a job that Megatron-LM cannot express; "" if it can express all."""
     if job.schedule not in ("1f1b", "interleaved_1f1b") and job.places > 1:
         return f"the schedule {job.schedule}"
@@ -213,7 +214,7 @@ def refusal(job: LaunchedJob) -> str:
     return ""
 
 
-def variants(job: LaunchedJob) -> list[LaunchedJob]:
+def _variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs of the same degrees that Megatron-LM can express, the most similar first."""
     schedule = "interleaved_1f1b" if job.stages_per_place > 1 else "1f1b"
     common = replace(job, launcher=NAME, every=1, schedule=schedule, root_once=False)
@@ -227,7 +228,7 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
     ]
 
 
-def write(job: LaunchedJob) -> str:
+def _write(job: LaunchedJob) -> str:
     """Return the arguments of a job which Megatron-LM can express."""
     fsdp, full, part = job.stage > 1, job.recompute == FULL, job.recompute not in (NOTHING, FULL)
     micro_batch = max((job.batch or 0) // (job.data or 1) // (job.micro_batches or 1), 1)
@@ -268,3 +269,6 @@ def _connections(job: LaunchedJob) -> str:
     if job.tensor > 1 or job.context > 1:
         return "# In the environment: CUDA_DEVICE_MAX_CONNECTIONS=1.\n"
     return ""
+
+
+LAUNCHER = Launcher(NAME, _ABOUT, _read, _write, _refusal, _variants)

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tensoropt.errors import suggest
 from tensoropt.launchers import accelerate, deepspeed, megatron, torchtitan
-from tensoropt.launchers.job import JobError, LaunchedJob
+from tensoropt.launchers.job import JobError, LaunchedJob, Launcher
 
-
-@dataclass(frozen=True)
-class Launcher:
-    """A launcher whose configs are read and written.
-
-    Attributes:
-        about: what follows its name and a colon on the command line.
-        read: returns the job of a config.
-        write: returns the config of a job which the launcher can express.
-        refusal: returns the part of a job that the launcher cannot express; "" if it can express all.
-        variants: returns jobs of the same degrees that it can express, the most similar first.
-        names_blocks: whether its config lists the model's block classes.
-    """
-
-    name: str
-    about: str
-    read: Callable[[str], LaunchedJob]
-    write: Callable[[LaunchedJob], str]
-    refusal: Callable[[LaunchedJob], str]
-    variants: Callable[[LaunchedJob], list[LaunchedJob]]
-    names_blocks: bool
-
-
-LAUNCHERS = {
-    one.NAME: Launcher(one.NAME, one.ABOUT, one.read, one.write, one.refusal, one.variants, one is accelerate)
-    for one in (torchtitan, megatron, deepspeed, accelerate)
-}
+LAUNCHERS = {one.LAUNCHER.name: one.LAUNCHER for one in (torchtitan, megatron, deepspeed, accelerate)}
 
 
 def launcher_named(name: str) -> Launcher:

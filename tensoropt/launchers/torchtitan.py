@@ -11,10 +11,18 @@ import tomllib
 from dataclasses import replace
 from typing import Any
 
-from tensoropt.launchers.job import FULL, GATHERED_ONCE, NOTHING, JobError, Keys, LaunchedJob, recipes_near
+from tensoropt.launchers.job import (
+    FULL,
+    GATHERED_ONCE,
+    NOTHING,
+    JobError,
+    Keys,
+    LaunchedJob,
+    Launcher,
+    recipes_near,
+)
 
 NAME = "torchtitan"
-ABOUT = "job.toml"
 _SCHEDULES = {
     "1F1B": "1f1b",
     "GPipe": "gpipe",
@@ -42,7 +50,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-def read(text: str) -> LaunchedJob:
+def _read(text: str) -> LaunchedJob:
     """Return the job of a torchtitan config.
 
     Raises:
@@ -136,7 +144,7 @@ def _recomputed(keys: Keys) -> tuple[str, int]:
     return FULL, int(option)
 
 
-def refusal(job: LaunchedJob) -> str:
+def _refusal(job: LaunchedJob) -> str:
     """Return the part of a job that torchtitan cannot express; "" if it can express all."""
     if job.stage in (1, 2) and job.places == 1:
         return f"ZeRO-{job.stage}: its FSDP gathers parameters in every micro-batch"
@@ -153,7 +161,7 @@ def refusal(job: LaunchedJob) -> str:
     return ""
 
 
-def variants(job: LaunchedJob) -> list[LaunchedJob]:
+def _variants(job: LaunchedJob) -> list[LaunchedJob]:
     """Return jobs of the same degrees that torchtitan can express, the most similar first."""
     stage = 0 if job.stage == 0 and job.tensor == job.context == job.places == 1 else 3
     common = replace(
@@ -163,7 +171,7 @@ def variants(job: LaunchedJob) -> list[LaunchedJob]:
     return [replace(common, recompute=recipe) for recipe in recipes_near(job, _RECIPES)]
 
 
-def write(job: LaunchedJob) -> str:
+def _write(job: LaunchedJob) -> str:
     """Return a config that runs a job which torchtitan can express."""
     data, shards = job.data or 1, 1 if job.stage == 0 else (job.data or 1) // job.replicas
     rank_batch = (job.batch or data) // data
@@ -202,3 +210,6 @@ def write(job: LaunchedJob) -> str:
 
 def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+LAUNCHER = Launcher(NAME, "job.toml", _read, _write, _refusal, _variants)

@@ -32,8 +32,8 @@ class _FigureUnit:
     words: Callable[[Any], str]
 
 
-BYTES = _FigureUnit("bytes", round, format_bytes)
-SECONDS = _FigureUnit("seconds", float, format_seconds)
+_BYTES = _FigureUnit("bytes", round, format_bytes)
+_SECONDS = _FigureUnit("seconds", float, format_seconds)
 _SHARE = _FigureUnit("share", float, lambda share: f"{100 * share:.0f} %")
 _NUMBER = _FigureUnit("number", float, format_number)
 _COUNT = _FigureUnit("count", int, lambda count: f"{count:,}")
@@ -101,14 +101,14 @@ def _parts(breakdown: str, parts: Iterable[str], name: str, unit: _FigureUnit, a
 
 FIXED = (
     Figure("point", _COUNT, "point", "Its number, from 1 in order of memory.", lambda row: row.number),
-    Figure("memory_bytes", BYTES, "memory", "What a device needs at the step's peak, as simulated."),
-    Figure("time_s", SECONDS, "time", "How long a step takes, as simulated."),
+    Figure("memory_bytes", _BYTES, "memory", "What a device needs at the step's peak, as simulated."),
+    Figure("time_s", _SECONDS, "time", "How long a step takes, as simulated."),
     Figure("devices", _COUNT, "devices", "How many devices it runs on.", lambda row: row.space.devices),
     Figure("mesh", _WORDS, "mesh", "The mesh of the devices.", lambda row: row.space.mesh.label),
     Figure("micro_batches", _COUNT, "micro-batches", "Into how many micro-batches the batch is cut.",
            lambda row: row.space.micro_batches),
-    Figure("compute_s", SECONDS, "compute", "How long a device computes in a step."),
-    Figure("communication_s", SECONDS, "network", "How long all communication takes, overlapped or not."),
+    Figure("compute_s", _SECONDS, "compute", "How long a device computes in a step."),
+    Figure("communication_s", _SECONDS, "network", "How long all communication takes, overlapped or not."),
     Figure("exact", FLAG, "exact", "Whether no searched strategy is better in the additive model.",
            default=0.0),
     Figure("gap", _SHARE, "gap", "The most by which a strategy with no more memory could be faster."),
@@ -117,15 +117,15 @@ FIXED = (
 """A frontier's fixed first columns, which other programs read by name and position."""
 
 FURTHER = (
-    Figure("additive_memory_bytes", BYTES, "memory added up", "The memory by the search's sums."),
-    Figure("additive_time_s", SECONDS, "time added up", "The time by the search's sums."),
-    Figure("exposed_s", SECONDS, "waited for", "Communication that a device waits for."),
-    Figure("hidden_s", SECONDS, "hidden", "Communication that overlaps other work."),
-    Figure("idle_s", SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
-    *_parts("memory", MEMORY_KINDS, "{}_bytes", BYTES, "What {} take at the memory's peak."),
+    Figure("additive_memory_bytes", _BYTES, "memory added up", "The memory by the search's sums."),
+    Figure("additive_time_s", _SECONDS, "time added up", "The time by the search's sums."),
+    Figure("exposed_s", _SECONDS, "waited for", "Communication that a device waits for."),
+    Figure("hidden_s", _SECONDS, "hidden", "Communication that overlaps other work."),
+    Figure("idle_s", _SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
+    *_parts("memory", MEMORY_KINDS, "{}_bytes", _BYTES, "What {} take at the memory's peak."),
     *_parts("sources", SOURCES, "{}_share", _SHARE, "How much of all seconds is {}."),
-    *_parts("terms", TERMS, "{}_bytes", BYTES, "What {} take of a device beside the step's tensors."),
-    Figure("host_s", SECONDS, "host", "How long the host takes to issue a step, if it is not the device.",
+    *_parts("terms", TERMS, "{}_bytes", _BYTES, "What {} take of a device beside the step's tensors."),
+    Figure("host_s", _SECONDS, "host", "How long the host takes to issue a step, if it is not the device.",
            default=0.0),
     Figure("host_bound", FLAG, "host-bound", "Whether the device waits for its host.",
            lambda row: row.point.host_bound),
@@ -136,8 +136,8 @@ FURTHER = (
     Figure("cuts", _WORDS, "cuts", "The first operator of each stage after the first.",
            lambda row: " ".join(row.point.stages.begins) or None),
     Figure("name", _WORDS, "plan", "The plan's usual name.", lambda row: row.name),
-    Figure("sent_bytes", BYTES, "sent", "The most that a rank sends in a step.", listed=True),
-    Figure("needs_bytes", BYTES, "needs", "Memory needed on a device: tensors, process, driver, allocator.",
+    Figure("sent_bytes", _BYTES, "sent", "The most that a rank sends in a step.", listed=True),
+    Figure("needs_bytes", _BYTES, "needs", "Memory needed on a device: tensors, process, driver, allocator.",
            lambda row: row.needs),
     Figure("fits", _WORDS, "fits", "Whether a device has that memory: yes, tight (within the error), or no.",
            lambda row: row.fits),

@@ -192,21 +192,21 @@ def by_strategy(points: Sequence[Point]) -> tuple[dict[int, list[int]], dict[int
     return of_spaces, records
 
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
 def reduce_points(
-    items: Sequence[Item],
-    costs: Callable[[Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
-) -> tuple[Item, ...]:
+    items: Sequence[_Item],
+    costs: Callable[[_Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
+) -> tuple[_Item, ...]:
     """Return the items that no other beats in (memory, time), up to rounding, ascending in memory; the first
     of equal ones.
     """
 
-    def rounded(item: Item) -> tuple[float, ...]:
+    def rounded(item: _Item) -> tuple[float, ...]:
         return tuple(float(f"{cost:.12g}") for cost in costs(item))
 
-    kept: list[Item] = []
+    kept: list[_Item] = []
     best = float("inf")
     # Ascending in memory, then time: an item stays if it is strictly faster than all leaner ones. sorted() is
     # stable, so the first of equal items stays.

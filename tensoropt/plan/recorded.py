@@ -38,7 +38,7 @@ _SCHEMA = "tensoropt.recorded/1"
 
 
 @dataclass(frozen=True)
-class RecordedWork:
+class _RecordedWork:
     """Facts and seconds of one workload, for one micro-batch.
 
     Attributes:
@@ -57,16 +57,16 @@ class RecordedWork:
 
 
 @dataclass(frozen=True)
-class RecordedCompute:
+class _RecordedCompute:
     """Compute costs and overheads on some devices of a cluster; a
     :class:`~tensoropt.costs.prices.ComputeCosts`."""
 
-    works: Mapping[str, RecordedWork]
+    works: Mapping[str, _RecordedWork]
     optimizer_s_per_element: float
     source: str
     overheads: Overheads
 
-    def of(self, work: Workload) -> RecordedWork:
+    def of(self, work: Workload) -> _RecordedWork:
         """Return the facts and seconds of a workload.
 
         Raises:
@@ -111,10 +111,10 @@ class Recorded:
     """
 
     graph: OperatorGraph
-    whole: RecordedCompute
+    whole: _RecordedCompute
     links: Mapping[str, LinkFits]
     discovered: Mapping[str, Any] = field(default_factory=dict)
-    parts: Mapping[str, RecordedCompute] = field(default_factory=dict)
+    parts: Mapping[str, _RecordedCompute] = field(default_factory=dict)
 
     @cached_property
     def grouped(self) -> GroupGraph:
@@ -131,7 +131,7 @@ class Recorded:
     def joined(self, other: Recorded) -> Recorded:
         """Return a copy with the costs of further strategies of this model."""
 
-        def with_works(part: RecordedCompute, more: RecordedCompute) -> RecordedCompute:
+        def with_works(part: _RecordedCompute, more: _RecordedCompute) -> _RecordedCompute:
             return replace(part, works={**more.works, **part.works})
 
         parts = {key: with_works(self.parts.get(key, part), part) for key, part in other.parts.items()}
@@ -144,7 +144,7 @@ class Recorded:
 
     def changed(
         self,
-        work: Callable[[str, RecordedWork], RecordedWork],
+        work: Callable[[str, _RecordedWork], _RecordedWork],
         overheads: Callable[[Overheads], Overheads] = lambda unchanged: unchanged,
     ) -> Recorded:
         """Return a copy with changed workloads and overheads in all parts.
@@ -153,7 +153,7 @@ class Recorded:
             work: returns the changed record of a workload, given its key and record.
         """
 
-        def of_part(part: RecordedCompute) -> RecordedCompute:
+        def of_part(part: _RecordedCompute) -> _RecordedCompute:
             works = {key: work(key, recorded) for key, recorded in part.works.items()}
             return replace(part, works=works, overheads=overheads(part.overheads))
 
@@ -212,7 +212,7 @@ class RecordedCosts:
     """
 
     def __init__(
-        self, recorded: Recorded, cluster: Cluster, settings: Settings, part: RecordedCompute | None = None
+        self, recorded: Recorded, cluster: Cluster, settings: Settings, part: _RecordedCompute | None = None
     ):
         self.recorded, self.cluster, self.settings = recorded, cluster, settings
         self.part = part or recorded.whole
@@ -234,11 +234,11 @@ class RecordedCosts:
         cluster, part = replace(self.cluster, devices=devices), self._part(_place_key(kinds))
         return RecordedCosts(self.recorded, cluster, self.settings, part)
 
-    def compute(self) -> RecordedCompute:
+    def compute(self) -> _RecordedCompute:
         """Return the seconds of workloads that all devices run at once."""
         return self.part
 
-    def compute_on(self, kind: DeviceKind) -> RecordedCompute:
+    def compute_on(self, kind: DeviceKind) -> _RecordedCompute:
         """Return the seconds of workloads on one kind of devices."""
         return self._part(_device_key(kind))
 
@@ -250,7 +250,7 @@ class RecordedCosts:
         """Return a step's overheads on one device kind."""
         return self._part(_device_key(kind)).overheads
 
-    def _part(self, key: str) -> RecordedCompute:
+    def _part(self, key: str) -> _RecordedCompute:
         """Return the costs of a part of the devices; the whole's if all kinds agree.
 
         Raises:
@@ -277,7 +277,7 @@ class RecordedCosts:
 
 @dataclass(frozen=True)
 class _Saved:
-    compute: RecordedCompute
+    compute: _RecordedCompute
 
     def of(self, work: Workload) -> Facts:
         return self.compute.of(work).facts
@@ -307,7 +307,7 @@ class CostRecorder:
 
     def __init__(self, graph: GroupGraph, costs: ClusterCosts):
         self.graph, self.costs = graph, costs
-        self._works: dict[str, dict[str, RecordedWork]] = {"": {}}
+        self._works: dict[str, dict[str, _RecordedWork]] = {"": {}}
         self._priced: dict[str, tuple[ComputeCosts, Overheads]] = {}
         self._links: dict[str, LinkFits] = {}
         self._seen: set[tuple[int, int]] = set()
@@ -365,7 +365,7 @@ class CostRecorder:
         if not self._priced:
             return None
         parts = {key: self._part(key) for key in self._priced}
-        whole = parts.pop("", None) or RecordedCompute(
+        whole = parts.pop("", None) or _RecordedCompute(
             {}, 0.0, self.costs.compute().source, self.costs.overheads()
         )
         discovered = {
@@ -386,14 +386,14 @@ class CostRecorder:
         compute, _ = self._priced[key]
         seconds, host = compute.seconds(work, facts), compute.host_seconds(work)
         product_s = compute.weight_gradient_s(work, facts)
-        self._works[key][work.key] = RecordedWork(facts, *seconds, compute.source_of(work), *host, product_s)
+        self._works[key][work.key] = _RecordedWork(facts, *seconds, compute.source_of(work), *host, product_s)
 
-    def _part(self, key: str) -> RecordedCompute:
+    def _part(self, key: str) -> _RecordedCompute:
         compute, overheads = self._priced[key]
-        return RecordedCompute(self._works[key], compute.optimizer_s_per_element, compute.source, overheads)
+        return _RecordedCompute(self._works[key], compute.optimizer_s_per_element, compute.source, overheads)
 
 
-def _part_to_dict(part: RecordedCompute) -> dict[str, Any]:
+def _part_to_dict(part: _RecordedCompute) -> dict[str, Any]:
     return {
         "works": {key: _work_to_list(work) for key, work in sorted(part.works.items())},
         "optimizer_s_per_element": part.optimizer_s_per_element,
@@ -403,21 +403,21 @@ def _part_to_dict(part: RecordedCompute) -> dict[str, Any]:
     }
 
 
-def _part_from_dict(data: Mapping[str, Any]) -> RecordedCompute:
+def _part_from_dict(data: Mapping[str, Any]) -> _RecordedCompute:
     works = {key: _work_from_list(work) for key, work in data["works"].items()}
     overheads = Overheads.from_record(data["upkeep"])
-    return RecordedCompute(works, data["optimizer_s_per_element"], data["source"], overheads)
+    return _RecordedCompute(works, data["optimizer_s_per_element"], data["source"], overheads)
 
 
-def _work_to_list(work: RecordedWork) -> list[Any]:
+def _work_to_list(work: _RecordedWork) -> list[Any]:
     more = [work.forward_host_s, work.backward_host_s, work.weight_gradient_s]
     known = [work.forward_s, work.backward_s, work.source, work.facts.to_record()]
     return known + more if any(more) else known
 
 
-def _work_from_list(data: list[Any]) -> RecordedWork:
+def _work_from_list(data: list[Any]) -> _RecordedWork:
     forward, backward, source, facts, *more = data
-    return RecordedWork(Facts.from_record(facts), forward, backward, source, *more)
+    return _RecordedWork(Facts.from_record(facts), forward, backward, source, *more)
 
 
 def _fits_to_dict(fits: LinkFits) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tensoropt.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
-class MomentOwners:
+class _MomentOwners:
     """The owners at one moment.
 
     Attributes:
@@ -75,7 +75,7 @@ class PointOwners:
         """The number of the curve's highest point, the first of several."""
         return max(range(len(self.curve)), key=lambda number: self.curve[number].total)
 
-    def at(self, number: int | None = None) -> MomentOwners:
+    def at(self, number: int | None = None) -> _MomentOwners:
         """Return the owners at a point of the curve; at its peak by default.
 
         Raises:
@@ -87,7 +87,7 @@ class PointOwners:
                 f"there is no moment {number}; the memory curve has moments 0 to {len(self.curve) - 1}"
             )
         rows = sorted(self.rows_at(number), key=lambda row: -row.bytes)
-        return MomentOwners(number, self.curve[number], tuple(rows))
+        return _MomentOwners(number, self.curve[number], tuple(rows))
 
 
 def point_owners(exploration: Exploration, index: int) -> PointOwners:

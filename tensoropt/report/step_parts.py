@@ -6,8 +6,6 @@ read these parts. They add up to the step; if devices have different loads, to t
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +14,6 @@ from typing import Any
 
 from tensoropt.cluster import Cluster
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.files import write_text
 from tensoropt.plan.point import Point
 from tensoropt.plan.recorded import mesh_of
 from tensoropt.plan.spent import AGAIN, COPIES, OPTIMIZER, OPTIMIZER_TITLE, RECOMPUTATION, Spent, is_of_group
@@ -201,7 +198,7 @@ def step_parts(
     rows += [(COMPUTING, title, seconds, groups) for title, groups, seconds in _summed(computed)]
     rows += [(COMPUTING, title, seconds, ()) for title, seconds in beside.items()]
     waits = waits_of(point)
-    links = _waiting_by_links(exploration, index, timeline) or (("communication", point.exposed_s),)
+    links = _waiting_by_links(exploration, index, timeline) or ((_UNDIVIDED, point.exposed_s),)
     rows += [(WAITING, f"waiting for {title}", seconds, ()) for title, seconds in links]
     rows.append((HOST, "waiting for the host to launch kernels", waits[HOST], ()))
     rows.append((IDLE, point.kind.idle, waits[IDLE], ()))
@@ -330,13 +327,8 @@ def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": _DEVICE, "tid": thread, "args": {"name": name}}
 
 
-def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write a trace as JSON into a file, whole or not at all."""
-    write_text(path, json.dumps(trace) + "\n")
-
-
-_WHOLES = ("computing", "waiting for communication")
-"""Titles of parts that are not divided further."""
+_UNDIVIDED = "communication"
+"""What is waited for where the links are not known."""
 _REDUCTION = "gradient reduction"
 _BESIDE = (COPIES, RECOMPUTATION, _REDUCTION, OPTIMIZER_TITLE)
 """The parts that take time beside single operators."""
@@ -387,10 +379,6 @@ class Detail:
     sources: Mapping[str, float]
     parts: tuple[Part, ...] = ()
     places: tuple[Share, ...] = ()
-
-    def __repr__(self) -> str:
-        counts = f"{len(self.operators)} operators, {len(self.timeline)} events"
-        return f"Detail of point {self.index + 1} ({counts})\n{self.headline()}"
 
     @property
     def peak(self) -> recording.MemoryAt:
@@ -465,9 +453,10 @@ class Detail:
         return text + "."
 
     def _most_of(self, key: str) -> str:
-        parts = [part for part in self.parts if part.key == key and part.title not in _WHOLES]
-        words = parts[0].words.replace("waiting for ", "") if parts else ""
-        return f" (most of all {words} of the step)" if words else ""
+        largest = next((part for part in self.parts if part.key == key), None)
+        if largest is None or largest.title == f"waiting for {_UNDIVIDED}":
+            return ""
+        return f" (most of all {largest.words.replace('waiting for ', '')} of the step)"
 
     def _memory_words(self) -> str:
         peak = self.peak

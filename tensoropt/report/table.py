@@ -40,15 +40,13 @@ def timing_words(exploration: Exploration) -> str:
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return lines on how well timed work predicts work that was not timed, by class of operator."""
-    if not errors:
-        return []
-    lines = ["untimed work is fitted; the fit's error on held-out timed work, median (90th percentile):"]
-    for error in errors:
-        lines.append(
-            f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
-            f"({100 * error['ninth_decile']:.0f} %), from {error['samples']}"
-        )
-    return lines
+    head = "untimed work is fitted; the fit's error on held-out timed work, median (90th percentile):"
+    lines = [
+        f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
+        f"({100 * error['ninth_decile']:.0f} %), from {error['samples']}"
+        for error in errors
+    ]
+    return [head, *lines] if lines else []
 
 
 def summary_lines(exploration: Exploration) -> list[str]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tensoropt.cluster import Cluster
+from tensoropt.console import shows_progress
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import space_of
 from tensoropt.evaluation.problem import Problem, prepare_graph
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.rates import StepWork
-from tensoropt.launchers.job import LaunchedJob
+from tensoropt.launchers import LaunchedJob, read_job
 from tensoropt.pipeline.points import pipelined_space
 from tensoropt.plan.plan_names import YOUR_JOB
 from tensoropt.plan.point import Point
@@ -26,7 +27,7 @@ from tensoropt.question.settings import Settings
 from tensoropt.report.detail import recorded_of
 from tensoropt.report.rebuilt import strategy_on
 from tensoropt.session.session import Session
-from tensoropt.types import Progress, silent
+from tensoropt.types import Progress, ProgressChoice, heard, silent
 from tensoropt.units import counted
 
 
@@ -119,16 +120,31 @@ def job_prices(
         yield JobPrices(exploration, problem, costs, settings)
 
 
+@shows_progress
 def with_jobs(
     exploration: Exploration,
-    jobs: Sequence[LaunchedJob],
+    jobs: Sequence[LaunchedJob | str],
+    *,
     store: ProfileStore | None = None,
-    progress: Progress = silent,
+    progress: ProgressChoice = None,
 ) -> Exploration:
-    """Return the exploration with each job's point added to ``others``, and under ``jobs`` in its report each
-    job's notes, or why the model cannot be run that way."""
-    with job_prices(exploration, store, progress) as prices:
-        for job in jobs:
+    """Return the exploration with launchers' jobs, simulated, among its other points; under ``jobs`` its
+    report has each job's notes, or why the model cannot be run that way.
+
+    Args:
+        jobs: a launcher and its config or arguments: ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``,
+            ``deepspeed:ds.json`` or ``accelerate:config.yaml``; or jobs already read from these.
+        store, progress: as in :func:`tensoropt.explore`.
+
+    Raises:
+        JobError: a config cannot be read, or the job is for another number of devices.
+        TensorOptError: the exploration was saved without its operator graph.
+    """
+    read = [read_job(job) if isinstance(job, str) else job for job in jobs]
+    for job in read:
+        job.on(len(exploration.cluster["devices"]))
+    with job_prices(exploration, store, heard(progress)) as prices:
+        for job in read:
             told = {"launcher": job.launcher, "notes": list(job.notes), "refusal": ""}
             try:
                 priced = replace(prices, exploration=exploration).of(job)

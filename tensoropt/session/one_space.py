@@ -23,7 +23,7 @@ from tensoropt.search import NoStrategyError, Staircase, TrackedFrontier, outlin
 from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.types import Indices
 
-_REPRESENTATIVES, LOSS = 160, 2e-4
+_REPRESENTATIVES, _LOSS = 160, 2e-4
 """How many points of a frontier are simulated before their neighbours; fewer if the others would add at most
 this share of hypervolume. Assumptions, as are the numbers below."""
 _LEANEST = 8
@@ -33,7 +33,7 @@ _NEIGHBOURS = 3
 _REACH = 3
 """How many simulated points away from a winner neighbours are still simulated, as the simulator ranks points
 differently from the search."""
-ROUNDS = 8
+_ROUNDS = 8
 """The most rounds in which neighbours are simulated."""
 
 
@@ -53,9 +53,9 @@ class Found:
     def __post_init__(self) -> None:
         self.numbers = np.full(len(self.frontier), -1)
 
-    def simulate(self, simulations: Simulations, indices: Indices) -> int:
-        """Simulate the given points that were not simulated yet; return how many these were."""
-        return _simulate_together([(self, indices)], simulations)
+    def simulate(self, simulations: Simulations, indices: Indices) -> None:
+        """Simulate the given points that were not simulated yet."""
+        _simulate_together([(self, indices)], simulations)
 
     def neighbours(self, won: Indices) -> Indices:
         """Return unsimulated points near the winners, whose numbers are ``won``, spread over each gap."""
@@ -95,20 +95,20 @@ def unbeaten_by(frontier: TrackedFrontier, rivals: Staircase | None) -> Indices:
     return np.flatnonzero(frontier.time < rivals.bounds(frontier.memory))
 
 
-def first_look(found: Found, simulations: Simulations, rivals: Staircase | None = None) -> int:
-    """Simulate representatives of the points that no rival beats; return how many."""
+def first_look(found: Found, simulations: Simulations, rivals: Staircase | None = None) -> None:
+    """Simulate representatives of the points that no rival beats."""
     left = unbeaten_by(found.frontier, rivals)
     if not len(left):
-        return 0
+        return
     part = Staircase(found.frontier.memory[left], found.frontier.time[left])
-    chosen = np.union1d(representatives(part, _REPRESENTATIVES, LOSS), np.arange(min(_LEANEST, len(left))))
-    return found.simulate(simulations, left[chosen])
+    chosen = np.union1d(representatives(part, _REPRESENTATIVES, _LOSS), np.arange(min(_LEANEST, len(left))))
+    found.simulate(simulations, left[chosen])
 
 
 def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:
     """Simulate neighbours of the unbeaten strategies in rounds, as long as a round finds new unbeaten ones;
     yield how many were simulated in each."""
-    for _ in range(ROUNDS):
+    for _ in range(_ROUNDS):
         best = simulations.frontier()
         won = [best.origin[best.origin[:, 0] == space, 1] for space in range(len(simulations.spaces))]
         count = _simulate_together(

@@ -186,7 +186,7 @@ FEW_GROUPS = 64
 """The number of a model's groups up to which ranges are searched to a small gap, and each cut may have its
 own placement; an assumption."""
 _HEURISTIC = "pipelines: found by a heuristic, which proves nothing about them"
-STEP, _COARSE_STEP = 0.01, 0.05
+_STEP, _COARSE_STEP = 0.01, 0.05
 """The least relative decrease of memory from one pipeline to the next for large models; the coarse one if
 places have several stages, as composing more stages takes longer."""
 
@@ -477,7 +477,6 @@ class _Finder:
         restriction = self._restriction(mesh, micro_batches)
         if restriction is None:
             return None
-        exact = self.small
         search = StageSearch(
             self.problem,
             self.settings,
@@ -486,20 +485,20 @@ class _Finder:
             mesh,
             micro_batches,
             restriction,
-            _EXACT if exact else _QUICK,
+            _EXACT if self.small else _QUICK,
         )
         frontiers = PlaceFrontiers(search, self.costs)
-        if not exact:
+        if not self.small:
             self._note("pipelines: all stage boundaries use the same layout")
         if per_place is None and schedule_named(schedule).several:
             per_place = self._several(mesh.shape[0], micro_batches, schedule)
-        step = STEP if (per_place or 1) == 1 else _COARSE_STEP
+        step = 0.0 if self.small else _STEP if (per_place or 1) == 1 else _COARSE_STEP
         try:
             composer = Composer(
                 frontiers,
                 schedule,
-                Crossings() if exact else Crossings(outer=task.outer, everywhere_alike=True),
-                partial(compose, step=0.0 if exact else step, known=() if exact else self._known),
+                Crossings() if self.small else Crossings(outer=task.outer, everywhere_alike=True),
+                partial(compose, step=step, known=() if self.small else self._known),
                 self.notes,
                 per_place,
                 refused=partial(self._refused, schedule),
@@ -509,7 +508,7 @@ class _Finder:
             self.refusals.setdefault(where, str(refusal))
             self._note(f"no {where}: {refusal}")
             return None
-        positions = self.cutting.positions(composer, self.costs, every=exact)
+        positions = self.cutting.positions(composer, self.costs, every=self.small)
         composer.prepare(positions)
         return task, composer, positions
 
@@ -576,11 +575,7 @@ class _Finder:
             f"pipelines whose stages have {_MOST_AXES} mesh axes: groups combine only the splits that the "
             "best strategies without stages use"
         )
-        simulations = self._simulations
+        simulations = Simulations(self.session.cluster, list(self.searched.simulations))
         searched = {space.tables.mesh[0] for space in simulations.spaces}
         count = micro_batches if micro_batches in searched else best_counts(simulations)[0]
         return combining(limit, simulations, count)
-
-    @cached_property
-    def _simulations(self) -> Simulations:
-        return Simulations(self.session.cluster, list(self.searched.simulations))

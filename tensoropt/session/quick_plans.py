@@ -36,15 +36,17 @@ from tensoropt.planners.sharded.data_parallel import local_statistics_s
 from tensoropt.planners.task import PlanningTask
 from tensoropt.session.comparing import planning_task
 from tensoropt.session.evaluation import certified, only_used_spaces
+from tensoropt.session.pipelines import pinned_pipeline
 from tensoropt.session.searched import Searched
-from tensoropt.session.session import QUICK_PLANS, Session
+from tensoropt.session.session import Session
 from tensoropt.sharding.constraints import LackingDevicesError
 from tensoropt.units import share_words
 
 _LESS = 0.95
 """Heuristics also run with this share of the leanest point's memory as their limit; an assumption."""
 _DDP = "data_parallel"
-_STAGE = QUICK_PLANS
+_STAGE = "planners"
+"""The name of this stage, in progress and among a report's seconds."""
 
 
 _Chosen = tuple[dict[Any, int], dict[Any, int]]
@@ -89,8 +91,7 @@ def with_quick_plans(
             plans are added.
     """
     settings = session.settings
-    constraints = settings.constraints
-    if constraints is not None and constraints.pipeline is not None and constraints.pipeline.stages > 1:
+    if (pin := pinned_pipeline(settings)) is not None and pin.stages > 1:
         return exploration
     with session.clock.stage(_STAGE), ExitStack() as stack:
         kinds, refusals = _kinds(session, searched)
@@ -112,7 +113,7 @@ def with_quick_plans(
                 session.progress(_STAGE, number, len(entries), entry.name)
                 if first is not None and entry.name in SHARDED:
                     asking.take(entry.name, first.plans_of(entry.name, task, searched))
-                    asking.refuse(entry.name, first.exploration.report["tried"][entry.name]["refusal"])
+                    asking.refusals[entry.name] = first.exploration.report["tried"][entry.name]["refusal"]
                 else:
                     asking.ask(entry)
                 del waiting[0]
@@ -203,6 +204,7 @@ class _Asking:
         found: the plans of all planners, each once.
         left_out: the placing planners that were not run, or not within all limits, because others had used up
             these seconds.
+        refusals: why planners have no plan, by name.
     """
 
     def __init__(self, task: PlanningTask, most_s: float):
@@ -211,7 +213,7 @@ class _Asking:
         self.found: dict[object, Point] = {}
         self.left_out: dict[str, None] = {}
         self._points: dict[str, list[Point]] = {}
-        self._refusals: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}
 
     def ask(self, entry: Entry, limit: float | None = None) -> None:
         """Ask a planner for its plans, or with a limit for its fastest plan within so many bytes."""
@@ -219,7 +221,7 @@ class _Asking:
         if entry.kind == "placed" and self._placing_s > self.most_s:
             self.left_out[entry.name] = None
             if limit is None:
-                self.refuse(entry.name, "others had used up the seconds of placing planners")
+                self.refusals[entry.name] = "others had used up the seconds of placing planners"
             return
         # Of this process, which others that run beside it do not lengthen.
         start = time.process_time()
@@ -227,7 +229,7 @@ class _Asking:
             points = entry.points(self.task, limit, self.task.base.model.seed)
         except TensorOptError as refusal:
             if limit is None:
-                self.refuse(entry.name, str(refusal))
+                self.refusals[entry.name] = str(refusal)
             points = ()
         self.take(entry.name, [each.point for each in points])
         if entry.kind == "placed":
@@ -237,10 +239,6 @@ class _Asking:
         """Record plans as a planner's."""
         own = self._points.setdefault(planner, [])
         own += (self.found.setdefault(point.identity, point) for point in points)
-
-    def refuse(self, planner: str, reason: str) -> None:
-        """Note why a planner has no plan."""
-        self._refusals[planner] = reason
 
     def notes(self) -> list[str]:
         """Return a note on the planners that did not run because others took too long."""
@@ -270,7 +268,7 @@ class _Asking:
                 "points": len(points),
                 "memory_bytes": None if best is None else best.memory_bytes,
                 "time_s": None if best is None else best.time_s,
-                "refusal": self._refusals.get(name, ""),
+                "refusal": self.refusals.get(name, ""),
             }
             if name == _DDP and best is not None and (local_s := local_statistics_s(self.task, best)):
                 tried[name]["local_statistics_s"] = local_s

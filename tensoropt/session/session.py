@@ -36,10 +36,6 @@ class _StageClock:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-QUICK_PLANS = "planners"
-"""The name of the quick planners' stage, in progress and among a report's seconds."""
-
-
 @dataclass(frozen=True)
 class Session:
     """The settings and resources of an exploration.

@@ -47,12 +47,6 @@ class Simulated:
     costs: Floats
     tensors: Floats
 
-    def and_then(self, more: Simulated) -> Simulated:
-        """Return these strategies, followed by more."""
-        return Simulated(
-            *(np.concatenate([getattr(one, field.name) for one in (self, more)]) for field in fields(self))
-        )
-
 
 class SpaceSimulations:
     """The simulated strategies of one space."""
@@ -93,15 +87,16 @@ class SpaceSimulations:
         options = np.concatenate([options, of_edges[:, moves]], axis=1)
         memory = np.concatenate([frontier.memory[indices] for frontier, indices in parts])
         time_s = np.concatenate([frontier.time[indices] for frontier, indices in parts])
-        first = len(self.simulated)
+        first, parts_done = len(self.simulated), [self.done]
         for start in range(0, len(memory), CHUNK):
             part = slice(start, start + CHUNK)
             metrics = self._evaluated(configurations[part], options[part]).metrics
             costs = np.stack([metrics.memory_bytes, metrics.time_s], axis=1)
             added = np.stack([memory[part], time_s[part]], axis=1)
             tensors = metrics.memory.sum(axis=1)
-            new = Simulated(configurations[part], options[part], added, costs, tensors)
-            self.done = self.done.and_then(new)
+            parts_done.append(Simulated(configurations[part], options[part], added, costs, tensors))
+        columns_of = ([getattr(one, field.name) for one in parts_done] for field in fields(Simulated))
+        self.done = Simulated(*map(np.concatenate, columns_of))
         ends = first + np.cumsum([len(indices) for _, indices in parts])
         return [np.arange(end - len(of), end) for (_, of), end in zip(parts, ends.tolist(), strict=True)]
 
@@ -170,9 +165,6 @@ class Simulations:
     def copy(self) -> Simulations:
         """Return a copy, to which other strategies can be added; both share the evaluators."""
         return replace(self, spaces=[space.copy() for space in self.spaces])
-
-    def __len__(self) -> int:
-        return sum(len(space.simulated) for space in self.spaces)
 
     def frontier(self) -> Frontier:
         """Return the frontier of all simulated strategies."""

@@ -14,7 +14,7 @@ from tensoropt.session.refining import Offered
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 from tensoropt.sharding.groups import GroupGraph
 
-MAX_AXES = 2
+_MAX_AXES = 2
 """The most axes of a mesh of usual strategies: the outer one splits samples, the inner one tensors."""
 
 USUAL_NOTE = "usual strategies alone were priced: DDP, ZeRO, FSDP, tensor parallelism; nothing was searched"
@@ -44,8 +44,8 @@ def usual_spaces(offered: Offered, graph: GroupGraph) -> Offered:
     either = {name: (*of_batch[name], *of_tensors[name]) for name in of_batch}
     return {
         (mesh, count): replace(
-            limit, combined=either if mesh.axis_count < MAX_AXES else of_tensors, outer=of_batch
+            limit, combined=either if mesh.axis_count < _MAX_AXES else of_tensors, outer=of_batch
         )
         for (mesh, count), limit in offered.items()
-        if mesh.axis_count <= MAX_AXES
+        if mesh.axis_count <= _MAX_AXES
     }

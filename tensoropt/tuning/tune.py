@@ -38,7 +38,7 @@ from tensoropt.tuning.steps import run_steps, seconds_of
 from tensoropt.types import Progress, ProgressChoice, heard
 from tensoropt.units import format_seconds
 
-FILE, PLAN, STORE, TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tuned_trial.json"
+FILE, PLAN, _STORE, _TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tuned_trial.json"
 _SCHEMA = "tensoropt.tuned/1"
 _ROUNDS = 4
 """Maximum number of candidates."""
@@ -150,8 +150,8 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
 
 def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
     """Return the tuning's own store, a copy of the user's, since factors belong to one model."""
-    new = not (folder / STORE).exists()
-    own = ProfileStore(folder / STORE)
+    new = not (folder / _STORE).exists()
+    own = ProfileStore(folder / _STORE)
     if new:
         for kind in KINDS:
             own.put_many(dict(users.items(kind)), kind=kind)
@@ -267,7 +267,7 @@ class _Tuner:
         return [statistics.median(seconds) for seconds in laps]
 
     def _in_job(self, plan: Plan) -> list[dict[str, Any]]:
-        file = self.folder / TRIAL
+        file = self.folder / _TRIAL
         steps_file(file).unlink(missing_ok=True)
         plan.save(file)
         command = [word.replace("{plan}", str(file)) for word in self.job]

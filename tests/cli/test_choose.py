@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from tensoropt import Exploration, TensorOptError, load_cluster, saved
+from tensoropt import Exploration, load_cluster, saved
 from tensoropt.cli.parser import main
 from tensoropt.exploration.verified import _SCHEMA, FILE
 from tensoropt.plan.keys import plan_key
-from tensoropt.units import headroom_bytes
 from tests.exploration.test_rates import explored
 
 SHIPPED = str(Path(__file__).parents[2] / "app" / "data" / "gpt2-dgx-h100")
@@ -122,17 +121,3 @@ def test_nonsense_ends_with_code_2_and_the_rule(priced, capsys, more, why):
     told = capsys.readouterr()
     assert why in told.err
     assert "Traceback" not in told.err
-
-
-DEVICE = 80 * 2**30
-
-
-@pytest.mark.parametrize(("headroom", "share"), [("25%", 0.25), ("2GiB", 1 / 40), ("0%", 0.0)])
-def test_headroom_is_a_share_of_the_device(headroom, share):
-    assert headroom_bytes(headroom, DEVICE) / DEVICE == share
-
-
-@pytest.mark.parametrize("headroom", ["much", "%", "5%%", "-5%", "100%", "81GiB"])
-def test_headroom_that_means_nothing_is_refused(headroom):
-    with pytest.raises(TensorOptError, match=r"--headroom|size"):
-        headroom_bytes(headroom, DEVICE)

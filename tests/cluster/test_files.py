@@ -60,6 +60,57 @@ def test_figures_of_ones_own(tmp_path):
     assert cluster.link(0, 2).bandwidth_bytes_per_s == 12.5e9
 
 
+CHIP = """
+devices:
+  - count: 2
+    kind: {{name: Chip, type: cuda, memory: {memory}, memory_bandwidth: {wide}, flops: {{float32: {flops}}}}}
+links: {{intra_node: {{latency: {latency}, bandwidth: {bandwidth}}}}}
+"""
+GOOD = {"memory": "80GiB", "wide": "2TB/s", "flops": "60TFLOPS", "latency": "5us", "bandwidth": "25GB/s"}
+
+
+def chips(tmp_path, **figures):
+    return load(tmp_path, CHIP.format(**(GOOD | figures)))
+
+
+def test_units_as_people_write_them(tmp_path):
+    kind = chips(tmp_path, memory="80G", wide="2 TB/s", flops="60 TFLOP/s", latency="5\u03bcs").devices[0]
+    assert (kind.memory_bytes, kind.memory_bandwidth, kind.flops["float32"]) == (80e9, 2e12, 60e12)
+    link = chips(tmp_path, latency="1.5 us", bandwidth="200 Gbit/s").levels[0].link
+    assert (link.latency_s, link.bandwidth_bytes_per_s) == pytest.approx((1.5e-6, 25e9))
+
+
+def test_numbers_in_base_units_are_taken(tmp_path):
+    figures = {"memory": 85899345920, "wide": "2e12", "flops": "60e12", "latency": "5e-6", "bandwidth": 25e9}
+    assert chips(tmp_path, **figures).devices == chips(tmp_path).devices
+    assert chips(tmp_path, latency=0).levels[0].link.latency_s == 0
+
+
+@pytest.mark.parametrize(("figures", "message"), [
+    ({"memory": 80}, r"memory of .*'Chip' is 80, which without a unit is 80 bytes; .*for example 80GB"),
+    ({"memory": "'80'"}, "for example 80GB"),
+    ({"wide": 2000}, r"memory bandwidth .* is 2000, .*for example 2000GB/s"),
+    ({"flops": 60}, r"float32 FLOP/s .* is 60, .*for example 60TFLOP/s"),
+    ({"latency": 5}, r"latency of .* is 5, which without a unit is 5 seconds; .*for example 5us"),
+    ({"bandwidth": 25}, r"bandwidth of .* is 25, .*for example 25GB/s"),
+    ({"flops": "60GB"}, r"'60GB' is not a number of FLOP/s"),
+    ({"bandwidth": "16GT/s"}, r"'16GT/s' is not a bandwidth"),
+    ({"memory": "yes"}, "which is not a number; correct the value"),
+    ({"memory": -1}, "greater than 0"),
+    ({"flops": ".nan"}, "must be finite"),
+])  # fmt: skip
+def test_figures_that_cannot_be_meant_are_refused(tmp_path, figures, message):
+    with pytest.raises(ClusterError, match=message):
+        chips(tmp_path, **figures)
+
+
+def test_memory_beside_a_kind_is_read_alike(tmp_path):
+    text = "devices: [{{kind: A100-80GB, count: 2, memory: {}}}]\nlinks: {{intra_node: NVLink3}}\n"
+    assert load(tmp_path, text.format("40G")).devices[0].memory_bytes == 40e9
+    with pytest.raises(ClusterError, match=r"devices\[0\] is 40, .*40GB"):
+        load(tmp_path, text.format(40))
+
+
 def test_an_explicit_pair_list_finds_its_levels(tmp_path):
     pairs = [
         {"between": [i, j], "alpha": 1e-5, "beta": 20e9 if i // 2 == j // 2 else 5e9}

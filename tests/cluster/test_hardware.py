@@ -224,5 +224,7 @@ def _kind(**changes):
     lambda: Cluster(name="c", devices=(_kind(),), levels=(), pairs={(0, 1): link("PCIe3")}),
 ])  # fmt: skip
 def test_impossible_hardware_is_refused(make):
-    with pytest.raises(ClusterError):
+    assert _kind().memory_bytes == 1  # what programs and saved files say is in base units, however little
+    with pytest.raises(ClusterError) as caught:
         make()
+    assert isinstance(caught.value, ValueError)

@@ -1,15 +1,12 @@
 """Detection of GPUs and their paths against recorded boxes."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_nvml import FakeNvml, dgx_a100, dgx_h100, dgx_v100, table, titan_box
-
 from tensoropt import ClusterError, load_cluster
 from tensoropt.cluster.nvml import gpu_cluster
+from tests.cluster.fake_nvml import FakeNvml, dgx_a100, dgx_h100, dgx_v100, table, titan_box
 
 
 @pytest.fixture(autouse=True)

@@ -44,9 +44,7 @@ def tried(first: int, largest: int, most: int = 40) -> list[int]:
 def test_batches_are_doubled_until_one_does_not_fit_then_one_between():
     assert (tried(8, 40), tried(8, 50)) == ([8, 16, 32, 64, 48], [8, 16, 32, 64, 48])
     assert (tried(1, 1), tried(1, 3)) == ([1, 2], [1, 2, 4, 3])
-
-
-def test_batches_are_halved_if_the_first_does_not_fit():
+    # They are halved if the first does not fit.
     assert (tried(24, 7), tried(5, 1), tried(4, 0)) == ([24, 12, 6, 9], [5, 2, 1], [4, 2, 1])
 
 
@@ -87,12 +85,8 @@ def test_the_answer_names_the_largest_that_fits_and_the_fastest_by_sample():
 
 def test_a_batch_at_which_nothing_was_explored_is_a_row():
     assert "32; 48 does not (no plan fits)" in sentences(SWEEP[:3], {"batch-48": "no plan fits"})[0]
-    assert [batch_in(name) for name in ("batch-48", "batch-x", "batches", "dgx-h100")] == [
-        48,
-        None,
-        None,
-        None,
-    ]
+    assert batch_in("batch-48") == 48
+    assert not any(batch_in(name) for name in ("batch-x", "batches", "dgx-h100"))
 
 
 def test_the_batch_to_take_has_most_samples_per_second_within_the_limits():

@@ -19,7 +19,6 @@ from tensoropt.errors import MissingExtraError, TensorOptError
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.exploration.frontier_table import frontier_text, table_rows
 from tensoropt.exploration.rates import RatesOf
-from tensoropt.plan.point import reduce_points
 from tensoropt.units import format_number, share_words
 from tests.plan.explorations import MIB, point, small_exploration
 
@@ -161,8 +160,3 @@ def test_damaged_folders_are_refused(found, tmp_path, damage, message):
     damage(tmp_path)
     with pytest.raises(TensorOptError, match=message):
         load_exploration(tmp_path)
-
-
-def test_reduce_keeps_what_nothing_beats():
-    costs = [(3.0, 1.0), (1.0, 3.0), (2.0, 3.0), (1.0, 4.0), (2.0, 2.0), (3.0, 1.0)]
-    assert [i for i, _ in reduce_points(list(enumerate(costs)), lambda item: item[1])] == [1, 4, 0]

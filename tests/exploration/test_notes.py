@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tensoropt.exploration.notes import _is_missing, notes_of
+from tensoropt.exploration.notes import notes_of
 from tests.plan.explorations import small_exploration
 
 
@@ -20,5 +20,4 @@ from tests.plan.explorations import small_exploration
 def test_what_is_missing_is_told_from_where_figures_come_from(note, missing):
     found = small_exploration()
     told = replace(found, spaces=(), report={**found.report, "notes": [note, note]})
-    assert _is_missing(note) == missing
     assert (notes_of(told, missing=missing), notes_of(told, missing=not missing)) == ([note], [])

@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from tensoropt.launchers import LAUNCHERS, JobError, LaunchedJob, read_job, write_job
-from tensoropt.launchers.job import _flat
+from tensoropt.launchers.job import Launcher, _flat
 from tensoropt.launchers.megatron import _arguments
-from tensoropt.launchers.registry import Launcher
 from tensoropt.launchers.torchtitan import _SCHEDULES
 
 KEPT = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 from tensoropt import Exploration, Point, Space
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
 from tensoropt.exploration.export import write_frontier_csv
-from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan
+from tensoropt.plan.plan import MeshInfo, ModelInfo
 
 MIB = 2.0**20
 
@@ -90,12 +89,3 @@ def csv_of(found: Exploration, folder: Path) -> list[dict[str, str]]:
 def costs(found: Exploration) -> list[tuple[float, float]]:
     """(bytes, seconds) of the frontier."""
     return [(point.memory_bytes, point.time_s) for point in found.points]
-
-
-def edited(plan: Plan, tmp_path: Path, change: Any) -> Path:
-    """The file of a plan whose data a function has changed."""
-    data = json.loads(plan.to_json())
-    change(data)
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(data))
-    return path

@@ -59,6 +59,6 @@ def test_a_limit_is_the_explorations_budget_or_the_usual_share_of_a_device():
 
 
 def test_the_knee_is_one_of_what_fits():
-    found = replace(FOUND, cluster={**GPUS, "kinds": GPUS["kinds"]})
+    found = replace(FOUND, cluster=GPUS)
     assert (found.within(found.needs[1]).tolist(), found.knee_within(found.needs[0])) == ([0, 1], 0)
     assert found.knee_within(0.0) == found.knee

@@ -76,6 +76,13 @@ def first(data: dict[str, Any], of: str = "operators") -> dict[str, Any]:
     (lambda d: first(d, "parameters").update(device=0), r"parameter \S+ has device 0 in a sharded plan"),
     (lambda d: first(d, "parameters")["stored"].pop(), r"parameter \S+ is stored as .* one for each mesh"),
     (lambda d: d["cluster"].update(devices=5), r"the plan's cluster cannot be read"),
+    (lambda d: d.pop("mesh"), "mesh"),
+    (lambda d: d.update(micro_batches=0), "micro_batches"),
+    (lambda d: d.update(optimizer="lion"), "optimizer"),
+    (lambda d: first(d).pop("axes"), r"operators\.\S+\.axes"),
+    (lambda d: first(d, "parameters").update(stored=3), r"parameters\.\S+\.stored"),
+    (lambda d: d.update(colour="red"), "colour"),
+    (lambda d: d.update(schema="tensoropt.plan/3"), "tensoropt.plan/3"),
 ])  # fmt: skip
 def test_what_does_not_agree_is_named(sharded, tmp_path, edit, message):
     data = sharded.to_data()

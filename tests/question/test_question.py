@@ -1,19 +1,21 @@
-"""A question is the same on the command line, as JSON and in a job; a new setting is everywhere."""
+"""A question is the same on the command line, as JSON and in a job."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+import shlex
+from dataclasses import replace
 
 import pytest
+from tensoropt_app.views.point import settings_facts
 
 from tensoropt import Settings, TensorOptError, load_cluster
 from tensoropt.cli.arguments import question_option
 from tensoropt.cli.parser import parser
-from tensoropt.question import settings
+from tensoropt.plan.facts_table import Fact
 from tensoropt.question.question import Question, read_batches
+from tensoropt.report.commands import explore_line
+from tests.app.support.samples_app import exploration
 
 GIB = 2.0**30
 LINES = [
@@ -21,7 +23,7 @@ LINES = [
     "explore zoo:mlp --cluster dgx-h100x2[4] --batch 8 --mode inference --optimizer sgd --micro-batches 1,2 "
     "--memory 24GiB --epsilon 0 --max-points 50 --headroom 5% --seed 3 --anew --out 'a b'",
     "explore zoo:mlp --cluster local:2 --dtype bfloat16 --recompute never --overlap none --measure never "
-    "--no-process-memory --pipelines always --placements never --expert-imbalance 1.25 "
+    "--no-process-memory --method ldp --first --pipelines always --placements never --expert-imbalance 1.25 "
     "--devices 1,2 --out x",
     "explore m.onnx --cluster dgx-h100 --dim batch=8 --dim x[0]=4 --output y --loss mse --devices auto --out "
     "x",
@@ -40,8 +42,6 @@ def parsed(words: list[str]) -> Question:
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_command_line_is_a_question_and_back(line):
-    import shlex
-
     first = shlex.split(line)
     question = parsed(first)
     assert Question.of(json.loads(json.dumps(question.data()))) == question
@@ -126,67 +126,7 @@ def test_what_is_no_question_is_refused(data, said):
     assert said in str(error.value)
 
 
-FIELD = """
-    patience: Annotated[int, Setting("how long to try", "Patience", _SEARCH, read=read_whole)] = 3
-
-    def to_dict(self)"""
-"""A line of the model: all that it takes to add a setting, beside its use."""
-
-EVERYWHERE = """
-import sys, types
-import tensoropt.question
-source, folder = open(sys.argv[1]).read(), sys.argv[2]
-with_field = source.replace('\\n    def to_dict(self)', open(sys.argv[3]).read(), 1)
-assert with_field != source
-module = sys.modules["tensoropt.question.settings"] = types.ModuleType("tensoropt.question.settings")
-exec(compile(with_field, sys.argv[1], "exec"), module.__dict__)
-tensoropt.question.settings = module
-
-import json
-from tensoropt.cli.parser import parser
-from tensoropt.cli.arguments import question_option
-from tensoropt.question.question import Question
-line = ["explore", "zoo:mlp", "--cluster", "dgx-h100", "--patience", "7", "--out", "x"]
-question = question_option(parser().parse_args(line))
-assert question.settings.patience == 7
-assert question.words("x") == line
-assert Question.of(json.loads(json.dumps(question.data()))) == question
-from tensoropt.cluster import load_cluster
-assert "patience 7" in question.in_effect(load_cluster(question.cluster), question.settings, "x")
-assert question.settings.to_dict()["patience"] == 7
-
-sys.path.insert(0, folder)
-from samples_app import exploration
-from dataclasses import replace
-from tensoropt.plan.facts_table import Fact
-from tensoropt_app.views.point import settings_facts
-found = exploration()
-found = replace(found, settings={**found.settings, "patience": 7})
-assert Fact("patience", "7") in settings_facts(found)
-from tensoropt.report.commands import explore_line
-assert "--patience 7" in explore_line(found, "x")
-
-from tensoropt_app.jobs.request import form_of, request_from
-from tensoropt_app.jobs.uploads import Uploads
-from pathlib import Path
-uploads = Uploads(Path(sys.argv[4]))
-fields, _ = form_of(question, uploads)
-assert fields["more"] == "--patience 7"
-request = request_from(fields, uploads)
-assert request.question == question
-assert request.title == "mlp on dgx-h100 · patience 7"
-import pytest
-with pytest.raises(tensoropt.TensorOptError, match="--patience"):
-    request_from({**fields, "more": "--patience long"}, uploads)
-"""
-
-
-@pytest.mark.slow
-def test_a_new_setting_is_a_field_of_the_model_and_nothing_else(tmp_path):
-    """Flag, JSON, line of what is in effect, assumptions, command line, form, title and refill follow."""
-    (tmp_path / "field").write_text(FIELD)
-    support = Path(__file__).parents[1] / "app" / "support"
-    arguments = [settings.__file__, str(support), str(tmp_path / "field"), str(tmp_path / "uploads")]
-    words = [sys.executable, "-c", EVERYWHERE, *arguments]
-    run = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+def test_what_was_chosen_is_shown_with_an_exploration_and_in_its_command():
+    found = replace(exploration(), settings={"max_points": 7})
+    assert Fact("points kept", "7") in settings_facts(found)
+    assert "--max-points 7" in explore_line(found, "x")

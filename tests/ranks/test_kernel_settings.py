@@ -56,9 +56,8 @@ def test_measurements_under_other_settings_have_other_keys():
         assert measurement_prefix(2, 1, True, device, KernelSettings()) == usual
         assert measurement_prefix(2, 1, True, device, OTHERS) != usual
     # What is of GPUs only does not part CPU ranks from what they have measured before.
-    assert measurement_prefix(2, 1, True, None, KernelSettings(benchmark=True)) == measurement_prefix(
-        2, 1, True
-    )
+    of_gpus = KernelSettings(benchmark=True)
+    assert measurement_prefix(2, 1, True, None, of_gpus) == measurement_prefix(2, 1, True)
 
 
 def settings_of_rank(rank, world_size):

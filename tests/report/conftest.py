@@ -12,6 +12,8 @@ import tensoropt
 from tensoropt.exploration.exploration import Exploration, load_exploration
 from tensoropt.plan.kinds import PIPELINED, PLACED
 from tensoropt.profiling.store import ProfileStore
+from tensoropt.report.detail import detail
+from tensoropt.report.step_parts import Detail
 from tests.costs.models import gpt2
 from tests.situations.branching import build_two_towers
 
@@ -37,6 +39,13 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explored]:
         )  # fmt: skip
         found.save(path / "saved")
         yield Explored(load_exploration(path / "saved"), path / "saved", store)
+
+
+@pytest.fixture(scope="package")
+def details(gpus: Explored) -> list[tuple[int, Detail]]:
+    """Some points of it by index, from the leanest to the fastest."""
+    last = len(gpus.found.points) - 1
+    return [(index, detail(gpus.found, index)) for index in sorted({0, last // 3, last // 2, last})]
 
 
 @pytest.fixture(scope="package")

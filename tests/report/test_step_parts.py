@@ -6,15 +6,10 @@ import pytest
 
 from tensoropt.exploration.exploration import Exploration
 from tensoropt.plan.spent import COPIES, OPTIMIZER_TITLE, RECOMPUTATION
-from tensoropt.report.detail import detail, recorded_of
+from tensoropt.report.detail import recorded_of
 from tensoropt.report.explain import _parts_table
 from tensoropt.report.rebuilt import rebuilt
 from tensoropt.report.step_parts import COMPUTING, Computed, Part, _kind_of, _shown_parts, _summed
-
-
-def some(found: Exploration) -> list[int]:
-    last = len(found.points) - 1
-    return sorted({0, last // 3, last // 2, last})
 
 
 @pytest.mark.parametrize(("target", "kind"), [
@@ -77,10 +72,6 @@ def test_what_a_table_leaves_out_is_named_and_all_of_it_adds_up():
 LINEAR = ("aten.addmm", "aten.linea")
 
 
-def seconds_of(part: Part) -> float:
-    return part.seconds
-
-
 def by_hand(found: Exploration, index: int) -> dict[str, float]:
     """Seconds of one step by what computes, summed from the clock's own events with modules of this model
     written out: a second way that shares nothing with the first."""
@@ -101,36 +92,26 @@ def by_hand(found: Exploration, index: int) -> dict[str, float]:
     return seconds
 
 
-def test_parts_are_what_the_simulated_step_has(gpus):
-    found = gpus.found
-    for index in some(found):
-        told, truth = detail(found, index), by_hand(found, index)
+def test_parts_and_rows_are_what_the_simulated_step_has(gpus, details):
+    """Figures per operator are the timeline's, forward, backward, copies and all."""
+    for index, told in details:
+        truth = by_hand(gpus.found, index)
         parts = {part.title: part.seconds for part in told.parts}
-        assert sum(parts.values()) == pytest.approx(found.points[index].time_s)
+        assert sum(parts.values()) == pytest.approx(gpus.found.points[index].time_s)
+        copies = sum(row.copies_s for row in told.operators)
+        assert copies == pytest.approx(truth.get(COPIES, 0.0), abs=1e-15)
         for title in (RECOMPUTATION, COPIES, OPTIMIZER_TITLE):
             assert parts.get(title, 0.0) == pytest.approx(truth.pop(title, 0.0), abs=1e-15)
         # The model has one block, so that each of its linear modules is a part.
         linear = sorted(s for what, s in truth.items() if what.startswith(LINEAR))
         assert sorted(s for title, s in parts.items() if title.startswith("linear ")) == pytest.approx(linear)
-        assert sum(part.seconds for part in told.parts if part.count) == pytest.approx(sum(truth.values()))
+        worked = pytest.approx(sum(truth.values()))
+        assert sum(part.seconds for part in told.parts if part.count) == worked
+        assert sum(row.forward_s + row.backward_s for row in told.operators) == worked
 
 
-def test_the_sentence_and_the_headline_name_the_largest_part(gpus):
-    found = gpus.found
-    for index in some(found):
-        told = detail(found, index)
-        top = max([part for part in told.parts if part.key == COMPUTING], key=seconds_of)
-        words = f"{top.title}, {100 * top.seconds / found.points[index].time_s:.0f} %"
+def test_the_headline_names_the_largest_part(gpus, details):
+    for index, told in details:
+        top = max((part for part in told.parts if part.key == COMPUTING), key=lambda part: part.seconds)
+        words = f"{top.title}, {100 * top.seconds / gpus.found.points[index].time_s:.0f} %"
         assert f"most of all {words} of the step" in told.headline()
-        assert words in repr(told)
-
-
-def test_rows_of_operators_add_up_to_what_the_device_works(gpus):
-    """The figures per operator are the timeline's, forward, backward, copies and all."""
-    found = gpus.found
-    for index in some(found):
-        told, truth = detail(found, index), by_hand(found, index)
-        rows = told.operators
-        assert sum(row.copies_s for row in rows) == pytest.approx(truth.get(COPIES, 0.0), abs=1e-15)
-        worked = sum(s for what, s in truth.items() if what not in (COPIES, RECOMPUTATION, OPTIMIZER_TITLE))
-        assert sum(row.forward_s + row.backward_s for row in rows) == pytest.approx(worked)

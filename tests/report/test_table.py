@@ -97,31 +97,22 @@ def test_a_time_from_data_sheets_of_gpus_has_the_range_of_jobs_like_it():
     assert facts(FigureRow.of(found, 1))["range"].words.startswith(told.words)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"targets": ("aten.conv2d.default", "aten.scaled_dot_product_attention.default")},
-        {"targets": ("expert_kernels.experts", "aten.scaled_dot_product_attention.default")},
-        {"targets": ("aten.linear.default",)},
-        {"targets": None},
-        {"settings": {"optimizer": "adam", "mode": "train", "dtype": "float32"}},
-        {"model": ModelInfo(source="zoo:toy", fingerprint="f" * 64, parameters=100, mode="inference")},
-        {"points": tuple(point((9 + i) * MIB, 0.2, 1, host_s=0.21, idle_s=0.1) for i in range(2))},
-        {"points": (point(9 * MIB, 0.2, 1, sources={"measured": 1.0}),) * 2},
-        {"cluster": {"name": "toy"}},
-    ],
-    ids=[
-        "convolutions",
-        "experts",
-        "no attention",
-        "unknown",
-        "float32",
-        "inference",
-        "host-bound",
-        "measured",
-        "no GPUs",
-    ],
-)
+UNPUBLISHED: dict[str, dict[str, Any]] = {
+    "convolutions": {"targets": ("aten.conv2d.default", "aten.scaled_dot_product_attention.default")},
+    "experts": {"targets": ("expert_kernels.experts", "aten.scaled_dot_product_attention.default")},
+    "no attention": {"targets": ("aten.linear.default",)},
+    "unknown": {"targets": None},
+    "float32": {"settings": {"optimizer": "adam", "mode": "train", "dtype": "float32"}},
+    "inference": {
+        "model": ModelInfo(source="zoo:toy", fingerprint="f" * 64, parameters=100, mode="inference")
+    },
+    "host-bound": {"points": (point(9 * MIB, 0.2, 1, host_s=0.21, idle_s=0.1),) * 2},
+    "measured": {"points": (point(9 * MIB, 0.2, 1, sources={"measured": 1.0}),) * 2},
+    "no GPUs": {"cluster": {"name": "toy"}},
+}
+
+
+@pytest.mark.parametrize("changes", UNPUBLISHED.values(), ids=UNPUBLISHED.keys())
 def test_a_time_that_no_published_job_is_like_has_none(changes):
     found = like_published_jobs(**changes)
     assert range_of(found, 1) is None

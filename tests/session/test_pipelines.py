@@ -89,9 +89,6 @@ def test_without_being_asked_none_is_looked_for(plain, store, monkeypatch):
 
 def test_pipelines_stand_in_one_frontier_with_the_others(both):
     assert 0 < len(pipelined(both)) < len(both.points)
-    memory, times = [p.memory_bytes for p in both.points], [p.time_s for p in both.points]
-    assert memory == sorted(memory)
-    assert times == sorted(times, reverse=True)
     assert not [p for p in both.points if beaten(p, both)]
 
 

@@ -17,19 +17,12 @@ from tensoropt.capture import capture
 from tensoropt.errors import InfeasibleError, UnsupportedError
 from tensoropt.ops.families.routed_experts import EXPERTS
 from tensoropt.session.run_report import _expected_rows, failures_named, implausible
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.tanh(self.body(x)).sum()
+from tests.models import Call
 
 
 def test_the_operator_in_hand_is_named_with_its_line():
-    graph = capture(Net(), (torch.ones(2, 4),)).graph
+    model = Call(lambda module, x: module.body(x).sum(), body=nn.Linear(4, 4))
+    graph = capture(model, (torch.ones(2, 4),)).graph
 
     def run(op):
         return torch.ones(2, 3) @ torch.ones(2, 3)

@@ -27,12 +27,6 @@ def folder(explored, tmp_path):
     return tmp_path / "mlp"
 
 
-@pytest.fixture
-def store(tmp_path):
-    with ProfileStore(tmp_path / "users.sqlite") as opened:
-        yield opened
-
-
 class Machine:
     """A stand-in for ranks: what each plan takes, and which candidates planning again brings.
 

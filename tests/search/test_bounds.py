@@ -8,7 +8,7 @@ import pytest
 
 from tensoropt.frontier import Frontier, reduce
 from tensoropt.search.bounds import pruning_target
-from tensoropt.search.engine import Corners, _envelope, corners_of, reachable
+from tensoropt.search.engine import Corners, _envelope, _reachable, corners_of
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.hull import Hull, HullSearch, _power_of_two
 from tensoropt.search.order import greedy_order, paper_order
@@ -95,7 +95,7 @@ def test_roofs_of_neighbouring_corners_change_no_answer():
         corners = Corners(np.arange(count), -np.arange(count), height, np.ones(lines), np.ones(lines))
         inside, outside = rng.random((2, lines)) * 2.0
         expected = bool((inside[:, None] + outside[:, None] <= height).all(axis=0).any())
-        assert reachable(inside, outside, height, corners.roof) == expected
+        assert _reachable(inside, outside, height, corners.roof) == expected
         answers.add(expected)
     assert answers == {True, False}
 
@@ -110,7 +110,7 @@ def test_a_point_on_a_corner_is_reachable_however_far_above_the_line():
         (m, t), (other_m, other_t) = rng.random((2, 2)) * [1e8, 1.0]
         corners = corners_of(line, np.array([0.0, m + other_m]), np.array([t + other_t, 0.0]), 4)
         inside, outside = weight_m * m + weight_t * t, weight_m * other_m + weight_t * other_t
-        assert reachable(inside, outside, corners.height, corners.roof)
+        assert _reachable(inside, outside, corners.height, corners.roof)
 
 
 @pytest.mark.parametrize("values", [(5.0, 4.0, 4.5), (4.0, 5.0, 4.5), (4.5, 4.0, 5.0), (5.0, 5.0, 5.0)])

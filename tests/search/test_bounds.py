@@ -10,7 +10,7 @@ from tensoropt.frontier import Frontier, reduce
 from tensoropt.search.bounds import pruning_target
 from tensoropt.search.engine import Corners, _envelope, _reachable, corners_of
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import Hull, HullSearch, _power_of_two
+from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.shared import build_program, gaps, seeds
@@ -136,13 +136,6 @@ def test_gaps_are_how_much_faster_another_strategy_could_be():
     assert gaps(leaner_may_exist, hull) == (np.inf, np.inf)
     tight = Frontier(np.array([10.0, 35.0]), np.array([5.0 + 1e-12, 5.0]), origin)
     assert gaps(tight, hull)[1] < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("value", "power"), [(0.0, 1.0), (3.0, 4.0), (4.0, 8.0), (0.3, 0.5), (1e-9, 2.0**-29), (5e10, 2.0**36)]
-)
-def test_scales_are_powers_of_two(value, power):
-    assert _power_of_two(value) == power
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -161,32 +161,6 @@ def test_the_bytes_do_not_depend_on_threads_or_on_the_run(monkeypatch, settings)
         assert run.options(0) == runs[0].options(0)
 
 
-def test_epsilon_keeps_its_promise_at_every_budget():
-    graph = chain(30, 6)
-    exact = track_frontier(graph)
-    loose = track_frontier(graph, epsilon=0.02)
-    assert exact.exact
-    assert exact.worst_gap == 0
-    assert loose.worst_gap <= 0.02
-    for m, t in zip(exact.memory, exact.time, strict=True):
-        fits = loose.time[loose.memory <= m * (1 + 1e-12)]
-        assert len(fits)
-        assert fits.min() <= t * 1.02 * (1 + 1e-9)
-        assert loose.lower_bound(m) <= t
-    assert (loose.gap <= 0.02).all()
-
-
-def test_rounding_does_not_split_equal_points():
-    """Equal layers make sums that differ by an ulp; there must be one point per count (SNAGS, Search)."""
-    graph = CostGraph()
-    for i in range(40):
-        graph.add_operator(i, [[[0.1, 0.7]], [[0.3, 0.2]]])
-    for method in ("auto", "ldp", "elimination"):
-        found = track_frontier(graph, method=method)
-        assert len(found) == 41
-        assert sum(found.strategy(7).values()) == 7
-
-
 @pytest.mark.parametrize("method", ["auto", "ldp", "elimination"])
 def test_points_that_only_rounding_tells_apart_are_one(method):
     """0.1 + 0.2 lies an ulp beside 0.3: an exact frontier stays its own bound."""

@@ -131,30 +131,6 @@ def difference(got, want):
     return found
 
 
-def least_completion(x, values, weight_m, weight_t, slack):
-    """Least time above all lines at memory ``x``; inf where that is less than anything needs."""
-    if x < values[0] / weight_m[0]:
-        return np.inf
-    lines = zip(values, weight_m, weight_t, strict=True)
-    return max((value * (1.0 - slack) - m * x) / t for value, m, t in lines if t > 0)
-
-
-def limits(memories, corners, values, weight_m, weight_t, slack):
-    """The largest time at each memory with which some completion still lies under some corner."""
-    found = []
-    for memory in memories:
-        rooms = [-np.inf]
-        for m, t in corners:
-            if m < np.inf:
-                least = least_completion(m - memory, values, weight_m, weight_t, slack)
-            else:  # any memory: the last line, which does not fall
-                least = values[-1] * (1.0 - slack) / weight_t[-1]
-            if least < np.inf:
-                rooms.append(t - least)
-        found.append(max(rooms))
-    return [max(found[i:]) for i in range(len(found))]
-
-
 def dequantised(stored, scheme, block=64):
     """The matrix that bytes stand for, number by number."""
     tables = {

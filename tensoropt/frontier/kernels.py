@@ -42,39 +42,20 @@ def _merge_runs(m, t, k, start, middle, end, tm, tt, tk):
     j = middle
     out = start
     best = np.inf
-    while i < n and j < end:
+    while i < n or j < end:
         # At equal costs the first run's point wins, and the other then fails to improve on ``best``.
-        if tm[i] < m[j] or (tm[i] == m[j] and tt[i] <= t[j]):
-            if tt[i] < best:
-                best = tt[i]
-                m[out] = tm[i]
-                t[out] = tt[i]
-                k[out] = tk[i]
-                out += 1
+        if j == end or (i < n and (tm[i] < m[j] or (tm[i] == m[j] and tt[i] <= t[j]))):
+            memory, time, label = tm[i], tt[i], tk[i]
             i += 1
         else:
-            if t[j] < best:
-                best = t[j]
-                m[out] = m[j]
-                t[out] = t[j]
-                k[out] = k[j]
-                out += 1
+            memory, time, label = m[j], t[j], k[j]
             j += 1
-    # The rest is one staircase, whose times descend, so ``best`` need not be lowered any further.
-    while i < n:
-        if tt[i] < best:
-            m[out] = tm[i]
-            t[out] = tt[i]
-            k[out] = tk[i]
+        if time < best:
+            best = time
+            m[out] = memory
+            t[out] = time
+            k[out] = label
             out += 1
-        i += 1
-    while j < end:
-        if t[j] < best:
-            m[out] = m[j]
-            t[out] = t[j]
-            k[out] = k[j]
-            out += 1
-        j += 1
     return out
 
 

@@ -123,7 +123,8 @@ def simulate_pinned(problem: Problem, costs: CostSource, job: LaunchedJob) -> Pi
     except NoStrategyError as error:
         raise UnsuitableError(f"no strategy matches the pinned configuration: {error}") from None
     # Ascending in memory, so that the last one is the fastest.
-    chosen = frontier.strategy(len(frontier) - 1), frontier.options(len(frontier) - 1)
+    fastest = frontier.strategies([-1])
+    chosen = fastest.strategy(0), fastest.options_of(0)
     memory, compute, communication = tables.breakdown(*chosen)
     (evaluation,) = Evaluator(tables, overlap_of(cluster, mesh, beside=costs.beside))([chosen])
     point = evaluation.point(0, names, 0, additive=(memory, compute + communication), planner="pinned")

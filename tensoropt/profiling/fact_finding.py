@@ -69,6 +69,7 @@ class LiveTensors(TorchDispatchMode):
         before: called before each operator.
         traffic: bytes that operators read and wrote, without views.
         flops: multiply-adds counted as two.
+        storages: the live storages, by address.
     """
 
     def __init__(self, of_kind: Sequence[Any] | None = None) -> None:
@@ -80,11 +81,7 @@ class LiveTensors(TorchDispatchMode):
         self.flops: Any = 0
         self.sizes: list[int] = []
         self._of_kind = of_kind
-        self._seen: dict[int, weakref.ref] = {}
-
-    @property
-    def storages(self) -> Mapping[int, weakref.ref]:
-        return self._seen
+        self.storages: dict[int, weakref.ref] = {}
 
     def size(self, number: int) -> Any:
         """Record bytes or FLOP, and return them, or an array of them for all workloads of the kind."""
@@ -99,7 +96,7 @@ class LiveTensors(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key = storage._cdata
         # When it dies, a new storage, which then has to count, may reuse its address.
-        self._seen[key] = weakref.ref(storage, lambda _: self._seen.pop(key, None))
+        self.storages[key] = weakref.ref(storage, lambda _: self.storages.pop(key, None))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -121,7 +118,7 @@ class LiveTensors(TorchDispatchMode):
         """Count a tensor's storage; return whether it is a new one with elements."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        reference = self._seen.get(key)
+        reference = self.storages.get(key)
         if reference is not None and reference() is not None:
             return False
 
@@ -129,10 +126,10 @@ class LiveTensors(TorchDispatchMode):
 
         # The storage itself reports when it dies: its tensors may come and go.
         def gone(_: Any) -> None:
-            self._seen.pop(key, None)
+            self.storages.pop(key, None)
             self._count(-size)
 
-        self._seen[key] = weakref.ref(storage, gone)
+        self.storages[key] = weakref.ref(storage, gone)
         self._count(size)
         return storage.nbytes() > 0
 
@@ -231,7 +228,7 @@ class _PeakTracker:
         return peaks
 
 
-aten: Any = torch.ops.aten
+_aten: Any = torch.ops.aten
 
 
 def _as_read(read: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
@@ -258,14 +255,14 @@ def _bags(weight: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> Se
 
 
 _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
-    aten.col2im.default: _as_read,
-    aten.im2col.default: _as_read,
-    aten.mse_loss.default: _reduced,
-    aten.smooth_l1_loss.default: _reduced,
-    aten.soft_margin_loss.default: _reduced,
-    aten.binary_cross_entropy.default: _weighed,
-    aten._embedding_bag.default: _bags,
-    aten._embedding_bag_forward_only.default: _bags,
+    _aten.col2im.default: _as_read,
+    _aten.im2col.default: _as_read,
+    _aten.mse_loss.default: _reduced,
+    _aten.smooth_l1_loss.default: _reduced,
+    _aten.soft_margin_loss.default: _reduced,
+    _aten.binary_cross_entropy.default: _weighed,
+    _aten._embedding_bag.default: _bags,
+    _aten._embedding_bag_forward_only.default: _bags,
 }
 """Operator -> the fewest elements in the storage of each result, by position."""
 
@@ -294,7 +291,7 @@ def _rnn_kept(
             torch.zeros(*sizes, dtype=dtype) for sizes in ((steps, batch, inputs), (1, batch, weights[1][-1]))
         )
         made = [torch.zeros(shape, dtype=dtype) for shape in weights]
-        return int(aten.mkldnn_rnn_layer(x, *made, state, state, *settings)[3].untyped_storage().nbytes())
+        return int(_aten.mkldnn_rnn_layer(x, *made, state, state, *settings)[3].untyped_storage().nbytes())
 
 
 def _rnn_workspace(steps: int, batch: int, *layer: Any) -> int:
@@ -321,7 +318,7 @@ class KernelStorages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is aten.mkldnn_rnn_layer.default:
+        if func is _aten.mkldnn_rnn_layer.default:
             return _with_workspace(result, args)
         elements = _ELEMENTS.get(func)
         if elements is None:
@@ -482,10 +479,6 @@ class _Probe:
         self.touched[name] = self.touched.get(name, 0) + 1
         return (value, name) if role == "parameter" else value
 
-    def _pack_alone(self, value: torch.Tensor) -> Any:
-        """Do as :meth:`_pack`, without the tensor's node, which would keep itself alive."""
-        return self._pack(value.detach())
-
     def _unpack(self, packed: Any) -> torch.Tensor:
         """Return a saved tensor; a gathered parameter lives as long as its reading node."""
         if isinstance(packed, torch.Tensor):
@@ -542,7 +535,8 @@ class _Probe:
         learning = [(self.tensors[n], role) for n, spec, role in self.work.inputs if spec.requires_grad]
         reads, parameters = ([t for t, role in learning if role == of] for of in ("read", "parameter"))
         taken: dict[str, torch.Tensor] = {}
-        self._forward(taken, self._pack_alone)
+        # Without a saved tensor's node, which would keep itself alive.
+        self._forward(taken, lambda value: self._pack(value.detach()))
         kept, live = sum(storage.nbytes() for storage in self.saved.values()), self.live
         self.saved.clear()
         names = [n for n in self.work.writes if self.tensors[n].requires_grad]
@@ -670,7 +664,7 @@ class _Probe:
             bucket = torch.zeros_like(leaves[name])
             self.live.ignore(bucket)
             leaves[name].grad = bucket
-            leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))
+            leaves[name].register_post_accumulate_grad_hook(lambda _, name=name: self.peaks.arrived(name))
         root = _Given.apply(*(self.tensors[n] for n in names))
         # In a step only the readers hold results until backward, and they count them.
         for name in self.work.writes:
@@ -691,9 +685,6 @@ class _Probe:
                 elif name in taken:
                     lies.setdefault(taken[name].untyped_storage()._cdata, []).append(name)
         return extents, tuple(tuple(names) for names in lies.values() if len(names) > 1)
-
-    def _arrived(self, name: str, _: torch.Tensor) -> None:
-        self.peaks.arrived(name)
 
 
 def add_weight_gradients(groups: list[dict[str, Any]]) -> None:

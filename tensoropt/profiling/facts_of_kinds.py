@@ -20,7 +20,7 @@ from tensoropt.profiling.fact_finding import UnlikeError, find_facts, probe
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 
-LEAST_PER_PROCESS = 16
+_LEAST_PER_PROCESS = 16
 """The fewest probes worth a process: 8 ms each against about 50 for a fork; an assumption."""
 _PER_KIND = 8
 """About the most probes that determine a kind."""
@@ -49,12 +49,12 @@ def find_facts_of_all(
     # Long ones first, in turns, so that processes have about as much to do.
     members = sorted(kinds.values(), key=len, reverse=True)
     probes = sum(min(len(kind), _PER_KIND) for kind in members)
-    processes = max(1, min(cores(), probes // LEAST_PER_PROCESS))
+    processes = max(1, min(cores(), probes // _LEAST_PER_PROCESS))
 
     def find(first: int) -> list[tuple[int, Facts]]:
         found = []
         for kind in members[first::processes]:
-            derived = derive_facts([works[i] for i in kind], training)
+            derived = _derive_facts([works[i] for i in kind], training)
             found += [
                 (i, derived.get(n) or find_facts(works[i], training, capability)) for n, i in enumerate(kind)
             ]
@@ -64,7 +64,7 @@ def find_facts_of_all(
     return [facts_of[i] for i in range(len(works))]
 
 
-def derive_facts(works: Sequence[Workload], training: bool) -> dict[int, Facts]:
+def _derive_facts(works: Sequence[Workload], training: bool) -> dict[int, Facts]:
     """Return position -> facts of workloads of a kind, except those that need a probe of their own."""
     kind = _Kind(works, training)
     found = kind.derive(range(len(works)))

@@ -53,14 +53,14 @@ def time_collective(
     mine = next(index for index, group in enumerate(groups) if rank in group)
     try:
         group, ranks, first = handles[mine], len(groups[mine]), groups[mine][0]
-        meet = collective_call("all_reduce", group, ranks, first, 4 * ranks)
+        meet = _collective_call("all_reduce", group, ranks, first, 4 * ranks)
         stamps: _Stamps = [SizeStamps([], [], []) for _ in plan]
         for lap in range(_LAPS):
             for (size, repeats), (starts, ends, in_stream) in zip(plan, stamps, strict=True):
                 laps = min(_LAPS, max(1, repeats // _FEWEST_IN_A_LAP))  # long ones need no more
                 # The repeats of a size are spread evenly over its laps: lap, lap + laps, ...
                 if turns := len(range(lap, repeats, laps)) if lap < laps else 0:
-                    action = collective_call(kind, group, ranks, first, size)
+                    action = _collective_call(kind, group, ranks, first, size)
                     begun, ended = _repeat(action, turns, clock)
                     starts += begun
                     ends += ended
@@ -89,7 +89,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
     return stamps
 
 
-def collective_call(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
+def _collective_call(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
     """Return a collective of ``size`` bytes among ``ranks``, with the source ``first`` if any."""
     part, device = max(1, size // 4 // ranks), local_timer().device  # float32 elements of one rank's share
     whole, share = (torch.zeros(count, device=device) for count in (part * ranks, part))

@@ -20,8 +20,9 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
 
-_BATCH_S = 5.0
-"""Estimated seconds of workloads between saves, the most that an interruption loses; an assumption."""
+_BATCH_S, _BATCH = 5.0, 8
+"""Estimated seconds of workloads between saves, the most that an interruption loses, and the most of them;
+assumptions."""
 _SLOWER = 20.0
 """The largest ratio of a workload's time to its estimate; an assumption."""
 
@@ -31,14 +32,12 @@ def _allowed_for(timeout_s: float, expected_s: float) -> float:
     return timeout_s / 2 + _SLOWER * expected_s
 
 
-def batches(
-    works: Sequence[Workload], expected_s: Mapping[str, float], most: int
-) -> Iterator[list[Workload]]:
-    """Yield neighbouring workloads of up to ``_BATCH_S`` together, at most ``most`` each."""
+def _batches(works: Sequence[Workload], expected_s: Mapping[str, float]) -> Iterator[list[Workload]]:
+    """Yield neighbouring workloads of up to ``_BATCH_S`` together, at most ``_BATCH`` each."""
     batch: list[Workload] = []
     for work in works:
         took_s = sum(expected_s[other.key] for other in [*batch, work])
-        if batch and (len(batch) == most or took_s > _BATCH_S):
+        if batch and (len(batch) == _BATCH or took_s > _BATCH_S):
             yield batch
             batch = []
         batch.append(work)
@@ -70,7 +69,6 @@ def measure_workloads(
     expected_s: Callable[[Workload], float] = lambda work: 0.0,
     progress: Progress = silent,
     begins: Callable[[int, float], None] = lambda count, seconds: None,
-    batch: int = 8,
 ) -> dict[str, dict[str, Any]]:
     """Time the workloads that the store lacks, and return all records.
 
@@ -99,7 +97,7 @@ def measure_workloads(
 
     def time_all(works: Sequence[Workload], *, again: bool) -> list[Workload]:
         short: list[Workload] = []
-        for chunk in batches(works, seconds, batch):
+        for chunk in _batches(works, seconds):
             done = len(seconds.keys() & records.keys())
             progress("measure", done, len(missing), chunk[0].describe())
             short += _Batch(pool, training, seconds, keep).time(chunk, again=again)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from tensoropt.profiling.optimizers import make_optimizer
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.profiling.timers import local_timer, repeated
+from tensoropt.profiling.timers import counted, local_timer, timed
 from tensoropt.ranks.pool import RankPool
 
 
@@ -28,8 +28,12 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
         flat.zero_()
         optimizer.step()
 
-    meet = dist.barrier if world_size > 1 else lambda: None
-    return repeated(timer, step, 5, before=meet, warm_ups=timer.host_apart * 2)
+    warm_ups, spans = 2 * timer.host_apart, []
+    for _ in range(warm_ups + 5):
+        if world_size > 1:
+            dist.barrier()
+        spans.append(timed(timer, step)[1])
+    return counted(timer, spans[warm_ups:])
 
 
 _OPTIMIZER_SIZES = (1 << 18, 1 << 22)

@@ -31,9 +31,9 @@ _MOST_VALUE_BYTES = 256 << 20
 """The most bytes of one compressed value; an assumption."""
 _MOST_CACHED_BYTES = 2 << 30
 """The most bytes of cached values; an assumption."""
-MOST_UNUSED_S = 90 * 86400.0
+_MOST_UNUSED_S = 90 * 86400.0
 """The seconds without use after which a cached value is removed; an assumption."""
-USED_WITHIN_S = 3600.0
+_USED_WITHIN_S = 3600.0
 """The resolution, in seconds, of the time at which a value was last used."""
 _LOG_BYTES = 64 << 20
 _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
@@ -141,7 +141,7 @@ def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: flo
         "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
     ).fetchone()
     # Not at every use, because SQLite writes the whole row; a failure to write it does not matter here.
-    if row is not None and row[1] < now_s - USED_WITHIN_S:
+    if row is not None and row[1] < now_s - _USED_WITHIN_S:
         connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
             connection.execute("UPDATE cache SET used_s = ? WHERE kind = ? AND key = ?", (now_s, kind, key))
@@ -157,27 +157,24 @@ def _write_cached(connection: sqlite3.Connection, kind: str, key: str, value: by
             "DELETE FROM cache WHERE used_s < ? OR rowid IN (SELECT rowid FROM (SELECT rowid,"
             " SUM(LENGTH(value)) OVER (ORDER BY used_s DESC, rowid DESC) AS bytes FROM cache)"
             " WHERE bytes > ?)",
-            (now_s - MOST_UNUSED_S, _MOST_CACHED_BYTES),
+            (now_s - _MOST_UNUSED_S, _MOST_CACHED_BYTES),
         )
 
 
 _EXPORT_SCHEMA = "tensoropt.profiles/1"
 
-Entry = tuple[str, str, dict[str, Any]]
-"""Kind, key and record."""
 
-
-def _read_export(path: str | os.PathLike[str]) -> list[Entry]:
+def _read_export(path: str | os.PathLike[str]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return (kind, key, record) of each record of an exported file."""
+    path = os.fspath(path)
     try:
         with open(path, encoding="utf-8") as stream:
-            return _entries(stream, os.fspath(path))
+            lines = stream.readlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise MeasurementError(f"profiles cannot be read from '{os.fspath(path)}' ({error})") from None
-
-
-def _entries(lines: Iterable[str], path: str) -> list[Entry]:
-    entries: list[Entry] = []
-    number = 0
+        raise MeasurementError(f"profiles cannot be read from '{path}' ({error})") from None
+    if not lines:
+        raise MeasurementError(f"'{path}' is empty, not a file of profiles; export it again")
+    entries = []
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
@@ -195,8 +192,6 @@ def _entries(lines: Iterable[str], path: str) -> list[Entry]:
                 f"'{path}' is not a file of profiles: line {number} ({type(error).__name__}: {error})"
             ) from None
         entries.append((kind, key, record))
-    if number == 0:
-        raise MeasurementError(f"'{path}' is empty, not a file of profiles; export it again")
     return entries
 
 
@@ -342,17 +337,11 @@ class ProfileStore:
 
         return self._do(remove)
 
-    def items(self, kind: str = "compute", prefix: str = "") -> Iterator[tuple[str, _Record]]:
-        """Yield ``(key, record)`` pairs of a kind whose key begins with ``prefix``, in key order."""
+    def items(self, kind: str = "compute") -> Iterator[tuple[str, _Record]]:
+        """Yield ``(key, record)`` pairs of a kind, in key order."""
         _check_kind(kind)
-        query, values = "SELECT key, record FROM profiles WHERE kind = ?", [kind]
-        if prefix:
-            # A range of keys uses the primary key's index, which LIKE would use only with case-sensitive
-            # collation; it ends before the first key after all those with the prefix.
-            query += " AND key >= ? AND key < ?"
-            values += [prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)]
-        query += " ORDER BY key"
-        for key, record in self._do(lambda connection: connection.execute(query, values).fetchall()):
+        query = "SELECT key, record FROM profiles WHERE kind = ? ORDER BY key"
+        for key, record in self._do(lambda connection: connection.execute(query, [kind]).fetchall()):
             yield key, json.loads(record)
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
@@ -364,11 +353,8 @@ class ProfileStore:
 
     def count(self, kind: str | None = None) -> int:
         where, values = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
-        return self._do(
-            lambda connection: connection.execute(f"SELECT COUNT(*) FROM profiles{where}", values).fetchone()[
-                0
-            ]
-        )
+        query = f"SELECT COUNT(*) FROM profiles{where}"
+        return self._do(lambda connection: connection.execute(query, values).fetchone()[0])
 
     def digest(self) -> str:
         """Return a hash of all records except facts, which follow from their workloads."""

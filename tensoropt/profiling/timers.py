@@ -70,27 +70,6 @@ def timed(timer: DeviceTimer, work: Callable[[], _Result]) -> tuple[_Result, Spa
     return result, timer.end(begun)
 
 
-def repeated(
-    timer: DeviceTimer,
-    work: Callable[[], object],
-    repeats: int,
-    *,
-    before: Callable[[], object] = lambda: None,
-    warm_ups: int = 0,
-) -> float:
-    """Return the device's seconds of some work that is timed several times.
-
-    Args:
-        before: runs before each repeat and is not timed, such as a barrier.
-        warm_ups: initial repeats that do not count.
-    """
-    spans = []
-    for _ in range(warm_ups + repeats):
-        before()
-        spans.append(timed(timer, work)[1])
-    return counted(timer, spans[warm_ups:])
-
-
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> float:
     """Return the device's seconds of undisturbed spans, or of all if there are no others."""
     return timer.counting_s(timer.seconds([span for span in spans if not span.disturbed] or spans))
@@ -105,7 +84,7 @@ def _schedule(thread: int) -> int | None:
         return None
 
 
-def waited_s() -> float:
+def _waited_s() -> float:
     """Return the seconds that this thread has waited for a core; 0 if the system does not report them."""
     file = _schedule(threading.get_native_id())
     # Nanoseconds at work, nanoseconds of waiting, turns.
@@ -133,12 +112,12 @@ class WallTimer:
         """Begin a piece of work, after ``first``; pass the returned value to :meth:`end`."""
         if first is not None:
             first()
-        before_s = waited_s()
+        before_s = _waited_s()
         return time.perf_counter(), before_s
 
     def end(self, begun: Any) -> Span:
         end, (begin, before_s) = time.perf_counter(), begun
-        return Span(begin, end, waited_s=waited_s() - before_s)
+        return Span(begin, end, waited_s=_waited_s() - before_s)
 
     def seconds(self, spans: Sequence[Span]) -> list[float]:
         return [span.end - span.begin - span.waited_s for span in spans]

@@ -228,7 +228,7 @@ def workload(
 
 _LOOP = 3
 """The fewest groups sharing a parameter for which it is assumed to belong to an unrolled loop."""
-T = TypeVar("T")
+_T = TypeVar("_T")
 _ORDERS: dict[int, Mapping[str, Order]] = {}
 
 
@@ -270,10 +270,10 @@ def _written_orders(work: Workload) -> list[Order | None]:
 
 def on_fake_tensors(
     work: Workload,
-    use: Callable[[dict[str, torch.Tensor]], T],
+    use: Callable[[dict[str, torch.Tensor]], _T],
     *modes: AbstractContextManager[Any],
     meta: bool = False,
-) -> T:
+) -> _T:
     """Return ``use(random operands)``, fake under ``modes``, or real if a kernel checks their values.
 
     Args:

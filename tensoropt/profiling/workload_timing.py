@@ -176,11 +176,11 @@ def _copies(
 ) -> list[Mapping[str, torch.Tensor]]:
     """Return ``count`` copies of the workload's inputs, as if of identical layers."""
     common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
-    others = ({n: t if n in common else anew(t) for n, t in given.items()} for _ in range(count - 1))
+    others = ({n: t if n in common else _anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]
 
 
-def anew(tensor: torch.Tensor) -> torch.Tensor:
+def _anew(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of the leaf with the same memory layout."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
@@ -232,7 +232,7 @@ def _forward(
     *,
     ahead: bool,
 ) -> tuple[Span, dict[str, torch.Tensor]]:
-    tensors = {n: anew(own[n]) if role == "read" else own[n] for n, _, role in work.inputs}
+    tensors = {n: _anew(own[n]) if role == "read" else own[n] for n, _, role in work.inputs}
     timer.leave_cache()
     with torch.set_grad_enabled(training):
         begun = timer.begin(ahead=ahead)

@@ -95,7 +95,7 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
 
 
 @njit(cache=True, nogil=True)
-def reachable(inside, outside, height, roof):
+def _reachable(inside, outside, height, roof):
     """Return whether any strategy through an entry can still reach the frontier (all lines, some corner).
 
     A line above the ``roof`` of neighbouring corners rules all of them out at once.
@@ -279,10 +279,10 @@ def _fill_limits(
 
 @njit(cache=True, nogil=True)
 def reachable_entries(inside, outside, height, roof):
-    """Return (entries,) :func:`reachable` for every row of ``inside`` and ``outside``."""
+    """Return (entries,) :func:`_reachable` for every row of ``inside`` and ``outside``."""
     reachable_rows = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
-        reachable_rows[e] = reachable(inside[e], outside[e], height, roof)
+        reachable_rows[e] = _reachable(inside[e], outside[e], height, roof)
     return reachable_rows
 
 
@@ -300,7 +300,7 @@ class TooManySumsError(Exception):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Table:
+class _Table:
     """The frontiers of all entries, flat; ``label`` (points,) int32 says which k of the step won."""
 
     offsets: Indices
@@ -313,7 +313,7 @@ class Table:
 class Pass:
     """All tables of one pass (including leaves), and whether any entry was thinned."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[_Table, ...]
     thinned: bool
 
 
@@ -454,11 +454,11 @@ class ProgramRunner:
         self.program = program
         self.threads = thread_count(threads)
         self.leaves = tuple(
-            Table(leaf.offsets, leaf.memory, leaf.time, np.zeros(len(leaf.memory), np.int32))
+            _Table(leaf.offsets, leaf.memory, leaf.time, np.zeros(len(leaf.memory), np.int32))
             for leaf in program.reduced.leaves
         )
         # The empty product: one point that costs nothing.
-        self.leaves += (Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
+        self.leaves += (_Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
 
     def run_pass(self, messages: Messages | None, most: int, sums: int = MOST_SUMS) -> Pass:
         """Run one pass over all steps, keeping ``most`` points per entry (0: all).
@@ -510,9 +510,9 @@ class ProgramRunner:
         return Pass(tuple(tables), thinned)
 
 
-def _joined(parts: list[tuple[Indices, Floats, Floats, NDArray[np.int32], bool, int]]) -> Table:
+def _joined(parts: list[tuple[Indices, Floats, Floats, NDArray[np.int32], bool, int]]) -> _Table:
     # A single part is copied as well, which frees its spare room.
     counts, memory, time, label = (np.concatenate([p[i] for p in parts]) for i in range(4))
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
-    return Table(offsets, memory, time, label)
+    return _Table(offsets, memory, time, label)

@@ -189,7 +189,7 @@ def descend(
     return memory, time, entry, choice
 
 
-PartResult = TypeVar("PartResult")
+_PartResult = TypeVar("_PartResult")
 
 
 def thread_count(threads: int | None) -> int:
@@ -199,8 +199,8 @@ def thread_count(threads: int | None) -> int:
 
 
 def in_parts(
-    function: Callable[[int, int], PartResult], size: int, threads: int, least: int = 1
-) -> list[PartResult]:
+    function: Callable[[int, int], _PartResult], size: int, threads: int, least: int = 1
+) -> list[_PartResult]:
     """Return ``function(first, last)`` for as many parts of ``range(size)`` as there are threads, in their
     order.
 
@@ -258,10 +258,6 @@ _LINES_PER_THREAD = 4
 """Fewest lines that are worth a separate thread: one pass serves several lines at nearly the cost of one."""
 
 
-_Solution = tuple[Floats, Floats, Indices, Indices]
-"""The return value of :func:`~tensoropt.search.hull.descend`."""
-
-
 class HullSearch:
     """A search for lines and vertices, in rounds of a few weights each."""
 
@@ -282,7 +278,7 @@ class HullSearch:
         f = self.flat
         wm, wt = np.array(weight_m), np.array(weight_t)
 
-        def part(first: int, last: int) -> tuple[Floats, _Solution | None]:
+        def part(first: int, last: int) -> tuple[Floats, tuple[Floats, Floats, Indices, Indices] | None]:
             weights = wm[first:last], wt[first:last]
             table = leaf_values(*f.leaves, *weights, f.entries)
             pass_up(*f.index, table)

@@ -102,11 +102,11 @@ class BandSearch:
         """A lower bound on the time of any strategy, from this band alone."""
         frontier = self.result.frontier
         proven = self.result.bound or Staircase(frontier.memory, frontier.time)
-        return BandBound(proven, self.caps, self.reduced.memory_tolerance, self.reduced.time_error)
+        return _BandBound(proven, self.caps, self.reduced.memory_tolerance, self.reduced.time_error)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class BandBound:
+class _BandBound:
     """A bound on costs that were rounded to a grid, converted to the given costs.
 
     Attributes:

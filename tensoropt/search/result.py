@@ -100,7 +100,6 @@ class TrackedFrontier:
     notes: tuple[str, ...]
     unroll: Callable[[Indices], ChosenStrategies] = field(repr=False)
     bounds: Callable[[Floats], Floats] = field(repr=False)
-    _cache: dict[int, ChosenStrategies] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -150,17 +149,12 @@ class TrackedFrontier:
 
     def strategy(self, index: int) -> dict[str, int]:
         """Return the configuration of every operator at point ``index``; only this point is rebuilt."""
-        return self._chosen(index).strategy(0)
+        return self.strategies([index]).strategy(0)
 
     def options(self, index: int) -> dict[_OptionKey, int]:
         """Return the option of every operator, and of every edge under the key (source, target, n-th edge of
         theirs)."""
-        return self._chosen(index).options_of(0)
-
-    def _chosen(self, index: int) -> ChosenStrategies:
-        if index not in self._cache:
-            self._cache[index] = self.strategies([index])
-        return self._cache[index]
+        return self.strategies([index]).options_of(0)
 
 
 def _least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:

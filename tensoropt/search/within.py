@@ -46,7 +46,7 @@ from tensoropt.search.shared import (
 )
 from tensoropt.search.sources import Source, pass_source
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # The effort spent on a gap. A number without a reason next to it is an assumption; none of them affects what
 # a result claims.
@@ -137,8 +137,7 @@ class _Within:
             # More lines of the same graph include its earlier vertices.
             self.sources = [*seeds(program.reduced, hull), *self.sources[seeded:]]
             seeded, bound = 2, self.bound(hull)
-            mean, worst = gaps(self.incumbents, bound)
-            log.debug("%d lines, gap %.2g in the mean, %.2g at worst", len(hull.value), mean, worst)
+            worst = gaps(self.incumbents, bound)[1]
             if self.settings.epsilon > 0 and program.work > _LARGE_WORK and worst > 0:
                 return SearchResult(tuple(self.sources), merge(self.sources), bound, False, (TOO_LARGE,))
             if worst <= self.settings.epsilon:
@@ -158,7 +157,6 @@ class _Within:
                 program = build_program(reduced, order if reordered.fixed else reordered)
                 search, seeded = HullSearch(program, self.settings.threads), 0
                 search.repeat(hull)
-                log.debug("%d classes left, %d entries", left, program.entries)
             most = _MOST_LINES if narrows or self.left_out else MORE_LINES
             if not narrows and (search.complete or lines >= most):
                 return self._passes(program, search, hull)
@@ -185,7 +183,6 @@ class _Within:
                 continue
             points, sums, last_pairs = self._limits(points, is_wide=is_wide, is_last=is_last)
             if is_last and pairs > last_pairs:
-                log.debug("%d pairs are left", pairs)
                 break
             targeted = False
             if not is_last and pairs > _FEW_PAIRS:
@@ -193,12 +190,9 @@ class _Within:
                 closer = self._targeted(below, program, min(_TARGETED_PAIRS[number], pairs // 2))
                 targeted = 2 * closer.pairs(program) <= pairs
                 messages = closer if targeted else messages
-            kind = "last" if is_last else "targeted" if targeted else "plain"
-            log.debug("%s pass: %d pairs of %d", kind, messages.pairs(program), pairs)
             try:
                 result = engine.run_pass(messages, points, sums)
             except TooManySumsError:
-                log.debug("given up")
                 if is_last:
                     break
                 closer = self._targeted(below, program, messages.pairs(program) // _CLOSER)
@@ -206,7 +200,7 @@ class _Within:
                     self._add(program, engine.run_pass(closer, points, sums))
                 continue
             except TableTooLargeError as error:
-                log.warning("not searched to the end: %s", error)
+                _log.warning("not searched to the end: %s", error)
                 return self.result(bound, f"not searched to the end: {error}")
             self._add(program, result)
             # Everything below the goal has been found.
@@ -228,7 +222,6 @@ class _Within:
 
     def _add(self, program: Program, result: Pass) -> None:
         self.sources = [pass_source(program, result), *self.sources]
-        log.debug("%d points at the root", len(self.sources[0].time))
 
     def _targeted(self, below: Callable[[Points], Messages], program: Program, most: int) -> Messages:
         incumbents = self.incumbents

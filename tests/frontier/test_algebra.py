@@ -1,4 +1,4 @@
-"""The algebra's laws, and the kernels against their slow twins."""
+"""The algebra against its slow twins, from which its laws follow."""
 
 from __future__ import annotations
 
@@ -25,26 +25,19 @@ def pairs(f: Frontier):
 
 
 @given(points)
-def test_reduce_keeps_what_nothing_beats_and_is_idempotent(a):
+def test_reduce_keeps_what_nothing_beats(a):
     f = frontier(a)
     assert pairs(f) == naive.reduce(a)
-    assert pairs(reduce(f.memory, f.time)) == pairs(f)
     assert all(a[i] == p for i, p in zip(f.origin[:, 1], pairs(f), strict=True))
 
 
 @given(points, points)
-def test_product_is_every_sum_and_commutes(a, b):
+def test_product_is_every_sum(a, b):
     f, g = frontier(a), frontier(b)
     both = product(f, g)
-    assert pairs(both) == naive.product(pairs(f), pairs(g)) == pairs(product(g, f))
+    assert pairs(both) == naive.product(pairs(f), pairs(g))
     for (i, j), p in zip(both.origin, pairs(both), strict=True):
         assert (f.memory[i] + g.memory[j], f.time[i] + g.time[j]) == p
-
-
-@given(points, points, points)
-def test_product_distributes_over_union(a, b, c):
-    f, g, h = frontier(a), frontier(b), frontier(c)
-    assert pairs(product(f, union([g, h]))) == pairs(union([product(f, g), product(f, h)]))
 
 
 @given(st.lists(points, max_size=4))
@@ -54,14 +47,6 @@ def test_union_is_the_frontier_of_all_points(lists):
     assert pairs(both) == naive.union([pairs(f) for f in fronts])
     for (which, i), p in zip(both.origin, pairs(both), strict=True):
         assert pairs(fronts[which])[i] == p
-
-
-@given(points, points)
-def test_product_is_monotone(a, b):
-    """More choices in a factor never make the product worse."""
-    more = frontier([*a, *b])
-    for m, t in pairs(product(frontier(a), frontier([(1, 2), (2, 1)]))):
-        assert any(x <= m and y <= t for x, y in pairs(product(more, frontier([(1, 2), (2, 1)]))))
 
 
 @given(st.lists(points, min_size=1, max_size=5))

@@ -1,4 +1,4 @@
-"""Merge, knee, hypervolume and distance of finished frontiers.
+"""Knee, hypervolume and distance of finished frontiers.
 
 Representatives lose as little hypervolume as they say.
 """
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.frontier import distance, dominated_area, hypervolume, knee, merge, reduce, representatives
-from tests import naive
+from tensoropt.frontier import distance, dominated_area, hypervolume, knee, reduce, representatives
 from tests.frontier.test_algebra import frontier, pairs
 
 POINTS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=40)
@@ -60,15 +59,6 @@ def test_named_points_stay():
 
 costs = st.integers(1, 9).map(float)
 points = st.lists(st.tuples(costs, costs), min_size=1, max_size=9)
-
-
-@given(st.lists(points, min_size=1, max_size=4))
-def test_merge_keeps_the_origin_of_every_point(lists):
-    fronts = [frontier(a) for a in lists]
-    merged = merge(fronts)
-    assert pairs(merged) == naive.union([pairs(f) for f in fronts])
-    assert [pairs(fronts[which])[index] for which, index in merged.origin] == pairs(merged)
-    assert len(merge([])) == 0
 
 
 @pytest.mark.parametrize(

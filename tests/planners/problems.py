@@ -16,9 +16,8 @@ from tensoropt.plan.plan import ModelInfo
 from tensoropt.plan.point import Point, reduce_points
 from tensoropt.planners.pipelined.common.task import PipelineTask
 from tensoropt.planners.results import simulated_points
-from tensoropt.planners.sharded.common.restricted import _selections_of
 from tensoropt.planners.tables import TableSpace
-from tensoropt.planners.task import PlanningTask
+from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.search import track_frontier
@@ -72,10 +71,11 @@ def small(
 def searched(name: str, *more) -> tuple[Point, ...]:
     """What the exact search finds for :func:`small`, simulated: a frontier in what is added up."""
     question = small(name, *more)
+    tracked = [track_frontier(space.tables, epsilon=0.0).strategies() for space in question.spaces]
     selections = [
-        s
-        for number, space in enumerate(question.spaces)
-        for s in _selections_of(number, track_frontier(space.tables, epsilon=0.0))
+        Selection(number, found.strategy(i), found.options_of(i))
+        for number, found in enumerate(tracked)
+        for i in range(len(found))
     ]
     return tuple(simulated_points(question, "frontier", selections))
 

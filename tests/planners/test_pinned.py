@@ -28,7 +28,7 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 
-BATCH, LAYERS, HIDDEN, SEQUENCE, VOCABULARY = 16, 2, 64, 32, 512
+BATCH, LAYERS, HIDDEN, SEQUENCE = 16, 2, 64, 32
 SETTINGS = Settings(dtype="bfloat16", measure="never", process_memory=False)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.source import CostSource
-from tensoropt.launchers.job import NOTHING, JobError, LaunchedJob
+from tensoropt.launchers.job import NOTHING, LaunchedJob
 from tensoropt.plan.point_records import StagesRecord
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.pinned import PinnedPipelinePoint, simulate_pinned_pipeline
@@ -102,10 +102,3 @@ def test_cuts_that_the_model_does_not_have_are_refused():
         pinned(places=8, micro_batches=8)
     with pytest.raises(UnsuitableError, match="more micro-batches"):
         pinned(places=4, micro_batches=2)
-
-
-def test_another_number_of_devices_is_refused():
-    costs = CostSource(load_cluster("dgx-a100[2]"), ProfileStore(":memory:"), SETTINGS)
-    job = LaunchedJob(launcher="megatron", places=2, data=2, micro_batches=4)
-    with pytest.raises(JobError, match="data 2 x pipeline 2, which is not 2 devices"):
-        simulate_pinned_pipeline(model(), SETTINGS, costs, job)

@@ -16,10 +16,10 @@ from tensoropt.graph import Ref
 from tensoropt.profiling import facts_of_kinds
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts_of_kinds import find_facts_of_all, kind_of
-from tensoropt.profiling.workload import Resolved, Workload, workload
-from tensoropt.sharding.configurations import enumerate_configurations
-from tests.costs.models import gates, gpt2, llama, problem
+from tensoropt.profiling.workload import Resolved, Workload
+from tests.costs.models import gates, gpt2, llama
 from tests.profiling.test_facts import chain, linear, pointwise
+from tests.profiling.test_workload import every_workload
 
 GELU = ("aten.gelu.default", (Ref("y"),), ("z",))
 
@@ -59,7 +59,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> list[Workload]:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_of_a_kind(kind: str, training: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(facts_of_kinds, "LEAST_PER_PROCESS", 1 << 30)
+    monkeypatch.setattr(facts_of_kinds, "_LEAST_PER_PROCESS", 1 << 30)
     works = KINDS[kind]
     assert len({kind_of(work) for work in works}) == 1
     seen = probes(monkeypatch)
@@ -86,16 +86,8 @@ def test_a_form_that_no_probe_shows_is_not_invented(monkeypatch: pytest.MonkeyPa
     "build", [gates, pytest.param(gpt2, marks=pytest.mark.slow), pytest.param(llama, marks=pytest.mark.slow)]
 )
 def test_one_percent_of_what_explorations_derive(build: Callable, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(facts_of_kinds, "LEAST_PER_PROCESS", 1 << 30)
-    prepared = problem(build)
-    works = {}
-    for mesh in ((8,), (2, 2, 2)):
-        for group in prepared.graph.groups:
-            for offered in enumerate_configurations(
-                prepared.graph.atoms, group, mesh, prepared.micro[group.name]
-            ):
-                work = workload(prepared.graph, offered, mesh)
-                works[work.key] = work
+    monkeypatch.setattr(facts_of_kinds, "_LEAST_PER_PROCESS", 1 << 30)
+    works = {work.key: work for mesh in ((8,), (2, 2, 2)) for *_, work in every_workload(build, mesh)}
     seen = probes(monkeypatch)
     found = dict(zip(works, find_facts_of_all(list(works.values())), strict=True))
     derived = sorted(works.keys() - {work.key for work in seen})
@@ -120,7 +112,7 @@ from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts_of_kinds import find_facts_of_all
 from tests.profiling.test_facts_of_kinds import WORKS
 facts_of_kinds.cores = processes.cores = lambda: 2
-facts_of_kinds.LEAST_PER_PROCESS = 4
+facts_of_kinds._LEAST_PER_PROCESS = 4
 forks, fork = [], processes._fork
 processes._fork = lambda *asked: forks.append(fork(*asked)) or forks[-1]
 assert find_facts_of_all(WORKS) == [find_facts(work) for work in WORKS]

@@ -23,12 +23,11 @@ from tensoropt.profiling import workload_timing
 from tensoropt.profiling.measure import measure_workloads
 from tensoropt.profiling.optimizer_timing import measure_optimizer
 from tensoropt.profiling.optimizers import OPTIMIZERS
-from tensoropt.profiling.timers import _CACHE_BYTES, _MOST_COPIES, Span, WallTimer, counted, timed, waited_s
-from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor, workload
+from tensoropt.profiling.timers import _CACHE_BYTES, _MOST_COPIES, Span, WallTimer, _waited_s, counted, timed
+from tensoropt.profiling.workload import TensorSpec, Workload, random_tensor
 from tensoropt.profiling.workload_timing import MIN_REPEATS, OUT_OF_MEMORY, joined, time_workload, usual
 from tensoropt.ranks.worker_process import RankError
-from tensoropt.sharding.configurations import enumerate_configurations
-from tests.costs.models import problem
+from tests.profiling.test_workload import every_workload
 
 pytestmark = pytest.mark.distributed
 
@@ -337,10 +336,10 @@ def test_the_smallest_repeat_that_did_not_wait_counts(repeats, seconds):
 def test_a_thread_that_shares_its_core_waits():
     def both(seconds: list[float]) -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        before, until = waited_s(), time.perf_counter() + 0.3
+        before, until = _waited_s(), time.perf_counter() + 0.3
         while time.perf_counter() < until:
             torch.mm(a, a)
-        seconds.append(waited_s() - before)
+        seconds.append(_waited_s() - before)
 
     a, seconds = torch.randn(512, 512), []
     threads = [threading.Thread(target=both, args=(seconds,)) for _ in range(2)]
@@ -363,13 +362,7 @@ def test_the_routing_of_a_mixture_of_experts_can_be_measured(monkeypatch):
     monkeypatch.setattr(workload_timing, "TARGET_S", 0.0)
     monkeypatch.setattr(workload_timing, "MIN_REPEATS", 1)
     built = zoo.build("mixtral-tiny", layers=1, batch=2, hidden=16, inner=16, vocabulary=32, sequence=8)
-    prepared = problem(lambda: (built.model, built.args, built.kwargs))
-    works = {
-        work.key: work
-        for group in prepared.graph.groups
-        for c in enumerate_configurations(prepared.graph.atoms, group, (1, 2), prepared.micro[group.name])
-        for work in [workload(prepared.graph, c, (1, 2))]
-    }
+    works = {work.key: work for *_, work in every_workload(lambda: (built.model, built.args, built.kwargs))}
     called = {call.function for work in works.values() for call, _ in work.calls}
     assert {"aten.topk.default", "expert_kernels.experts"} <= called
     found = {work.describe(): time_workload(0, 1, work, True) for work in works.values()}

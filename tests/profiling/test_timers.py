@@ -253,11 +253,6 @@ def test_a_rank_whose_device_is_lost_ends(monkeypatch, capsys):
     assert capsys.readouterr().err == "neg(8): device-side assert\n"
 
 
-def test_the_rank_that_could_not_explains_why():
-    told = {"error": "another rank could not run it"}
-    assert joined([told, {"error": "CUDA out of memory"}, told]) == {"error": "CUDA out of memory"}
-
-
 def test_what_makes_a_tensor_from_nothing():
     made = Workload((), ((call("full", [2], 1.0), ("y",)),), None, ("y",), {})
     assert makes_tensors(made)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numba
 import numpy as np
 
 from tensoropt.search import CostGraph
+from tests import naive
 
 SHAPES = ("chain", "tree", "clique", "components", "parallel", "cycle", "blocks")
 
@@ -15,17 +18,55 @@ def seeds_of(first, last):
     return range(first, last, 6 if numba.config.DISABLE_JIT else 1)
 
 
-class Case:
-    """A random graph twice: as a :class:`CostGraph` and as plain lists for the naive search."""
+class Twice:
+    """A graph twice: as a :class:`CostGraph` and as plain lists for the naive search."""
 
-    def __init__(self, seed: int, shape: str | None = None, operators: int = 5, configurations: int = 3):
-        self.rng = np.random.default_rng(seed)
-        self.shape = shape or SHAPES[seed % len(SHAPES)]
-        self.style = ("integer", "float", "units", "zero")[int(self.rng.integers(4))]
+    style = "float"
+
+    def __init__(self) -> None:
         self.graph = CostGraph()
         self.nodes: dict = {}
         self.edges: list = []
         self.keys: list = []
+
+    def add_operator(self, name, costs):
+        self.nodes[name] = [[tuple(p) for p in np.atleast_2d(c)] for c in costs]
+        self.graph.add_operator(name, costs)
+
+    def add_edge(self, a, b, costs, **maps):
+        rows, cols = (maps.get(m, range(len(self.nodes[end]))) for m, end in (("rows", a), ("cols", b)))
+        lookup = {
+            (i, j): [tuple(p) for p in np.atleast_2d(costs[row][col])]
+            for i, row in enumerate(rows)
+            for j, col in enumerate(cols)
+        }
+        self.keys.append((a, b, sum(1 for s, t, _ in self.edges if (s, t) == (a, b))))
+        self.edges.append((a, b, lambda i, j: lookup[i, j]))
+        self.graph.add_edge(a, b, costs, **maps)
+
+    @cached_property
+    def truth(self) -> list:
+        """The frontier by exhaustive search."""
+        return naive.exhaustive(self.nodes, self.edges)
+
+    def cost(self, strategy, options):
+        """Memory and time of a strategy, added up from the plain lists."""
+        total = np.zeros(2)
+        for name, configurations in self.nodes.items():
+            total += configurations[strategy[name]][options[name]]
+        for (a, b, f), key in zip(self.edges, self.keys, strict=True):
+            total += f(strategy[a], strategy[b])[options[key]]
+        return total
+
+
+class Case(Twice):
+    """A random graph."""
+
+    def __init__(self, seed: int, shape: str | None = None, operators: int = 5, configurations: int = 3):
+        super().__init__()
+        self.rng = np.random.default_rng(seed)
+        self.shape = shape or SHAPES[seed % len(SHAPES)]
+        self.style = ("integer", "float", "units", "zero")[int(self.rng.integers(4))]
         count = int(self.rng.integers(1, operators + 1))
         self._blocks: dict = {}
         for i in range(count):
@@ -76,8 +117,7 @@ class Case:
         if not any(np.isfinite(np.asarray(c)).all(axis=-1).any() for c in costs):
             costs = [np.ones((1, 2))] * k
         self._blocks.setdefault(index % 2, costs)
-        self.nodes[name] = [[tuple(p) for p in c] for c in costs]
-        self.graph.add_operator(name, costs)
+        self.add_operator(name, costs)
 
     def _edge(self, a, b):
         rng = self.rng
@@ -96,24 +136,4 @@ class Case:
         pairs = {(int(r), int(c)) for r in rows for c in cols}
         if not any(np.isfinite(np.atleast_2d(costs[r][c])).all(axis=-1).any() for r, c in pairs):
             return
-        lookup = {
-            (i, j): [tuple(p) for p in np.atleast_2d(costs[rows[i]][cols[j]])]
-            for i in range(ka)
-            for j in range(kb)
-        }
-        ordinal = sum(1 for s, t, _ in self.edges if (s, t) == (a, b))
-        self.edges.append((a, b, lambda i, j, lookup=lookup: lookup[i, j]))
-        self.keys.append((a, b, ordinal))
-        if kind == 3:
-            self.graph.add_edge(a, b, costs, rows=rows, cols=cols)
-        else:
-            self.graph.add_edge(a, b, costs)
-
-    def cost(self, strategy, options):
-        """Memory and time of a strategy, added up from the plain lists."""
-        total = np.zeros(2)
-        for name, configurations in self.nodes.items():
-            total += configurations[strategy[name]][options[name]]
-        for (a, b, f), key in zip(self.edges, self.keys, strict=True):
-            total += f(strategy[a], strategy[b])[options[key]]
-        return total
+        self.add_edge(a, b, costs, **({"rows": rows, "cols": cols} if kind == 3 else {}))

@@ -8,9 +8,9 @@ import pytest
 
 from tensoropt.frontier import Frontier, reduce
 from tensoropt.search.bounds import pruning_target
-from tensoropt.search.engine import Corners, _envelope, corners_of, reachable
+from tensoropt.search.engine import Corners, _envelope, _reachable, corners_of
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import Hull, HullSearch, _power_of_two
+from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.shared import build_program, gaps, seeds
@@ -95,7 +95,7 @@ def test_roofs_of_neighbouring_corners_change_no_answer():
         corners = Corners(np.arange(count), -np.arange(count), height, np.ones(lines), np.ones(lines))
         inside, outside = rng.random((2, lines)) * 2.0
         expected = bool((inside[:, None] + outside[:, None] <= height).all(axis=0).any())
-        assert reachable(inside, outside, height, corners.roof) == expected
+        assert _reachable(inside, outside, height, corners.roof) == expected
         answers.add(expected)
     assert answers == {True, False}
 
@@ -110,7 +110,7 @@ def test_a_point_on_a_corner_is_reachable_however_far_above_the_line():
         (m, t), (other_m, other_t) = rng.random((2, 2)) * [1e8, 1.0]
         corners = corners_of(line, np.array([0.0, m + other_m]), np.array([t + other_t, 0.0]), 4)
         inside, outside = weight_m * m + weight_t * t, weight_m * other_m + weight_t * other_t
-        assert reachable(inside, outside, corners.height, corners.roof)
+        assert _reachable(inside, outside, corners.height, corners.roof)
 
 
 @pytest.mark.parametrize("values", [(5.0, 4.0, 4.5), (4.0, 5.0, 4.5), (4.5, 4.0, 5.0), (5.0, 5.0, 5.0)])
@@ -136,13 +136,6 @@ def test_gaps_are_how_much_faster_another_strategy_could_be():
     assert gaps(leaner_may_exist, hull) == (np.inf, np.inf)
     tight = Frontier(np.array([10.0, 35.0]), np.array([5.0 + 1e-12, 5.0]), origin)
     assert gaps(tight, hull)[1] < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("value", "power"), [(0.0, 1.0), (3.0, 4.0), (4.0, 8.0), (0.3, 0.5), (1e-9, 2.0**-29), (5e10, 2.0**36)]
-)
-def test_scales_are_powers_of_two(value, power):
-    assert _power_of_two(value) == power
 
 
 @pytest.mark.parametrize("shape", SHAPES)

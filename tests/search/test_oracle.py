@@ -14,6 +14,7 @@ from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.shared import CORNERS, build_program, seeds
+from tests.search.graphs import Twice
 from tests.search.oracle import Tree, any_tree, chain, with_twigs
 
 PLAIN = bool(numba.config.DISABLE_JIT)
@@ -35,29 +36,18 @@ POINTS = 30 if PLAIN else 1500
 SEEDS = range(20, 50)
 
 
-def graph_of(tree: Tree) -> CostGraph:
-    graph = CostGraph()
+def graph_of(tree: Tree) -> Twice:
+    made = Twice()
     for v, configurations in enumerate(tree.nodes):
-        graph.add_operator(f"o{v}", configurations)
+        made.add_operator(f"o{v}", configurations)
     for v, parent in enumerate(tree.parents):
         if parent is None:
             continue
         if v % 2:
-            graph.add_edge(f"o{parent}", f"o{v}", tree.edges[v])
+            made.add_edge(f"o{parent}", f"o{v}", tree.edges[v])
         else:
-            graph.add_edge(f"o{v}", f"o{parent}", [list(row) for row in zip(*tree.edges[v], strict=True)])
-    return graph
-
-
-def cost(tree: Tree, strategy, options) -> tuple[int, int]:
-    """Memory and time of a strategy, added up from the tree's own numbers."""
-    parts = [tree.nodes[v][strategy[f"o{v}"]][options[f"o{v}"]] for v in range(len(tree.parents))]
-    for v, parent in enumerate(tree.parents):
-        if parent is not None:
-            ends = (f"o{parent}", f"o{v}") if v % 2 else (f"o{v}", f"o{parent}")
-            between = tree.edges[v][strategy[f"o{parent}"]][strategy[f"o{v}"]]
-            parts.append(between[options[*ends, 0]])
-    return sum(m for m, _ in parts), sum(t for _, t in parts)
+            made.add_edge(f"o{v}", f"o{parent}", [list(row) for row in zip(*tree.edges[v], strict=True)])
+    return made
 
 
 def same(frontier, truth) -> bool:
@@ -80,26 +70,26 @@ def pruned_by(graph: CostGraph, known: Frontier | None):
 @pytest.fixture(scope="module", params=SMALL if PLAIN else CASES)
 def solved(request):
     tree = {**CASES, **SMALL}[request.param]()
-    return tree, graph_of(tree), tree.frontier()
+    return graph_of(tree), tree.frontier()
 
 
 def test_the_frontier_of_a_long_graph_is_found_whole(solved):
-    tree, graph, truth = solved
+    made, truth = solved
     assert len(truth) > POINTS
-    found = track_frontier(graph, epsilon=0.0)
+    found = track_frontier(made.graph, epsilon=0.0)
     assert found.exact
     assert same(found, truth)
     for i in range(0, len(truth), len(truth) // 25):
-        assert cost(tree, found.strategy(i), found.options(i)) == truth[i]
+        assert tuple(made.cost(found.strategy(i), found.options(i))) == truth[i]
 
 
 def test_limits_take_nothing_away_whatever_they_come_from(solved):
     """Tables long enough for limits, pruned by few strategies and by the frontier itself: its points lie on
     the very corners that they are held against."""
-    _, graph, truth = solved
+    made, truth = solved
     memory, time = (np.array(axis, float) for axis in zip(*truth, strict=True))
     for known in (None, Frontier(memory, time, np.zeros((len(truth), 2), np.int64))):
-        root, longest = pruned_by(graph, known)
+        root, longest = pruned_by(made.graph, known)
         assert PLAIN or longest > _BREAKPOINTS
         assert same(root, truth)
 
@@ -110,6 +100,6 @@ def test_the_frontiers_of_many_long_graphs_are_found_whole(seed):
     shape = (chain, lambda n: with_twigs(n, seed), lambda n: any_tree(min(n, 90), seed))[seed % 3]
     size, configurations, options = 80 + seed, 2 + seed % 4, 2 + seed % 5
     tree = Tree(seed, shape(size), configurations=configurations, options=options, most=20 + seed)
-    found, truth = track_frontier(graph_of(tree), epsilon=0.0), tree.frontier()
+    found, truth = track_frontier(graph_of(tree).graph, epsilon=0.0), tree.frontier()
     assert found.exact
     assert same(found, truth)

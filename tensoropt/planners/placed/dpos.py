@@ -62,7 +62,7 @@ def schedule_by_ranks(problem: PlacementProblem, memory: MemoryBook) -> DposSche
     return _DposScheduler(problem, memory).schedule()
 
 
-class IdleSlots:
+class _IdleSlots:
     """The times when a device is idle: disjoint gaps, the last one open."""
 
     def __init__(self, free_from: float):
@@ -97,7 +97,7 @@ class _DposScheduler:
         self.device = [-1] * problem.size
         self.starts = [0.0] * problem.size
         self.ends = [0.0] * problem.size
-        self.slots = [IdleSlots(0.0) for _ in range(problem.devices.count)]
+        self.slots = [_IdleSlots(0.0) for _ in range(problem.devices.count)]
         self.path = list(self.ranks.path)
         """The part of the critical path that is still to be placed."""
         self.on_path = set(self.path)
@@ -208,7 +208,7 @@ class _DposScheduler:
     def _backward(self) -> tuple[list[float], list[float]]:
         problem = self.problem
         # No backward before the device's forward is done, so its idle slots in forward are of no use.
-        slots = [IdleSlots(s.tail_s) for s in self.slots]
+        slots = [_IdleSlots(s.tail_s) for s in self.slots]
         starts, ends = [0.0] * problem.size, [0.0] * problem.size
         order: Sequence[int] = np.lexsort((-np.arange(problem.size), -self.ranks.backward)).tolist()
         for operator in order:

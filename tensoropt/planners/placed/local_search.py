@@ -27,7 +27,7 @@ from tensoropt.planners.placed.common.units import PlacedAnswer, limited, units_
 from tensoropt.types import Floats
 from tensoropt.units import format_bytes
 
-TASKS_PER_SECOND = 25e6
+_TASKS_PER_SECOND = 25e6
 """The tasks simulated per second on one core of an AMD EPYC (measured); this turns seconds into effort."""
 _SHELVES = 48
 """The number of memory levels for which a placement is kept."""
@@ -69,7 +69,7 @@ class _Search:
         self.shelf = Shelf.empty(np.linspace(least, total, _SHELVES) * (1 + 1e-9) + 1, problem.size)
         tasks = problem.micro_batches * ((1 + problem.training) * problem.size + len(problem.tensors))
         enough = max(_ENOUGH, _ENOUGH_PER_OPERATOR * problem.size)
-        self.tries = int(np.clip(settings.seconds * TASKS_PER_SECOND / tasks, _FEWEST, enough))
+        self.tries = int(np.clip(settings.seconds * _TASKS_PER_SECOND / tasks, _FEWEST, enough))
         self.chains = self.tried = 0
 
     def run(self, starts: Sequence[SimulatedPlacement]) -> None:

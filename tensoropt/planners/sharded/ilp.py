@@ -46,7 +46,7 @@ class _Solved:
     gap: float
 
 
-class ZeroOneProgram:
+class _ZeroOneProgram:
     """The program of one space's tables."""
 
     def __init__(self, tables: CostTables):
@@ -137,7 +137,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     """
     selections = []
     for number, space in enumerate(task.spaces):
-        program, limit = ZeroOneProgram(space.tables), memory_limit_bytes
+        program, limit = _ZeroOneProgram(space.tables), memory_limit_bytes
         for _ in range(_ROUNDS):
             solved = program.solve(limit)
             if solved is None:

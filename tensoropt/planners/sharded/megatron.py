@@ -23,7 +23,7 @@ from tensoropt.planners.tables import whole
 from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.groups import Group, GroupGraph, Label
 
-_COLUMNS, ROWS, _HEADS, _VOCABULARY = "out_features", "in_features", "heads", ("vocabulary", "classes")
+_COLUMNS, _ROWS, _HEADS, _VOCABULARY = "out_features", "in_features", "heads", ("vocabulary", "classes")
 _FEATURES = "features"
 
 
@@ -67,8 +67,8 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
             chosen = {"none"}
         elif _FEATURES in dims:
             chosen = _summed(group, _FEATURES)
-        elif along and ROWS in dims:
-            chosen = _summed(group, ROWS)
+        elif along and _ROWS in dims:
+            chosen = _summed(group, _ROWS)
         elif along:
             chosen = _following_labels(group, dims, batch[group.name])
         elif _COLUMNS in dims:
@@ -80,7 +80,7 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
         labels[group.name] = frozenset(chosen) or frozenset({"none"})
         # The results of row splits, of experts and of the vocabulary's lookup are sums over the inner axis,
         # which is whole again once reduced.
-        sums = (along and ROWS in dims) or _FEATURES in dims or "vocabulary" in dims
+        sums = (along and _ROWS in dims) or _FEATURES in dims or "vocabulary" in dims
         if labels[group.name] != {"none"} and not sums:
             split.update(group.writes)
     return labels

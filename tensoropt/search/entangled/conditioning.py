@@ -8,7 +8,6 @@ known strategies prune each search.
 
 from __future__ import annotations
 
-import logging
 import math
 
 import numpy as np
@@ -37,8 +36,6 @@ from tensoropt.search.shared import (
 )
 from tensoropt.search.sources import Source
 from tensoropt.search.within import track_auto
-
-log = logging.getLogger(__name__)
 
 # Assumptions, made with recurrent networks in mind, whose steps share two dozen operators: guessing should
 # take seconds. None of them affects what a result claims.
@@ -151,5 +148,4 @@ def _narrowed(
     if not all(mask.any() for mask in masks.values()):
         return None
     left = sum(int(mask.sum()) for mask in masks.values())
-    log.debug("%d of %d classes can reach the frontier", left, sum(reduced.domains))
     return restrict(reduced, masks) if left < _WORTH_ANOTHER_ROUND * sum(reduced.domains) else reduced

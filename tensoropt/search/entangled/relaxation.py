@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,8 +28,6 @@ from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.shared import LINES, SearchResult, build_program, lines_that_fit
 from tensoropt.search.sources import Source, vertex_source
 from tensoropt.types import Floats, Indices
-
-log = logging.getLogger(__name__)
 
 Solver = Callable[[ReducedGraph, Order], SearchResult | None]
 
@@ -90,7 +87,6 @@ def affordable_order(reduced: ReducedGraph) -> Order:
         program = build_program(relaxed.shared, relaxed.order)  # equal tables count once
         if program.entries <= most and program.work <= _LARGEST_WORK:
             return order
-        log.info("%d table entries are too many; fixing an operator", program.entries)
         order = greedy_order(reduced, 0.1, max(order.largest // 2, 1))
 
 

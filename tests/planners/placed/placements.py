@@ -12,6 +12,7 @@ import numpy as np
 from tensoropt.placement import DeviceSet, PlacedTensor, PlacementProblem
 from tensoropt.planners.placed import local_search
 from tensoropt.planners.placed.common.units import PlacedAnswer
+from tests.planners.placed.hand import problem_of
 
 
 def places(
@@ -87,23 +88,17 @@ def random_problem(
     latency = np.full((d, d), 1e-5)
     np.fill_diagonal(latency, 0.0)
     parameters = rng.integers(0, 32, size=n) * 2.0**20
-    forward = base[:, None] / speed
-    return PlacementProblem(
-        names=tuple(f"op{i}" for i in range(n)),
-        forward_s=forward,
-        backward_s=2 * forward if training else np.zeros((n, d)),
-        update_s=(parameters * 1e-12)[:, None] * np.ones(d) if training else np.zeros((n, d)),
+    return replace(
+        problem_of(base[:, None] / speed, [], devices=d, training=training),
+        update_s=(parameters * 1e-12)[:, None] * np.ones(d) * training,
         parameter_bytes=parameters,
         gradient_bytes=parameters * training,
         optimizer_bytes=2 * parameters * training,
         kept_bytes=rng.integers(0, 16, size=n) * 2.0**20 * training,
         forward_peak_bytes=rng.integers(0, 8, size=n) * 2.0**20,
         backward_peak_bytes=rng.integers(0, 8, size=n) * 2.0**20 * training,
-        update_peak_bytes=np.zeros(n),
-        host_s=np.zeros((n, d)),
         tensors=tensors,
         devices=DeviceSet(
             capacity_bytes=np.full(d, capacity_bytes), latency_s=latency, seconds_per_byte=per_byte, lanes={}
         ),
-        training=training,
     )

@@ -13,7 +13,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.placement import PlacementProblem, simulate_placement
 from tensoropt.planners.placed.common.task_ranks import placed_ranks, ranks_of
 from tensoropt.planners.placed.common.units import MemoryBook, units_of
-from tensoropt.planners.placed.dpos import DposSchedule, IdleSlots, place, schedule_by_ranks
+from tensoropt.planners.placed.dpos import DposSchedule, _IdleSlots, place, schedule_by_ranks
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import random_problem, without_queues
 
@@ -168,7 +168,7 @@ def test_its_estimate_of_a_training_step_is_kept_where_nothing_queues(seed, mixe
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), max_size=12))
 def test_idle_slots_are_the_first_that_do(tasks):
-    slots, busy = IdleSlots(0.0), []
+    slots, busy = _IdleSlots(0.0), []
     for ready, duration in tasks:
         found = slots.earliest(float(ready), float(duration))
         starts = [ready, *(end for _, end in busy if end >= ready)]

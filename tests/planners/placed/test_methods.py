@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -16,17 +15,11 @@ from tensoropt.planners.registry import ENTRIES
 from tests.planners.placed.hand import problem_of
 from tests.planners.placed.placements import all_bytes, random_problem, with_capacity
 
-PLACED = [
-    name
-    for name, entry in ENTRIES.items()
-    if entry.kind == "placed"
-    and hasattr(importlib.import_module(f"tensoropt.planners.placed.{name}"), "place")
-]
-LIST_SCHEDULERS = [name for name in ("placer", "m_topo", "m_etf", "m_sct", "dpos") if name in PLACED]
+LIST_SCHEDULERS = ["placer", "m_topo", "m_etf", "m_sct", "dpos"]
 
 
 def method(name: str):
-    return importlib.import_module(f"tensoropt.planners.placed.{name}").place
+    return ENTRIES[name].module.place
 
 
 def constrained(seed: int, training: bool, capacity: float):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tensoropt.costs.tables import CostTables
 from tensoropt.planners.sharded import ilp
+from tensoropt.planners.sharded.common import cheapest
 from tensoropt.planners.sharded.optcnn import fastest
 from tensoropt.search import TrackedFrontier, track_frontier
 from tests.costs.models import gates, gpt2, problem, tables_of, two_layers
@@ -41,7 +43,7 @@ def test_the_program_meets_the_frontier_at_every_budget(name):
     tables, frontier = solved(name, (1, 2))
     assert frontier.exact
     for i in np.linspace(0, len(frontier) - 1, 6).astype(int):
-        found = ilp.ZeroOneProgram(tables).solve(float(frontier.memory[i]) * (1 + 1e-9))
+        found = ilp._ZeroOneProgram(tables).solve(float(frontier.memory[i]) * (1 + 1e-9))
         assert found is not None
         assert found.gap == 0.0
         assert found.memory_bytes <= frontier.memory[i] * (1 + 1e-6)
@@ -50,4 +52,14 @@ def test_the_program_meets_the_frontier_at_every_budget(name):
 
 def test_a_budget_below_the_leanest_has_no_solution():
     tables, frontier = solved("two layers", (1, 2))
-    assert ilp.ZeroOneProgram(tables).solve(float(frontier.memory[0]) * 0.99) is None
+    assert ilp._ZeroOneProgram(tables).solve(float(frontier.memory[0]) * 0.99) is None
+
+
+def test_what_is_not_proven_is_said(monkeypatch):
+    def unproven(graph):
+        return replace(track_frontier(graph), exact=False, notes=("fixed a",))
+
+    monkeypatch.setattr(cheapest, "track_frontier", unproven)
+    choice, notes = cheapest.cheapest({"a": np.array([2.0, 1.0])}, [])
+    assert choice == {"a": 1}
+    assert notes == ("fixed a", "at most 0.0% from the optimum")

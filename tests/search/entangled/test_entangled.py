@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.frontier import reduce
 from tensoropt.search import track_frontier
 from tensoropt.search.entangled import conditioning, relaxation
@@ -13,37 +12,27 @@ from tensoropt.search.entangled.relaxation import relax, tighten
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
-from tests import naive
-from tests.search.graphs import Case, seeds_of
+from tests.search.graphs import Case, Twice, seeds_of
+from tests.search.test_exhaustive import check
 
 
-class Repeated(Case):
+class Repeated(Twice):
     """Steps of two operators each, all with the same costs, that share two weights."""
 
     def __init__(self, seed: int, steps: int = 3, choices: int = 3) -> None:
+        super().__init__()
         rng = np.random.default_rng(seed)
-        self.graph = CostGraph()
-        self.nodes, self.edges, self.keys = {}, [], []
         weight, step = rng.random((2, choices, 2)), rng.random((2, choices, 2))
         use, along = rng.random((2, choices, choices, 2)), rng.random((2, choices, choices, 2))
         for w in range(2):
-            self._operator(f"weight {w}", weight[w])
+            self.add_operator(f"weight {w}", weight[w])
         for s in range(steps):
             for w in range(2):
-                self._operator(f"step {s}.{w}", step[w])
-                self._edge(f"weight {w}", f"step {s}.{w}", use[w])
-            self._edge(f"step {s}.0", f"step {s}.1", along[0])
+                self.add_operator(f"step {s}.{w}", step[w])
+                self.add_edge(f"weight {w}", f"step {s}.{w}", use[w])
+            self.add_edge(f"step {s}.0", f"step {s}.1", along[0])
             if s:
-                self._edge(f"step {s - 1}.1", f"step {s}.0", along[1])
-
-    def _operator(self, name, costs):
-        self.graph.add_operator(name, costs)
-        self.nodes[name] = [[tuple(row)] for row in costs]
-
-    def _edge(self, source, target, table):
-        self.graph.add_edge(source, target, table)
-        self.edges.append((source, target, lambda i, j: [tuple(table[i, j])]))
-        self.keys.append((source, target, 0))
+                self.add_edge(f"step {s - 1}.1", f"step {s}.0", along[1])
 
 
 @pytest.fixture
@@ -67,7 +56,7 @@ def test_prices_bound_every_strategy_and_only_raise_the_bound():
         order = greedy_order(reduced, 0.1, 4)
         if not order.fixed:
             continue
-        truth = np.array(naive.exhaustive(case.nodes, case.edges))
+        truth = np.array(case.truth)
         if not len(truth):
             continue
         before = relax(reduced, order)
@@ -86,27 +75,16 @@ def test_prices_bound_every_strategy_and_only_raise_the_bound():
 def test_entangled_graphs_keep_every_promise(cramped):
     exact = 0
     for case in cases():
-        truth = naive.exhaustive(case.nodes, case.edges)
-        if not truth:
-            continue
-        found = track_frontier(case.graph)
-        for i in range(len(found)):
-            cost = case.cost(found.strategy(i), found.options(i))
-            assert np.allclose(cost, [found.memory[i], found.time[i]], rtol=1e-9)
-        for memory, time in truth:
-            assert found.lower_bound(memory) <= time * (1 + 1e-9)
-        if found.exact:
-            assert np.allclose(np.array(truth), np.stack([found.memory, found.time], axis=1), rtol=1e-9)
-        else:
-            assert any("tried" in note for note in found.notes)
-        exact += found.exact
+        found = check(case)
+        assert found is None or found.exact or any("tried" in note for note in found.notes)
+        exact += found is not None and found.exact
     assert exact > 0
 
 
 def test_steps_that_share_weights_lose_little_to_fixing_them(cramped):
     for seed in range(4):
         case = Repeated(seed, steps=2)
-        truth = np.array(naive.exhaustive(case.nodes, case.edges))
+        truth = np.array(case.truth)
         found = track_frontier(case.graph)
         best = [found.time[found.memory <= memory * (1 + 1e-9)].min(initial=np.inf) for memory in truth[:, 0]]
         assert np.mean(np.array(best) / truth[:, 1]) < 1.02

@@ -27,7 +27,7 @@ from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.tables import Scheme, following_the_batch, in_a_form, whole
 from tensoropt.question.settings import Settings
 
-MOST_PLACES, _MOST_AXES = 16, 2
+_MOST_PLACES, _MOST_AXES = 16, 2
 """The highest pipeline degree that methods try, and the most mesh axes of a stage."""
 _MULTIPLES = (8, 4, 2, 1)
 """Micro-batches per place, if no number is requested; the first suitable one is used. GPipe calls
@@ -108,7 +108,7 @@ class PipelineTask:
         """The meshes for which pipelines are planned, each with its number of micro-batches."""
         if not self.problem.graph.atoms.graph.training or self.problem.refusal:
             return ()
-        most = min(MOST_PLACES, len(self.cutter.cuts) + 1)
+        most = min(_MOST_PLACES, len(self.cutter.cuts) + 1)
         jobs = []
         for places in degrees_of(self.cluster):
             if places <= most and (count := self._micro_batches(places)):

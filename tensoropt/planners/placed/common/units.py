@@ -62,7 +62,7 @@ def units_of(problem: PlacementProblem) -> Units:
     lasting, transient = np.zeros(len(members)), np.zeros(len(members))
     for operator, unit in enumerate(unit_of):
         lasting[unit] += problem.step_bytes(operator)
-        transient[unit] = max(transient[unit], transient_bytes(problem, operator))
+        transient[unit] = max(transient[unit], _transient_bytes(problem, operator))
     pins: dict[int, list[tuple[int, ...]]] = {}
     for operator, devices in problem.pinned:
         pins.setdefault(unit_of[operator], []).append(devices)
@@ -74,7 +74,7 @@ def units_of(problem: PlacementProblem) -> Units:
     return Units(tuple(unit_of), tuple(map(tuple, members)), allowed, lasting, transient, by_priority)
 
 
-def transient_bytes(problem: PlacementProblem, operator: int) -> float:
+def _transient_bytes(problem: PlacementProblem, operator: int) -> float:
     """Return the bytes that an operator needs while it runs, in addition to those for the whole step.
 
     In forward these are its inputs and outputs that backward does not need, in backward their gradients.

@@ -14,7 +14,7 @@ from functools import partial
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.tables import Scheme, TableSpace, following_the_batch, in_a_form
 from tensoropt.planners.task import PlanningTask, Selection
-from tensoropt.search import NoStrategyError, TrackedFrontier, track_frontier
+from tensoropt.search import NoStrategyError, track_frontier
 from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategies
 from tensoropt.sharding.groups import GroupGraph
 
@@ -57,7 +57,9 @@ def frontiers(
                 frontier = track_frontier(graph, epsilon=1e-3, max_points=MOST_POINTS)
             except NoStrategyError:  # nothing is possible there, for instance because sizes do not divide
                 continue
-            yield from _selections_of(number, frontier)
+            chosen = frontier.strategies()
+            for i in range(len(chosen)):
+                yield Selection(number, chosen.strategy(i), chosen.options_of(i))
 
 
 def on_the_batch(task: PlanningTask, stored: Scheme) -> Iterator[Selection]:
@@ -65,12 +67,6 @@ def on_the_batch(task: PlanningTask, stored: Scheme) -> Iterator[Selection]:
     labels = batch_labels(task.prepared.graph)
     allowed = following_the_batch(lambda _, group: labels[group], stored)
     return frontiers(task, allowed, lambda space: len(space.names.mesh.shape) <= 1)
-
-
-def _selections_of(number: int, frontier: TrackedFrontier) -> Iterator[Selection]:
-    """Yield the strategies of a frontier of space ``number``, ascending in memory."""
-    for i in range(len(frontier)):
-        yield Selection(number, frontier.strategy(i), frontier.options(i))
 
 
 def at_least_one(task: PlanningTask, selections: Iterator[Selection], why_not: str) -> list[Selection]:

@@ -87,20 +87,6 @@ def test_bounds_hold_where_memory_is_tight():
     assert outcome_of(problem, Rules(), effort=0.1).bound_s <= best.time_s * (1 + 1e-9)
 
 
-@pytest.mark.slow
-@some(0, 3, rest=(8,))
-def test_capacity_is_kept_under_the_simulator(seed):
-    problem = small(seed, 0.8)
-    simulated = simulate_placement(problem, netsplit.place(problem, None, 0, NetSplit(seconds=2)).placement)
-    assert simulated.fits()
-    limit = simulated.memory_bytes * 0.999
-    try:
-        within = netsplit.place(problem, limit, 0, NetSplit(seconds=1)).placement
-    except InfeasibleError:
-        return
-    assert simulate_placement(problem, within).memory_bytes <= limit
-
-
 def test_a_hint_is_a_solution_of_the_program():
     problem = random_problem(2, 9, 3, mixed=True)
     simulated = simulate_placement(problem, dpos.place(problem, None, 0).placement)

@@ -15,19 +15,14 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from tensoropt.capture import capture
 from tensoropt.capture.exporting import _EAGER_NOTE
 from tensoropt.errors import CaptureError
-from tensoropt.question.model_source import load_model
 from tests.models import Call, trained_by
 from tests.situations import gradients
 
-SITUATIONS = "tests/situations/gradients.py"
 NOTE = "the model's own checkpointing is replaced"
 
 
 def test_both_kinds_give_the_graph_of_a_model_without():
-    graphs = [
-        capture(built.model, built.args).graph
-        for built in map(load_model, (f"{SITUATIONS}:build_reentrant", f"{SITUATIONS}:build_not_reentrant"))
-    ]
+    graphs = [capture(*build()).graph for build in (gradients.build_reentrant, gradients.build_not_reentrant)]
     assert graphs[0].fingerprint == graphs[1].fingerprint
     assert all(tensor.requires_grad for tensor in graphs[0].parameters)
     assert all(any(note.startswith(NOTE) for note in graph.notes) for graph in graphs)

@@ -144,8 +144,8 @@ def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
     """
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
-    held = (value for fields in attributes for value in fields.values())
-    contents = {id(value): (value, value.copy()) for value in held if type(value) in (dict, list, set)}
+    found = (value for fields in attributes for value in fields.values())
+    contents = {id(value): (value, value.copy()) for value in found if type(value) in (dict, list, set)}
     stored = [*model.parameters(), *model.buffers()] if values else []
     copies = [(tensor, tensor.detach().clone()) for tensor in stored]
     try:

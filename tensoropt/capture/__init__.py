@@ -2,7 +2,7 @@
 
 from tensoropt.capture.convert import Mode
 from tensoropt.capture.fidelity import rebuild
-from tensoropt.capture.loss import WithLoss, find_loss
+from tensoropt.capture.loss import WithLoss
 from tensoropt.capture.pytorch import Capture, capture
 from tensoropt.capture.results import OutputPlaces, Returned, WithResults
 
@@ -14,6 +14,5 @@ __all__ = [
     "WithLoss",
     "WithResults",
     "capture",
-    "find_loss",
     "rebuild",
 ]

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from tensoropt.capture.folding import Folder, arguments_of, broadcast_narrowed
+from tensoropt.capture.folding import Folder, arguments_of, broadcast_narrowed, renamed
 from tensoropt.graph import Operator
 from tensoropt.ops.families.attention import ATTENTION
 
@@ -205,9 +205,8 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.N
 def _renamed(node: Any) -> torch.fx.Node | None:
     """Return the node behind calls that change nothing; None if another node reads an intermediate result."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and _readers(node) == 1:
-        source = node.args[0] if node.args else None
-        same = isinstance(source, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
-        if not same or not _changes_nothing(node, source):  # type: ignore[arg-type]
+        source = renamed(node)
+        if source is None:
             return node
         node = source
     return None
@@ -215,17 +214,6 @@ def _renamed(node: Any) -> torch.fx.Node | None:
 
 def _readers(node: torch.fx.Node) -> int:
     return sum(not str(user.target).startswith("aten._assert") for user in node.users)
-
-
-def _changes_nothing(node: torch.fx.Node, source: torch.fx.Node) -> bool:
-    if str(node.target) == "aten.dropout.default":
-        return not node.args[2] or bool(node.args[1] == 0.0)
-    named = ("aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten._to_copy.default")
-    before, after = source.meta["val"], node.meta["val"]
-    return str(node.target) in (*named, "aten.to.dtype", "aten.expand.default", "aten.view.default") and (
-        before.shape,
-        before.dtype,
-    ) == (after.shape, after.dtype)
 
 
 def _step(node: torch.fx.Node, masks: MaskReader) -> tuple[float, str | None, Any] | None:

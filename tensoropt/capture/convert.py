@@ -21,21 +21,6 @@ from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
 Mode = Literal["train", "inference"]
 
-_RENAMES = frozenset(
-    f"aten.{name}.default" for name in ("alias", "clone", "contiguous", "lift_fresh_copy", "detach_copy")
-)
-"""Calls whose result equals their first argument in a functional graph."""
-_LYING = frozenset(
-    f"aten.{name}"
-    for name in ("view_as_complex.default", "view_as_real.default", "view.dtype", "as_strided.default")
-)
-"""Calls that reinterpret the memory of their operand, where a conjugate is only a flag: before them, a copy
-is more than a rename."""
-_MAYBE_RENAMES = frozenset({
-    folding.VIEW, folding.COPYING_VIEW, "aten.reshape.default", "aten.expand.default", "aten.slice.Tensor",
-    "aten._to_copy.default", "aten.to.dtype",
-})  # fmt: skip
-"""Calls that only rename if shape and dtype do not change."""
 _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
 )
@@ -241,8 +226,8 @@ class Converter:
         if self.folder.can_fold(node):
             self.folder.fold(node)
             return
-        source = node.args[0] if self._renames(node, target, value) else folding.renamed(node)
-        if isinstance(source, torch.fx.Node):
+        source = self._renamed(node, target)
+        if source is not None:
             self.name_of[node] = self._reference(source)
             return
         with_flag(node, self.masks)
@@ -254,22 +239,13 @@ class Converter:
             return
         self._emit(node, target, value)
 
-    def _renames(self, node: torch.fx.Node, target: str, value: Any) -> bool:
-        source = node.args[0] if node.args else None
-        if not isinstance(source, torch.fx.Node) or source in self.folder:
-            return False
-        if target in _RENAMES:
-            return not any(str(reader.target) in _LYING for reader in node.users)
-        if target == "aten.detach.default":
-            # A detach of a tensor with a gradient ends the gradient and is an operator; otherwise it only
-            # renames.
-            return not self.tensors[self.name_of[source]].requires_grad
-        if target == "aten.dropout.default":
-            return not node.args[2] or bool(node.args[1] == 0.0)
-        if target not in _MAYBE_RENAMES:
-            return False
-        before = self.tensors[self.name_of[source]]
-        return before.shape == tuple(value.shape) and before.dtype == _dtype_name(value.dtype)
+    def _renamed(self, node: torch.fx.Node, target: str) -> torch.fx.Node | None:
+        if target != "aten.detach.default":
+            return folding.renamed(node)
+        # A detach of a tensor with a gradient ends the gradient and is an operator; otherwise it only
+        # renames.
+        (source,) = node.all_input_nodes
+        return None if self.tensors[self.name_of[source]].requires_grad else source
 
     def _emit(self, node: torch.fx.Node, target: str, value: Any) -> None:
         args, kwargs = self._arguments(node)
@@ -296,8 +272,11 @@ class Converter:
                 target, args = folding.VIEW, (args[0], list(shape))
         elif target in (folding.VIEW, folding.COPYING_VIEW):  # some devices write out "-1" only
             target, args = folding.VIEW, (args[0], list(value.shape))
-        if target == "aten.broadcast_tensors.default" and self._broadcasts_nothing(node, value):
-            return
+        if target == "aten.broadcast_tensors.default":
+            given = tuple(self._reference(n) for n in node.args[0])  # type: ignore[union-attr, arg-type]
+            if all(self.tensors[n].shape == tuple(v.shape) for n, v in zip(given, value, strict=True)):
+                self.parts_of[node] = given
+                return
         reads = [self.tensors[self.name_of[n]] for n in node.all_input_nodes]
         if target in _OF_ONE_TYPE and len({t.dtype for t in reads}) > 1:
             types = " and ".join(dict.fromkeys(t.dtype for t in reads))
@@ -326,13 +305,6 @@ class Converter:
         outputs = tuple(name for name in names if name)
         where = _module(node, self.prefix), _source(node)
         self.operators.append(Operator(node.name, target, args, kwargs, outputs, *where))
-
-    def _broadcasts_nothing(self, node: torch.fx.Node, value: Any) -> bool:
-        names = tuple(self._reference(n) for n in node.args[0])  # type: ignore[union-attr, arg-type]
-        if any(self.tensors[n].shape != tuple(v.shape) for n, v in zip(names, value, strict=True)):
-            return False
-        self.parts_of[node] = names
-        return True
 
     def _arguments(self, node: torch.fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args = tuple(self._argument(a) for a in node.args)

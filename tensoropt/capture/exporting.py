@@ -7,7 +7,6 @@ the plan chooses what is recomputed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import logging
 import os
@@ -18,9 +17,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._export import utils
-from torch._subclasses import fake_impls
-from torch.export import exported_program
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import checkpoint
 
@@ -35,63 +31,6 @@ from tensoropt.capture.state import watched
 from tensoropt.capture.steps import DRAWN, seeded, unchanged
 from tensoropt.capture.unsupported import refusing
 from tensoropt.errors import CaptureError
-
-_LIST, _OVERRIDE = "_materialize_cpp_cia_ops", "_override_composite_implicit_decomp"
-
-_prepared: dict[Any, tuple[Any, dict[Any, Any], dict[Any, Any], Any]] = {}
-"""Composite operator -> its decomposition, its kernels before and after that was registered, and its rule for
-fake tensors."""
-
-
-@contextlib.contextmanager
-def _composites_prepared_once() -> Iterator[None]:
-    """Prepare PyTorch's composite operators once per process: listing them for each namespace of operators,
-    and registering the kernels of each in both passes of ``run_decompositions``, takes more than half of the
-    time of capturing a small model."""
-    listed, override = getattr(utils, _LIST, None), getattr(exported_program, _OVERRIDE, None)
-    rules = getattr(fake_impls, "op_implementations_dict", None)
-    # Another version of PyTorch takes longer; a cache is another capture's, in another thread.
-    if listed is None or override is None or rules is None or hasattr(listed, "cache_info"):
-        yield
-        return
-    prepared = functools.partial(_overridden, override, rules)
-    with (
-        mock.patch.object(utils, _LIST, functools.cache(listed)),
-        mock.patch.object(exported_program, _OVERRIDE, prepared),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _overridden(
-    override: Callable[..., Any], rules: dict[Any, Any], decompositions: Mapping[Any, Any]
-) -> Iterator[None]:
-    """Do as PyTorch's ``override(decompositions)``, which registers a dozen kernels per operator, but reuse
-    those of an earlier call wherever they would be the same."""
-    ready = {
-        op: _prepared[op]
-        for op, decomposition in decompositions.items()
-        if op in _prepared and op not in rules and _prepared[op][:2] == (decomposition, op.py_kernels)
-    }
-    others = {op: decomposition for op, decomposition in decompositions.items() if op not in ready}
-    # An operator with a rule of its own loses it in the first call.
-    before = {op: dict(op.py_kernels) for op in others if op not in rules}
-    try:
-        for op, (_, _, kernels, rule) in ready.items():
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
-            rules[op] = rule
-        with override(others):
-            for op, kernels in before.items():
-                if op in rules:
-                    _prepared[op] = others[op], kernels, dict(op.py_kernels), rules[op]
-            yield
-    finally:
-        for op, (_, kernels, _, _) in ready.items():
-            op.py_kernels.clear()
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
-            rules.pop(op, None)
 
 
 def _instance_norm(*args: Any, **kwargs: Any) -> Any:
@@ -280,8 +219,7 @@ def _functional(
     keep_no_grad(exported)
     # The graph becomes functional, but composite operators (`linear`, attention) stay whole, because the
     # table does not list them.
-    with _composites_prepared_once():
-        return exported.run_decompositions(_WRITTEN_OUT)
+    return exported.run_decompositions(_WRITTEN_OUT)
 
 
 @contextlib.contextmanager

@@ -118,7 +118,8 @@ class Folder:
         whole = self.value(node)
         # Comparing a large mask takes seconds; layers share it, so it is compared once.
         if id(whole) not in self._reduced:
-            reduced = _broadcast_reduced(whole)
+            # In memory of its own.
+            reduced = broadcast_narrowed(whole).clone(memory_format=torch.contiguous_format)
             self._reduced[id(whole)] = (reduced, None if reduced.is_meta else _digest(reduced))
         value, digest = self._reduced[id(whole)]
         same = (tuple(value.shape), str(value.dtype), digest)
@@ -199,13 +200,8 @@ def kept_constants(constants: Mapping[str, Tensor]) -> dict[str, tuple[str, int]
     return {n: (first.setdefault(id(v), n), v.numel() * v.element_size()) for n, v in constants.items()}
 
 
-def _broadcast_reduced(value: Tensor) -> Tensor:
-    """Return ``value`` with every dim along which it is constant narrowed to size 1, in its own memory."""
-    return broadcast_narrowed(value).clone(memory_format=torch.contiguous_format)
-
-
 def broadcast_narrowed(value: Tensor) -> Tensor:
-    """Like :func:`_broadcast_reduced`, but as a view."""
+    """Return a view of ``value`` with every dim along which it is constant narrowed to size 1."""
     for dim, size in enumerate(value.shape):
         if size <= 1:
             continue
@@ -231,7 +227,7 @@ _FILL_ARGUMENT = {
 }  # fmt: skip
 
 
-SYMBOLS = (torch.SymBool, torch.SymInt, torch.SymFloat)
+_SYMBOLS = (torch.SymBool, torch.SymInt, torch.SymFloat)
 _CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
 
 
@@ -244,7 +240,7 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     for node in reversed(graph.nodes):
         if node.op != "call_function":
             continue
-        number = isinstance(node.meta.get("val"), (bool, int, float, *SYMBOLS))
+        number = isinstance(node.meta.get("val"), (bool, int, float, *_SYMBOLS))
         if str(node.target).startswith(_CHECKS) or (number and checks.issuperset(node.users)):
             checks.add(node)
     return checks
@@ -267,19 +263,38 @@ def filled(node: torch.fx.Node, folder: Folder) -> Tensor | None:
     return folder.once((repr(fill), made.dtype, made.shape), made)
 
 
+_COPIES = frozenset(
+    f"aten.{name}.default" for name in ("alias", "clone", "contiguous", "lift_fresh_copy", "detach_copy")
+)
+_LYING = frozenset({
+    "aten.view_as_complex.default", "aten.view_as_real.default", "aten.view.dtype", "aten.as_strided.default",
+})  # fmt: skip
+"""Calls that reinterpret the memory of their operand, where a conjugate is only a flag: before them, a copy
+is more than a rename."""
+_MAYBE_RENAMES = frozenset({
+    VIEW, COPYING_VIEW, "aten.reshape.default", "aten.expand.default", "aten.slice.Tensor",
+    "aten._to_copy.default", "aten.to.dtype", "aten.type_as.default",
+})  # fmt: skip
+"""Calls that only rename if shape and dtype do not change."""
+
+
 def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the operand that a call returns unchanged: a copy of equal type, a concatenation with
-    nothing.
+    """Return the operand that a call returns unchanged: a copy or a view of equal shape and type, a dropout
+    of nothing, a concatenation with nothing.
     """
     target, value = str(node.target), node.meta["val"]
-    source: Any = None
+    source: Any = node.args[0] if node.args else None
+    if target == "aten.dropout.default":
+        return source if not node.args[2] or node.args[1] == 0.0 else None
+    if target in _COPIES:
+        return None if any(str(reader.target) in _LYING for reader in node.users) else source
     if target == "aten.copy.default":
         source = node.args[1]
-    elif target == "aten.type_as.default":
-        source = node.args[0]
     elif target == "aten.cat.default":
-        parts = with_elements(node.args[0])
+        parts = with_elements(source)
         source = parts[0] if len(parts) == 1 else None
+    elif target not in _MAYBE_RENAMES:
+        return None
     if not isinstance(source, torch.fx.Node):
         return None
     before = source.meta["val"]

@@ -24,7 +24,7 @@ from tensoropt.ops.calls import LocalCall, Precision
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.registry import bind, precision_of
 
-COMPUTE_DTYPES = ("float32", "bfloat16")
+_COMPUTE_DTYPES = ("float32", "bfloat16")
 _WIDE, _NARROW = "float32", "bfloat16"
 
 
@@ -34,8 +34,8 @@ def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
     Raises:
         CaptureError: there is no policy for this dtype.
     """
-    if dtype not in COMPUTE_DTYPES:
-        raise CaptureError(f"unknown dtype '{dtype}'; use {' or '.join(COMPUTE_DTYPES)}")
+    if dtype not in _COMPUTE_DTYPES:
+        raise CaptureError(f"unknown dtype '{dtype}'; use {' or '.join(_COMPUTE_DTYPES)}")
     return graph if dtype == _WIDE else _Policy(graph).apply()
 
 

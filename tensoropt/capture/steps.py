@@ -13,7 +13,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -144,7 +144,8 @@ def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
     """
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
-    contents = {id(v): (v, v.copy()) for fields in attributes for v in fields.values() if _holds_others(v)}
+    found = (value for fields in attributes for value in fields.values())
+    contents = {id(value): (value, value.copy()) for value in found if type(value) in (dict, list, set)}
     stored = [*model.parameters(), *model.buffers()] if values else []
     copies = [(tensor, tensor.detach().clone()) for tensor in stored]
     try:
@@ -164,10 +165,6 @@ def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
             for tensor, value in copies:
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
-
-
-def _holds_others(value: Any) -> bool:
-    return type(value) in (dict, list, set)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tensoropt.zoo.hugging_face import ModelLoss
 from tensoropt.zoo.registry import Recipe, ZooError, tokens
 
 HUB = "hf:"
-CONFIG = "config.json"
+_CONFIG = "config.json"
 _SEQUENCE, _IMAGE, _WAVE, _CHOICES = 4096, 224, 160_000, 4
 """The largest default of the sequence length (many configs allow far more than anybody trains on); defaults
 of an image's side and of a recording's samples (10 s at 16 kHz); answers per multiple-choice question.
@@ -58,15 +58,15 @@ def from_config(name: str) -> Callable[..., Recipe]:
     """
     transformers = import_extra("transformers", "zoo", f"the model {name}")
     place = name.removeprefix(HUB)
-    if not name.startswith(HUB) and Path(place).name == CONFIG:
+    if not name.startswith(HUB) and Path(place).name == _CONFIG:
         place = str(Path(place).parent)
     try:
         config = transformers.AutoConfig.from_pretrained(place)
     except Exception as error:  # of the Hub, of the network, of the config itself
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ZooError(
-            f"{name}: its {CONFIG} cannot be read ({said}); give hf:ID of a model that can be reached, or a "
-            f"folder with its {CONFIG}"
+            f"{name}: its {_CONFIG} cannot be read ({said}); give hf:ID of a model that can be reached, or a "
+            f"folder with its {_CONFIG}"
         ) from None
     architecture = (config.architectures or ["?"])[0]
     network = getattr(transformers, architecture, None)

@@ -98,7 +98,7 @@ def _residual(
 @register("resnet101", paper=_RESNET, size="paper", batch=256, depth=101)
 @register("resnet152", paper=_RESNET, size="paper", batch=256, depth=152)
 @register("resnet200", paper=_RESNET, size="paper", batch=256, depth=200)
-def resnet(batch: int, depth: int = 50, image: int = 224, stem: int = 64, classes: int = 1000) -> Recipe:
+def _resnet(batch: int, depth: int = 50, image: int = 224, stem: int = 64, classes: int = 1000) -> Recipe:
     """ResNet with bottleneck blocks."""
     require_one_of(_DEPTHS, depth=depth)
     return _residual(batch, _DEPTHS[depth], stem, 1, image, classes)
@@ -268,7 +268,7 @@ class UNet(nn.Module):
 
 @register("unet-tiny", paper=_UNET, size="laptop", batch=4, image=32, width=8, depth=2)
 @register("unet", paper=_UNET, size="paper", batch=16)
-def unet(batch: int, image: int = 512, width: int = 64, depth: int = 4, classes: int = 2) -> Recipe:
+def _unet(batch: int, image: int = 512, width: int = 64, depth: int = 4, classes: int = 2) -> Recipe:
     """U-Net with padded convolutions and batch norm."""
     require_multiple(2**depth, f"{depth} levels halve it and double it again", image=image)
     return UNet(width, depth, classes), (images(batch, 3, image), tokens(classes, batch, image, image)), {}
@@ -299,16 +299,9 @@ class DeepLab(nn.Module):
 
 
 @register(
-    "deeplab-v3-tiny",
-    paper=_DEEPLAB,
-    size="laptop",
-    batch=4,
-    depth=26,
-    image=64,
-    stem=8,
-    pyramid=16,
-    classes=5,
-)
+    "deeplab-v3-tiny", paper=_DEEPLAB, size="laptop", batch=4,
+    depth=26, image=64, stem=8, pyramid=16, classes=5,
+)  # fmt: skip
 @register("deeplab-v3", paper=_DEEPLAB, size="paper", batch=16)
 def _deeplab_v3(
     batch: int,
@@ -355,7 +348,7 @@ def _dense_head(features: int, hidden: int, classes: int, dropout: float) -> nn.
 
 
 @register("lenet", paper=_LENET, size="laptop", batch=32)
-def lenet(batch: int, classes: int = 10) -> Recipe:
+def _lenet(batch: int, classes: int = 10) -> Recipe:
     """LeNet-5 on 32x32 grey images."""
     features = nn.Sequential(
         nn.Conv2d(1, 6, 5), nn.Tanh(), nn.AvgPool2d(2),
@@ -368,7 +361,7 @@ def lenet(batch: int, classes: int = 10) -> Recipe:
 
 
 @register("alexnet", paper=_ALEXNET, size="paper", batch=256)
-def alexnet(batch: int, classes: int = 1000, dropout: float = 0.0) -> Recipe:
+def _alexnet(batch: int, classes: int = 1000, dropout: float = 0.0) -> Recipe:
     """AlexNet (one tower) on 224x224 images."""
     features = nn.Sequential(
         nn.Conv2d(3, 64, 11, stride=4, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
@@ -389,7 +382,7 @@ _VGG_STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19
 )
 @register("vgg16", paper=_VGG, size="paper", batch=256)
 @register("vgg19", paper=_VGG, size="paper", batch=256, depth=19)
-def vgg(
+def _vgg(
     batch: int,
     depth: int = 16,
     image: int = 224,

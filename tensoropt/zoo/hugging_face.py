@@ -63,7 +63,7 @@ def _require_rotary_heads(heads: int, key_value_heads: int, hidden: int) -> None
 @_gpt2("gpt2-xl", layers=48, hidden=1600, heads=25)
 @_gpt2("gpt3-6.7b", paper=_GPT3, layers=32, hidden=4096, heads=32, sequence=2048)
 @_gpt2("gpt3-175b", paper=_GPT3, layers=96, hidden=12288, heads=96, sequence=2048)
-def gpt2(
+def _build_gpt2(
     batch: int,
     layers: int = 12,
     hidden: int = 768,
@@ -89,7 +89,7 @@ def gpt2(
 @_bert("bert-tiny", **_TINY)
 @_bert("bert-base")
 @_bert("bert-large", layers=24, hidden=1024, heads=16)
-def bert(
+def _build_bert(
     batch: int,
     layers: int = 12,
     hidden: int = 768,
@@ -114,7 +114,7 @@ def bert(
 @_llama("llama3-8b")
 @_llama("llama3-70b", layers=80, hidden=8192, heads=64, inner=28672)
 @_llama("llama3-405b", layers=126, hidden=16384, heads=128, inner=53248)
-def llama(
+def _build_llama(
     batch: int,
     layers: int = 32,
     hidden: int = 4096,
@@ -141,7 +141,7 @@ def llama(
 
 @_mixtral("mixtral-tiny", key_value_heads=2, inner=96, experts=4, **_TINY)
 @_mixtral("mixtral-8x7b")
-def mixtral(
+def _build_mixtral(
     batch: int,
     layers: int = 32,
     hidden: int = 4096,

@@ -106,7 +106,7 @@ class Transformer(nn.Module):
     "transformer-2.6b", paper=_TENSOROPT, size="paper", batch=256,
     hidden=3840, heads=32, inner=15360, vocabulary=32768,
 )  # fmt: skip
-def transformer(
+def _transformer(
     batch: int,
     layers: int = 6,
     hidden: int = 512,
@@ -140,7 +140,7 @@ class MLP(nn.Module):
 
 
 @register("mlp", paper="", size="laptop", batch=64)
-def mlp(batch: int, features: int = 256, hidden: int = 1024, classes: int = 16, layers: int = 3) -> Recipe:
+def _mlp(batch: int, features: int = 256, hidden: int = 1024, classes: int = 16, layers: int = 3) -> Recipe:
     """Multi-layer perceptron with a classification loss."""
     return MLP(features, hidden, classes, layers), (torch.randn(batch, features), tokens(classes, batch)), {}
 
@@ -271,18 +271,11 @@ class GNMT(nn.Module):
 
 
 @register(
-    "gnmt-tiny",
-    paper=_GNMT,
-    size="laptop",
-    batch=4,
-    layers=3,
-    hidden=32,
-    vocabulary=256,
-    source=12,
-    target=10,
-)
+    "gnmt-tiny", paper=_GNMT, size="laptop", batch=4,
+    layers=3, hidden=32, vocabulary=256, source=12, target=10,
+)  # fmt: skip
 @register("gnmt", paper=_GNMT, size="paper", batch=128)
-def gnmt(
+def _gnmt(
     batch: int,
     layers: int = 8,
     hidden: int = 1024,

@@ -10,26 +10,19 @@ import functools
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import fake_impls
-from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from tensoropt.capture import capture, exporting
+from tensoropt.capture import capture
 from tensoropt.capture.exporting import _EAGER_NOTE
 from tensoropt.errors import CaptureError
-from tensoropt.question.model_source import load_model
 from tests.models import Call, trained_by
 from tests.situations import gradients
 
-SITUATIONS = "tests/situations/gradients.py"
 NOTE = "the model's own checkpointing is replaced"
 
 
 def test_both_kinds_give_the_graph_of_a_model_without():
-    graphs = [
-        capture(built.model, built.args).graph
-        for built in map(load_model, (f"{SITUATIONS}:build_reentrant", f"{SITUATIONS}:build_not_reentrant"))
-    ]
+    graphs = [capture(*build()).graph for build in (gradients.build_reentrant, gradients.build_not_reentrant)]
     assert graphs[0].fingerprint == graphs[1].fingerprint
     assert all(tensor.requires_grad for tensor in graphs[0].parameters)
     assert all(any(note.startswith(NOTE) for note in graph.notes) for graph in graphs)
@@ -95,50 +88,3 @@ def test_a_refusal_prints_nothing(capfd):
         capture(Call(branches, layer=nn.Linear(4, 4)), (torch.randn(3, 4),))
     shown = capfd.readouterr()
     assert shown.out == shown.err == ""
-
-
-def composed(tracks: bool) -> nn.Module:
-    """Three composite operators, of which one changes its statistics only where it tracks them."""
-
-    def forward(m, x):
-        y = m.norm(m.layer(x))
-        return functional.scaled_dot_product_attention(y, y, y).square().mean()
-
-    return Call(forward, layer=nn.Linear(8, 8), norm=nn.InstanceNorm1d(4, track_running_stats=tracks))
-
-
-def test_composite_operators_of_an_earlier_capture_are_as_prepared_anew(monkeypatch):
-    def both() -> list[str]:
-        return [
-            capture(composed(tracks), (torch.ones(2, 4, 8),)).graph.fingerprint for tracks in (True, False)
-        ]
-
-    def kernels() -> list[dict]:
-        return [dict(op.py_kernels) for op in prepared]
-
-    graphs = both()
-    prepared = list(exporting._prepared)
-    before = kernels()
-    assert both() == graphs
-    assert kernels() == before
-    monkeypatch.setattr(exporting, "_prepared", {})
-    assert both() == graphs
-    assert kernels() == before
-    assert not any(op in fake_impls.op_implementations_dict for op in prepared)
-
-
-def test_what_the_model_sets_in_itself_is_undone():
-    class Keeping(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.seen = nn.Linear(4, 4), [1]
-
-        def forward(self, x):
-            self.last = self.layer(x)
-            return self.last.sum()
-
-    model = Keeping()
-    before = dict(vars(model))
-    capture(model, (torch.randn(3, 4),))
-    assert vars(model).keys() == before.keys()
-    assert all(vars(model)[name] is value for name, value in before.items())

@@ -28,7 +28,7 @@ from tensoropt.capture.fidelity import (
     eager_step,
     shadowed,
 )
-from tensoropt.capture.steps import DRAWN, seeded, unchanged
+from tensoropt.capture.steps import DRAWN, unchanged
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
 from tests.models import Call
@@ -133,20 +133,13 @@ def test_a_model_file_is_seeded(tmp_path):
     assert random.getstate() == state
 
 
-def test_what_was_drawn_is_told():
-    with seeded() as drew:
-        assert not drew()
-        random.random()
-        assert drew()
-
-
 class Busy(nn.Module):
     """Counts, remembers and keeps statistics."""
 
     def __init__(self):
         super().__init__()
         self.layer, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
-        self.calls, self.seen, self.last = 0, [], None
+        self.calls, self.seen = 0, []
 
     def forward(self, x):
         self.calls += 1
@@ -176,7 +169,8 @@ def test_a_capture_computes_and_leaves_no_trace():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(p.grad is None for p in model.parameters())
-    assert (model.calls, model.seen, model.last) == (0, [], None)
+    assert (model.calls, model.seen) == (0, [])
+    assert not hasattr(model, "last")
 
     assert not any("another" in note or "compared" in note for note in graph.notes)
 

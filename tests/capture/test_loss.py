@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tensoropt.capture import capture, find_loss
-from tensoropt.capture.loss import WithLoss
+from tensoropt.capture import capture
+from tensoropt.capture.loss import WithLoss, find_loss
 from tensoropt.errors import CaptureError
 from tensoropt.question.model_source import load_model
 from tests.models import Call

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from tensoropt.capture import capture
 from tensoropt.capture.no_grad import in_mode
 from tensoropt.errors import CaptureError
-from tensoropt.question.model_source import load_model
 from tests.models import Call, trained_by
+from tests.situations import gradients
 
 X = torch.randn(4, 8)
 
@@ -52,13 +52,13 @@ def trained(model):
 
 
 def test_the_graph_is_that_of_the_model_as_it_was_set():
-    built = load_model("tests/situations/gradients.py:build_held_norm")
-    graph = capture(built.model, built.args).graph
+    model, args = gradients.build_held_norm()
+    graph = capture(model, args).graph
     assert not {op.target for op in graph.operators} & {"aten.dropout.default"}
     # Only the norm that trains has new statistics.
     assert {graph.tensors[name].key.split(".")[0] for name in graph.mutations} == {"last"}
     assert any("held in eval mode" in note and "norm, drop" in note for note in graph.notes)
-    assert not built.model.norm.training
+    assert not model.norm.training
 
 
 def net(*held, new_head=False, train=()):
@@ -149,11 +149,9 @@ def test_a_loss_that_is_cut_off_from_the_parameters_is_refused(cut):
         capture(model, (X,), loss=lambda out: out * 2)
 
 
-@pytest.mark.parametrize("name", ["build_inference_teacher", "build_decorated_teacher"])
-def test_a_teacher_in_inference_mode_gets_no_gradient(name):
-    built = load_model(f"tests/situations/gradients.py:{name}")
-    graph = capture(built.model, built.args).graph
-    assert trained_by(graph) == {"student.weight", "student.bias"}
+@pytest.mark.parametrize("build", [gradients.build_inference_teacher, gradients.build_decorated_teacher])
+def test_a_teacher_in_inference_mode_gets_no_gradient(build):
+    assert trained_by(capture(*build()).graph) == {"student.weight", "student.bias"}
 
 
 @pytest.mark.parametrize(

@@ -110,15 +110,6 @@ def test_inference_keeps_all_outputs():
     assert captured.returned is None
 
 
-def test_the_mode_of_the_model_is_given_back():
-    model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(), nn.Dropout())
-    model[1].eval()
-    graph = capture(model, (X,), loss=torch.sum).graph
-    assert [m.training for m in model.modules()] == [True, True, False, True]
-    assert "dropout" in targets(graph)
-    assert "dropout" not in targets(capture(model, (X,), mode="inference").graph)
-
-
 # -- inputs ---------------------------------------------------------------------------------------
 
 
@@ -291,20 +282,7 @@ def test_operators_know_their_module_and_line():
     assert "m.inner(x).sum()" in linear.source
 
 
-# -- regions without gradients, inputs changed in place -----------------------------------------------
-
-
-def test_no_gradient_flows_out_of_a_no_grad_region():
-    """Export wraps the region; decomposition alone would let gradients through."""
-
-    def forward(m, x):
-        with torch.no_grad():
-            y = F.linear(x, m.w)
-        return F.linear(x + y, m.w).sum()
-
-    graph = capture(Call(forward, w=(8, 8)), (X,)).graph
-    assert targets(graph) == ["linear", "detach", "add.Tensor", "linear", "sum"]
-    assert not graph.tensors[graph.operators[1].outputs[0]].requires_grad
+# -- inputs changed in place ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["train", "inference"])
@@ -363,15 +341,6 @@ def test_values_are_taken_to_be_finite_and_the_graph_says_so():
 def test_other_questions_about_values_are_still_refused():
     with pytest.raises(CaptureError, match="value of a tensor"):
         capture(Call(lambda m, x: x.sum() if torch.isfinite(x).sum() > 3 else m.w.sum(), w=8), (X,))
-
-
-def test_distributions_do_not_validate_while_they_are_exported():
-    def forward(m, x):
-        return -torch.distributions.StudentT(3.0 + m.w.exp(), x, m.w.exp()).log_prob(x + 1.0).mean()
-
-    before = torch.distributions.Distribution._validate_args
-    capture(Call(forward, w=8), (X,))
-    assert torch.distributions.Distribution._validate_args is before
 
 
 def test_masks_are_folded_at_the_size_in_which_they_differ() -> None:

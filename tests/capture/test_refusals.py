@@ -15,16 +15,12 @@ from torch.nn.modules.module import register_module_full_backward_hook
 
 from tensoropt.capture import capture
 from tensoropt.errors import CaptureError
-from tensoropt.question.model_source import load_model
 from tests.models import Call
 from tests.situations import gradients
 
-SITUATIONS = "tests/situations/gradients.py"
-
 
 def test_hooks_of_backward_mean_nothing_without_one():
-    built = load_model(f"{SITUATIONS}:build_tensor_hook")
-    assert capture(built.model, built.args, mode="inference").graph.operators
+    assert capture(*gradients.build_tensor_hook(), mode="inference").graph.operators
 
 
 def test_hooks_of_all_modules_are_found():

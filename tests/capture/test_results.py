@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from tensoropt.capture import OutputPlaces, Returned, WithResults, capture, find_loss
+from tensoropt.capture import OutputPlaces, Returned, WithResults, capture
+from tensoropt.capture.loss import find_loss
 from tensoropt.errors import CaptureError
 from tests.models import Call
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tensoropt import zoo
 from tensoropt.errors import TensorOptError
 from tests.fake_cuda import library as fake_cuda
 from tests.fake_cuda.steps import ON_THE_CPU
@@ -47,15 +48,9 @@ SCRIPTS = [
     case(f"zoo:{name}", kind="script")
     for name in ("bert-tiny", "gpt-mini", "llama-tiny", "mlp", "transformer-tiny", "vgg11-tiny")
 ]
-LAPTOP = (
-    "amoebanet-d-tiny", "bert-tiny", "clip-tiny", "deeplab-v3-tiny", "gnmt-tiny", "gpt-mini",
-    "gpt-mini-dropout", "gpt2-tiny", "gpt2-tiny-dropout", "inception-v3-tiny", "lenet", "llama-tiny",
-    "lstm-lm-tiny", "mixtral-tiny", "mlp", "moe-mini", "resnet-tiny", "rnn-lm-tiny",
-    "transformer-tiny", "two-tower-tiny", "unet-tiny", "vgg11-tiny", "wide-resnet-tiny",
-)  # fmt: skip
 FAMILIES = ("albert", "gpt_neox", "t5", "convnext")
 WHOLE = [
-    *(f"zoo:{name}" for name in LAPTOP),
+    *(f"zoo:{entry.name}" for entry in zoo.list_models() if entry.size == "laptop"),
     *(f"tests.simulate.held_out:{name}" for name in FAMILIES),
     "tests.fake_cuda.models:drawing",
 ]

@@ -1,21 +1,23 @@
-"""The operator graph's own invariants, without PyTorch."""
+"""The operator graph's own invariants, without PyTorch, and its JSON, which brings back everything."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 
 import pytest
 
-from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, iter_refs, map_refs
+from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral, iter_refs, map_refs
+from tensoropt.graph.ir import graph_from_dict, graph_to_dict
 
 
 def graph(**changes) -> OperatorGraph:
     """``y = relu(x @ w)``, ``z = y + y``."""
     tensors = [
         Tensor("x", (4, 8), "float32", "input"),
-        Tensor("w", (8, 2), "bfloat16", "parameter", True, "layer.weight"),
+        Tensor("w", (8, 2), "bfloat16", "parameter", True, "layer.weight", "float32"),
         Tensor("h", (4, 2), "float32", "activation", True),
         Tensor("y", (4, 2), "float32", "activation", True),
         Tensor("z", (4, 2), "float32", "activation", True),
@@ -96,3 +98,44 @@ def test_the_fingerprint_tells_what_is_computed():
 def test_the_graph_needs_no_pytorch():
     code = "import sys, tensoropt.graph; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- as JSON ----------------------------------------------------------------------------------------
+
+
+def odd(*args, **kwargs) -> OperatorGraph:
+    """A graph that has something of everything, and an operator with these arguments."""
+    operator = Operator("odd", "aten.odd.default", args, kwargs, ("z",), "layer", "model.py:3")
+    more = {"aliases": {"tied.weight": "layer.weight"}, "notes": ("a note",), "compute_dtype": "bfloat16"}
+    return graph(operators=(*graph().operators[:2], operator), training=False, **more)
+
+
+def there_and_back(value: OperatorGraph) -> OperatorGraph:
+    return graph_from_dict(json.loads(json.dumps(graph_to_dict(value), allow_nan=False)))
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        None, True, 3, -0.0, 1e-12, float("inf"), -float("inf"), "mean", [1, -1], (1, 2), [(Ref("w"), None)],
+        TorchLiteral("float32"), (), [],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_every_kind_of_argument_comes_back(argument):
+    made = odd(Ref("x"), argument, scale=argument)
+    found = there_and_back(made)
+    assert found == made
+    assert found.fingerprint == made.fingerprint
+    assert repr(found.operators) == repr(made.operators)  # lists stay lists, tuples tuples
+
+
+def test_values_of_constants_are_left_out():
+    constant = Tensor("c", (2,), "float32", "constant")
+    made = graph(tensors={**graph().tensors, "c": constant}, constants={"c": object()})
+    assert there_and_back(made).constants == {}
+
+
+def test_what_no_file_can_hold_is_named():
+    with pytest.raises(TypeError, match=r"odd \(aten.odd.default\) has an argument.*is a complex"):
+        graph_to_dict(odd(Ref("x"), 1j))

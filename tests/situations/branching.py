@@ -33,36 +33,6 @@ def build_two_towers():
     return TwoTowers(), (torch.randn(8, 3, 16, 16), torch.randint(0, 500, (8, 12)))
 
 
-class Cell(nn.Module):
-    """Four branches of unlike length and size, joined along the channels."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.one = conv(inputs, width, 1)
-        self.three = nn.Sequential(conv(inputs, width, 1), conv(width, width))
-        self.five = nn.Sequential(conv(inputs, width, 1), conv(width, width, 5))
-        self.pooled = nn.Sequential(nn.AvgPool2d(3, 1, 1), conv(inputs, width, 1))
-
-    def forward(self, x):
-        return torch.cat([self.one(x), self.three(x), self.five(x), self.pooled(x)], 1)
-
-
-class Cells(nn.Module):
-    def __init__(self, width: int = 16, count: int = 3) -> None:
-        super().__init__()
-        self.cells = nn.Sequential(*(Cell(3 if i == 0 else 4 * width, width) for i in range(count)))
-        self.norm = nn.BatchNorm2d(4 * width)
-        self.head = nn.Linear(4 * width, 10)
-
-    def forward(self, images, labels):
-        return nn.functional.cross_entropy(self.head(self.norm(self.cells(images)).mean((2, 3))), labels)
-
-
-def build_cells():
-    """A frontier; its batch norm runs in one micro-batch alone."""
-    return Cells(), (torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,)))
-
-
 class Mixture(nn.Module):
     """Every image through all experts, convolutions of several sizes, weighted by a small gate."""
 
@@ -104,30 +74,3 @@ def build_siamese():
     """A frontier; the weights of the body are read twice."""
     images = torch.randn(2, 4, 3, 16, 16)
     return Siamese(), (images[0], images[1], torch.randint(0, 2, (4,)))
-
-
-class UNet(nn.Module):
-    """Down and up again, each level joined with the one that it came from."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.first, self.second = conv(3, width), conv(width, 2 * width)
-        self.bottom = conv(2 * width, 4 * width)
-        self.up = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
-        self.third = conv(4 * width, 2 * width)
-        self.last = nn.ConvTranspose2d(2 * width, width, 2, 2)
-        self.fourth = conv(2 * width, width)
-        self.head = nn.Conv2d(width, 4, 1)
-
-    def forward(self, images, classes):
-        pool = nn.functional.max_pool2d
-        a = self.first(images)
-        b = self.second(pool(a, 2))
-        x = self.third(torch.cat([b, self.up(self.bottom(pool(b, 2)))], 1))
-        x = self.fourth(torch.cat([a, self.last(x)], 1))
-        return nn.functional.cross_entropy(self.head(x), classes)
-
-
-def build_unet():
-    """A frontier; what is joined lives from the way down to the way up."""
-    return UNet(), (torch.randn(2, 3, 32, 32), torch.randint(0, 4, (2, 32, 32)))

@@ -30,32 +30,9 @@ def _head(net, x):
     return net.b(torch.tanh(net.a(x)))
 
 
-build_gaussian_loss = of(
-    lambda net, x: F.gaussian_nll_loss(_head(net, x), x[:, :4], _head(net, x).square() + 0.1)
-)
-build_gaussian_loss.refused = r"guarded\.py:\d+ .*writes, without gradients, .*gaussian_nll_loss.*detach\(\)"
 build_cosine_loss = of(
     lambda net, x, y: F.cosine_embedding_loss(_head(net, x), x[:, :4], y % 2 * 2 - 1), labelled
 )
-build_distributions = of(
-    lambda net, x: (
-        -torch.distributions.Gamma(_head(net, x).exp(), torch.ones(4)).log_prob(x[:, :4].exp()).mean()
-    )
-)
-
-
-def _guarded(net, x, y):
-    assert x.dim() == 2, "rows"
-    assert (x.abs() < 100).all(), "large"
-    assert (y >= 0).all() and (y < 4).all(), "labels"  # noqa: PT018
-    if y.max().item() > 3 or not bool((x == x).all()):
-        raise ValueError("labels")
-    if (x.abs() > 50).any():
-        print("large values")
-    return F.cross_entropy(_head(net, x), y)
-
-
-build_guards = of(_guarded, labelled)
 
 
 def _masked(net, x):
@@ -78,7 +55,6 @@ def _contrastive(net, x):
 
 
 build_contrastive = of(_contrastive)
-build_data = of(lambda net, x: (_head(net, x) - _head(net, x).data * 0.5).square().mean())
 
 
 def _named(name):

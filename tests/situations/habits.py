@@ -1,10 +1,8 @@
-"""Ways of calling models and of returning losses that scripts have, each as a small model."""
+"""Ways of calling models that scripts have, each as a small model."""
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,48 +57,3 @@ def build_nested_arguments() -> Recipe:
     x, y = _inputs()
     extra = {"shift": {"each": torch.randn(8, 32), "other": None}}
     return Called(), (x,), {"labels": y, "repeat": 2, "extra": extra, "scale": torch.ones(8, 1)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """Every field is required, and the last one looks at another."""
-
-    logits: torch.Tensor
-    loss: torch.Tensor
-    classes: int = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", self.logits.shape[-1])
-
-
-class Pair(NamedTuple):
-    logits: torch.Tensor
-    loss: torch.Tensor
-
-
-class Returning(nn.Module):
-    """Puts its loss into an object of some kind."""
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__()
-        self.kind = kind
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 8)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
-        logits = self.down(self.up(x).relu())
-        return self.kind(logits=logits, loss=F.cross_entropy(logits, labels))
-
-
-def build_required_fields() -> Recipe:
-    """A frontier: the loss is in a frozen dataclass without defaults."""
-    return Returning(Results), _inputs(), {}
-
-
-def build_named_tuple() -> Recipe:
-    """A frontier: the loss is a field of a named tuple."""
-    return Returning(Pair), _inputs(), {}
-
-
-def build_default_dict() -> Recipe:
-    """A frontier: the loss is in a dict that is not made of a dict alone."""
-    return Returning(lambda **values: collections.defaultdict(list, values)), _inputs(), {}

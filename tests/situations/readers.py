@@ -50,21 +50,18 @@ def siamese(layers: int, apart: str = "trained") -> Built:
 
 
 # Frontiers: what both branches read is trained by both, is detached in the second, or has no gradient there.
-build_siamese_one = _built(lambda: Siamese(1), (8, WIDTH), (8, WIDTH))
 build_siamese_three = _built(lambda: Siamese(3), (8, WIDTH), (8, WIDTH))
 build_siamese_six = _built(lambda: Siamese(6, "detach"), (8, WIDTH), (8, WIDTH))
 build_target_without_gradient = _built(lambda: Siamese(4, "no_grad"), (8, WIDTH), (8, WIDTH))
 
 
 class Twice(nn.Module):
-    """Blocks that read their weight twice, with a stem and a head, or a bare stack of them."""
+    """Blocks that read their weight twice, with a stem and a head."""
 
-    def __init__(self, blocks: int, ends: bool = True) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(blocks))
-        self.stem, self.head = (
-            (nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)) if ends else (nn.Identity(), nn.Identity())
-        )
+        self.stem, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.stem(x)
@@ -93,7 +90,6 @@ def _momentum(m: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 # A frontier, and pipelines that run: cuts go through the branch without gradient as well.
-# A frontier, and pipelines that run: cuts go through the branch without gradient as well.
 build_momentum_target = _built(
     lambda: Call(_momentum, online=layers(3), target=layers(3), head=nn.Linear(WIDTH, WIDTH))
 )
@@ -112,7 +108,6 @@ def _detached_later(m: Any, x: torch.Tensor) -> torch.Tensor:
     return ((h - aim) * strong).square().mean() + (h * kept.detach()).mean()
 
 
-# A frontier, and pipelines that run: an activation is read without gradient in a later stage alone.
 # A frontier, and pipelines that run: an activation is read without gradient in a later stage alone.
 build_detached_later = _built(lambda: Call(_detached_later, layers=layers(5)))
 
@@ -135,13 +130,11 @@ def _pseudo_labels(m: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 # A frontier, and pipelines that run: integers, masks and activations without gradient cross.
-# A frontier, and pipelines that run: integers, masks and activations without gradient cross.
 build_integers_and_masks_that_cross = _built(
     lambda: Call(_integers, frozen=nn.Linear(WIDTH, WIDTH).requires_grad_(False), layers=layers(4))
 )
 
 
-# A frontier without micro-batches, as a mean's targets are counted before the step.
 # A frontier without micro-batches, as a mean's targets are counted before the step.
 build_targets_made_of_parameters = _built(lambda: Call(_pseudo_labels, layers=layers(2)))
 
@@ -199,7 +192,7 @@ build_normed_weights = _built(lambda: MadeOfParameters("normed"))
 build_penalty_on_parameters = _built(lambda: MadeOfParameters("penalty"))
 
 
-# Frontiers: blocks without a stem or a head.
+# A frontier: blocks without a stem or a head.
 def _stack(m: Any, x: torch.Tensor) -> torch.Tensor:
     """Nothing but alike blocks; the loss is part of the last one's result."""
     for block in m.blocks:
@@ -207,7 +200,6 @@ def _stack(m: Any, x: torch.Tensor) -> torch.Tensor:
     return x.square().mean()
 
 
-build_bare_stack_of_four = _built(lambda: Call(_stack, blocks=layers(4)))
 build_bare_stack_of_six = _built(lambda: Call(_stack, blocks=layers(6)))
 
 
@@ -222,7 +214,6 @@ def _nested(m: Any, x: torch.Tensor) -> torch.Tensor:
     return (third(b) - c).square().mean()
 
 
-# A frontier: gradients of the layer inside, and none of the weight that is read before and behind it.
 # A frontier: gradients of the layer inside, and none of the weight that is read before and behind it.
 build_gradient_inside_no_grad = _built(lambda: Call(_nested, layers=layers(3)))
 

@@ -200,7 +200,6 @@ def _seeded(
     return situation(make, inputs, refused)
 
 
-# Runs in one micro-batch, as a loss that is multiplied is no sum over micro-batches any more.
 TWO = {"first": (16, 16), "last": (16, 4)}
 # Runs in one micro-batch, as a loss that is multiplied is no sum over micro-batches any more.
 build_step_counter = _seeded(
@@ -249,19 +248,6 @@ build_max_norm = situation(
     lambda: (torch.randint(0, 16, (8, 5)), torch.randint(0, 4, (8,))),
     r"changes its parameter table\.weight in forward.*max_norm",
 )
-# Runs, also in micro-batches and in pipelines, whose stages both read the mask.
-# Runs in one micro-batch; stages that read the scale are sent it.
-# Runs, also in micro-batches: the teacher follows weights, not the batch.
-# Runs in one micro-batch: the codes follow the batch.
-# Runs in one micro-batch.
-# Runs in one micro-batch; a buffer that takes another one's value has memory of its own.
-
-
-# Runs in one micro-batch: the first and the last norm have running statistics.
-
-
-# Runs, also in micro-batches: no state at all.
-# Run, also in micro-batches: one power iteration a step.
 
 
 def _changed(change: str, refused: Any = None) -> Any:
@@ -280,4 +266,3 @@ build_replaced_parameter = _changed("replace_bias", r"state\.py:\d+ .*makes a pa
 build_exchanged_tensor = _changed("exchange_plain", r"changes its tensor plain in forward")
 build_changed_tensor = _changed("change_plain", r"changes its tensor plain in forward")
 build_late_buffer = _changed("make_buffer", r"makes its buffer late in forward")
-# Refused: the embedding renormalises its table.

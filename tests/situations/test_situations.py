@@ -57,10 +57,9 @@ def _situations() -> Iterator[tuple[Path, str, Callable[[], Any]]]:
 
 
 EXPLORED = {
-    "ordinary-build", "asked-build_held_in_forward", "branching-build_two_towers",
-    "gradients-build_not_reentrant", "guarded-build_guards", "habits-build_nested_arguments",
-    "masks-build_grouped_queries", "readers-build_split_weights", "state-build_codebook",
-    "untrainable-build_complex_select",
+    "asked-build_held_in_forward", "branching-build_two_towers", "gradients-build_not_reentrant",
+    "guarded-build_contrastive", "habits-build_nested_arguments", "readers-build_split_weights",
+    "state-build_codebook", "untrainable-build_complex_select",
 }  # fmt: skip
 """One of each module, which the fast tests explore; the others they capture."""
 

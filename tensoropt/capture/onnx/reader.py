@@ -59,7 +59,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 def checked(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with its own functions inlined, if all counts and names are valid."""
-    opsets = opsets_of(model)
+    opsets = _opsets_of(model)
     if not _MIN_OPSET <= opsets.get("", _MIN_OPSET) <= _MAX_OPSET:
         raise OnnxError(
             f"the file is written in opset {opsets['']}, but {_MIN_OPSET} to {_MAX_OPSET} are understood; "
@@ -82,7 +82,7 @@ def newer(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
     Raises:
         OnnxError: onnx cannot convert it.
     """
-    version = opsets_of(model).get("", _OPSET)
+    version = _opsets_of(model).get("", _OPSET)
     if version >= _OPSET:
         return model
     old, stored = model.graph, {tensor.name for tensor in model.graph.initializer}
@@ -140,7 +140,7 @@ def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
             yield from every_node(inner)
 
 
-def opsets_of(model: onnx.ModelProto) -> dict[str, int]:
+def _opsets_of(model: onnx.ModelProto) -> dict[str, int]:
     """Return the opset version by domain; the standard domain is the empty string."""
     return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
 

@@ -90,11 +90,8 @@ class OnnxValue:
         builder = next(leaf.builder for leaf in leaves if isinstance(leaf, OnnxValue))
         return builder.call(func, *args, **(kwargs or {}))
 
-    def __rsub__(self, other: Any) -> OnnxValue:
-        return self.builder.call(torch.add, self.builder.call(torch.neg, self), other)
-
     __add__ = __radd__ = _operator(torch.add)
-    __sub__, __truediv__ = _operator(torch.sub), _operator(torch.div)
+    __truediv__ = _operator(torch.div)
     __mul__ = __rmul__ = _operator(torch.mul)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> OnnxValue:

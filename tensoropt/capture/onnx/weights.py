@@ -205,12 +205,11 @@ def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
         if entry.key == DECLARED
     }
     declared = frozenset(name for name, kind in kinds.items() if kind == "PARAMETER")
-    names_by_use: dict[bool | None, set[str]] = {True: set(), False: set(), None: set()}
-    for name in _leaves(graph):
-        # Declarations in the file need no guess.
-        if name not in kinds:
-            names_by_use[_use(name, uses)].add(name)
-    return _TrainedConstants(declared, frozenset(names_by_use[True]), frozenset(names_by_use[False]))
+    # Declarations in the file need no guess.
+    guessed = {name: _use(name, uses) for name in _leaves(graph) if name not in kinds}
+    placed = frozenset(name for name, use in guessed.items() if use)
+    combined = frozenset(name for name, use in guessed.items() if use is False)
+    return _TrainedConstants(declared, placed, combined)
 
 
 def _is_mask(data: torch.Tensor) -> bool:

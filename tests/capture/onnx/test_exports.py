@@ -69,7 +69,8 @@ class Recogniser(nn.Module):
         self.features = nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1),
             nn.ReLU(),
-            nn.MaxPool2d(2),
+            nn.MaxPool2d(4),
+            nn.ConvTranspose2d(8, 8, 2, 2),
             nn.Conv2d(8, 12, 3, padding=1, bias=False),
             nn.BatchNorm2d(12),
             nn.ReLU(),
@@ -87,45 +88,8 @@ class Recogniser(nn.Module):
         return F.log_softmax(self.letters(columns), 2)
 
 
-class Detector(nn.Module):
-    """One scale of an anchor-based detector: neck with three ways of upsampling, boxes, the best of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 2, 1),
-            nn.BatchNorm2d(8),
-            nn.SiLU(),
-            nn.Conv2d(8, 16, 3, 2, 1),
-            nn.BatchNorm2d(16),
-            nn.SiLU(),
-        )
-        self.down, self.up = nn.Conv2d(16, 16, 3, 2, 1), nn.ConvTranspose2d(16, 16, 2, 2)
-        self.head = nn.Conv2d(32, 3 * 9, 1)
-        self.register_buffer("anchors", torch.tensor([4.0, 6, 8, 5, 9, 3]).reshape(3, 1, 1, 2))
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        fine = self.stem(image)
-        coarse = F.silu(self.down(fine))
-        up = F.interpolate(coarse, scale_factor=2, mode="nearest") + self.up(coarse)
-        up = up + F.interpolate(coarse, size=fine.shape[2:], mode="bilinear", align_corners=False)
-        found = self.head(torch.cat([fine, up], 1))
-        count, _, height, width = found.shape
-        found = found.view(count, 3, 9, height, width).permute(0, 1, 3, 4, 2)
-        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        centre, size, scores = found.split((2, 2, 5), 4)
-        centre = (centre.sigmoid() * 2 - 0.5 + torch.stack([x, y], -1).float()) * 4
-        size = (size.sigmoid() * 2) ** 2 * self.anchors
-        boxes = torch.cat([centre, size], 4).reshape(count, -1, 4)
-        # Far from saturation: ONNX keeps the order of equal elements, PyTorch's topk does not.
-        best, index = (scores / 64).sigmoid().amax(4).reshape(count, -1).topk(20, 1)
-        chosen = torch.gather(boxes, 1, index.unsqueeze(-1).expand(-1, -1, 4))
-        return torch.cat([chosen, best.unsqueeze(-1)], -1)
-
-
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {
     "recogniser": lambda: (Recogniser(), (torch.randn(2, 1, 16, 24),)),
-    "detector": lambda: (Detector(), (torch.randn(2, 3, 32, 32),)),
     "bert": bert,
     "gpt2": gpt2,
 }

@@ -123,59 +123,37 @@ def test_unknown_loss() -> None:
 # -- versions of operators ------------------------------------------------------------------------
 
 INT = np.int64
+HALF_PIXEL = {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}
 VERSIONS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], int, Any]] = {
     "slice 9": (
-        [node("Slice", "x", "y", axes=[2, 3], starts=[1, -3], ends=[5, 99])],
-        {},
-        9,
+        [node("Slice", "x", "y", axes=[2, 3], starts=[1, -3], ends=[5, 99])], {}, 9,
         lambda x: x[:, :, 1:5, -3:],
     ),
     "softmax 11 flattens": (
-        [node("Softmax", "x", "y", axis=2)],
-        {},
-        11,
-        lambda x: x.flatten(2).softmax(2).view_as(x),
+        [node("Softmax", "x", "y", axis=2)], {}, 11, lambda x: x.flatten(2).softmax(2).view_as(x),
     ),
     "dropout 7": ([node("Dropout", "x", "y", ratio=0.9)], {}, 7, lambda x: x),
     "upsample 9": (
-        [node("Upsample", "x s", "y", mode="nearest")],
-        {"s": np.float32([1, 1, 2, 2])},
-        9,
+        [node("Upsample", "x s", "y", mode="nearest")], {"s": np.float32([1, 1, 2, 2])}, 9,
         lambda x: F.interpolate(x, scale_factor=2),
     ),
     "resize 10": (
-        [node("Resize", "x s", "y", mode="nearest")],
-        {"s": np.float32([1, 1, 1.7, 0.6])},
-        10,
+        [node("Resize", "x s", "y", mode="nearest")], {"s": np.float32([1, 1, 1.7, 0.6])}, 10,
         lambda x: F.interpolate(x, scale_factor=(1.7, 0.6)),
     ),
     "resize 11": (
-        [
-            node(
-                "Resize",
-                "x - - sizes",
-                "y",
-                mode="linear",
-                coordinate_transformation_mode="pytorch_half_pixel",
-            )
-        ],
-        {"sizes": INT([2, 3, 13, 5])},
-        11,
+        [node("Resize", "x - - sizes", "y", **HALF_PIXEL)], {"sizes": INT([2, 3, 13, 5])}, 11,
         lambda x: F.interpolate(x, size=(13, 5), mode="bilinear"),
     ),
     "topk 1": ([node("TopK", "x", "y i", axis=3, k=2)], {}, 9, lambda x: x.topk(2, 3)[0]),
     "shape arithmetic": (
         [
-            node("Shape", "x", "s"),
-            node("Gather", "s zero", "n"),
-            node("Concat", "n rest", "t", axis=0),
+            node("Shape", "x", "s"), node("Gather", "s zero", "n"), node("Concat", "n rest", "t", axis=0),
             node("Reshape", "x t", "y"),
         ],
-        {"zero": INT([0]), "rest": INT([-1])},
-        13,
-        lambda x: x.flatten(1),
+        {"zero": INT([0]), "rest": INT([-1])}, 13, lambda x: x.flatten(1),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", VERSIONS)

@@ -171,18 +171,11 @@ def test_external_data_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("location", "../weights.bin"),
-        ("location", "/etc/passwd"),
-        ("location", "linked.bin"),
-        ("location", "circle.bin"),
-        ("location", "pipe"),
-        ("location", "missing.bin"),
-        ("offset", "99999999"),
-        ("offset", "-4"),
-        ("length", "3"),
-        ("length", "many"),
+        ("location", "../weights.bin"), ("location", "/etc/passwd"), ("location", "linked.bin"),
+        ("location", "circle.bin"), ("location", "pipe"), ("location", "missing.bin"),
+        ("offset", "99999999"), ("offset", "-4"), ("length", "3"), ("length", "many"),
     ],
-)
+)  # fmt: skip
 def test_external_data_that_lies(tmp_path: Path, key: str, value: str) -> None:
     path = save(tmp_path / "m")
     (tmp_path / "weights.bin").write_bytes((path.parent / "weights.bin").read_bytes())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -50,65 +47,39 @@ def gather(call: Call) -> Traced:
     return rows.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
+def _tuples(index: Traced) -> list[Traced]:
+    """Return what tuples along the last dim say of each dim that they index."""
+    return list(torch.unbind(index.to(torch.int64), -1))
+
+
 @converter("GatherND")
 def _gather_nd(call: Call) -> Traced:
     x, index, batch = call[0], call[1], call.attribute("batch_dims", 0)
-    depth = index.shape[-1]
-    flat, sizes = _flat_index(call, index, x.shape, batch)
-    inner = x.shape[batch + depth :]
-    lead = math.prod(x.shape[:batch])
-    source = x.reshape(lead * math.prod(x.shape[batch : batch + depth]), *inner)
-    rows = torch.index_select(source, 0, flat.reshape(flat.numel))
-    return rows.reshape(*sizes, *inner)
+    # Every sample of a batch dim is looked up in itself.
+    own = [torch.arange(n).reshape(n, *(1,) * (index.ndim - 2 - d)) for d, n in enumerate(x.shape[:batch])]
+    return call.builder.call(torch.ops.aten.index.Tensor, x, [*map(call.builder.known, own), *_tuples(index)])
 
 
-def _flat_index(
-    call: Call, index: Traced, shape: tuple[int, ...], batch: int
-) -> tuple[Traced, tuple[int, ...]]:
-    """Return index tuples as positions in the tensor with its indexed dims merged, and the tuples' own
-    dims."""
-    depth, sizes = index.shape[-1], index.shape[:-1]
-    if not 0 <= batch < max(index.ndim, 1) or batch + depth > len(shape):
-        raise OnnxError(f"index tuples of {depth} do not fit a tensor of shape {list(shape)}")
-    flat: Any = None
-    for i in range(depth):
-        size = shape[batch + i]
-        part = _counted_from_front(torch.select(index, -1, i), size)
-        flat = part if flat is None else flat * size + part
-    if batch:
-        per_sample = math.prod(shape[batch : batch + depth])
-        starts = torch.arange(math.prod(shape[:batch])).reshape(*shape[:batch], *(1,) * (len(sizes) - batch))
-        flat = flat + call.builder.known(starts * per_sample)
-    return flat, sizes
+@converter("ScatterND")
+def _scatter_nd(call: Call) -> Traced:
+    x, index, updates, reduction = call[0], call[1], call[2], call.attribute("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise OnnxError(f"its reduction '{reduction}' cannot be imported")
+    return torch.index_put(x, tuple(_tuples(index)), updates.to(x.dtype), reduction == "add")
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-@converter("ScatterND")
-def _scatter_nd(call: Call) -> Traced:
-    x, index, updates = call[0], call[1], call[2]
-    depth = index.shape[-1]
-    flat, _ = _flat_index(call, index, x.shape, 0)
-    rows, inner = math.prod(x.shape[:depth]), math.prod(x.shape[depth:])
-    places = flat.reshape(flat.numel, 1).method("expand", [flat.numel, inner])
-    out = _scattered(call, x.reshape(rows, inner), 0, places, updates.reshape(flat.numel, inner).to(x.dtype))
-    return out.reshape(*x.shape)
-
-
-def _scattered(call: Call, x: Traced, axis: int, index: Traced, updates: Traced) -> Traced:
-    reduction = call.attribute("reduction", "none")
+@converter("ScatterElements")
+def _scatter_elements(call: Call) -> Traced:
+    x, axis, updates, reduction = call[0], call.dim(), call[2], call.attribute("reduction", "none")
+    index = _counted_from_front(call[1], x.shape[axis])
     if reduction == "none":
         return torch.scatter(x, axis, index, updates)
     if reduction not in _REDUCTIONS:
         raise OnnxError(f"its reduction '{reduction}' is unknown")
     return torch.scatter_reduce(x, axis, index, updates, _REDUCTIONS[reduction])
-
-
-@converter("ScatterElements")
-def _scatter_elements(call: Call) -> Traced:
-    axis = call.dim()
-    return _scattered(call, call[0], axis, _counted_from_front(call[1], call[0].shape[axis]), call[2])
 
 
 @converter("OneHot")

@@ -23,7 +23,7 @@ from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.machine import described
-from tests.benchmarks.program import table
+from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published.memory import (
     ALLOCATED,
     RESERVED,
@@ -35,7 +35,7 @@ from tests.benchmarks.published.memory import (
     lasting_kinds,
     tensors_of,
 )
-from tests.benchmarks.published.predict import Row, extended, other_notes, recompute_notes, simulate_run
+from tests.benchmarks.published.predict import extended, other_notes, recompute_notes, simulate_run
 from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of, cluster_of
 
 METERS = {
@@ -219,10 +219,6 @@ def measure(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def measured_row(row: dict[str, str], models: Mapping[str, Any], store: ProfileStore) -> Row:
-    return measure(Run(row), models, store)
-
-
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Errors by meter, how many layouts are right, and within which share of the predicted four fifths of the
     published peaks lie."""
@@ -261,33 +257,33 @@ def _errors(part: Sequence[Row]) -> dict[str, Any]:
 
 def markdown(data: Mapping[str, Any]) -> str:
     """The result as a page, where no steps were asked for."""
-    head = [
+    return page(
         f"# What published runs take of their devices, predicted, {data['date']}",
-        "",
         f"Of {data['runs']}, {data['left_out']}. Nothing was run here.",
-        "",
         f"Taken from {described(data)}.",
-    ]
-    return "\n".join([*head, *lines(data), "", *approximated(data["memory_rows"])])
+        part(data),
+        "What was approximated:",
+        approximated(data["memory_rows"]),
+    )
 
 
-def lines(data: Mapping[str, Any]) -> list[str]:
-    """The rows and their summary as a part of a page; none where no run says anything of memory."""
-    rows = data.get("memory_rows") or []
+def part(data: Mapping[str, Any]) -> str:
+    """The rows and their summary as a part of a page; "" where no run says anything of memory."""
+    rows = data.get("memory_rows")
     if not rows:
-        return []
+        return ""
     found = data["memory"]
     layouts = found["layouts"].values()
     right, every = (sum(of[name] for of in layouts) for name in ("right", "layouts"))
-    return [
-        "",
+    return page(
         "## Memory",
-        "",
-        "What a process takes of a device, predicted with each term, beside published peaks (never pooled",
-        "over meters) and outcomes. A layout is right where it is predicted to fit and ran, or not to fit",
-        f"and ran out of memory. In band is what lies between {LEAST:g} and {MOST:g} times the prediction.",
-        "",
-        *table(
+        (
+            "What a process takes of a device, predicted with each term, beside published peaks (never",
+            "pooled over meters) and outcomes. A layout is right where it is predicted to fit and ran, or",
+            "not to fit and ran out of memory. In band is what lies between "
+            f"{LEAST:g} and {MOST:g} times the prediction.",
+        ),
+        table(
             METER_TITLES,
             (
                 [meter, of["runs"], f"{of['median_error']:.1%}", f"{of['worst_error']:.1%}",
@@ -296,19 +292,16 @@ def lines(data: Mapping[str, Any]) -> list[str]:
                 for meter, of in found["meters"].items()
             ),
         ),
-        "",
-        *table(
+        table(
             ["outcome", "layouts right", *VERDICTS],
             (
                 [outcome, f"{of['right']} of {of['layouts']}", *(of.get(verdict, 0) for verdict in VERDICTS)]
                 for outcome, of in found["layouts"].items()
             ),
         ),
-        "",
         f"Layouts right: {right} of {every}.",
-        "",
-        *table(ROW_TITLES, map(_cells, rows)),
-    ]  # fmt: skip
+        table(ROW_TITLES, map(_cells, rows)),
+    )  # fmt: skip
 
 
 def _cells(row: Row) -> list[str]:
@@ -320,14 +313,3 @@ def _cells(row: Row) -> list[str]:
     off = f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}" if row["meter"] else ""
     return [*cells, *peak, off, f"{row['needed_bytes'] / GIB:.1f}", f"{row['device_bytes'] / GIB:.0f}",
             row["verdict"]]  # fmt: skip
-
-
-def told(row: Row) -> str:
-    """A row in a few words."""
-    if row["refused"] is not None:
-        return f"refused: {row['refused']}"
-    peak = ""
-    if row["meter"]:
-        peak = f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%} of {row['meter']}; "
-    needed = f"{row['needed_bytes'] / GIB:.1f} of {row['device_bytes'] / GIB:.0f} GiB"
-    return f"{peak}needs {needed}: {row['verdict']}; {row['outcome']}"

@@ -33,10 +33,10 @@ from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.recipes import FULL
+from tests.benchmarks.program import Row
 from tests.benchmarks.published.decoder import Architecture, build
 from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of
 
-Row = dict[str, Any]
 Simulated = TypeVar("Simulated")
 DEPTHS = (3, 5)
 """Blocks of the two models from which deeper ones are extended: two apart, as every other block may fill a
@@ -171,8 +171,12 @@ def extended(
     return {name: first[name] + times * (second[name] - first[name]) for name in first}, more
 
 
-def predict(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
-    """The row of a run: its prediction, or why there is none."""
+def predict(run: Run, models: Mapping[str, Any], store: ProfileStore, left_out: str | None = None) -> Row:
+    """The row of a run: its prediction, or why there is none.
+
+    Args:
+        left_out: a term that predictions do without (:data:`TERMS`).
+    """
     about = ("id", "source", "gpu", "model", "single_node", "core", "published_step_s")
     nothing = dict.fromkeys(("predicted_step_s", "predicted_memory_bytes", "refused"))
     row: Row = {name: getattr(run, name) for name in about} | nothing
@@ -180,7 +184,8 @@ def predict(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
         pinned_of(run)  # refused before the model is looked for
         if run.published_step_s is None or run.outcome != "ok":
             raise RefusedRunError(f"it has no step time: its outcome is {run.outcome}")
-        found, of = figures(run, architecture_of(run, models), store)
+        with without(left_out):
+            found, of = figures(run, architecture_of(run, models), store)
     except (RefusedRunError, TensorOptError) as refusal:
         return {**row, "refused": str(refusal)}
     finally:
@@ -221,13 +226,7 @@ def recompute_notes(run: Run) -> list[str]:
     return [f"recomputed by the recipe '{recipe}', where the run says {run.recompute}"]
 
 
-def open_store(path: Path) -> ProfileStore:
-    """A store of the benchmark's own: nothing that was timed on this machine is to price a GPU."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return ProfileStore(path)
-
-
-Work = Callable[[dict[str, str], Mapping[str, Any], ProfileStore], Row]
+Work = Callable[[Run, Mapping[str, Any], ProfileStore], Row]
 
 
 def in_processes(
@@ -241,18 +240,11 @@ def in_processes(
     alone = partial(_alone, models=models, folder=folder, work=work)
     # Not forked, as this process has threads of PyTorch's.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(alone, [dict(run.row) for run in runs])
+        yield from pool.map(alone, runs)
 
 
-def _alone(row: dict[str, str], models: Mapping[str, Any], folder: Path, work: Work) -> Row:
+def _alone(run: Run, models: Mapping[str, Any], folder: Path, work: Work) -> Row:
     torch.set_num_threads(1)
-    with open_store(folder / f"{os.getpid()}.sqlite") as store:
-        return work(row, models, store)
-
-
-def predicted_row(
-    row: dict[str, str], models: Mapping[str, Any], store: ProfileStore, left_out: str | None = None
-) -> Row:
-    """The row of a run; ``left_out``: a term that predictions do without (:data:`TERMS`)."""
-    with without(left_out):
-        return predict(Run(row), models, store)
+    # A store of the benchmark's own: nothing that was timed on this machine is to price a GPU.
+    with ProfileStore(folder / f"{os.getpid()}.sqlite") as store:
+        return work(run, models, store)

@@ -10,11 +10,10 @@ from typing import Any
 from tensoropt.cluster.catalog import _preset
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import described
-from tests.benchmarks.program import table
+from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published import fits
 from tests.benchmarks.published.memory import approximated
 
-Row = Mapping[str, Any]
 GOAL = 0.15
 """The median error of single-node runs that is aimed at."""
 
@@ -87,31 +86,24 @@ def markdown(data: Mapping[str, Any], stem: str) -> str:
         if of[key]["runs"]
     ]
     refused = Counter(row["refused"] for row in data["rows"] if row["refused"] is not None)
-    lines = [
+    return page(
         f"# Published runs, predicted from data sheets, {data['date']}",
-        "",
         f"![predicted over published]({stem}.svg)",
-        "",
-        "Runs that other people measured, with their configuration pinned. Nothing was run here. An error is",
-        "|predicted / published - 1|. Beside computation run what ZeRO gathers and scatters, buckets of",
-        "gradients, and reductions beside products of weights' gradients; other collectives wait.",
-        f"Single-node runs are to be within {GOAL:.0%} in the median.",
-        *([f"Left out of all predictions: the term {data['without']}."] if data.get("without") else []),
-        "",
+        (
+            "Runs that other people measured, with their configuration pinned. Nothing was run here. An",
+            "error is |predicted / published - 1|. Beside computation run what ZeRO gathers and scatters,",
+            "buckets of gradients, and reductions beside products of weights' gradients; others wait.",
+            f"Single-node runs are to be within {GOAL:.0%} in the median.",
+        ),
+        f"Left out of all predictions: the term {data['without']}." if data.get("without") else "",
         f"Taken from {described(data)}.",
-        "",
-        *table(TITLES, rows),
-        "",
+        table(TITLES, rows),
         f"{sum(refused.values())} runs were refused:",
-        "",
-        *(f"- {count}: {why}" for why, count in refused.most_common()),
-        "",
-        *approximated(data["rows"]),
-        f"- {data['depths']}",
-        f"- {data['left_out']}",
-        *fits.lines(data),
-    ]
-    return "\n".join(lines)
+        [f"- {count}: {why}" for why, count in refused.most_common()],
+        "What was approximated:",
+        [*approximated(data["rows"]), f"- {data['depths']}", f"- {data['left_out']}"],
+        fits.part(data),
+    )
 
 
 def _cells(words: str, of: Mapping[str, Any]) -> list[str]:

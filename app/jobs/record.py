@@ -20,6 +20,7 @@ LOG = "job.log"
 _ACTIVE = ("queued", "running")
 _LOG_TAIL = 20_000
 """Maximum number of log characters on a page."""
+State = Literal["queued", "running", "done", "failed", "cancelled", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Job:
     id: str
     title: str
     arguments: tuple[str, ...]
-    state: Literal["queued", "running", "done", "failed", "cancelled", "interrupted"] = "queued"
+    state: State = "queued"
     measures: bool = False
     stages: tuple[Stage, ...] = ()
     error: str = ""

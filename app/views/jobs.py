@@ -39,8 +39,9 @@ class JobCard:
     @property
     def words(self) -> str:
         """Its state, how long it took, when it was submitted, and what it found."""
-        job = self.job
-        words = "waiting for its turn" if job.state == "queued" else job.state
+        job, words = self.job, str(self.job.state)
+        if job.state == "queued":
+            words = "waiting for its turn"
         if job.started is not None:
             words += f" · {duration((job.ended or self.now) - job.started)}"
         when = time.strftime("%d %b %H:%M", time.localtime(job.created))

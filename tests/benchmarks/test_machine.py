@@ -33,15 +33,6 @@ def test_every_program_is_known() -> None:
     assert set(modules()) == TOOLS | set(PROGRAMS.values()) | set(BY_NAME.values())
 
 
-def test_every_program_writes_through_machine() -> None:
-    """``write`` refuses a result without date, commit and machine; here: that nothing goes past it."""
-    for module in (*PROGRAMS.values(), *BY_NAME.values()):
-        text = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
-        assert re.search(r"\bTaking\(\)|\bResults\(|\brun_parts\(", text), module
-        assert "json.dump" not in text, module
-        assert "datetime" not in text, module
-
-
 def test_a_result_that_does_not_say_is_not_written(tmp_path: Path) -> None:
     about = Taking().about
     write(tmp_path / "whole", about, "text")

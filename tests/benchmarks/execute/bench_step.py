@@ -45,8 +45,9 @@ RIVALS = ("ddp", "fsdp2")
 OURS = "data parallel"
 
 
-def fastest(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], float]:
-    """(strategy, predicted seconds) of the fastest point of the model's frontier.
+def explored(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], float, dict[str, str]]:
+    """The strategies of the frontier's fastest point and of data parallelism, the first's predicted seconds,
+    and why there is no data parallelism.
 
     Placed plans and pipelines, which have no strategy, are run by other executors than the one that is timed.
     """
@@ -54,27 +55,31 @@ def fastest(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], floa
     found = tensoropt.explore(
         model, args, kwargs, cluster=f"local:{RANKS}", micro_batches=(1,), max_points=20, dtype="float32",
         source=spec.source, placements="never", pipelines="never", measure=measure,
+        planners=("data_parallel",),
     )  # fmt: skip
-    chosen = found.plan(len(found.points) - 1)
-    return chosen.strategy_data(), chosen.predicted.time_s
+    chosen, planners = found.plan(len(found.points) - 1), found.all_points.planners
+    strategies, refused = {"plan": chosen.strategy_data()}, {}
+    if "data_parallel" in planners:
+        strategies[OURS] = found.plan(planners.index("data_parallel")).strategy_data()
+    else:
+        (row,) = (row for row in found.comparison if row["planner"] == "data_parallel")
+        refused[OURS] = "; ".join(row["notes"])
+    return strategies, chosen.predicted.time_s, refused
 
 
-def on_ranks(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, Any]:
-    """Seconds per round of every method; what cannot run says why."""
-    steps: dict[str, rivals.Step] = {}
-    refused = {}
-    for name, make in rivals.METHODS.items():
-        try:
-            steps[name] = make(spec, strategy)
-        except rivals.UnsplittableError as error:
-            refused[name] = str(error)
+def on_ranks(
+    rank: int, world: int, spec: ModelSpec, strategies: Mapping[str, Any], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds per round of every method."""
+    steps = {name: rivals.plan(spec, strategy) for name, strategy in strategies.items()}
+    steps |= {"ddp": rivals.ddp(spec), "fsdp2": rivals.fsdp2(spec)}
     _forget_models()
-    return {"times_s": in_turns(steps, rounds, slower), "refused": refused}
+    return in_turns(steps, rounds, slower)
 
 
 def alone(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, list[float]]:
     """One rank: the lowered graph against the plain module."""
-    steps = {"lowered": rivals.plan(spec, strategy), "plain": rivals.plain(spec, None)}
+    steps = {"lowered": rivals.plan(spec, strategy), "plain": rivals.plain(spec)}
     _forget_models()
     return in_turns(steps, rounds, lambda seconds: seconds)
 
@@ -104,16 +109,16 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     """One row: medians in seconds, and the two ratios that count."""
     source, settings = MODELS[name]
     spec = ModelSpec(source, settings=tuple(settings.items()))
-    strategy, predicted_s = fastest(spec)
+    strategies, predicted_s, refused = explored(spec)
     graph = load_model(spec).graph
     parameters = sum(t.elements for t in graph.atoms.graph.parameters)
     whole = unsplit_strategy(graph).to_data()
     _forget_models()
     with RankPool(RANKS, timeout_s=400.0) as pool:
-        found = pool.run(on_ranks, spec, strategy, rounds)[0]
+        found = pool.run(on_ranks, spec, strategies, rounds)[0]
     with RankPool(1, timeout_s=400.0) as pool:
         single = pool.run(alone, spec, whole, rounds)[0]
-    medians = {k: statistics.median(v) for k, v in found["times_s"].items()}
+    medians = {k: statistics.median(v) for k, v in found.items()}
     best_s = min(medians[rival] for rival in RIVALS)
     return {
         "model": name,
@@ -122,7 +127,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "parameters": parameters,
         "predicted_s": predicted_s,
         "seconds": medians,
-        "refused": found["refused"],
+        "refused": refused,
         "against_best": medians["plan"] / best_s,
         "against_ddp": medians["plan"] / medians["ddp"],
         **({"data_parallel_against_ddp": medians[OURS] / medians["ddp"]} if OURS in medians else {}),

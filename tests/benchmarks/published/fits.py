@@ -8,7 +8,6 @@ allocator's figures leave out what the driver and NCCL take.
 
 from __future__ import annotations
 
-import gc
 import re
 import statistics
 from collections import Counter
@@ -18,7 +17,6 @@ from typing import Any
 
 from tensoropt.costs.device_fit import LEAST, MOST, DeviceFit, device_fit
 from tensoropt.costs.process_memory import TERMS, allocator_blocks
-from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
@@ -29,14 +27,19 @@ from tests.benchmarks.published.memory import (
     RESERVED,
     RESERVED_EXPANDABLE,
     approximated,
-    error,
     kept_between,
     kept_bytes,
     lasting_kinds,
     tensors_of,
 )
-from tests.benchmarks.published.predict import extended, other_notes, recompute_notes, simulate_run
-from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of, cluster_of
+from tests.benchmarks.published.predict import (
+    completed_by,
+    errors_of,
+    other_notes,
+    recompute_notes,
+    simulate_run,
+)
+from tests.benchmarks.published.runs import GIB, Run, architecture_of, cluster_of
 
 METERS = {
     "max allocated": "torch allocated",
@@ -190,30 +193,26 @@ def measure(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
         "refused": None,
     }
     run = as_trained(run)
-    try:
+
+    def made() -> Row:
         of, device_bytes = architecture_of(run, models), float(cluster_of(run).memory_bytes)
-        shares = run.recomputed
-        each = {}
-        for recipe in shares:
-            simulated = partial(simulate_run, run, store=store, recipe=recipe, process_memory=True)
-            each[recipe], _ = extended(of, simulated, partial(needs, run), whole=True)
-    except (RefusedRunError, TensorOptError) as refusal:
-        return {**row, "refused": str(refusal)}
-    finally:
-        gc.collect()  # graphs of thousands of operators lie in cycles
-    names = next(iter(each.values()))
-    needed = {name: sum(share * each[recipe][name] for recipe, share in shares.items()) for name in names}
-    fit = fit_of(needed, device_bytes)
-    return {
-        **row,
-        "predicted_bytes": by_meter(needed, row["meter"]) if row["meter"] else None,
-        "terms": needed,
-        "needed_bytes": fit.needed_bytes,
-        "device_bytes": device_bytes,
-        "verdict": fit.verdict,
-        "fits": fit.needed_bytes <= device_bytes,
-        "notes": [*recompute_notes(run), *other_notes(run)],
-    }
+        needed = Counter[str]()
+        for recipe, share in run.recomputed.items():
+            found = simulate_run(run, of, store, recipe=recipe, process_memory=True)
+            for name, size in needs(run, found).items():
+                needed[name] += share * size
+        fit = fit_of(needed, device_bytes)
+        return {
+            "predicted_bytes": by_meter(needed, row["meter"]) if row["meter"] else None,
+            "terms": dict(needed),
+            "needed_bytes": fit.needed_bytes,
+            "device_bytes": device_bytes,
+            "verdict": fit.verdict,
+            "fits": fit.needed_bytes <= device_bytes,
+            "notes": [*recompute_notes(run), *other_notes(run)],
+        }
+
+    return completed_by(made, row)
 
 
 # -- words ----------------------------------------------------------------------------------------
@@ -245,9 +244,7 @@ def _errors(part: Sequence[Row]) -> dict[str, Any]:
     ratios = sorted(row["published_bytes"] / row["predicted_bytes"] for row in part)
     tenths = statistics.quantiles(ratios, n=10, method="inclusive") if len(ratios) > 1 else ratios * 9
     return {
-        "runs": len(part),
-        "median_error": statistics.median(map(error, part)),
-        "worst_error": max(map(error, part)),
+        **errors_of(part, "bytes"),
         "median_ratio": statistics.median(ratios),
         "tenth": tenths[0],
         "nine_tenths": tenths[-1],

@@ -12,8 +12,6 @@ of figures are told apart, by what was measured:
 from __future__ import annotations
 
 import csv
-import gc
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.costs.process_memory import allocator_blocks
-from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.memory import KEPT, alive_at
@@ -32,8 +29,8 @@ from tensoropt.simulate.step import NamedBytes, lower
 from tests.benchmarks.machine import described
 from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published.decoder import Architecture
-from tests.benchmarks.published.predict import extended, simulate_run
-from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of
+from tests.benchmarks.published.predict import completed_by, errors_of, extended, simulate_run
+from tests.benchmarks.published.runs import GIB, Run, architecture_of
 
 ALLOCATED, RESERVED, RESERVED_EXPANDABLE = 1.0, 1.056, 1.016
 """What used blocks take over what was requested, and what is taken from the device without and with
@@ -234,7 +231,8 @@ def measure(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
         "published_bytes": run.published_bytes,
         "refused": None,
     }
-    try:
+
+    def made() -> Row:
         (recipe,) = run.recomputed
         of = architecture_of(run, models)
 
@@ -248,11 +246,9 @@ def measure(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
         simulated = partial(simulate_run, run, store=store, recipe=recipe, process_memory=True)
         # What an allocator leaves unused does not grow evenly with the blocks.
         found, _ = extended(of, simulated, read, run.what == "peak" or run.number("pp") > 1)
-    except (RefusedRunError, TensorOptError) as refusal:
-        return {**row, "refused": str(refusal)}
-    finally:
-        gc.collect()  # graphs of thousands of operators lie in cycles
-    return {**row, "predicted_bytes": found["bytes"], "notes": _notes(run)}
+        return {"predicted_bytes": found["bytes"], "notes": _notes(run)}
+
+    return completed_by(made, row)
 
 
 def _notes(run: Run) -> list[str]:
@@ -276,11 +272,6 @@ def _notes(run: Run) -> list[str]:
 # -- words ----------------------------------------------------------------------------------------
 
 
-def error(row: Row) -> float:
-    """|predicted / published - 1|."""
-    return abs(row["predicted_bytes"] / row["published_bytes"] - 1)
-
-
 def medians(rows: Sequence[Row]) -> dict[str, Any]:
     """How many rows are predicted, the median and the worst of their errors: of all, and by what was measured
     and by which meter."""
@@ -288,14 +279,7 @@ def medians(rows: Sequence[Row]) -> dict[str, Any]:
     parts = {"all": found}
     for row in found:
         parts.setdefault(f"{row['what']} ({row['meter']})", []).append(row)
-    return {
-        name: {
-            "runs": len(part),
-            "median_error": statistics.median(map(error, part)) if part else None,
-            "worst_error": max(map(error, part), default=None),
-        }
-        for name, part in parts.items()
-    }
+    return {name: errors_of(part, "bytes") for name, part in parts.items()}
 
 
 def markdown(data: Mapping[str, Any]) -> str:

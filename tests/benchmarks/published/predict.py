@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -179,19 +180,42 @@ def predict(run: Run, models: Mapping[str, Any], store: ProfileStore, left_out: 
     """
     about = ("id", "source", "gpu", "model", "single_node", "core", "published_step_s")
     nothing = dict.fromkeys(("predicted_step_s", "predicted_memory_bytes", "refused"))
-    row: Row = {name: getattr(run, name) for name in about} | nothing
-    try:
+
+    def made() -> Row:
         pinned_of(run)  # refused before the model is looked for
         if run.published_step_s is None or run.outcome != "ok":
             raise RefusedRunError(f"it has no step time: its outcome is {run.outcome}")
         with without(left_out):
             found, of = figures(run, architecture_of(run, models), store)
+        notes = [*of.notes, *recompute_notes(run), *fused_notes(run), *other_notes(run)]
+        return {**found, "notes": notes}
+
+    return completed_by(made, {name: getattr(run, name) for name in about} | nothing)
+
+
+def completed_by(made: Callable[[], Row], row: Row) -> Row:
+    """A row with what is predicted, or why nothing is."""
+    try:
+        return {**row, **made()}
     except (RefusedRunError, TensorOptError) as refusal:
         return {**row, "refused": str(refusal)}
     finally:
         gc.collect()  # graphs of thousands of operators lie in cycles
-    notes = [*of.notes, *recompute_notes(run), *fused_notes(run), *other_notes(run)]
-    return {**row, **found, "notes": notes}
+
+
+def error(row: Row, what: str) -> float:
+    """|predicted / published - 1| of ``step_s`` or ``bytes``."""
+    return abs(row[f"predicted_{what}"] / row[f"published_{what}"] - 1)
+
+
+def errors_of(rows: Sequence[Row], what: str) -> Row:
+    """How many rows, the median and the worst of their errors."""
+    errors = [error(row, what) for row in rows]
+    return {
+        "runs": len(rows),
+        "median_error": statistics.median(errors) if errors else None,
+        "worst_error": max(errors, default=None),
+    }
 
 
 def fused_notes(run: Run) -> list[str]:

@@ -13,6 +13,7 @@ from tests.benchmarks.machine import described
 from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published import fits
 from tests.benchmarks.published.memory import approximated
+from tests.benchmarks.published.predict import errors_of
 
 GOAL = 0.15
 """The median error of single-node runs that is aimed at."""
@@ -23,22 +24,11 @@ def fitted_sources() -> tuple[str, ...]:
     return tuple(_preset("efficiencies").get("fitted_to", ()))
 
 
-def error(row: Row) -> float:
-    """|predicted / published - 1|."""
-    return abs(row["predicted_step_s"] / row["published_step_s"] - 1)
-
-
 def summary(rows: Iterable[Row]) -> dict[str, Any]:
     """How many runs, the median and the worst of their errors, and the median of predicted / published."""
     found = [row for row in rows if row["refused"] is None]
-    if not found:
-        return {"runs": 0, "median_error": None, "worst_error": None, "median_ratio": None}
-    return {
-        "runs": len(found),
-        "median_error": statistics.median(map(error, found)),
-        "worst_error": max(map(error, found)),
-        "median_ratio": statistics.median(r["predicted_step_s"] / r["published_step_s"] for r in found),
-    }
+    ratios = [row["predicted_step_s"] / row["published_step_s"] for row in found]
+    return {**errors_of(found, "step_s"), "median_ratio": statistics.median(ratios) if ratios else None}
 
 
 def medians(rows: Sequence[Row]) -> dict[str, Any]:

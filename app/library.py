@@ -28,7 +28,7 @@ from .recent import Recent
 
 _MOST = 10_000
 """Maximum number of cached heads and costs; reading one takes about a millisecond."""
-Indexed = TypeVar("Indexed")
+_Indexed = TypeVar("_Indexed")
 Costs = tuple[list[float], list[float]]
 """Bytes that each point needs of a device, and seconds."""
 
@@ -104,7 +104,7 @@ def _compared(data: dict[str, Any]) -> str:
 READY_MADE = Path(__file__).parent / "data"
 FIRST = "llama3-8b-8x24gib"
 """The ready-made exploration shown first: a model that needs splitting."""
-CACHED = 8
+_CACHED = 8
 """Number of explorations kept in memory: one with 20,000 points, fully viewed, takes 100 MiB."""
 
 
@@ -121,10 +121,6 @@ class Entry:
     key: str
     folder: Path
     origin: str
-
-
-class UnknownExplorationError(TensorOptError):
-    """A key without an exploration in this library."""
 
 
 class Library:
@@ -152,7 +148,7 @@ class Library:
         self._fixed = sorted(fixed, key=lambda entry: entry.key != FIRST)
         self._jobs = jobs
         self._opened = opened
-        self._index, self._recent = Recent(_MOST), Recent(CACHED)
+        self._index, self._recent = Recent(_MOST), Recent(_CACHED)
         if opened is not None and not any(folders_in(opened)):
             raise TensorOptError(
                 f"{opened} holds no exploration (no {DESCRIBED} in it or in a subfolder); "
@@ -172,12 +168,12 @@ class Library:
         """Return the entry of a key.
 
         Raises:
-            UnknownExplorationError: there is none.
+            TensorOptError: there is none.
         """
         for entry in self.entries():
             if entry.key == key:
                 return entry
-        raise UnknownExplorationError(
+        raise TensorOptError(
             f"there is no exploration named '{key[:80]}' here any more; pick one from the list above"
         )
 
@@ -190,22 +186,22 @@ class Library:
         return self._indexed("costs", entry.folder, _costs, lambda _: ([], []))
 
     def _indexed(
-        self, kind: str, folder: Path, read: Callable[[Path], Indexed], fault: Callable[[str], Indexed]
-    ) -> Indexed:
+        self, kind: str, folder: Path, read: Callable[[Path], _Indexed], fault: Callable[[str], _Indexed]
+    ) -> _Indexed:
         file = folder / DESCRIBED
         try:
             state = file.stat()
         except OSError as error:
             return fault(f"{file} is gone ({error.strerror})")
 
-        def make() -> Indexed:
+        def make() -> _Indexed:
             try:
                 return read(folder)
             # Damaged files may raise any error, which must not affect other explorations.
             except Exception as error:
                 return fault(f"{folder.name} cannot be read ({type(error).__name__}: {str(error)[:200]})")
 
-        value: Indexed = self._index.get((kind, folder, state.st_mtime_ns, state.st_size), make)
+        value: _Indexed = self._index.get((kind, folder, state.st_mtime_ns, state.st_size), make)
         return value
 
     def alike(self, key: str) -> list[Entry]:
@@ -240,7 +236,7 @@ class Library:
         """Return the verifications of an exploration's plans.
 
         Raises:
-            UnknownExplorationError, TensorOptError: no such key; the file is damaged.
+            TensorOptError: no such key; the file is damaged.
         """
         return load_verified(self.entry(key).folder)
 
@@ -248,16 +244,14 @@ class Library:
         """Return the exploration of a key.
 
         Raises:
-            UnknownExplorationError, TensorOptError: no such key; its files are damaged.
+            TensorOptError: no such key; its files are damaged.
         """
         folder = self.entry(key).folder
         try:
             # Part of the cache's key, so that a folder explored again shows its new content.
             stamp = (folder / DESCRIBED).stat().st_mtime_ns
         except OSError as error:
-            raise UnknownExplorationError(
-                f"the files of '{key}' are gone; pick another exploration"
-            ) from error
+            raise TensorOptError(f"the files of '{key}' are gone; pick another exploration") from error
         exploration: Exploration = self._recent.get(
             (folder, stamp), lambda: _checked(load_exploration(folder), folder)
         )

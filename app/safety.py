@@ -22,11 +22,11 @@ from typing import Any
 
 from dash import Dash
 from dash.exceptions import DependencyException
-from flask import Flask, Response, redirect, request
+from flask import Flask, Response, request
 
 from .recent import Recent
 from .standalone import plotly
-from .state import MOVED, PAGES
+from .state import PAGES
 
 SUITES = "/_dash-component-suites/"
 """Path of the components' scripts: versioned, so they never change while the server runs."""
@@ -202,13 +202,10 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
         return None
 
     @server.before_request
-    def nowhere() -> Any:
+    def nowhere() -> Response | None:
         # Dash answers every unknown address with its page.
-        rule, name = request.url_rule.rule if request.url_rule is not None else "", request.path.strip("/")
-        if rule == _CATCH_ALL and name in MOVED:
-            query = request.query_string.decode("ascii", "replace")
-            return redirect(f"/{MOVED[name]}{'?' + query if query else ''}")
-        if rule == _CATCH_ALL and name not in PAGES:
+        rule = request.url_rule.rule if request.url_rule is not None else ""
+        if rule == _CATCH_ALL and request.path.strip("/") not in PAGES:
             return Response(_NOWHERE, status=404, mimetype="text/html")
         return None
 
@@ -249,10 +246,8 @@ def _callback_fault(body: bytes, callbacks: Any) -> str:
         listed = data.get(part, [])
         if not isinstance(listed, list) or not all(_is_dependency(item) for item in listed):
             return f"{part} is not a list of properties"
-    expected = callbacks[output]
-    for part in ("inputs", "state"):
-        want = [(dep["id"], dep["property"]) for dep in expected[part]]
-        have = [(item["id"], item["property"]) for item in data.get(part, []) if not isinstance(item, list)]
+        want = [(dep["id"], dep["property"]) for dep in callbacks[output][part]]
+        have = [(item["id"], item["property"]) for item in listed if not isinstance(item, list)]
         # Pattern controls (`ALL`) come as lists of unknown length.
         patterned = any(str(name).startswith("{") for name, _ in want)
         if not patterned and want != have:

@@ -14,11 +14,6 @@ from tensoropt.exploration.rates import amount_of
 from tensoropt.units import parse_bytes, parse_seconds
 
 PAGES = ("result", "new", "details")
-MOVED = {
-    "frontier": "result", "runs": "result", "export": "result", "plan": "details", "explore": "new",
-    "fit": "new",
-}  # fmt: skip
-"""Earlier versions' pages, with the pages that replace them: old links still work."""
 _LONGEST_SAID = 600
 _LONGEST = 80
 """Maximum length of a name in the URL; longer ones are not ours."""

@@ -4,7 +4,6 @@ window.dash_clientside = window.dash_clientside || {};
 (function () {
   const SAME = () => window.dash_clientside.no_update;
   const PAGES = ["result", "new", "details"];
-  const MOVED = { frontier: "result", runs: "result", export: "result", plan: "details", explore: "new", fit: "new" };
   const NAMES = { result: "Result", new: "Plan it", details: "Details" };
   const GRID = "/_dash-component-suites/dash_ag_grid/dash_ag_grid.min.js";
   const STEP_MS = 1000; // changes closer together are one step of the browser's history
@@ -111,7 +110,7 @@ window.dash_clientside = window.dash_clientside || {};
 
     page: function (path, search) {
       const name = (path || "").replace(/^\/+|\/+$/g, "");
-      const page = PAGES.includes(name) ? name : MOVED[name] || "result";
+      const page = PAGES.includes(name) ? name : "result";
       const left = document.documentElement.dataset.page;
       document.documentElement.dataset.page = page;
       document.querySelectorAll("nav a.nav").forEach((link) => {

@@ -17,7 +17,7 @@ from ..views.frontier import FrontierData
 from ..views.result import near, pace, rates_of, seen_rows, two_digits
 from ..views.units import Unit, unit_for
 from .palette import Palette, layout, palette
-from .traces import LEGEND_ABOVE, Json, across, axis, font, scatter, short
+from .traces import Json, across, axis, font, scatter, short
 
 LINE, DOTS, BASELINES, SELECTED = range(4)
 """Indices of the traces."""
@@ -146,7 +146,7 @@ def _frame(
     times = data.time[seen] / second
     tall = 0.2 * (float(np.ptp(times)) or float(times.max()))
     y = [max(float(times.min()) - tall, 0.0), float(times.max()) + tall]
-    veil = across("x", limit, {"width": 0}, layer="below") | {
+    veil = across(limit, {"width": 0}) | {
         "type": "rect", "x1": max(x[1], limit) * 10, "fillcolor": colours.veil,
     }  # fmt: skip
     grip = {
@@ -164,7 +164,7 @@ def _frame(
         clickmode="event",
         shapes=[
             veil,
-            across("x", device, {"width": 1.5, "color": colours.ink, "dash": "dot"}, layer="below"),
+            across(device, {"width": 1.5, "color": colours.ink, "dash": "dot"}),
             grip,
         ],
         annotations=[
@@ -174,9 +174,12 @@ def _frame(
         ],
         # A dragged budget is written in these units, and limited to the device's memory.
         meta={"unit": unit, "most": device},
-        legend=LEGEND_ABOVE | {"font": {"size": 12}, "itemclick": False, "itemdoubleclick": False, "y": 1.1},
+        legend={
+            "orientation": "h", "x": 0, "y": 1.1, "yanchor": "bottom", "font": {"size": 12},
+            "itemclick": False, "itemdoubleclick": False,
+        },
         margin={"l": 56, "r": 16, "t": 62, "b": 44},
-    )
+    )  # fmt: skip
 
 
 def _budget(data: FrontierData, view: View, limit: float, ends: list[float], colours: Palette) -> Json:
@@ -276,6 +279,5 @@ def compared_figure(frontiers: list[tuple[str, FrontierData]], scheme: str, *, p
         hovermode="closest",
         dragmode=False,
         legend={"orientation": "h", "y": -0.2, "x": 0},
-        margin={"l": 64, "r": 16, "t": 16, "b": 48},
     )
     return {"data": traces, "layout": frame}

@@ -10,7 +10,6 @@ import numpy as np
 from .palette import Palette, layout
 
 Json = dict[str, Any]
-LEGEND_ABOVE: Json = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}
 
 
 def short(values: np.ndarray) -> list[float]:
@@ -37,10 +36,9 @@ def axis(colours: Palette, text: str, *, log: bool) -> Json:
     return {**own, "title": {**own["title"], "text": text}, "exponentformat": "none", "nticks": 8, **scale}
 
 
-def across(side: str, at: float, line: Json, **more: Any) -> Json:
-    """Return a line across the whole plot at a value of axis ``x`` or ``y``."""
-    other = "y" if side == "x" else "x"
+def across(x: float, line: Json) -> Json:
+    """Return a line up the whole plot, below its traces."""
     return {
-        "type": "line", f"{side}ref": side, f"{side}0": at, f"{side}1": at, f"{other}ref": "paper",
-        f"{other}0": 0, f"{other}1": 1, "line": line, **more,
+        "type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line,
+        "layer": "below",
     }  # fmt: skip

@@ -23,7 +23,7 @@ from tensoropt.question.question import Question
 
 from ..safety import LOG as LOGGER
 from .estimate import CompletedJob, Estimate, estimate, request_key
-from .record import LOG, Job, is_alive, read_job, tail, this_server
+from .record import LOG, Job, State, is_alive, read_job, tail, this_server
 from .request import Request, written
 from .uploads import Uploads
 from .worker import data_folder, run
@@ -304,7 +304,7 @@ class JobManager:
     def _watch(self, id: str) -> None:
         """Read a job's messages until it ends, then record its outcome."""
         running = self._running[id]
-        outcome: tuple[str, str] | None = None
+        outcome: tuple[State, str] | None = None
         with contextlib.suppress(EOFError, OSError):
             while True:
                 kind, content = running.messages.recv()
@@ -332,9 +332,11 @@ class JobManager:
                 running.saved = now
                 self._save(job)
 
-    def _ended(self, job: Job, running: _Running, outcome: tuple[str, str] | None) -> None:
-        state, error = outcome or ("failed", "")
-        if outcome is None:
+    def _ended(self, job: Job, running: _Running, outcome: tuple[State, str] | None) -> None:
+        state: State = "failed"
+        if outcome is not None:
+            state, error = outcome
+        else:
             error = f"its process ended without a result (exit code {running.process.exitcode}); " + (
                 "see its log" if (running.process.exitcode or 0) > 0 else "out of memory, possibly"
             )

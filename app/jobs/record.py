@@ -6,20 +6,21 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
+from pydantic import TypeAdapter
 
 from tensoropt.files import write_text
 
 FILE = "job.json"
 LOG = "job.log"
 _ACTIVE = ("queued", "running")
-_STATES = (*_ACTIVE, "done", "failed", "cancelled", "interrupted")
 _LOG_TAIL = 20_000
 """Maximum number of log characters on a page."""
+State = Literal["queued", "running", "done", "failed", "cancelled", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,6 @@ class Job:
         id: the generated name of its folder.
         arguments: the arguments of the equivalent ``tensoropt`` command.
         question: the question (:meth:`tensoropt.question.question.Question.data`); empty if it was not saved.
-        state: one of :data:`_STATES`.
         error: the reason of a failure, in a sentence.
         created, started, ended: seconds since the epoch.
         server: (process id, start time) of the dashboard that runs it.
@@ -49,7 +49,7 @@ class Job:
     id: str
     title: str
     arguments: tuple[str, ...]
-    state: str = "queued"
+    state: State = "queued"
     measures: bool = False
     stages: tuple[Stage, ...] = ()
     error: str = ""
@@ -79,26 +79,16 @@ class Job:
         write_text(folder / FILE, json.dumps(asdict(self)) + "\n")
 
 
+_RECORD = TypeAdapter(Job)
+
+
 def read_job(folder: Path) -> Job | None:
     """Return the job in a folder; None if it has no readable record."""
     try:
-        data = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return _job(data) if isinstance(data, Mapping) and data.get("id") == folder.name else None
-    except (OSError, ValueError, TypeError, KeyError):
+        job = _RECORD.validate_json((folder / FILE).read_bytes())
+    except (OSError, ValueError):
         return None
-
-
-_OF_STAGE = [field.name for field in fields(Stage)]
-
-
-def _job(data: Mapping[str, Any]) -> Job:
-    values = {f.name: data[f.name] for f in fields(Job) if f.name in data}
-    values["arguments"] = tuple(map(str, values["arguments"]))
-    values["stages"] = tuple(Stage(**{name: s[name] for name in _OF_STAGE}) for s in values.get("stages", ()))
-    values["server"] = tuple(values.get("server", (0, 0.0)))
-    if values.get("state") not in _STATES:
-        raise ValueError(f"state {values.get('state')!r}")
-    return Job(**values)
+    return job if job.id == folder.name else None
 
 
 def this_server() -> tuple[int, float]:

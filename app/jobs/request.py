@@ -27,12 +27,11 @@ from tensoropt.question.settings import settings_fields
 from tensoropt.units import write_counts, write_size
 from tensoropt.zoo import list_models, read_name
 
-from .uploads import Uploads
+from .uploads import MOST_DEVICES, Uploads
 
 FIELDS = ("model", "devices", "batch", "sequence", "dtype", "more")
 """The form's fields."""
 DTYPES = ("auto", "bfloat16", "float32")
-MOST_DEVICES = 1024
 _CLUSTER_FILE, _CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
 """Files in a job's folder for an unnamed cluster and constraints, for its command line."""
 _LONGEST = 2000

@@ -24,12 +24,11 @@ from tensoropt.question.onnx_dims import open_dims
 
 from ..safety import MAX_UPLOAD_BYTES
 
-ENDINGS = (".yaml", ".yml", ".json")
+_ENDINGS = (".yaml", ".yml", ".json")
 MOST_BYTES = 64 * 2**10
 """Maximum size of a cluster file; use the command line for larger ones."""
 
-
-_MOST_DEVICES = 1024
+MOST_DEVICES = 1024
 
 
 class UploadError(TensorOptError):
@@ -73,8 +72,8 @@ def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
     Raises:
         UploadError: it describes no valid cluster; gives the fault.
     """
-    if any(number > _MOST_DEVICES for number in _counts(description)):
-        raise UploadError(f"'{label}' has more than {_MOST_DEVICES:,} devices; use fewer")
+    if any(number > MOST_DEVICES for number in _counts(description)):
+        raise UploadError(f"'{label}' has more than {MOST_DEVICES:,} devices; use fewer")
     content = dict(description)
     try:
         # Every job's copy has the same file name; users know the cluster by theirs.
@@ -85,8 +84,8 @@ def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
     # Nesting that no check above foresees is still only an invalid file.
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise UploadError(f"'{label}' is not a cluster file ({type(error).__name__})") from None
-    if cluster.device_count > _MOST_DEVICES:
-        raise UploadError(f"'{label}' has {cluster.device_count:,} devices; the limit is {_MOST_DEVICES:,}")
+    if cluster.device_count > MOST_DEVICES:
+        raise UploadError(f"'{label}' has {cluster.device_count:,} devices; the limit is {MOST_DEVICES:,}")
     return ClusterFile(label, content)
 
 
@@ -167,11 +166,14 @@ class Uploads:
         if label.lower().endswith(".onnx"):
             self.keep(contents, name)
             return "model", label
-        if label.lower().endswith(".json"):
-            data = read_description(decoded(contents, label, MOST_BYTES, "write something into it"), label)
-            if "model_type" in data or "architectures" in data:
-                return "model", self._keep_config(data, label)
-        self.keep_cluster(contents, name)
+        if not label.lower().endswith(_ENDINGS):
+            raise UploadError(
+                f"'{label}' cannot be uploaded; choose a file that ends in {' or '.join(_ENDINGS)}"
+            )
+        data = read_description(decoded(contents, label, MOST_BYTES, "write something into it"), label)
+        if label.lower().endswith(".json") and ("model_type" in data or "architectures" in data):
+            return "model", self._keep_config(data, label)
+        self.keep_description(data, label)
         return "devices", label
 
     def _keep_config(self, data: Mapping[str, Any], label: str) -> str:
@@ -204,21 +206,6 @@ class Uploads:
                 except (OSError, ValueError, KeyError, TypeError, TensorOptError):
                     continue
         return clusters
-
-    def keep_cluster(self, contents: object, name: object) -> str:
-        """Store a cluster file that a page uploaded; return its token.
-
-        Raises:
-            TensorOptError: it is not a cluster file by its name or content, or it is empty, too large, or
-                damaged.
-        """
-        label = label_of(name)
-        if not label.lower().endswith(ENDINGS):
-            raise UploadError(
-                f"'{label}' cannot be uploaded; choose a file that ends in {' or '.join(ENDINGS)}"
-            )
-        data = decoded(contents, label, MOST_BYTES, "write the cluster into it")
-        return self.keep_description(read_description(data, label), label)
 
     def keep_description(self, description: Mapping[str, Any], label: str) -> str:
         """Store a cluster file's content and return its token; equal content and name is stored once.

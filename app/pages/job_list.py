@@ -15,7 +15,7 @@ from dash import ALL, Patch, ctx, dcc, html, no_update, set_props
 
 from ..context import Context
 from ..jobs.manager import JobManager
-from ..views.jobs import STATE_WORDS, JobCard, found_words, sketch
+from ..views.jobs import JobCard, found_words, sketch
 from .parts import aria, button, copyable, empty, grow, hint, note, row, spoken, stores
 from .wiring import Callbacks
 
@@ -30,47 +30,53 @@ def layout() -> Any:
     return html.Div([spoken("forgotten"), html.Div(id="jobs"), *kept])
 
 
-@CALLBACKS.answer(sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
+@CALLBACKS.answer(jobs=True, sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
 def _act(context: Context, _: Any) -> Any:
     """Handle a card's button. A separate callback, so that the browser drops no other answer."""
     trigger = ctx.triggered_id
     # A newly made button fires without a click.
     clicked = isinstance(trigger, dict) and any(t["value"] for t in ctx.triggered)
-    if context.jobs is None or not clicked or str(trigger.get("do")) not in _ACTIONS:
+    if not clicked or str(trigger.get("do")) not in _ACTIONS:
         return no_update
-    _ACTIONS[str(trigger["do"])](context.jobs, str(trigger.get("job")))
+    _ACTIONS[str(trigger["do"])](context.manager, str(trigger.get("job")))
     return time.time()
 
 
-@CALLBACKS.answer(sets="finished.data heard.data", when="told.data", given="finished.data", at_start=True)
+@CALLBACKS.answer(
+    jobs=True, sets="finished.data heard.data", when="told.data", given="finished.data", at_start=True
+)
 def _tell(context: Context, done_before: Any, finished: Any) -> Any:
     """Report finished jobs, so that the list of explorations follows."""
-    jobs = context.jobs.jobs() if context.jobs is not None else []
-    done = [job.id for job in jobs if job.state == "done"]
+    done = [job.id for job in context.manager.jobs() if job.state == "done"]
     return no_update if done == finished else done, done_before
 
 
 @CALLBACKS.answer(
-    sets="notice.children active-jobs.data", when="told.data", given="active-jobs.data", at_start=True
+    jobs=True,
+    sets="notice.children active-jobs.data",
+    when="told.data",
+    given="active-jobs.data",
+    at_start=True,
 )
 def _notice(context: Context, _: Any, watched: Any) -> Any:
     """Report on every page that a job which this page saw running has ended."""
-    jobs = context.jobs.jobs() if context.jobs is not None else []
+    jobs = context.manager.jobs()
     active = [job.id for job in jobs if job.active]
     before = watched if isinstance(watched, list) else []
     ended = [job for job in jobs if job.id in before and not job.active and job.state != "cancelled"]
-    if not ended or context.jobs is None:
+    if not ended:
         return no_update, no_update if active == before else active
     job = ended[0]
-    keys = _keys_of(job.id, context)
+    keys = _keys_of(job.id, context.manager)
     more: list[Any] = [dcc.Link("open the result", href=f"/result?x={keys[-1]}")] if keys else []
-    words = f"{job.title}: {STATE_WORDS[job.state]}" + (f": {job.error}" if job.error else ".")
+    words = f"{job.title}: {job.state}" + (f": {job.error}" if job.error else ".")
     box = row(html.Span(words), *more, names="tight", key=job.id)
     kind = "info" if job.state == "done" else "warn"
     return html.Div(box, className=f"note note-{kind}"), active
 
 
 @CALLBACKS.answer(
+    jobs=True,
     sets="forgotten.children shown-forgotten.data",
     when="told.data acted.data page.data",
     given="shown-forgotten.data",
@@ -78,7 +84,7 @@ def _notice(context: Context, _: Any, watched: Any) -> Any:
 )
 def _undo(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
     """Offer to restore the job that was deleted last."""
-    gone = context.jobs.forgotten() if context.jobs is not None and page == "new" else []
+    gone = context.manager.forgotten() if page == "new" else []
     now = [job.id for job in gone]
     if now == (shown or []):
         return no_update, no_update
@@ -90,6 +96,7 @@ def _undo(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
 
 
 @CALLBACKS.answer(
+    jobs=True,
     sets="jobs.children shown-jobs.data",
     when="told.data acted.data page.data",
     given="shown-jobs.data",
@@ -99,7 +106,7 @@ def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
     """Show the cards, or their changes."""
     if page != "new":
         return no_update, no_update
-    if context.jobs is None or not (cards := _cards(context.jobs, context)):
+    if not (cards := _cards(context)):
         nothing = empty("No jobs yet", "Choose a model and devices, then press Plan it.")
         return (no_update, no_update) if shown == {} else (nothing, {})
     now = {id: _signs(card) for id, card in cards.items()}
@@ -139,23 +146,17 @@ _ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
 """Actions by button."""
 
 
-def _left(context: Context) -> list[str]:
-    """Return the keys of all jobs' results, newest first."""
-    results = context.jobs.results() if context.jobs is not None else []
-    return [key for key, _ in results]
-
-
-def _keys_of(id: str, context: Context) -> tuple[str, ...]:
+def _keys_of(id: str, manager: JobManager) -> tuple[str, ...]:
     """Return the keys of a job's results."""
-    return tuple(key for key in _left(context) if key.startswith(f"job-{id}"))
+    return tuple(key for key, _ in manager.results() if key.startswith(f"job-{id}"))
 
 
-def _cards(manager: JobManager, context: Context) -> dict[str, JobCard]:
+def _cards(context: Context) -> dict[str, JobCard]:
     """Return the cards of all jobs by id, newest first."""
-    now, left = time.time(), _left(context)
+    now, manager = time.time(), context.manager
     cards = {}
     for job in manager.jobs()[:_SHOWN_JOBS]:
-        keys = tuple(key for key in left if key.startswith(f"job-{job.id}"))
+        keys = _keys_of(job.id, manager)
         found = ""
         if len(keys) == 1:
             costs = context.library.costs_of(context.library.entry(keys[0]))

@@ -33,9 +33,9 @@ def row(*children: Any, names: str = "", **more: Any) -> html.Div:
     return html.Div(list(children), className=f"row {names}".strip(), **more)
 
 
-def stack(*children: Any, names: str = "", **more: Any) -> html.Div:
+def stack(*children: Any, **more: Any) -> html.Div:
     """Return elements below each other."""
-    return html.Div(list(children), className=f"stack {names}".strip(), **more)
+    return html.Div(list(children), className="stack", **more)
 
 
 def halves(*children: Any) -> html.Div:
@@ -53,50 +53,31 @@ def hint(*content: Any, **more: Any) -> html.P:
     return html.P(content[0] if len(content) == 1 else list(content), className="hint", **more)
 
 
-def what(name: str, sentence: str = "") -> Any:
-    """Return a ``?`` that explains a term on hover, touch or keyboard focus.
-
-    Args:
-        name: its name in :data:`tensoropt.terms.TERMS`.
-        sentence: the explanation in place of its meaning there.
-    """
-    said = sentence or TERMS[name]
-    named = {**aria(label=f"What is {name}? {said}"), "data-said": said}
-    return html.Button("?", type="button", className="what", **named)
-
-
-def term(name: str, words: str = "", sentence: str = "") -> html.Span:
-    """Return a term with its :func:`what`; ``words`` is its spelling on the page, if not its name."""
-    return html.Span([words or name, what(name, sentence)], className="term")
-
-
 def explained(words: str) -> Any:
-    """Return a name as a :func:`term` if it, or its first words, has an explanation, else unchanged."""
+    """Return a name with a ``?`` that explains it on hover, touch or keyboard focus, if it, or its first
+    words, is in :data:`tensoropt.terms.TERMS`; else unchanged."""
     name = words if words in TERMS else words.partition(" (")[0]
-    return term(name, words) if name in TERMS else words
+    if name not in TERMS:
+        return words
+    named = {**aria(label=f"What is {name}? {TERMS[name]}"), "data-said": TERMS[name]}
+    return html.Span([words, html.Button("?", type="button", className="what", **named)], className="term")
 
 
-def small(id: str, **more: Any) -> html.Span:
-    """Return an element for a few words in small print."""
-    return html.Span(id=id, className="muted small", **more)
-
-
-def spoken(id: str, **more: Any) -> html.Div:
+def spoken(id: str) -> html.Div:
     """Return an element whose changes a screen reader announces."""
-    return html.Div(id=id, **aria(live="polite"), **more)
+    return html.Div(id=id, **aria(live="polite"))
 
 
-def button(text: str, id: Any, label: str = "") -> Any:
-    """Return a small button; ``label`` describes it if its text does not."""
-    named = aria(label=label) if label else {}
-    return dmc.Button(text, id=id, size="compact-xs", variant="default", **named)
+def button(text: str, id: Any) -> Any:
+    """Return a small button."""
+    return dmc.Button(text, id=id, size="compact-xs", variant="default")
 
 
-def plot(id: str, height: int, **config: Any) -> dcc.Graph:
+def plot(id: str, height: int) -> dcc.Graph:
     """Return an empty plot."""
     clear = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
     blank = {"data": [], "layout": {"xaxis": {"visible": False}, "yaxis": {"visible": False}, **clear}}
-    return dcc.Graph(id=id, config=cast(Any, GRAPH_CONFIG | config), figure=blank, style={"height": height})
+    return dcc.Graph(id=id, config=cast(Any, GRAPH_CONFIG), figure=blank, style={"height": height})
 
 
 def grid(
@@ -161,13 +142,10 @@ def visible(yes: bool) -> dict[str, str]:
     return {} if yes else {"display": "none"}
 
 
-def scrolled(label: str, *children: Any, names: str = "", **more: Any) -> html.Div:
+def scrolled(label: str, content: Any) -> html.Div:
     """Return a scrollable frame for content that may exceed its place, with a name and a tab stop, for
     scrolling by keyboard."""
-    attributes = {**aria(label=label), **more}
-    return html.Div(
-        list(children), className=f"scroll {names}".strip(), tabIndex=0, role="region", **attributes
-    )
+    return html.Div(content, className="scroll", tabIndex=0, role="region", **aria(label=label))
 
 
 def facts(rows: Iterable[Fact]) -> html.Dl:

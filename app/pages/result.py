@@ -112,6 +112,7 @@ def _below(context: Context) -> list[Any]:
         ),
         names="fields",
     )  # fmt: skip
+    said = html.Span(id="points-said", className="muted small")
     return [
         html.Details([html.Summary("Assumptions, and what they rest on"), money, html.Div(id="assumptions")]),
         html.Details([html.Summary("Why not faster", id="faster-show"), parts.spoken("faster")]),
@@ -119,7 +120,7 @@ def _below(context: Context) -> list[Any]:
         html.Details(
             [
                 html.Summary("All points"),
-                parts.row(parts.button("Show the table", "points-show"), parts.small("points-said")),
+                parts.row(parts.button("Show the table", "points-show"), said),
                 html.Div(id="points-place"),
             ]
         ),

@@ -13,7 +13,7 @@ from flask import has_request_context, request
 
 from ..context import Context
 from ..figures.palette import Scheme
-from ..state import MOVED, PAGES
+from ..state import PAGES
 from ..views.explorations import choices
 from . import details, new, result
 from .parts import aria, button, stores
@@ -32,7 +32,7 @@ _STORES = (
     "active-jobs", "written", "shown", "gridded",
 )  # fmt: skip
 """Stores of every page in the browser."""
-SCHEME_COOKIE, NARROW_COOKIE = "tensoropt-scheme", "tensoropt-narrow"
+_SCHEME_COOKIE, _NARROW_COOKIE = "tensoropt-scheme", "tensoropt-narrow"
 """The keys that ``assets/scheme.js`` stores before the layout is requested."""
 
 
@@ -87,10 +87,10 @@ def _asked() -> tuple[str, str, str, bool]:
         return "result", "", "", False
     address = urlsplit(request.referrer)
     name = address.path.strip("/")
-    page = name if name in PAGES else MOVED.get(name, "result")
-    scheme = request.cookies.get(SCHEME_COOKIE, "")
+    page = name if name in PAGES else "result"
+    scheme = request.cookies.get(_SCHEME_COOKIE, "")
     known = scheme if scheme in get_args(Scheme) else ""
-    return page, address.query, known, request.cookies.get(NARROW_COOKIE) == "1"
+    return page, address.query, known, request.cookies.get(_NARROW_COOKIE) == "1"
 
 
 def _body(name: str, context: Context) -> Any:

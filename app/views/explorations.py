@@ -32,7 +32,7 @@ def named(model: str) -> str:
     return ", ".join([name, *(option.replace("=", " ") for option in options.split("&") if option)])
 
 
-def titles_of(library: Library) -> dict[Entry, str]:
+def _titles_of(library: Library) -> dict[Entry, str]:
     """Return the title of every exploration; equal titles get the differing settings, or else their key."""
     entries = library.entries()
     titles = [title_of(library, e) for e in entries]
@@ -63,7 +63,7 @@ def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
 def choices(library: Library) -> list[dict[str, Any]]:
     """Return grouped options for a select."""
     found: dict[str, list[dict[str, str]]] = {}
-    for entry, label in titles_of(library).items():
+    for entry, label in _titles_of(library).items():
         found.setdefault(_GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
     return [{"group": group, "items": items} for group, items in found.items()]
 
@@ -100,7 +100,7 @@ class Compared:
 
 def compared(library: Library, view: View) -> Compared:
     """Return a view's explorations side by side, each within its own budget."""
-    titles = {entry.key: title for entry, title in titles_of(library).items()}
+    titles = {entry.key: title for entry, title in _titles_of(library).items()}
     frontiers, rows, said, steps = [], [], list[str](), []
     for key in dict.fromkeys((view.exploration, *view.beside)):
         try:

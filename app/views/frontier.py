@@ -16,7 +16,6 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.notable import notable
-from tensoropt.exploration.rates import Tariff
 from tensoropt.plan.facts_table import Fact
 from tensoropt.plan.plan_names import planner_title
 
@@ -153,11 +152,6 @@ class FrontierData:
             return row
         found = found or self.answer(view)
         return int(found.row if found.row is not None else found.leanest or 0)
-
-
-def tariff_of(view: View) -> Tariff:
-    """Return a view's device prices."""
-    return Tariff(view.price)
 
 
 def address_sentences(data: FrontierData, search: str) -> list[str]:

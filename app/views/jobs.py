@@ -13,14 +13,6 @@ from ..jobs.manager import Growing
 from ..jobs.record import Job
 from .units import digits, plural, time_unit, unit_for
 
-STATE_WORDS = {
-    "queued": "waiting for its turn",
-    "running": "running",
-    "done": "done",
-    "failed": "failed",
-    "cancelled": "cancelled",
-    "interrupted": "interrupted",
-}
 _SWEEPS = ("clusters", "batches")
 """Stages whose parts are whole explorations."""
 
@@ -47,7 +39,9 @@ class JobCard:
     @property
     def words(self) -> str:
         """Its state, how long it took, when it was submitted, and what it found."""
-        job, words = self.job, STATE_WORDS[self.job.state]
+        job, words = self.job, str(self.job.state)
+        if job.state == "queued":
+            words = "waiting for its turn"
         if job.started is not None:
             words += f" · {duration((job.ended or self.now) - job.started)}"
         when = time.strftime("%d %b %H:%M", time.localtime(job.created))

@@ -17,6 +17,7 @@ from tensoropt.exploration.exploration import Exploration
 from tensoropt.exploration.facts import FIT, LISTED_NAMES, noted, rate_facts
 from tensoropt.exploration.figure_rows import FigureRow
 from tensoropt.exploration.notes import notes_of
+from tensoropt.exploration.rates import Tariff
 from tensoropt.exploration.verified import Verified
 from tensoropt.plan.facts_table import Fact, named
 from tensoropt.plan.point import FRONTIER, Point
@@ -28,7 +29,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 from ..library import first_size
 from ..state import View
-from .frontier import FrontierData, tariff_of
+from .frontier import FrontierData
 from .result import amount_in
 from .units import digits, percent, unit_for
 
@@ -151,10 +152,10 @@ KIND_TITLES = {
     "process": "process memory beside tensors",
 }
 PROCESS = "process"
-PROVEN = "proven"
+_PROVEN = "proven"
 SHOWN = (
     *("mesh", "micro-batches", FIT, "range", "compute", "communication"), *LISTED_NAMES,
-    "figures", PROVEN,
+    "figures", _PROVEN,
 )  # fmt: skip
 """The facts of the card, in order."""
 
@@ -199,13 +200,13 @@ def point_card(data: FrontierData, view: View, row: int, verified: Sequence[Veri
         memory=unit.text(data.needs[row]),
         time=time.text(point.time_s),
         mark=data.mark(view, row),
-        verdict=verdict_words(data, view, row),
+        verdict=_verdict_words(data, view, row),
         dominant=dominant_words(data.exploration, row),
         facts=tuple(said),
     )
 
 
-def verdict_words(data: FrontierData, view: View, row: int) -> str:
+def _verdict_words(data: FrontierData, view: View, row: int) -> str:
     """Return in a sentence whether a plan fits the view's budget, or the device."""
     unit, room = data.units.memory, data.room_bytes(view)
     needs, verdict = float(data.needs[row]), data.verdict(view, row)
@@ -218,7 +219,7 @@ def verdict_words(data: FrontierData, view: View, row: int) -> str:
 
 def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
     """Return throughput, MFU, and the time and cost of the view's training."""
-    rated, amount = FigureRow.of(data.exploration, row, tariff_of(view)), amount_in(view)
+    rated, amount = FigureRow.of(data.exploration, row, Tariff(view.price)), amount_in(view)
     try:
         return rate_facts(rated, amount)
     except TensorOptError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from tensoropt.errors import TensorOptError
 from tensoropt.exploration.answer import Baseline, Budgeted, without_plans
 from tensoropt.exploration.exploration import Exploration
-from tensoropt.exploration.rates import THOUSAND_STEPS, Amount, Rates, RatesOf, amount_of
+from tensoropt.exploration.rates import THOUSAND_STEPS, Amount, Rates, RatesOf, Tariff, amount_of
 from tensoropt.exploration.recommended import a_config_says, recommended
 from tensoropt.exploration.time_range import range_of
 from tensoropt.plan.plan_names import YOUR_JOB, brief_name, planner_title
@@ -20,7 +20,7 @@ from tensoropt.units import format_number, format_seconds, share_words
 
 from ..library import Entry, Library
 from ..state import View
-from .frontier import FrontierData, tariff_of
+from .frontier import FrontierData
 from .plain import plain
 from .units import unit_for
 
@@ -69,7 +69,7 @@ class AnswerLine:
 
 def rates_of(data: FrontierData, view: View) -> RatesOf:
     """Return the rates of a frontier's points at the view's price."""
-    return RatesOf(data.exploration, tariff_of(view))
+    return RatesOf(data.exploration, Tariff(view.price))
 
 
 def pace(rates: Rates) -> str:

@@ -25,7 +25,7 @@ from tensoropt.plan.plan import Plan
 from tensoropt.ranks.local_hardware import local_gpus, why_no_gpu
 from tensoropt.ranks.pool import RankPool
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
-from tensoropt.simulate.collectives import predicted_collectives
+from tensoropt.simulate.collectives import Collective, predicted_collectives
 from tensoropt.verify.recorder import rows_of
 
 Wanted = Literal["auto", "ranks", "share-gpu", "fake"]
@@ -185,12 +185,16 @@ def _of_each_rank(
     ]
     ranks = [sent_by_rank(strategy, rank, sent) for rank in range(strategy.devices)]
     beside = plan.predicted.memory_bytes - prediction.memory_bytes
-    return replace(
-        prediction,
-        collectives=rows_of(sum(ranks, Counter())),
-        of_ranks=tuple(map(rows_of, ranks)),
-        of_places=tuple(peak - beside for peak in plan.info.peak_bytes),
-    )
+    places = tuple(peak - beside for peak in plan.info.peak_bytes)
+    return _with_ranks(ranks, prediction.memory_bytes, prediction.time_s, places)
+
+
+def _with_ranks(
+    sent: Sequence[Counter[Collective]], memory_bytes: float, time_s: float, of_places: tuple[float, ...]
+) -> Prediction:
+    """Return a pipeline's prediction, from what each rank sends."""
+    every = rows_of(sum(sent, Counter()))
+    return Prediction(every, memory_bytes, time_s, tuple(map(rows_of, sent)), of_places)
 
 
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
@@ -248,10 +252,4 @@ def _pipelined(strategy: PipelinedStrategy, mesh: Mesh, costs: CostSource) -> Pr
     sent = [evaluated.sent_by(rank) for rank in range(strategy.devices)]
     tensors = evaluated.memory.sum(axis=1).tolist()
     peaks = [size + terms.get(CONSTANTS, 0.0) for size, terms in zip(tensors, evaluated.terms, strict=True)]
-    return Prediction(
-        rows_of(sum(sent, Counter())),
-        max(peaks),
-        evaluated.time_s,
-        of_ranks=tuple(map(rows_of, sent)),
-        of_places=tuple(peaks),
-    )
+    return _with_ranks(sent, max(peaks), evaluated.time_s, tuple(peaks))

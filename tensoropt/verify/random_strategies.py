@@ -334,24 +334,12 @@ def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Pl
     """Return random devices and legal random orders; an operator that changes a buffer runs on its device."""
     device = [rng.randrange(devices) for _ in graph.operators]
     reads = graph_of_reads(graph)
-    forward = _random_order(reads, rng)
-    # Drawn anew rather than forward reversed: the executor has to handle this as well.
-    backward = _random_order(reads.reverse(), rng)
+    # Backward drawn anew rather than forward reversed: the executor has to handle this as well.
+    forward, backward = (
+        list(nx.lexicographical_topological_sort(way, key=lambda _: rng.random()))
+        for way in (reads, reads.reverse())
+    )
     return Placement.in_order(device, devices, forward, backward)
-
-
-def _random_order(before: nx.DiGraph, rng: random.Random) -> list[int]:
-    waiting = dict(before.in_degree())
-    ready = [node for node, count in waiting.items() if not count]
-    order = []
-    while ready:
-        node = ready.pop(rng.randrange(len(ready)))
-        order.append(node)
-        for other in before[node]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                ready.append(other)
-    return order
 
 
 def graph_of_reads(graph: PlacedGraph) -> nx.DiGraph:

@@ -24,7 +24,6 @@ from tensoropt.verify.findings import (
     within_tolerance,
 )
 from tensoropt.verify.rank_checks import CheckOptions, RankFindings, check_plan, narrow_distance
-from tensoropt.verify.reference import ModuleFindings, module_difference
 
 _TIMEOUT_S = 600.0
 """The time-out of one strategy."""
@@ -111,11 +110,6 @@ def _only_narrow(distance: NarrowDistance, precision: str) -> str:
         f"right in float64, wrong in {precision}: gradients are off by {distance.split:.1e} of their norm, "
         f"the unsplit model's in {precision} by {distance.unsplit:.1e}; look for a cast to a narrow type"
     )
-
-
-def verify_module(model: ModelSpec, pool: RankPool, seed: int = 0) -> ModuleFindings | None:
-    """Return the differences between the unsplit graph and the original module; None for random models."""
-    return pool.run(module_difference, model, seed)[0]
 
 
 def _check(model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions) -> RunFindings:

@@ -94,10 +94,6 @@ _FUNCTIONAL = {
 _SILENT = frozenset({"barrier", "monitored_barrier_", "wait_tensor"})
 
 
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
-
-
 def _nbytes(value: Any) -> int:
     return sum(t.numel() * t.element_size() for t in _tensors(value))
 
@@ -217,34 +213,37 @@ def compare_collectives(
     """Return the differences between two summaries, one line each."""
     left, right = counted(predicted), counted(issued)
     return [
-        f"{c.kind} of {c.bytes} bytes {between(c)}: predicted {left[c]}, issued {right[c]}"
+        f"{c.kind} of {c.bytes} bytes {_between(c)}: predicted {left[c]}, issued {right[c]}"
         for c in sorted(left.keys() | right.keys())
         if left[c] != right[c]
     ]
 
 
+_Kind = tuple[str, tuple[int, ...]]
+"""A kind of collective and its axes."""
+
+
 def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the differences between two summaries, one line each; smaller issued sizes are allowed."""
 
-    def totals(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, tuple[int, ...]], tuple[int, int]]:
-        sums: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+    def totals(rows: Iterable[Mapping[str, Any]]) -> tuple[Counter[_Kind], Counter[_Kind]]:
+        counts, sizes = Counter[_Kind](), Counter[_Kind]()
         for row in rows:
             key = row["kind"], tuple(row["axes"])
-            count, size = sums.get(key, (0, 0))
-            sums[key] = count + row["count"], size + row["count"] * row["bytes"]
-        return sums
+            counts[key] += row["count"]
+            sizes[key] += row["count"] * row["bytes"]
+        return counts, sizes
 
-    left, right = totals(predicted), totals(issued)
-    lines = []
-    for kind, axes in sorted(left.keys() | right.keys()):
-        (count, size), (other, sent) = left.get((kind, axes), (0, 0)), right.get((kind, axes), (0, 0))
-        if count != other or sent > size:
-            where = between(Collective(kind, axes, 0))
-            lines.append(f"{kind} {where}: predicted {count} of {size} bytes, issued {other} of {sent}")
-    return lines
+    (wanted, most), (found, sent) = totals(predicted), totals(issued)
+    return [
+        f"{kind} {_between(Collective(kind, axes, 0))}: predicted {wanted[kind, axes]} of "
+        f"{most[kind, axes]} bytes, issued {found[kind, axes]} of {sent[kind, axes]}"
+        for kind, axes in sorted(wanted.keys() | found.keys())
+        if wanted[kind, axes] != found[kind, axes] or sent[kind, axes] > most[kind, axes]
+    ]
 
 
-def between(collective: Collective) -> str:
+def _between(collective: Collective) -> str:
     """Describe the axes or ranks of a collective or message."""
     if collective.kind == "send":
         return f"from device {collective.axes[0]} to {collective.axes[1]}"
@@ -293,8 +292,9 @@ class MemoryTracker(TorchDispatchMode):
         return size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        run = _run_on_copies if _is_collective(func, args) else _run
-        result = run(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        on_copies = _is_collective(func, args)
+        result = _run_on_copies(func, args, kwargs) if on_copies else func(*args, **kwargs)
         if func is torch.ops._c10d_functional.wait_tensor.default:
             # Its result shares the operand's storage; PyTorch's kernel for fake tensors makes a new one.
             return args[0]

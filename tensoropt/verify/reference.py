@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,8 @@ from tensoropt.engine.runtime import Runtime
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.ops.localise import draws_numbers
 from tensoropt.verify.findings import MODULE_SHRUNK, Differences, within_tolerance
+
+_Found = TypeVar("_Found")
 
 
 def outputs_difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
@@ -190,12 +192,17 @@ def _of_first_rank(run: Callable[[], Results]) -> Results:
 
 
 def _unsplit(loaded: CapturedModel, seed: int, floor: float | None) -> Results:
+    return _where_it_fits(loaded.device, lambda device: _unsplit_on(device, loaded, seed, floor))
+
+
+def _where_it_fits(device: torch.device, run: Callable[[torch.device], _Found]) -> _Found:
+    """Return what a run finds on a device, or on the CPU if that is too small."""
     try:
-        return _unsplit_on(loaded.device, loaded, seed, floor)
+        return run(device)
     except torch.OutOfMemoryError:
         pass  # outside of the handler the error, and with it all tensors of the run, is gone
     torch.cuda.empty_cache()
-    return _unsplit_on(torch.device("cpu"), loaded, seed, floor)
+    return run(torch.device("cpu"))
 
 
 def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: float | None) -> Results:
@@ -276,12 +283,8 @@ def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) ->
     ref = reference(loaded, seed)
     if rank:
         return None
-    try:
-        return _against_module(loaded, ref, seed, torch.device(ref.ran_on))
-    except torch.OutOfMemoryError:
-        pass
-    torch.cuda.empty_cache()
-    return _against_module(loaded, ref, seed, torch.device("cpu"))
+    device = torch.device(ref.ran_on)
+    return _where_it_fits(device, lambda where: _against_module(loaded, ref, seed, where))
 
 
 def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torch.device) -> ModuleFindings:

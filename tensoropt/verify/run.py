@@ -29,8 +29,8 @@ from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.onnx_file import verify_file
 from tensoropt.verify.predict import Place, Prediction, Wanted, cluster_of, place_for, prediction_of
 from tensoropt.verify.rank_checks import CheckOptions, hold_model
-from tensoropt.verify.real_ranks import verify_module, verify_strategies
-from tensoropt.verify.reference import ModuleFindings
+from tensoropt.verify.real_ranks import verify_strategies
+from tensoropt.verify.reference import ModuleFindings, module_difference
 
 Predicted = tuple[ParallelStrategy, Prediction]
 _TIMEOUT_S = 600.0
@@ -96,7 +96,7 @@ def predict_and_run(
             progress("reference", 0, 1, "the unsplit graph against the model itself")
             # In float32 whatever the plan computes in: the module itself knows nothing of the plan's
             # precision.
-            module = verify_module(replace(spec, compute_dtype="float32"), pool, spec.seed)
+            module = pool.run(module_difference, replace(spec, compute_dtype="float32"), spec.seed)[0]
             progress("reference", 1, 1, "")
         options = CheckOptions(optimizer=settings.optimizer, seed=spec.seed, numerics=numerics)
         if place.shared:

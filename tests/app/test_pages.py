@@ -13,7 +13,7 @@ from tensoropt_app.jobs.manager import JobManager
 from tensoropt_app.library import Library
 from tensoropt_app.pages import details, new, result
 from tensoropt_app.server import create_app
-from tensoropt_app.state import MOVED, PAGES
+from tensoropt_app.state import PAGES
 
 MADE_LATER = {"points"}
 """The table of points, which a button asks for."""
@@ -53,12 +53,12 @@ def test_callbacks_speak_of_components_that_there_are(app, jobs):
         assert named(callback["output"]) | read <= there | MADE_LATER, callback["output"]
 
 
-@pytest.mark.parametrize("page", [*PAGES, *MOVED])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_page_that_is_asked_for_is_there_and_others_come_later(app, page):
     client = app.server.test_client()
     layout = client.get("/_dash-layout", headers={"Referer": f"http://localhost/{page}"}).text
     for name, mark in (("result", '"graph"'), ("new", '"start"'), ("details", '"details-head"')):
-        assert (f'"id":{mark}' in layout) == (MOVED.get(page, page) == name)
+        assert (f'"id":{mark}' in layout) == (page == name)
 
 
 def test_the_first_picture_waits_for_no_callback(app):
@@ -73,8 +73,6 @@ def test_the_browser_knows_the_pages():
     script = (Path(__file__).parents[2] / "app" / "assets" / "tensoropt.js").read_text()
     (names,) = re.findall(r"const PAGES = \[(.*?)\]", script)
     assert tuple(re.findall(r'"(\w+)"', names)) == PAGES
-    (moved,) = re.findall(r"const MOVED = \{(.*?)\}", script)
-    assert dict(re.findall(r'(\w+): "(\w+)"', moved)) == MOVED
 
 
 def test_scripts_are_short():

@@ -99,12 +99,6 @@ def test_pages_are_found(client, path):
     assert "react-entry-point" in answer.text
 
 
-@pytest.mark.parametrize(("old", "now"), [("frontier", "result"), ("plan", "details"), ("fit", "new")])
-def test_links_to_earlier_pages_are_followed(client, old, now):
-    answer = client.get(f"/{old}?x=opened-a&point=3")
-    assert (answer.status_code, answer.headers["Location"]) == (302, f"/{now}?x=opened-a&point=3")
-
-
 @pytest.mark.parametrize("path", ["/nowhere", "/result/a", "/assets/", "/_dash-component-suites/../"])
 def test_an_address_of_nothing_is_not_found(client, path):
     answer = client.get(path)

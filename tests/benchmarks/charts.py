@@ -18,7 +18,6 @@ class Chart:
 
     Attributes:
         lines: polylines by name; drawn as stairs with ``stairs``.
-        dotted: further polylines, dotted.
         marks: single points by name.
         limits: vertical lines by name: a capacity.
     """
@@ -30,7 +29,6 @@ class Chart:
     marks: dict[str, Places] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     stairs: bool = False
-    dotted: dict[str, Places] = field(default_factory=dict)
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -67,11 +65,8 @@ def figure(charts: Sequence[Chart], columns: int = 2) -> str:
 
 def _drawn(chart: Chart) -> str:
     head = f'<text x="{LEFT}" y="22" font-size="13">{escape(chart.title)}</text>'
-    drawn = (*chart.lines.values(), *chart.marks.values(), *chart.dotted.values())
-    spots = [p for places in drawn for p in places]
-    spots = [p for p in spots if min(p) > 0]
-    if not spots:
-        return head + f'<text x="{LEFT}" y="60">not in this run</text>'
+    drawn = (*chart.lines.values(), *chart.marks.values())
+    spots = [p for places in drawn for p in places if min(p) > 0]
     spans = _span([p[0] for p in spots] + list(chart.limits.values())), _span([p[1] for p in spots])
 
     def share(value: float, low: float, high: float) -> float:
@@ -101,20 +96,17 @@ def _drawn(chart: Chart) -> str:
         [(x, _)] = placed([(value, low_y)])
         parts.append(f'<path d="M{x:.1f} {TOP}V{floor}" stroke="#9aa5b1" stroke-dasharray="4 3"/>')
         parts.append(f'<text x="{x - 4:.1f}" y="{TOP + 12}" text-anchor="end">{escape(name)}</text>')
-    drawn_as = [("line", *item) for item in chart.lines.items()]
-    drawn_as += [("dotted", *item) for item in chart.dotted.items()]
-    drawn_as += [("mark", *item) for item in chart.marks.items()]
-    for key, (kind, name, places) in enumerate(drawn_as):
+    for key, (name, places) in enumerate((*chart.lines.items(), *chart.marks.items())):
         colour = COLOURS[key % len(COLOURS)]
-        if kind == "mark":
+        if key >= len(chart.lines):
             sign = f'<circle cx="8" cy="0" r="4" fill="{colour}"/>'
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in placed(places)]
         else:
-            stroke = f'stroke="{colour}"' + ' stroke-dasharray="2 3"' * (kind == "dotted")
-            sign = f'<path d="M0 0h16" {stroke} stroke-width="2"/>'
+            sign = f'<path d="M0 0h16" stroke="{colour}" stroke-width="2"/>'
             line = placed([p for p in sorted(places) if min(p) > 0])
-            parts.append(f'<path d="{_path(line, chart.stairs)}" fill="none" {stroke} stroke-width="1.5"/>')
-            if kind == "line" and not chart.stairs:
+            way = f'<path d="{_path(line, chart.stairs)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+            parts.append(way)
+            if not chart.stairs:
                 parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in line]
         parts.append(_key(key, name, sign))
     return "".join(parts)
@@ -126,8 +118,6 @@ def _key(number: int, name: str, sign: str) -> str:
 
 
 def _path(placed: Places, stairs: bool) -> str:
-    if not placed:
-        return ""
     path = f"M{placed[0][0]:.1f} {placed[0][1]:.1f}"
     for x, y in placed[1:]:
         path += f"H{x:.1f}V{y:.1f}" if stairs else f"L{x:.1f} {y:.1f}"

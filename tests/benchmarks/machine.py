@@ -105,12 +105,6 @@ class Taking:
         }
 
 
-def inherited(row: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of an earlier file with what that file says of its commit and machine, if the row does not."""
-    part = {"commit": of.get("commit"), "dirty": of.get("dirty"), "processor": of["machine"]["processor"]}
-    return {**row, "taken": {**part, "load": row.get("load"), **row.get("taken", {})}}
-
-
 def named(of: Mapping[str, Any]) -> str:
     """The commit of a result or of a part of it, in words."""
     if not of.get("commit"):
@@ -126,15 +120,13 @@ def described(of: Mapping[str, Any]) -> str:
 
 def part_described(part: Mapping[str, Any]) -> str:
     """The circumstances of a part of a result on one line."""
-    words = [named(part), part["processor"]]
-    words += [f"load {part['load']}"] if part.get("load") is not None else []
-    words += [f"{part['stolen']:.1%} of the cores stolen"] if "stolen" in part else []
-    return ", ".join([*words, *([f"{part['seconds']:.0f} s"] if "seconds" in part else [])])
+    spent = f"{part['stolen']:.1%} of the cores stolen, {part['seconds']:.0f} s"
+    return f"{named(part)}, {part['processor']}, load {part['load']}, {spent}"
 
 
 def rows_described(rows: Iterable[Mapping[str, Any]], key: str) -> list[str]:
     """A line of Markdown per row: what it was taken from, and under which load."""
-    return [f"- {row[key]}: {part_described(row['taken'])}" for row in rows if "taken" in row]
+    return [f"- {row[key]}: {part_described(row['taken'])}" for row in rows]
 
 
 def dated(folder: str, name: str, *, quick: bool = False, out: Path | None = None) -> Path:
@@ -166,18 +158,19 @@ class Results:
     ``taken`` what it was taken from, and under which load.
     """
 
-    def __init__(self, folder: str, name: str, about: Mapping[str, Any], *, quick: bool = False) -> None:
-        self.taking = Taking()
+    def __init__(
+        self, folder: str, name: str, about: Mapping[str, Any], *, quick: bool = False, rows: str = "rows"
+    ) -> None:
+        self.taking, self.rows = Taking(), rows
         self.stem = dated(folder, name, quick=quick)
         path = self.stem.with_suffix(".json")
-        old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
-        rows = [inherited(row, old) for row in old["rows"]]
-        self.data: dict[str, Any] = {**self.taking.about, **about, "rows": rows}
+        old = json.loads(path.read_text(encoding="utf-8"))[rows] if path.exists() else []
+        self.data: dict[str, Any] = {**self.taking.about, **about, rows: old}
 
     def add(self, key: str, row: Mapping[str, Any]) -> None:
         """Put a row in the place of the one with the same ``key``, or last."""
-        rows = [r for r in self.data["rows"] if r[key] != row[key]]
-        self.data["rows"] = [*rows, {**row, "taken": self.taking.part()}]
+        others = [r for r in self.data[self.rows] if r[key] != row[key]]
+        self.data[self.rows] = [*others, {**row, "taken": self.taking.part()}]
 
     def write(self, markdown: str, svg: str | None = None) -> None:
         write(self.stem, self.data, markdown, svg)

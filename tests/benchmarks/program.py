@@ -1,9 +1,9 @@
-"""What benchmarks have in common: their arguments, sections of rows, and tables of Markdown."""
+"""What benchmarks have in common: their arguments, parts, and pages and tables of Markdown."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.benchmarks.machine import Results
@@ -26,28 +26,47 @@ def arguments(doc: str | None, quick: str, names: Collection[str] = ()) -> argpa
     return parser
 
 
-def run_sections(
+def run_parts(
     doc: str | None,
-    name: str,
-    sections: Mapping[str, Callable[[bool], Iterator[Row]]],
-    markdown: Callable[[Mapping[str, Any]], str],
+    quick: str,
+    stem: tuple[str, str],
+    parts: Mapping[str, Callable[[bool], Iterable[Row]]],
+    shown: Callable[[Mapping[str, Any]], tuple[str, str | None]],
+    *,
+    key: str = "model",
+    rows: str = "rows",
+    few: Collection[str] = (),
     order: Callable[[Row], Any] = lambda row: 0,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run the sections that are asked for; the result ``papers/DATE-NAME`` is written after every row.
+    """Run the parts that are asked for; the result is written after every row.
 
     Args:
-        sections: by name what yields rows, of small models if called with True.
+        quick: what ``--quick`` does.
+        stem: folder and name of the result.
+        parts: by name what gives rows, of small models if called with True.
+        shown: Markdown and picture of a result.
+        key: what tells rows apart.
+        rows: where the result has them.
+        few: the parts of ``--quick``; none for all.
         order: the key by which rows are sorted.
+        about: what else the result says.
     """
-    options = arguments(doc, "a small model, written into out/papers", sections).parse_args()
-    results = Results("papers", name, {}, quick=options.quick)
-    for section in options.names or sections:
-        for row in sections[section](options.quick):
-            results.add("key", row)
-            results.data["rows"].sort(key=order)
-            results.write(markdown(results.data))
-            print(row, flush=True)
-    print(markdown(results.data))
+    options = arguments(doc, quick, parts).parse_args()
+    results = Results(*stem, about or {}, quick=options.quick, rows=rows)
+    for name in options.names or (options.quick and few) or parts:
+        for row in parts[name](options.quick):
+            results.add(key, row)
+            results.data[rows].sort(key=order)
+            results.write(*shown(results.data))
+            print(row[key], flush=True)
+    print(shown(results.data)[0])
+
+
+def page(*blocks: str | Iterable[str]) -> str:
+    """Return Markdown of blocks with an empty line between two; a block is a text, or its lines."""
+    texts = (block if isinstance(block, str) else "\n".join(block) for block in blocks)
+    return "\n\n".join(filter(None, texts))
 
 
 def line(cells: Iterable[Any]) -> str:

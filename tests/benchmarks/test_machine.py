@@ -11,7 +11,7 @@ import pytest
 
 from tests.benchmarks import machine
 from tests.benchmarks.__main__ import BY_NAME, PROGRAMS
-from tests.benchmarks.machine import REQUIRED, RESULTS, ROOT, Results, Taking, commit, inherited, named, write
+from tests.benchmarks.machine import REQUIRED, RESULTS, ROOT, Results, Taking, commit, named, write
 
 LAST_BEFORE = "2026-11-22"
 """Until then some results were taken that do not name their commit."""
@@ -31,16 +31,6 @@ def modules() -> list[str]:
 
 def test_every_program_is_known() -> None:
     assert set(modules()) == TOOLS | set(PROGRAMS.values()) | set(BY_NAME.values())
-
-
-def test_every_program_writes_through_machine() -> None:
-    """``write`` refuses a result without date, commit and machine; here: that nothing goes past it."""
-    for module in (*PROGRAMS.values(), *BY_NAME.values()):
-        text = (ROOT / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
-        assert re.search(r"\bTaking\(\)|\bResults\(|\brun_sections\(", text), module
-        assert re.search(r"\bpart\(\)|\bResults\(|taking\.about|\brun_sections\(", text), module
-        assert "json.dump" not in text, module
-        assert "datetime" not in text, module
 
 
 def test_a_result_that_does_not_say_is_not_written(tmp_path: Path) -> None:
@@ -98,11 +88,3 @@ def test_rows_say_what_they_were_taken_from(tmp_path: Path, monkeypatch: pytest.
     second.add("model", {"model": "b"})
     assert [row["taken"]["commit"] for row in second.data["rows"]] == ["0123456", second.data["commit"]]
     assert {"load", "stolen", "seconds", "processor", "dirty"} <= set(second.data["rows"][1]["taken"])
-
-
-def test_a_row_of_before_does_not_take_the_commit_of_now() -> None:
-    old = {"machine": {"processor": "P"}}
-    assert inherited({"model": "a", "load": 2.0}, old)["taken"] == {
-        "commit": None, "dirty": None, "processor": "P", "load": 2.0,
-    }  # fmt: skip
-    assert named({"commit": None}) == "an unrecorded commit"

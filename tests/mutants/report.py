@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from tests.benchmarks.machine import dated, described, write
-from tests.benchmarks.program import table
+from tests.benchmarks.program import page, table
 from tests.mutants.mutant import ROOT, Mutant, file_of
 from tests.mutants.sample import generated, handmade
 
@@ -84,12 +84,11 @@ def markdown(data: dict[str, Any]) -> str:
     total = {k: sum(f[k] for f in data["targets"].values()) for k in keys}
     survivors = [row for row in data["mutants"] if row["outcome"] == "survived"]
     slow = [row for row in data["mutants"] if row["outcome"] == "timed out"]
-    lines = [
+    missing = "Made by hand or decided about, and no longer fitting the source:"
+    return page(
         "# Changed places of the source, and whether a test noticed",
-        "",
         f"{data['date']}, {described(data)}, load at the end {data['load_at_end']}",
-        "",
-        *table(
+        table(
             ["target", *keys[:-2], "of these change no result", "killed of the rest", "s each"],
             (
                 [
@@ -101,17 +100,13 @@ def markdown(data: dict[str, Any]) -> str:
                 for name, of in {**data["targets"], "**all**": total}.items()
             ),
         ),
-        "",
         "A time-out counts as killed. What survived:",
-        "",
-        *table(["mutant", "before", "after", "decided", "why"], map(_cells, survivors)),
-    ]
-    if slow:
-        lines += ["", "What timed out:", "", *(f"- {row['id']}, in {row['by']}" for row in slow)]
-    if data["no_longer_fitting"]:
-        lines += ["", "Made by hand or decided about, and no longer fitting the source:", ""]
-        lines += [f"- {words}" for words in data["no_longer_fitting"]]
-    return "\n".join(lines)
+        table(["mutant", "before", "after", "decided", "why"], map(_cells, survivors)),
+        "What timed out:" if slow else "",
+        [f"- {row['id']}, in {row['by']}" for row in slow],
+        missing if data["no_longer_fitting"] else "",
+        [f"- {words}" for words in data["no_longer_fitting"]],
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.mutants.edits import plain
+from tests.mutants.edits import Text
 from tests.mutants.mutant import ROOT, Mutant, numbered
 from tests.mutants.operators import mutants_of
 from tests.mutants.targets import EQUAL_RESULTS, Target
@@ -77,12 +77,11 @@ def _by_hand(entry: dict[str, Any], root: Path) -> tuple[Mutant | None, str]:
     if times != 1:
         return None, f"{file}: {before!r} is found {times} times, not once"
     start = source.index(before)
-    first, last = source.rfind("\n", 0, start) + 1, source.find("\n", start + len(before))
-    changed = source[:start] + after + source[start + len(before) :]
-    line = source.count("\n", 0, start) + 1
-    lines = [plain(source[first:last]), plain(changed[first : last + len(after) - len(before)])]
-    mutant = Mutant(file, _function_at(source, line), "hand", *lines, line, 1, changed)
-    return (mutant, "") if mutant.compiles() else (None, f"{file}: {after!r} is no Python there")
+    function = _function_at(source, source.count("\n", 0, start) + 1)
+    mutant = Text(file, source).changed(start, start + len(before), after, function, "hand")
+    if mutant is None or not mutant.compiles():
+        return None, f"{file}: {after!r} is no other Python there"
+    return mutant, ""
 
 
 def _function_at(source: str, line: int) -> str:

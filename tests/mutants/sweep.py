@@ -66,10 +66,10 @@ def outcome_of(ran: Ran) -> Record:
     return {"outcome": outcome, "by": ran.by, "words": words, "seconds": ran.seconds}
 
 
-def baseline_of(target: Target, state: Path = STATE) -> Baseline:
+def baseline_of(target: Target) -> Baseline:
     """Seconds and lines of a target's tests, which have to pass; kept while nothing changes."""
     key = digest(repr(target), digest_of("tensoropt"), digest_of("tests"))
-    path = state / f"baseline-{target.name.replace(' ', '-')}.json"
+    path = STATE / f"baseline-{target.name.replace(' ', '-')}.json"
     if path.exists():
         known = json.loads(path.read_text(encoding="utf-8"))
         if known.pop("key") == key:
@@ -119,15 +119,14 @@ def sweep(
     known: Known,
     *,
     workers: int,
-    state: Path = STATE,
-    told: Callable[[Mutant, Record], None] = lambda mutant, record: None,
+    told: Callable[[Mutant, Record], None],
 ) -> dict[str, Record]:
     """Try mutants of one target; gives a record per id."""
     found = {m.id: record for m in mutants if (record := known.of(m)) is not None}
     left = [m for m in mutants if m.id not in found]
     if not left:
         return found
-    baseline, folder = baseline_of(target, state), state / "sources"
+    baseline, folder = baseline_of(target), STATE / "sources"
     grace_s = RANKS_GRACE_S if target.ranks else GRACE_S
     all_s = IMPORT_S + grace_s + PATIENCE * sum(baseline.seconds.values())
 

@@ -159,14 +159,8 @@ class Sweep:
         spec = ModelSpec(case.source, 0, settings=(("batch", case.batch),))
         try:
             loaded = load_model(spec)
-        except Exception as error:
-            return replace(case, faults=(f"capture: {type(error).__name__}: {str(error)[:300]}",))
-        try:
             case = drawn(case, loaded)
-        except Exception:
-            return replace(case, faults=(f"drawing: {traceback.format_exc()}",))
-        assert case.strategy is not None
-        try:
+            assert case.strategy is not None
             predicted = self.predicted(case)
             # The rows of experts are the router's choice, which fake ranks do not have.
             routed = any(op.target == EXPERTS for op in loaded.captured.graph.operators)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tensoropt.engine.models import ModelSpec, load_model
+from tensoropt.engine.models import CapturedModel, ModelSpec, load_model
 from tensoropt.errors import PlanError
 from tensoropt.ops.calls import RING_SEND
 from tensoropt.profiling.optimizers import kind_of, with_kind
@@ -24,6 +24,7 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.collectives import predicted_collectives
 from tensoropt.verify.answer import entry_of
 from tensoropt.verify.fake_ranks import check_on_fake_ranks, fake_job
+from tensoropt.verify.findings import RunFindings
 from tensoropt.verify.predict import Prediction
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import rows_of
@@ -56,11 +57,20 @@ def test_predicted_is_issued(name, mesh, recompute):
         strategy = replace(strategy, recomputed=regions, once=frozenset().union(*once))
         # What was drawn without regions may be gathered for groups that now run again.
         strategy = replace(strategy, gathered_again=strategy.gathered_again & strategy.gatherable)
-    found = check_on_fake_ranks(loaded, strategy, "adam")
-    assert_sent(strategy, found)
+    as_predicted(loaded, strategy, within=0.005)
     assert not dist.is_initialized()
-    peak = memory_curve(strategy, facts_by_group(strategy), "adam").peak.total
-    assert found.memory_tracked_bytes == pytest.approx(peak, rel=0.005)
+
+
+def as_predicted(
+    loaded: CapturedModel, strategy: Strategy, optimizer: str = "adam", within: float = 0.01
+) -> tuple[RunFindings, Any]:
+    """The findings of fake ranks, which sent and kept what was predicted, and the predicted peak."""
+    found = check_on_fake_ranks(loaded, strategy, optimizer)
+    assert_sent(strategy, found)
+    peak = memory_curve(strategy, facts_by_group(strategy), optimizer).peak
+    constants = loaded.graph.atoms.graph.constant_bytes
+    assert found.memory_tracked_bytes == pytest.approx(peak.total + constants, rel=within)
+    return found, peak
 
 
 @pytest.mark.slow
@@ -68,13 +78,11 @@ def test_messages_around_a_ring_are_predicted():
     """Of eight ranks that have two positions each."""
     loaded = load_model(jobs.spec("llama"))
     strategy = Strategy.from_data(around("llama", (1, 8)), loaded.graph)
-    found = check_on_fake_ranks(loaded, strategy, "adam")
+    found, _ = as_predicted(loaded, strategy)
     # Keys and values forward, again in recomputed blocks, and in backward; gradients all the way home.
     assert len(strategy.recomputed) == 2
     sends = sum(row["count"] for row in found.collectives_issued if row["kind"] == RING_SEND)
     assert sends == 2 * (7 + 7 + 7 + 8)
-    assert_sent(strategy, found)
-    assert found.memory_tracked_bytes == pytest.approx(peak_of(strategy), rel=0.01)
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -131,10 +139,7 @@ def test_inputs_that_require_a_gradient_get_none(number):
     assert loaded.inputs[0].requires_grad
     micro = micro_strategies(loaded.graph, 1)
     strategy = random_strategy(loaded.graph, (1, 2), micro, random.Random(number), recompute=0.0)
-    found = check_on_fake_ranks(loaded, strategy, "sgd")
-    assert_sent(strategy, found)
-    peak = memory_curve(strategy, facts_by_group(strategy), "sgd").peak.total
-    assert found.memory_tracked_bytes == pytest.approx(peak, rel=0.01)
+    as_predicted(loaded, strategy, "sgd")
 
 
 def test_a_plan_with_more_memory_than_predicted_fails():
@@ -154,13 +159,10 @@ def test_a_plan_with_more_memory_than_predicted_fails():
 def test_their_memory_is_predicted(name, mesh):
     loaded, optimizer = load_model(jobs.spec("mlp")), with_kind(f"{own_optimizers.__name__}:{name}")
     strategy = jobs.strategy_of(loaded, mesh, 1)
-    found = check_on_fake_ranks(loaded, strategy, optimizer)
-    peak = memory_curve(strategy, facts_by_group(strategy), optimizer).peak
-    assert found.memory_tracked["optimizer"] == pytest.approx(peak.optimizer, abs=64)  # counters of steps
     # Of steps that take one parameter after the other, the rank's largest shard is taken for that of the
     # largest parameter, and nothing is counted for the one before.
-    error = 0.02 if kind_of(optimizer).largest else 0.01
-    assert found.memory_tracked["peak"] == pytest.approx(peak.total, rel=error)
+    found, peak = as_predicted(loaded, strategy, optimizer, 0.02 if kind_of(optimizer).largest else 0.01)
+    assert found.memory_tracked["optimizer"] == pytest.approx(peak.optimizer, abs=64)  # counters of steps
 
 
 SOURCE = "zoo:llama-tiny?layers=1&lora=r=4,targets=q_proj+down_proj"
@@ -201,14 +203,10 @@ def memory_is_as_predicted(spec: ModelSpec, mesh: tuple[int, ...]) -> None:
     loaded = load_model(spec)
     parameters = loaded.graph.atoms.graph.parameters
     for seed in range(2):
-        strategy = jobs.strategy_of(loaded, mesh, seed)
-        found = check_on_fake_ranks(loaded, strategy, "adam")
-        assert_sent(strategy, found)
-        peak = memory_curve(strategy, facts_by_group(strategy), "adam").peak
-        memory, constants = found.memory_tracked, loaded.graph.atoms.graph.constant_bytes
+        found, peak = as_predicted(loaded, jobs.strategy_of(loaded, mesh, seed))
+        memory = found.memory_tracked
         assert (memory["parameters"], memory["gradients"]) == (peak.parameters, peak.gradients)
         assert memory["optimizer"] == pytest.approx(peak.optimizer, abs=4 * len(parameters))
-        assert memory["peak"] == pytest.approx(peak.total + constants, rel=0.01)
 
 
 @pytest.mark.slow

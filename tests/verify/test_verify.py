@@ -25,9 +25,9 @@ from tensoropt.verify.findings import (
 )  # fmt: skip
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.rank_checks import CheckOptions
-from tensoropt.verify.real_ranks import verify_module, verify_strategies
+from tensoropt.verify.real_ranks import verify_strategies
 from tensoropt.verify.recorder import compare_collectives, rows_of, without_values
-from tensoropt.verify.reference import has_kinks
+from tensoropt.verify.reference import has_kinks, module_difference
 from tests.execute import jobs
 from tests.simulate.strategies import facts_by_group, memory_curve
 
@@ -180,10 +180,10 @@ def test_rounding_of_the_narrow_type_sets_the_tolerance():
 
 
 def test_captured_graph_equals_the_module(ranks):
-    found = verify_module(jobs.spec("transformer"), ranks)
+    found, _ = ranks.run(module_difference, jobs.spec("transformer"), 0)
     assert found is not None
     assert found.differences.gradient < 1e-5
-    assert verify_module(jobs.spec("transformer_dropout"), ranks) is None
+    assert ranks.run(module_difference, jobs.spec("transformer_dropout"), 0) == [None, None]
 
 
 def test_result_is_plain_and_measured(ranks):
@@ -282,7 +282,7 @@ def test_what_the_unsplit_model_does_not_define_is_said(ranks, name, mode):
         assert 0 < result.not_finite["output 0"] <= 16 * 8
         if mode == "train":
             assert any(key.startswith("gradient of") for key in result.not_finite)
-    module = verify_module(spec, ranks)
+    module, _ = ranks.run(module_difference, spec, 0)
     assert module is not None
     assert within_tolerance(module.differences)
     assert module.not_finite == results[0].not_finite

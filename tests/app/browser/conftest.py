@@ -113,7 +113,7 @@ class Watch:
 
     def _request(self, request: Any) -> None:
         parts = urlsplit(request.url)
-        if parts.scheme not in ("data", "blob") and parts.hostname != "127.0.0.1":
+        if parts.scheme not in ("data", "blob", "file") and parts.hostname != "127.0.0.1":
             self.faults.append(f"request off this machine: {request.url}")
 
     def _console(self, message: Any) -> None:

@@ -81,19 +81,21 @@ links: {intra_node: NVLink3, inter_node: IB-200G}
 
 def test_a_file_becomes_a_cluster_that_a_job_keeps(tmp_path):
     store = Uploads(tmp_path / "uploads")
-    token = store.keep_cluster(url(MIXED), "../mixed.yaml")
-    found = store.clusters()[token]
+    for _ in range(2):  # the second time it is there
+        assert store.keep_any(url(MIXED), "../mixed.yaml") == ("devices", "mixed.yaml")
+    (found,) = store.clusters().values()
     assert found.label == "mixed.yaml"
     cluster = load_cluster(dict(found.description))
     assert (cluster.name, cluster.device_count) == ("mixed", 8)
-    assert (store.keep_cluster(url(MIXED), "mixed.yaml"), store.known()) == (token, {})
+    assert store.known() == {}
 
 
 def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path):
     wanted = load_cluster("netsplit-paper")
     store = Uploads(tmp_path / "uploads")
-    token = store.keep_cluster(url(json.dumps(wanted.to_dict())), "saved.json")
-    assert load_cluster(dict(store.clusters()[token].description)).fingerprint == wanted.fingerprint
+    store.keep_any(url(json.dumps(wanted.to_dict())), "saved.json")
+    (found,) = store.clusters().values()
+    assert load_cluster(dict(found.description)).fingerprint == wanted.fingerprint
 
 
 @pytest.mark.parametrize(("text", "name", "said"), [
@@ -117,13 +119,14 @@ def test_what_an_exploration_keeps_of_its_cluster_is_taken_too(tmp_path):
 def test_what_is_no_cluster_is_refused_with_a_reason(tmp_path, text, name, said):
     store = Uploads(tmp_path)
     with pytest.raises(TensorOptError, match=said):
-        store.keep_cluster(url(text), name)
+        store.keep_any(url(text), name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_one_is_left_out_of_the_list(tmp_path):
     store = Uploads(tmp_path)
-    token = store.keep_cluster(url(MIXED), "mixed.yaml")
+    store.keep_any(url(MIXED), "mixed.yaml")
+    (token,) = store.clusters()
     (tmp_path / "cluster-0123456789abcdef.json").write_text("{")
     (tmp_path / "cluster-0123456789abcdee.json").write_text('{"label": "x", "cluster": {"devices": []}}')
     assert list(store.clusters()) == [token]

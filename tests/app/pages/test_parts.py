@@ -1,22 +1,19 @@
 """Building blocks of pages, as plain elements."""
 
-import pytest
 from dash import html
-from tensoropt_app.pages.parts import explained, facts, term
+from tensoropt_app.pages.parts import explained, facts
 
 from tensoropt.plan.facts_table import Fact
 from tensoropt.terms import TERMS
 
 
 def test_a_term_says_what_it_means_beside_its_word():
-    word, tip = term("mesh").children
+    word, tip = explained("mesh").children
     assert word == "mesh"
     said = tip.to_plotly_json()["props"]
     assert (tip.children, said["data-said"]) == ("?", TERMS["mesh"])
     assert said["aria-label"] == f"What is mesh? {TERMS['mesh']}"
-    assert term("mesh", "the mesh").children[0] == "the mesh"
-    with pytest.raises(KeyError):
-        term("no such word")
+    assert explained("mesh (2 axes)").children[0] == "mesh (2 axes)"
 
 
 def test_facts_with_a_known_name_are_explained():

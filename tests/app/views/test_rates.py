@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from samples_app import CALL, exploration, of_model, space
 from tensoropt_app.state import View
-from tensoropt_app.views.frontier import FrontierData, tariff_of
+from tensoropt_app.views.frontier import FrontierData
 from tensoropt_app.views.point import point_card
 from tensoropt_app.views.result import amount_in, answer_line, pace, rates_of
 
-from tensoropt.exploration.rates import RatesOf, StepWork
+from tensoropt.exploration.rates import RatesOf, StepWork, Tariff
 
 
 def told(flops: bool = True, call: object = CALL) -> FrontierData:
@@ -28,7 +28,7 @@ VIEW = View(exploration="x", point=7, price=3.0, amount="1e9 tokens")
 def test_the_answer_has_the_engine_s_figures():
     steps = amount_in(VIEW).steps(StepWork.of(DATA.exploration))
     for row in range(len(DATA)):
-        one = RatesOf(DATA.exploration, tariff_of(VIEW)).of(row)
+        one = RatesOf(DATA.exploration, Tariff(VIEW.price)).of(row)
         assert rates_of(DATA, VIEW).of(row) == one
         line = answer_line(DATA, VIEW, DATA.answer(VIEW), row)
         assert line.pace == pace(one)

@@ -16,7 +16,7 @@ from tensoropt.files import write_text
 from tensoropt.verify import verify_plan
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
-from tests.benchmarks.program import arguments, table
+from tests.benchmarks.program import arguments, page, table
 
 PICTURE = Path(__file__).parents[3] / "notebooks" / "frontier.svg"
 KEPT = (
@@ -58,20 +58,14 @@ def markdown(data: dict[str, Any], picture: str) -> str:
          *(f"{1e3 * run[f'time_{k}_s']:.0f} ms" for k in ("predicted", "measured"))]
         for name, run in data["runs"].items()
     ]  # fmt: skip
-    lines = [
+    what = f"{data['model']}, {data['parameters_m']:.1f} M parameters, two CPU ranks"
+    return page(
         f"# The demo's frontier, {data['date']}",
-        "",
         f"![frontier]({picture})",
-        "",
-        f"{data['model']}, {data['parameters_m']:.1f} M parameters, two CPU ranks: {data['points']} points.",
-        "Both ends were run.",
-        "",
-        f"Taken from {described(data)}.",
-        f"When it was done: {part_described(data['taken'])}.",
-        "",
-        *table(["plan", "memory predicted", "tracked", "step predicted", "measured"], rows),
-    ]
-    return "\n".join(lines)
+        f"{what}: {data['points']} points. Both ends were run.",
+        (f"Taken from {described(data)}.", f"When it was done: {part_described(data['taken'])}."),
+        table(["plan", "memory predicted", "tracked", "step predicted", "measured"], rows),
+    )
 
 
 if __name__ == "__main__":

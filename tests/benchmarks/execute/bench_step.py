@@ -26,7 +26,7 @@ from tensoropt.ranks.pool import RankPool
 from tests.benchmarks.execute import rivals
 from tests.benchmarks.machine import Results, described, rows_described
 from tests.benchmarks.papers.authors import ITERATIONS
-from tests.benchmarks.program import arguments, table
+from tests.benchmarks.program import arguments, page, table
 
 RANKS = 2
 ROUNDS = 15
@@ -45,8 +45,9 @@ RIVALS = ("ddp", "fsdp2")
 OURS = "data parallel"
 
 
-def fastest(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], float]:
-    """(strategy, predicted seconds) of the fastest point of the model's frontier.
+def explored(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], float, dict[str, str]]:
+    """The strategies of the frontier's fastest point and of data parallelism, the first's predicted seconds,
+    and why there is no data parallelism.
 
     Placed plans and pipelines, which have no strategy, are run by other executors than the one that is timed.
     """
@@ -54,27 +55,31 @@ def fastest(spec: ModelSpec, measure: str = "all") -> tuple[dict[str, Any], floa
     found = tensoropt.explore(
         model, args, kwargs, cluster=f"local:{RANKS}", micro_batches=(1,), max_points=20, dtype="float32",
         source=spec.source, placements="never", pipelines="never", measure=measure,
+        planners=("data_parallel",),
     )  # fmt: skip
-    chosen = found.plan(len(found.points) - 1)
-    return chosen.strategy_data(), chosen.predicted.time_s
+    chosen, planners = found.plan(len(found.points) - 1), found.all_points.planners
+    strategies, refused = {"plan": chosen.strategy_data()}, {}
+    if "data_parallel" in planners:
+        strategies[OURS] = found.plan(planners.index("data_parallel")).strategy_data()
+    else:
+        (row,) = (row for row in found.comparison if row["planner"] == "data_parallel")
+        refused[OURS] = "; ".join(row["notes"])
+    return strategies, chosen.predicted.time_s, refused
 
 
-def on_ranks(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, Any]:
-    """Seconds per round of every method; what cannot run says why."""
-    steps: dict[str, rivals.Step] = {}
-    refused = {}
-    for name, make in rivals.METHODS.items():
-        try:
-            steps[name] = make(spec, strategy)
-        except rivals.UnsplittableError as error:
-            refused[name] = str(error)
+def on_ranks(
+    rank: int, world: int, spec: ModelSpec, strategies: Mapping[str, Any], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds per round of every method."""
+    steps = {name: rivals.plan(spec, strategy) for name, strategy in strategies.items()}
+    steps |= {"ddp": rivals.ddp(spec), "fsdp2": rivals.fsdp2(spec)}
     _forget_models()
-    return {"times_s": in_turns(steps, rounds, slower), "refused": refused}
+    return in_turns(steps, rounds, slower)
 
 
 def alone(rank: int, world: int, spec: ModelSpec, strategy: Any, rounds: int) -> dict[str, list[float]]:
     """One rank: the lowered graph against the plain module."""
-    steps = {"lowered": rivals.plan(spec, strategy), "plain": rivals.plain(spec, None)}
+    steps = {"lowered": rivals.plan(spec, strategy), "plain": rivals.plain(spec)}
     _forget_models()
     return in_turns(steps, rounds, lambda seconds: seconds)
 
@@ -104,17 +109,17 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     """One row: medians in seconds, and the two ratios that count."""
     source, settings = MODELS[name]
     spec = ModelSpec(source, settings=tuple(settings.items()))
-    strategy, predicted_s = fastest(spec)
+    strategies, predicted_s, refused = explored(spec)
     graph = load_model(spec).graph
     parameters = sum(t.elements for t in graph.atoms.graph.parameters)
     whole = unsplit_strategy(graph).to_data()
     _forget_models()
     with RankPool(RANKS, timeout_s=400.0) as pool:
-        found = pool.run(on_ranks, spec, strategy, rounds)[0]
+        found = pool.run(on_ranks, spec, strategies, rounds)[0]
     with RankPool(1, timeout_s=400.0) as pool:
         single = pool.run(alone, spec, whole, rounds)[0]
-    medians = {k: statistics.median(v) for k, v in found["times_s"].items()}
-    best = min((medians[r], r) for r in RIVALS if r in medians)
+    medians = {k: statistics.median(v) for k, v in found.items()}
+    best_s = min(medians[rival] for rival in RIVALS)
     return {
         "model": name,
         "source": source,
@@ -122,13 +127,10 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "parameters": parameters,
         "predicted_s": predicted_s,
         "seconds": medians,
-        "quartiles_s": {k: statistics.quantiles(v, n=4) for k, v in found["times_s"].items() if len(v) > 1},
-        "refused": found["refused"],
-        "best_rival": best[1],
-        "against_best": medians["plan"] / best[0],
+        "refused": refused,
+        "against_best": medians["plan"] / best_s,
         "against_ddp": medians["plan"] / medians["ddp"],
         **({"data_parallel_against_ddp": medians[OURS] / medians["ddp"]} if OURS in medians else {}),
-        "one_rank_s": {k: statistics.median(v) for k, v in single.items()},
         "one_rank_ratio": statistics.median(
             a / b for a, b in zip(single["lowered"], single["plain"], strict=True)
         ),
@@ -138,43 +140,38 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
 def markdown(results: Mapping[str, Any]) -> str:
     methods = ("plan", OURS, *RIVALS)
     head = ["model", "parameters", "predicted", *methods, "plan / best", "plan / ddp", f"{OURS} / ddp"]
-    lines = [
+    rows = []
+    for row in results["rows"]:
+        seconds = row["seconds"]
+        cells = [row["model"], f"{row['parameters'] / 1e6:.1f} M", f"{row['predicted_s'] * 1e3:.0f}"]
+        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in methods]
+        # Models that a way cannot split lack its ratios.
+        ratios = ("against_best", "against_ddp", "data_parallel_against_ddp")
+        cells += [f"{row[k]:.2f}" if k in row else "-" for k in ratios]
+        rows.append([*cells, f"{row['one_rank_ratio']:.3f}"])
+    return page(
         f"# Step times on {RANKS} CPU ranks, {results['date']}",
-        "",
         f"Taken from {described(results)}.",
-        "",
         "Milliseconds per training step (medians); `lowered / plain`: the unsplit plan on one rank against "
         "the plain module.",
-        "",
         f"`{OURS}`: data parallelism as a plan, run by our executor.",
-        "",
         "Theirs (TensorOpt, Table 4, 16 GPUs, seconds):",
-        "",
-        *table(
+        table(
             ["model", "plan", "its data parallelism", "Horovod", "plan / Horovod"],
             (
                 (model, *(f"{figure:.2f}" for figure in (*theirs, theirs.plan / theirs.horovod)))
                 for model, theirs in ITERATIONS.items()
             ),
         ),
-        "",
-    ]
-    rows = []
-    for row in results["rows"]:
-        seconds = row["seconds"]
-        cells = [row["model"], f"{row['parameters'] / 1e6:.1f} M", f"{row['predicted_s'] * 1e3:.0f}"]
-        cells += [f"{seconds[m] * 1e3:.0f}" if m in seconds else "-" for m in methods]
-        # Results from before a way was measured, and models that it cannot split, lack its ratios.
-        ratios = ("against_best", "against_ddp", "data_parallel_against_ddp")
-        cells += [f"{row[k]:.2f}" if k in row else "-" for k in ratios]
-        rows.append([*cells, f"{row['one_rank_ratio']:.3f}"])
-    lines += table([*head, "lowered / plain"], rows)
-    lines += ["", "Each row was taken from:", "", *rows_described(results["rows"], "model"), ""] + [
-        f"- {row['model']}: no {method}: {why}"
-        for row in results["rows"]
-        for method, why in row["refused"].items()
-    ]
-    return "\n".join(lines) + "\n"
+        table([*head, "lowered / plain"], rows),
+        "Each row was taken from:",
+        rows_described(results["rows"], "model"),
+        [
+            f"- {row['model']}: no {method}: {why}"
+            for row in results["rows"]
+            for method, why in row["refused"].items()
+        ],
+    )
 
 
 def main() -> None:
@@ -187,7 +184,7 @@ def main() -> None:
         results.add("model", measure(name, 2 if options.quick else ROUNDS))
         results.write(markdown(results.data))
         alone = results.data | {"rows": results.data["rows"][-1:]}
-        print(f"{markdown(alone)}took {time.perf_counter() - start:.0f} s", flush=True)
+        print(f"{markdown(alone)}\ntook {time.perf_counter() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,10 @@ from torch.utils import _pytree as pytree
 
 from tensoropt import parallelize
 from tensoropt.engine.models import ModelSpec, load_model
-from tensoropt.ops.layouts import Layout
-from tensoropt.sharding.configurations import Configuration, MicroBatchRefused, batch_strategies, fits
-from tensoropt.sharding.groups import GroupGraph
-from tensoropt.sharding.storage import stored_layout
 from tensoropt.sharding.strategy import Strategy
 
 Step = Callable[[], Any]
 LEARNING_RATE = 1e-4
-
-
-class UnsplittableError(Exception):
-    """A method has nothing for this model; says why."""
 
 
 def stepper(model: nn.Module, args: tuple, kwargs: dict) -> Step:
@@ -56,7 +48,7 @@ def part(inputs: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.chunk(world)[rank].contiguous(), inputs)
 
 
-def plain(spec: ModelSpec, _: Any) -> Step:
+def plain(spec: ModelSpec) -> Step:
     """The model as it is, whole batch, one rank."""
     model, args, kwargs = spec.build()
     return stepper(model.train(), args, kwargs)
@@ -68,44 +60,13 @@ def plan(spec: ModelSpec, strategy: Any) -> Step:
     return stepper(parallelize(model.train(), chosen, args, kwargs), args, kwargs)
 
 
-def data_parallel(spec: ModelSpec, _: Any) -> Step:
-    """Data parallelism by our executor, as DDP does it."""
-    return plan(spec, data_parallel_strategy(load_model(spec).graph, dist.get_world_size()))
-
-
-def data_parallel_strategy(graph: GroupGraph, ranks: int) -> dict[str, Any]:
-    """The strategy as data: every group splits the batch, parameters are whole.
-
-    Raises:
-        UnsplittableError: says what cannot follow the batch.
-    """
-    mesh = (1, ranks)
-    try:
-        batch = batch_strategies(graph)
-    except MicroBatchRefused as refusal:
-        raise UnsplittableError(str(refusal)) from None
-    chosen = {}
-    for group in graph.groups:
-        chosen[group.name] = Configuration(group, (group.unsplit, batch[group.name]))
-        if not fits(graph.atoms, group, chosen[group.name].strategies, mesh):
-            raise UnsplittableError(f"{group.name} ({group.anchor.target}) does not divide by {ranks}")
-    made: dict[str, Layout] = {}
-    uses: dict[str, Layout] = {}
-    for group in graph.groups:
-        layout = chosen[group.name].layout
-        made |= {name: layout(name) for op in group.operators for name in op.outputs}
-        uses = {name: layout(name) for name in (*group.parameters, *group.shared)} | uses
-    stored = {t.name: stored_layout(t, uses[t.name]) for t in graph.atoms.graph.parameters}
-    return Strategy(graph, mesh, chosen, {hub: made[hub] for hub in graph.hubs}, stored).to_data()
-
-
-def ddp(spec: ModelSpec, _: Any) -> Step:
+def ddp(spec: ModelSpec) -> Step:
     model, args, kwargs = spec.build()
     wrapped = DistributedDataParallel(model.train(), gradient_as_bucket_view=True)
     return stepper(wrapped, *part((args, kwargs)))
 
 
-def fsdp2(spec: ModelSpec, _: Any) -> Step:
+def fsdp2(spec: ModelSpec) -> Step:
     model, args, kwargs = spec.build()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in blocks(model):
@@ -123,11 +84,3 @@ def blocks(model: nn.Module) -> list[nn.Module]:
         chains = [m for m in model.children() if isinstance(m, nn.Sequential)]
         found = [c for m in chains for c in m if any(True for _ in c.parameters())]
     return found
-
-
-METHODS: dict[str, Callable[[ModelSpec, Any], Step]] = {
-    "plan": plan,
-    "data parallel": data_parallel,
-    "ddp": ddp,
-    "fsdp2": fsdp2,
-}

@@ -3,7 +3,7 @@
 import pytest
 
 from tensoropt.engine.models import ModelSpec
-from tests.benchmarks.execute.bench_step import fastest
+from tests.benchmarks.execute.bench_step import OURS, explored
 
 pytest.importorskip("transformers")
 
@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 def test_the_fastest_plan_has_a_strategy():
     # Without being told, an exploration of this model ends at a placed plan.
     spec = ModelSpec("zoo:gpt2-tiny", settings=(("layers", 1),))
-    strategy, seconds = fastest(spec, measure="never")
-    assert strategy["groups"]
+    strategies, seconds, refused = explored(spec, measure="never")
+    assert all(strategies[name]["groups"] for name in ("plan", OURS))
     assert seconds > 0
+    assert refused == {}

@@ -1,6 +1,6 @@
 """How far predictions are from what a step really does. Not a test.
 
-    python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [--cluster local:2] [model ...]
+    python -m tests.benchmarks.fidelity.bench_fidelity [--quick] [model ...]
 
 Laptop-size versions of the models of TensorOpt's Table 2, and VGG16 and GPT-2, are explored on CPU ranks of
 this machine; ten plans on a mesh, spaced evenly by index along each frontier, are run (not those that place
@@ -11,13 +11,10 @@ tests/benchmarks/results/fidelity; models that were measured earlier the same da
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +27,7 @@ from tensoropt.ranks.pool import RankPool
 from tensoropt.tuning.steps import run_steps, seconds_of
 from tensoropt.verify.fake_ranks import RunStep, tracked_memory
 from tests.benchmarks.fidelity.report import markdown, picture, summary
-from tests.benchmarks.machine import Taking, dated, inherited, write
-from tests.benchmarks.program import arguments
+from tests.benchmarks.program import Row, run_parts
 
 MODELS = {
     "VGG16": ("zoo:vgg16", (("batch", 32), ("classes", 10), ("hidden", 256), ("image", 32), ("width", 16))),
@@ -45,7 +41,7 @@ TRACKED = 3
 """A thread of gloo's can hold a tensor for a moment after its collective was waited for, and so add one to a
 peak in one step and not in the next."""
 QUICK_PLANS, QUICK_ROUNDS, QUICK_MODELS = 3, 2, ("RNN", "GPT-2")
-OPTIMIZER = "adam"
+CLUSTER, OPTIMIZER = "local:2", "adam"
 
 
 def evenly(count: int, wanted: int) -> list[int]:
@@ -71,16 +67,14 @@ def tracked_peaks(
     return [tracked_memory(step)["peak"] for _ in range(steps)]
 
 
-def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStore) -> dict[str, Any]:
+def measure(name: str, plans: int, rounds: int, store: ProfileStore) -> Row:
     """Explore one model, run some of its plans several times; rows of predicted and measured."""
     source, settings = MODELS[name]
     spec = ModelSpec(source, 0, settings=settings)
     model, args, kwargs = spec.build()
-    begun = time.perf_counter()
     found = explore(
-        model, args, kwargs, cluster=cluster, optimizer=OPTIMIZER, dtype="float32", source=source, store=store
+        model, args, kwargs, cluster=CLUSTER, optimizer=OPTIMIZER, dtype="float32", source=source, store=store
     )
-    explored_s = time.perf_counter() - begun
     loaded = load_model(spec)
     with RankPool(found.devices, timeout_s=600.0) as pool:
         # Placed plans have no strategy on a mesh, whose stamps and terms are what this compares.
@@ -115,61 +109,26 @@ def measure(name: str, cluster: str, plans: int, rounds: int, store: ProfileStor
         "settings": dict(settings),
         "points": len(on_mesh),
         "points_left_out": len(found.points) - len(on_mesh),
-        "explore_s": explored_s,
         "rows": rows,
         **summary(rows),
     }
 
 
-def line(one: dict[str, Any]) -> str:
-    """What came out of one model."""
-    return (
-        f"{one['model']}: {len(one['rows'])} of {one['points']} plans, time off by {one['time_error']:.1%}"
-        f" ({one['bias']:+.1%}; noise {one['noise']:.1%}), network {one['network_error']:.1%},"
-        f" memory {one['memory_error']:.2%}"
-    )
-
-
-def main() -> None:
-    parser = arguments(__doc__, "fewer models, plans and steps", MODELS)
-    parser.add_argument("--cluster", default="local:2", help="default: %(default)s")
-    options = parser.parse_args()
-    names = options.names or (QUICK_MODELS if options.quick else tuple(MODELS))
-    plans, rounds = (QUICK_PLANS, QUICK_ROUNDS) if options.quick else (PLANS, ROUNDS)
-    results, taking = [], Taking()
+def _measured(name: str, quick: bool) -> Iterator[Row]:
+    plans, rounds = (QUICK_PLANS, QUICK_ROUNDS) if quick else (PLANS, ROUNDS)
     with tempfile.TemporaryDirectory() as folder, ProfileStore(Path(folder) / "profiles.sqlite") as store:
-        for name in names:
-            print(f"{name} ...", file=sys.stderr, flush=True)
-            one = measure(name, options.cluster, plans, rounds, store)
-            results.append({**one, "taken": taking.part()})
-            print(line(results[-1]), file=sys.stderr, flush=True)
-            # after every model: a run that is interrupted keeps what it has
-            text = save(results, taking.about, options)
-    print(text)
-
-
-def save(results: Sequence[dict[str, Any]], about: dict[str, Any], options: argparse.Namespace) -> str:
-    """Write what is known by now, with what the same day's file has of other models; gives it as text."""
-    stem = dated("fidelity", "fidelity", quick=options.quick)
-    data = {
-        **about,
-        "cluster": options.cluster,
-        "quick": options.quick,
-        "optimizer": OPTIMIZER,
-        "results": with_earlier(results, stem.with_suffix(".json")),
-    }
-    text = markdown(data)
-    write(stem, data, text, picture(data))
-    return text
-
-
-def with_earlier(results: Sequence[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
-    """Results of this run and, in the models' order, those of other models that the file has."""
-    old = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"results": []}
-    earlier = [inherited(one, old) for one in old["results"]]
-    found = {one["model"]: one for one in (*earlier, *results)}
-    return [found[name] for name in MODELS if name in found]
+        yield measure(name, plans, rounds, store)
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(
+        __doc__,
+        "fewer models, plans and steps",
+        ("fidelity", "fidelity"),
+        {name: partial(_measured, name) for name in MODELS},
+        lambda data: (markdown(data), picture(data)),
+        rows="results",
+        few=QUICK_MODELS,
+        order=lambda row: list(MODELS).index(row["model"]),
+        about={"cluster": CLUSTER, "optimizer": OPTIMIZER},
+    )

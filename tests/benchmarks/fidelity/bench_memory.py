@@ -26,7 +26,7 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.fake_ranks import step_on, tracked_memory
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.benchmarks.machine import Taking, dated, described, write
-from tests.benchmarks.program import arguments, table
+from tests.benchmarks.program import arguments, page, table
 from tests.simulate.strategies import memory_curve
 from tests.verify.torch_tracker import torch_peak_bytes
 
@@ -114,16 +114,16 @@ def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def markdown(data: Mapping[str, Any]) -> str:
     """Errors by model, then every plan."""
-    lines = [
+    return page(
         f"# Predicted peaks of memory on fake ranks, {data['date']}",
-        "",
         f"Taken from {described(data)}.",
-        "",
-        "Random strategies; error: prediction against this project's tracker. PyTorch's is run without hooks",
-        "on modules: they hold the gradient of every parameter until all are there, and make autograd copy",
-        "each, up to 16.7 % more, which a step that nobody watches does not (test_torch_tracker.py).",
-        "",
-        *table(
+        (
+            "Random strategies; error: prediction against this project's tracker. PyTorch's is run without",
+            "hooks on modules: they hold the gradient of every parameter until all are there, and make",
+            "autograd copy each, up to 16.7 % more, which a step that nobody watches does not",
+            "(test_torch_tracker.py).",
+        ),
+        table(
             ["model", "plans", "median error", "worst", "PyTorch's tracker from ours, median", "most"],
             (
                 [one["model"], one["plans"], f"{one['error']:.3%}", f"{one['worst']:.2%}",
@@ -131,13 +131,11 @@ def markdown(data: Mapping[str, Any]) -> str:
                 for one in data["results"]
             ),
         ),
-        "",
-        *table(
+        table(
             ["model", "micro-batches x mesh", "predicted", "tracked", "error", "PyTorch's", "peaks in"],
             ([*row[:4], f"{row.error:+.2%}", *row[4:]] for row in (Row(**one) for one in data["rows"])),
         ),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    )  # fmt: skip
 
 
 def main() -> None:

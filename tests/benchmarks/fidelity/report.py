@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import described, rows_described
-from tests.benchmarks.program import table
+from tests.benchmarks.program import page, table
 
 PAPER = {"RNN": (7.16, 7.16, 4.86), "WideResNet": (7.62, 3.05, 4.47), "Transformer": (5.02, 7.23, 0.98)}
 """TensorOpt, Table 2: errors in per cent of step time, network time and memory, on the authors' GPUs and at
@@ -71,37 +71,37 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def markdown(data: Mapping[str, Any]) -> str:
     """The tables."""
-    lines = [
-        f"# Predicted against executed, {data['date']}",
-        "",
-        f"{data['cluster']}, optimizer {data['optimizer']}. Taken from {described(data)}.",
-        "",
-        "Median error (worst) over plans spaced evenly by index along each frontier, which take turns.",
-        "*Noise*: half the difference of what every other round says of the same plan. *theirs*:",
-        "TensorOpt's Table 2, measured on its authors' GPUs with their models; ours are laptop-size",
-        "models on CPU ranks. *tau*: Kendall's, between predicted and measured time: of the pairs of plans",
-        "whose measured times differ by more than twice the noise, and of all pairs.",
-        "*Network*: seconds of a step's collectives, each from the call of the rank that",
-        "comes last to the return of the one done last, so without waiting for a rank that still",
-        "computes; measured in the very steps that are timed. *Memory*: the median of a rank's steps, of the",
-        "rank that needs most; what the most of all these steps needed is in the JSON.",
-        "",
-        *table(TITLES, map(_cells, data["results"])),
-        "",
-        "Each model was taken from:",
-        "",
-        *rows_described(data["results"], "model"),
-    ]
+    plans: list[str | list[str]] = []
     for one in data["results"]:
-        lines += ["", f"## {one['model']}: {one['source']} {one['settings'] or ''}", ""]
-        head = ("point", "mesh", "micro-batches", "time predicted / measured", "network", "memory")
-        lines += table(head, map(_plan_cells, one["rows"]))
-    return "\n".join(lines) + "\n"
+        plans += [f"## {one['model']}: {one['source']} {one['settings'] or ''}"]
+        plans += [table(PLAN_TITLES, map(_plan_cells, one["rows"]))]
+    return page(
+        f"# Predicted against executed, {data['date']}",
+        f"{data['cluster']}, optimizer {data['optimizer']}. Taken from {described(data)}.",
+        EXPLAINED,
+        table(TITLES, map(_cells, data["results"])),
+        "Each model was taken from:",
+        rows_described(data["results"], "model"),
+        *plans,
+    )
+
+
+EXPLAINED = (
+    "Median error (worst) over plans spaced evenly by index along each frontier, which take turns.",
+    "*Noise*: half the difference of what every other round says of the same plan. *theirs*:",
+    "TensorOpt's Table 2, measured on its authors' GPUs with their models; ours are laptop-size",
+    "models on CPU ranks. *tau*: Kendall's, between predicted and measured time: of the pairs of plans",
+    "whose measured times differ by more than twice the noise, and of all pairs.",
+    "*Network*: seconds of a step's collectives, each from the call of the rank that",
+    "comes last to the return of the one done last, so without waiting for a rank that still",
+    "computes; measured in the very steps that are timed. *Memory*: the median of a rank's steps, of the",
+    "rank that needs most; what the most of all these steps needed is in the JSON.",
+)
+PLAN_TITLES = ("point", "mesh", "micro-batches", "time predicted / measured", "network", "memory")
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:
     theirs = [f"{x:.2f} %" for x in PAPER.get(one["model"], ())] or ["-"] * 3
-    one = {**summary(one["rows"]), **one}  # rows of earlier that day may have a summary that lacks some
     time, network = (f"{one[f'{k}_error']:.1%} ({one[f'{k}_worst']:.1%})" for k in ("time", "network"))
     order = (
         "no pair" if one[k] is None else f"{one[k]:.2f} ({one[f'{k}_pairs']} pairs)"

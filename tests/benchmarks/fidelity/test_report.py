@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.benchmarks.fidelity.bench_fidelity import evenly, with_earlier
+from tests.benchmarks.fidelity.bench_fidelity import evenly
 from tests.benchmarks.fidelity.report import error, kendall, markdown, picture, spread, summary
 
 
@@ -50,20 +48,12 @@ def test_tau_of_all_pairs_counts_what_the_noise_hides_and_ties():
 
 def test_reports_hold_every_plan_and_say_whose_figures_are_whose():
     rows = [row(1.0, 1.0, 1.1), row(3.0, 2.0, 2.1)]
-    one = {"model": "RNN", "source": "zoo:x", "settings": {}, "points": 7, "rows": rows, **summary(rows)}
+    taken = {"commit": "c", "processor": "P", "load": 1.0, "stolen": 0.0, "seconds": 9.0}
+    one = {"model": "RNN", "source": "zoo:x", "settings": {}, "points": 7, "rows": rows, "taken": taken}
+    one |= summary(rows)
     data = {"date": "d", "machine": {"cores": 2}, "cluster": "local:2", "optimizer": "adam", "results": [one]}
     text = markdown(data)
     assert "2 of 7" in text
     assert "7.16 %" in text  # theirs
     assert "cores 2" in text
     assert picture(data).count('r="4"') == 2 + 1  # the plans and their key
-
-
-def test_models_measured_earlier_keep_their_rows(tmp_path):
-    file = tmp_path / "day.json"
-    assert with_earlier([{"model": "RNN"}], file) == [{"model": "RNN"}]
-    old = {"commit": "0123456", "machine": {"processor": "P"}}
-    file.write_text(json.dumps(old | {"results": [{"model": "GPT-2", "n": 1}, {"model": "VGG16", "n": 1}]}))
-    found = with_earlier([{"model": "GPT-2", "n": 2}], file)
-    assert [(one["model"], one["n"]) for one in found] == [("VGG16", 1), ("GPT-2", 2)]
-    assert found[0]["taken"]["commit"] == "0123456"

@@ -12,18 +12,16 @@ tests/benchmarks/results/papers/DATE-netsplit.{json,md}.
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 from tensoropt.cluster import load_cluster
-from tensoropt.errors import TensorOptError
-from tensoropt.placement import PlacementProblem, simulate_placement
+from tensoropt.placement import PlacementProblem
 from tensoropt.planners.placed.common.bound import lower_bound_s
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.papers.netsplit_report import CASES, CLUSTER, PLANNERS, Case, markdown
-from tests.benchmarks.papers.planned import priced
-from tests.benchmarks.program import Row, run_sections
+from tests.benchmarks.papers.planned import played, priced
+from tests.benchmarks.program import Row, run_parts
 from tests.zoo.statistics import count
 
 COUNTED = ("operators", "groups", "parameter_bytes", "kept_bytes", "output_bytes")
@@ -81,23 +79,18 @@ def _placed(name: str, problem: PlacementProblem, limit: float | None, quick: bo
     defaults = getattr(module, "DEFAULTS", None)
     # Only the planners that solve have settings.
     settings = {} if defaults is None else {"settings": replace(defaults, seconds=2.0 if quick else SOLVER_S)}
-    begun = time.perf_counter()
-    try:
-        answer = module.place(problem, limit, 0, **settings)
-    except TensorOptError as error:
-        return {"refused": str(error)}
-    spent = time.perf_counter() - begun
-    simulated = simulate_placement(problem, answer.placement)
-    return {
-        "time_s": simulated.time_s,
-        "memory_bytes": simulated.memory_bytes,
-        "search_s": spent,
-        "notes": answer.notes,
-    }
+    return played(lambda: (problem, module.place(problem, limit, 0, **settings)))
 
 
 SECTIONS = {"sizes": sizes, "steps": steps, "tight": tight}
 
 
 if __name__ == "__main__":
-    run_sections(__doc__, "netsplit", SECTIONS, markdown)
+    run_parts(
+        __doc__,
+        "a small model, written into out/papers",
+        ("papers", "netsplit"),
+        SECTIONS,
+        lambda data: (markdown(data), None),
+        key="key",
+    )

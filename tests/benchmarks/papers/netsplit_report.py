@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.benchmarks.machine import described
-from tests.benchmarks.program import Row, table
+from tests.benchmarks.program import Row, page, table
 
 CLUSTER = "netsplit-paper"
 BASELINES = ("pesto_extended", "m_topo", "m_etf", "m_sct")
@@ -63,49 +63,44 @@ CASES = {
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    lines = [
-        f"# NetSplit's comparison, {data['date']}",
-        "",
-        f"Steps on `{CLUSTER}`, simulated from data-sheet figures. The thesis ran its own on",
-        "its cards: only ratios within a table may be set beside ratios of the thesis.",
-        "",
-        f"Taken from {described(data)}.",
-        "",
-        "*At most* is what a step that no placement beats would give: the longest chain of operators, or all",
-        "work spread evenly, beside the same baseline. *Closed* is our share of that gap.",
-        "",
-        "## Table 6-4: samples per second",
-        "",
-        *_steps(data, "steps"),
-    ]
-    if _found(data, "tight"):
-        lines += [
-            "",
-            "## The same, with memory as full as in the thesis",
-            "",
-            "By Table 6-3 the models fill 68 to 85 % of the three cards; the simulator counts fewer bytes.",
-            "Here each device has so much less that the bytes that planners add up fill as much of it.",
-            "",
-            *_steps(data, "tight"),
-        ]
-    lines += [
-        "",
-        "## Table 6-3: nodes and memory at batch 128",
-        "",
-        "The thesis says neither what a node is nor whose bytes its memory counts. Here: operators after",
-        "decomposition, and the groups that are placed; parameters, what backward keeps, and all outputs.",
-        "",
-        *table(SIZE_TITLES, (_sizes(row) for row in data["rows"] if row["section"] == "sizes")),
-        "",
-        "## Notes of the planners",
-        "",
-    ]
+    notes = []
     for row in data["rows"]:
-        if row["section"] in ("steps", "tight"):
+        if row["section"] != "sizes":
             said = row["refused"] if "refused" in row else "; ".join(row["notes"])
             spent = f" ({row['search_s']:.0f} s)" if "search_s" in row else ""
-            lines.append(f"- {row['key']}{spent}" + (f": {said}" if said else ""))
-    return "\n".join(lines) + "\n"
+            notes.append(f"- {row['key']}{spent}" + (f": {said}" if said else ""))
+    tight = (
+        "## The same, with memory as full as in the thesis",
+        (
+            "By Table 6-3 the models fill 68 to 85 % of the three cards; the simulator counts fewer bytes.",
+            "Here each device has so much less that the bytes that planners add up fill as much of it.",
+        ),
+        *_steps(data, "tight"),
+    )
+    return page(
+        f"# NetSplit's comparison, {data['date']}",
+        (
+            f"Steps on `{CLUSTER}`, simulated from data-sheet figures. The thesis ran its own on",
+            "its cards: only ratios within a table may be set beside ratios of the thesis.",
+        ),
+        f"Taken from {described(data)}.",
+        (
+            "*At most* is what a step that no placement beats would give: the longest chain of operators, or",
+            "all work spread evenly, beside the same baseline. *Closed* is our share of that gap.",
+        ),
+        "## Table 6-4: samples per second",
+        *_steps(data, "steps"),
+        *(tight if _found(data, "tight") else ()),
+        "## Table 6-3: nodes and memory at batch 128",
+        (
+            "The thesis says neither what a node is nor whose bytes its memory counts. Here: operators",
+            "after decomposition, and the groups that are placed; parameters, what backward keeps, and all",
+            "outputs.",
+        ),
+        table(SIZE_TITLES, (_sizes(row) for row in data["rows"] if row["section"] == "sizes")),
+        "## Notes of the planners",
+        notes,
+    )
 
 
 def _sizes(row: Row) -> list[str]:
@@ -116,7 +111,7 @@ def _sizes(row: Row) -> list[str]:
     return [*cells, f"{case.megabytes / size['output']:.2f}"]
 
 
-def _steps(data: Mapping[str, Any], section: str) -> list[str]:
+def _steps(data: Mapping[str, Any], section: str) -> tuple[list[str], list[str]]:
     """The rates of a section, and ours over the best baseline."""
     rows = []
     for title, of in _found(data, section).items():
@@ -125,7 +120,7 @@ def _steps(data: Mapping[str, Any], section: str) -> list[str]:
         rows.append([title, first["batch"], room, "here", *(_rate(of.get(name)) for name in PLANNERS)])
         rows.append(["", case.batch, "24 GB", "paper", *(f"{rate:.2f}" for rate in case.rates), ""])
     rates = table(["model", "batch", "device", "", *TITLES], rows)
-    return [*rates, "", *table(RATIO_TITLES, ratios(data, section))]
+    return rates, table(RATIO_TITLES, ratios(data, section))
 
 
 SIZE_TITLES = (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tensoropt.cluster import load_cluster
@@ -25,7 +26,7 @@ from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tests.benchmarks.machine import described
 from tests.benchmarks.papers.planned import captured, placed, played, priced
-from tests.benchmarks.program import Row, run_sections, table
+from tests.benchmarks.program import Row, page, run_parts, table
 
 CLUSTER = "fastt-paper"
 SCALED = ((f"{CLUSTER}[2]", 2, 1), (f"{CLUSTER}[4]", 4, 1), (CLUSTER, 8, 2))
@@ -64,12 +65,10 @@ def _scaled(model: str, cluster: str, samples: int, options: Options) -> Row:
     found = {"data_parallel": data_parallel(model, cluster, samples, options)}
     with ProfileStore() as store:
         graph = priced(model, samples, load_cluster(cluster), store, options)
-        found |= {name: played(name, graph) for name in ("dpos", "os_dpos")}
+        found |= {name: played(partial(placed, name, graph)) for name in ("dpos", "os_dpos")}
     done = {name: row for name, row in found.items() if "refused" not in row}
     return {
         "samples_per_s": {name: samples / row["time_s"] for name, row in done.items()},
-        "memory_bytes": {name: row["memory_bytes"] for name, row in done.items()},
-        "os_dpos_notes": found["os_dpos"].get("notes", ()),
         "cpu_s": {name: row["cpu_s"] for name, row in done.items()},
         "refused": {name: row["refused"] for name, row in found.items() if name not in done},
     }
@@ -88,14 +87,8 @@ def data_parallel(model: str, cluster: str, batch: int, options: Options) -> Row
             return {"refused": str(error)}
     if point.memory_bytes > where.memory_bytes:
         needs, room = (size / 2**30 for size in (point.memory_bytes, where.memory_bytes))
-        return {"refused": f"needs {needs:.1f} of {room:.0f} GiB", "memory_bytes": point.memory_bytes}
-    return {
-        "time_s": point.time_s,
-        "memory_bytes": point.memory_bytes,
-        "compute_s": point.compute_s,
-        "copy_s": point.communication_s,
-        "cpu_s": time.process_time() - cpu,
-    }
+        return {"refused": f"needs {needs:.1f} of {room:.0f} GiB"}
+    return {"time_s": point.time_s, "cpu_s": time.process_time() - cpu}
 
 
 def order(quick: bool) -> Iterator[Row]:
@@ -105,9 +98,9 @@ def order(quick: bool) -> Iterator[Row]:
             for cluster, devices, _ in SCALED[:2]:
                 graph = priced(model, batch, load_cluster(cluster), store, options)
                 for name in ORDERED:
-                    cut, answer = placed(name, graph)
+                    problem, answer = placed(name, graph)
                     kept, free = (
-                        simulate_placement(cut.problem, answer.placement, enforced=enforced).time_s
+                        simulate_placement(problem, answer.placement, enforced=enforced).time_s
                         for enforced in (True, False)
                     )
                     row = {"section": "order", "key": f"{model}, {devices}, {name}", "model": model}
@@ -121,43 +114,44 @@ def markdown(data: Mapping[str, Any]) -> str:
     gains = [row["first_ready_s"] / row["enforced_s"] - 1 for row in ordered]
     by = {(r["model"], r["devices"]): r["cpu_s"].get("os_dpos") for r in scaled if r["scaling"] == "strong"}
     counts = [devices for _, devices, _ in SCALED]
-    lines = [
+    worth = f"worth between {min(gains):+.1%} and {max(gains):+.1%}" if gains else "not in this run"
+    return page(
         f"# Placing planners, {data['date']}",
-        "",
-        "Steps are played by the judge from data-sheet figures. The papers ran theirs on their GPUs, so that",
-        "only ratios within a table may be set beside ratios of a paper. Search seconds: see the load.",
-        "",
-        f"Taken from {described(data)}.",
-        "",
-        "## FastT: strong and weak scaling, samples per second",
-        "",
-        f"`{CLUSTER}`: servers of four GPUs.",
-        "",
-        *table(
-            ["model", "scaling", "GPUs", "batch", *RATES.values()],
-            map(_scaling_cells, scaled),
+        (
+            "Steps are played by the judge from data-sheet figures. The papers ran theirs on their GPUs, so",
+            "that only ratios within a table may be set beside ratios of a paper. Search seconds: see the",
+            "load.",
         ),
-        "",
+        f"Taken from {described(data)}.",
+        "## FastT: strong and weak scaling, samples per second",
+        f"`{CLUSTER}`: servers of four GPUs.",
+        table(["model", "scaling", "GPUs", "batch", *RATES.values()], map(_scaling_cells, scaled)),
         "## FastT's gains, theirs beside ours",
-        "",
-        *beside(scaled, ordered),
-        "",
+        table(
+            ["FastT's largest gains", "theirs, measured on V100s", "ours, under the judge"],
+            beside(scaled, ordered),
+        ),
+        (
+            "Theirs are gains over TensorFlow 1.14, the data parallelism of its slim library and an executor",
+            "that takes operators first in, first out. Ours are over a data parallelism that reduces",
+            "gradients along rings beside backward, and over devices that take what became ready first; what",
+            "an executor costs is in no data sheet. That leaves less to gain (a guess: nothing was run on a",
+            "machine like theirs).",
+        ),
         "## FastT's Table 4: seconds until a strategy",
-        "",
-        "Theirs: minutes, and over an hour for the Transformer on 8 GPUs, runs that measure included.",
-        "Ours: CPU seconds of OS-DPOS from both starts, from data sheets, on a machine with other load.",
-        "",
-        *table(
+        (
+            "Theirs: minutes, and over an hour for the Transformer on 8 GPUs, runs that measure included.",
+            "Ours: CPU seconds of OS-DPOS from both starts, from data sheets, on a machine with other load.",
+        ),
+        table(
             ["model", *(f"{n} GPUs" for n in counts)],
             (
                 [model, *("" if s is None else f"{s:.1f} s" for s in (by.get((model, n)) for n in counts))]
                 for model in dict.fromkeys(r["model"] for r in scaled)
             ),
         ),
-        "",
         f"## Order enforcement (FastT), `{CLUSTER}`",
-        "",
-        *table(
+        table(
             ["model", "GPUs", "planner", "its order", "what is ready first", "gain"],
             (
                 [*(row[key] for key in ("model", "devices", "planner")),
@@ -165,15 +159,13 @@ def markdown(data: Mapping[str, Any]) -> str:
                 for row, gain in zip(ordered, gains, strict=True)
             ),
         ),
-    ]  # fmt: skip
-    if gains:
-        lines += ["", f"Under this judge the order is worth between {min(gains):+.1%} and {max(gains):+.1%}."]
-    refused = [f"- {r['key']}, {name}: {why}" for r in scaled for name, why in r["refused"].items()]
-    return "\n".join([*lines, "", *refused]) + "\n"
+        f"Under this judge the order is {worth}.",
+        [f"- {r['key']}, {name}: {why}" for r in scaled for name, why in r["refused"].items()],
+    )  # fmt: skip
 
 
-def beside(scaled: Sequence[Row], order: Sequence[Row]) -> list[str]:
-    """Lines of Markdown: the paper's largest gains, marked as theirs, and ours of the same kind."""
+def beside(scaled: Sequence[Row], order: Sequence[Row]) -> Iterator[Sequence[str]]:
+    """Yield the paper's largest gains, marked as theirs, and ours of the same kind."""
     gains: dict[str, dict[str, float]] = {"strong": {}, "weak": {}}
     for row in scaled:
         if {"os_dpos", "data_parallel"} <= set(rates := row["samples_per_s"]):
@@ -185,24 +177,14 @@ def beside(scaled: Sequence[Row], order: Sequence[Row]) -> list[str]:
         if row["devices"] == 2
     }
     vgg = {name: gain for name, gain in gains["strong"].items() if name == "vgg19, 4 GPUs"}
-    rows = [
+    for what, theirs, ours in (
         ("strong scaling, VGG on 4 GPUs: OS-DPOS over data parallelism", "+59.4 % (table 1)", vgg),
         ("strong scaling, the most of all models", "+59.4 % (section 8: 63.6 %)", gains["strong"]),
         ("weak scaling, the most of all models", "+19.2 %, VGG on 16 GPUs (table 2)", gains["weak"]),
         ("order enforcement on 2 GPUs: what the step loses at most", "26.9 % (figure 2)", ordered),
-    ]
-    return [
-        *table(
-            ["FastT's largest gains", "theirs, measured on V100s", "ours, under the judge"],
-            ([what, theirs, _most(ours)] for what, theirs, ours in rows if ours),
-        ),
-        "",
-        "Theirs are gains over TensorFlow 1.14, the data parallelism of its slim library and an executor",
-        "that takes operators first in, first out. Ours are over a data parallelism that reduces gradients",
-        "along rings beside backward, and over devices that take what became ready first; what an executor",
-        "costs is in no data sheet. That leaves less to gain (a guess: nothing was run on a machine like",
-        "theirs).",
-    ]
+    ):
+        if ours:
+            yield what, theirs, _most(ours)
 
 
 def _scaling_cells(row: Row) -> list[str]:
@@ -227,16 +209,18 @@ def _ms(seconds: float) -> str:
 SECTIONS = {"scaling": scaling, "order": order}
 
 
-def main() -> None:
-    known = list(MODELS)
-
-    def place(row: Row) -> tuple[int, str, int]:
-        """The place of a row among those of its section, whichever was run first."""
-        at = known.index(row["model"]) if row["model"] in known else len(known)
-        return at, row.get("scaling", ""), row.get("devices", 0)
-
-    run_sections(__doc__, "placing", SECTIONS, markdown, place)
+def _place(row: Row) -> tuple[int, str, int]:
+    """The place of a row among those of its section, whichever was run first."""
+    return list(MODELS).index(row["model"]), row.get("scaling", ""), row["devices"]
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(
+        __doc__,
+        "a small model, written into out/papers",
+        ("papers", "placing"),
+        SECTIONS,
+        lambda data: (markdown(data), None),
+        key="key",
+        order=_place,
+    )

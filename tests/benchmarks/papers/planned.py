@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensoropt.cluster import Cluster
 from tensoropt.costs.source import CostSource
 from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, prepare_graph
-from tensoropt.placement import simulate_placement
+from tensoropt.placement import PlacementProblem, simulate_placement
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.planners.registry import planner
 from tensoropt.profiling.store import ProfileStore
@@ -39,25 +40,20 @@ def priced(
     return PlacedPrices(captured(model, batch, options).graph, cluster, costs).price()
 
 
-def placed(name: str, graph: PricedGraph) -> tuple[PricedGraph, Any]:
-    """What a placing planner answers, on the graph it leaves; of several answers the fastest."""
+def placed(name: str, graph: PricedGraph) -> tuple[PlacementProblem, Any]:
+    """What a placing planner answers, on the problem it leaves; of several answers the fastest."""
     entry: Any = planner(name)
-    return entry.placements(graph, None, 0)[-1]
+    cut, answer = entry.placements(graph, None, 0)[-1]
+    return cut.problem, answer
 
 
-def played(name: str, graph: PricedGraph) -> Row:
-    """Step, memory and notes of a placing planner's answer, or why it refuses; and what it took."""
+def played(answered: Callable[[], tuple[PlacementProblem, Any]]) -> Row:
+    """The step and notes of a placing planner's answer, or why it refuses; and what it took."""
     begun, cpu = time.perf_counter(), time.process_time()
     try:
-        graph, answer = placed(name, graph)
+        problem, answer = answered()
     except TensorOptError as error:
         return {"refused": str(error)}
-    simulated = simulate_placement(graph.problem, answer.placement)
-    spent, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
-    return {
-        "time_s": simulated.time_s,
-        "memory_bytes": simulated.memory_bytes,
-        "search_s": spent,
-        "cpu_s": cpu_s,
-        "notes": answer.notes,
-    }
+    spent = {"search_s": time.perf_counter() - begun, "cpu_s": time.process_time() - cpu}
+    time_s = simulate_placement(problem, answer.placement).time_s
+    return {"time_s": time_s, **spent, "notes": answer.notes}

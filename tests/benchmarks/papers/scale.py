@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from tensoropt import zoo
@@ -20,8 +22,8 @@ from tensoropt.api import explore
 from tensoropt.console import ProgressDisplay
 from tensoropt.exploration.exploration import Exploration
 from tests.benchmarks.charts import Chart, figure
-from tests.benchmarks.machine import Results, described, rows_described
-from tests.benchmarks.program import arguments, table
+from tests.benchmarks.machine import described, rows_described
+from tests.benchmarks.program import Row, page, run_parts, table
 
 DEVICES = (64, 256, 1024, 16384)
 PER_NODE, CAPACITY_BYTES = 8, 80 * 2**30
@@ -46,8 +48,8 @@ def micro_batches(devices: int) -> tuple[int, ...]:
     return (max(1, BATCH * PER_NODE // devices),)
 
 
-def measure(devices: int, layers: int | None) -> dict[str, Any]:
-    cut = {"layers": layers} if layers else {}
+def _measured(devices: int, quick: bool) -> Iterator[Row]:
+    cut = {"layers": 2} if quick else {}
     built = zoo.build("llama3-405b", device="meta", batch=BATCH, sequence=SEQUENCE, **cut)
     begun, cpu = time.perf_counter(), time.process_time()
     found = explore(
@@ -58,74 +60,48 @@ def measure(devices: int, layers: int | None) -> dict[str, Any]:
     spent = time.perf_counter() - begun, time.process_time() - cpu
     fits = [i for i, p in enumerate(found.points) if p.memory_bytes <= CAPACITY_BYTES]
     chosen = fits[-1] if fits else 0
-    return {
+    yield {
         "key": str(devices),
         "devices": devices,
         "state_bytes": BYTES_PER_PARAMETER * built.parameter_count / devices,
-        "spaces": len(found.spaces),
-        "micro_batches": micro_batches(devices),
         "points": len(found.points),
         "worst_gap": max((p.gap for p in found.points if p.gap is not None), default=0.0),
         "explore_s": spent[0],
         "cpu_s": spent[1],
-        "seconds": found.report["seconds"],
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "frontier": [[p.memory_bytes, p.time_s] for p in found.points],
         "points_that_fit": len(fits),
-        "notes": [*found.report["notes"], *dict.fromkeys(n for space in found.spaces for n in space.notes)],
         "chosen": told(found, chosen, built.parameter_count),
     }
 
 
-def told(found: Exploration, index: int, parameters: int) -> dict[str, Any]:
+def told(found: Exploration, index: int, parameters: int) -> Row:
     """What a plan takes, on which mesh."""
     point, plan = found.points[index], found.plan(index)
     seconds = ("time_s", "compute_s", "communication_s", "exposed_s")
     return {
         **{name: getattr(point, name) for name in ("memory_bytes", *seconds)},
-        "memory_split": list(point.memory),
         "mesh": plan.mesh.label,
-        "stages": len(plan.stages.stages) if plan.stages is not None else 1,
-        "schedule": plan.stages.schedule if plan.stages is not None else "",
         "micro_batches": plan.micro_batches,
-        "recomputed_regions": len(plan.recomputed),
-        "collectives": [list(of) for of in point.collectives],
         "tflops_per_device": 6 * parameters * BATCH * SEQUENCE / point.time_s / found.devices / 1e12,
     }
 
 
-def main() -> None:
-    names = [str(devices) for devices in DEVICES]
-    options = arguments(__doc__, "two layers on 64 devices, to see that it works", names).parse_args()
-    about = {"batch": BATCH, "sequence": SEQUENCE, "epsilon": EPSILON}
-    results = Results("papers", "scale", about, quick=options.quick)
-    for devices in map(int, options.names or (names[:1] if options.quick else names)):
-        results.add("key", measure(devices, 2 if options.quick else None))
-        results.data["rows"].sort(key=lambda row: row["devices"])
-        results.write(markdown(results.data, results.stem.name), picture(results.data))
-        print(markdown(results.data, results.stem.name), flush=True)
-
-
-def markdown(data: dict[str, Any], stem: str) -> str:
-    lines = [
+def markdown(data: Mapping[str, Any], picture: str) -> str:
+    return page(
         f"# Llama-3-405B on H100s, on paper, {data['date']}",
-        "",
-        f"![frontiers]({stem}.svg)",
-        "",
-        f"One step of {BATCH:,} sequences of {SEQUENCE:,} tokens, bfloat16 with float32 master weights,",
-        "Adam; DGX H100 nodes, mesh nodes x GPUs of a node. Nothing was run: seconds are data-sheet figures.",
-        "TFLOP/s count 6 FLOP per parameter and token. Searched in: seconds and CPU seconds, from the module",
-        "to the judged frontier, and the load of the machine when it was done.",
-        "",
+        f"![frontiers]({picture})",
+        (
+            f"One step of {BATCH:,} sequences of {SEQUENCE:,} tokens, bfloat16 with float32 master weights,",
+            "Adam; DGX H100 nodes, mesh nodes x GPUs of a node. Nothing was run: seconds are data-sheet",
+            "figures. TFLOP/s count 6 FLOP per parameter and token. Searched in: seconds and CPU seconds,",
+            "from the module to the judged frontier, and the load of the machine when it was done.",
+        ),
         f"Taken from {described(data)}.",
-        "",
-        *table(TITLES, map(_cells, data["rows"])),
-        "",
+        table(TITLES, map(_cells, data["rows"])),
         "*Chosen*: the fastest plan that fits 80 GiB, else the leanest. Rows were taken from:",
-        "",
-        *rows_described(data["rows"], "key"),
-    ]
-    return "\n".join(lines)
+        rows_described(data["rows"], "key"),
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -143,7 +119,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def picture(data: dict[str, Any]) -> str:
+def picture(data: Mapping[str, Any]) -> str:
     stairs = {f"{row['key']} GPUs": [(m / 2**30, t) for m, t in row["frontier"]] for row in data["rows"]}
     limit = {"80 GiB": CAPACITY_BYTES / 2**30}
     chart = Chart("Llama-3-405B", "memory per GPU, GiB", "step, s", stairs, {}, limit, stairs=True)
@@ -151,4 +127,14 @@ def picture(data: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(
+        __doc__,
+        "two layers on 64 devices, to see that it works",
+        ("papers", "scale"),
+        {str(devices): partial(_measured, devices) for devices in DEVICES},
+        lambda data: (markdown(data, f"{data['date']}-scale.svg"), picture(data)),
+        key="key",
+        few=("64",),
+        order=lambda row: row["devices"],
+        about={"batch": BATCH, "sequence": SEQUENCE, "epsilon": EPSILON},
+    )

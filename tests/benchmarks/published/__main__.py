@@ -21,14 +21,15 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.machine import Taking, dated, write
+from tests.benchmarks.program import Row
 from tests.benchmarks.published import fits, memory
-from tests.benchmarks.published.predict import DEPTHS, TERMS, Row, Work, in_processes, predicted_row
+from tests.benchmarks.published.predict import DEPTHS, TERMS, Work, in_processes, predict
 from tests.benchmarks.published.report import markdown, medians, picture
 from tests.benchmarks.published.runs import Run, load_models, load_runs
 
@@ -55,18 +56,14 @@ def main() -> None:
 
 
 def _rows(
-    options: argparse.Namespace,
-    runs: Sequence[Run],
-    models: Mapping[str, Any],
-    work: Work,
-    told: Callable[[Row], str],
+    options: argparse.Namespace, runs: Sequence[Run], models: Mapping[str, Any], work: Work
 ) -> list[Row]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for row in in_processes(runs, models, Path(folder), options.processes, work):
             rows.append(row)
             if not options.json:
-                print(f"{len(rows)}/{len(runs)} {row['id']}: {told(row)}", flush=True)
+                print(f"{len(rows)}/{len(runs)} {row['id']}: {_told(row)}", flush=True)
     return rows
 
 
@@ -76,10 +73,10 @@ def _runs(options: argparse.Namespace, models: Mapping[str, Any], taking: Taking
     rows: list[Row] = []
     memory_rows: list[Row] = []
     if options.what != "memory":
-        rows = _rows(options, runs, models, partial(predicted_row, left_out=options.without), _told)
+        rows = _rows(options, runs, models, partial(predict, left_out=options.without))
     if options.what != "steps":
         say = [run for run in runs if fits.is_of_memory(run)]
-        memory_rows = _rows(options, say, models, fits.measured_row, fits.told)
+        memory_rows = _rows(options, say, models, fits.measure)
     data = {
         **taking.about,
         "runs": options.runs.name,
@@ -101,26 +98,21 @@ def _runs(options: argparse.Namespace, models: Mapping[str, Any], taking: Taking
 
 
 def _memory(options: argparse.Namespace, models: Mapping[str, Any], taking: Taking) -> None:
-    rows = _rows(
-        options,
-        memory.load_memory(options.memory),
-        models,
-        memory.measured_row,
-        lambda row: row["refused"] or f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}",
-    )
+    rows = _rows(options, memory.load_memory(options.memory), models, memory.measure)
     about = {**taking.about, "runs": options.memory.name, "medians": memory.medians(rows)}
     data = {**about, "rows": rows, "taken": taking.part()}
     write(dated("published", "memory", out=options.out), data, words := memory.markdown(data))
     print(json.dumps(data) if options.json else words)
 
 
-def _told(row: dict[str, Any]) -> str:
+def _told(row: Row) -> str:
+    """Predicted over published, as far as there are both, and whether a run fits."""
     if row["refused"] is not None:
         return f"refused: {row['refused']}"
-    ratio = row["predicted_step_s"] / row["published_step_s"]
-    return (
-        f"{row['predicted_step_s']:.3f} s predicted, {row['published_step_s']:.3f} s published, {ratio:.2f}"
-    )
+    what = "bytes" if "predicted_bytes" in row else "step_s"
+    predicted, published = row[f"predicted_{what}"], row[f"published_{what}"]
+    off = f"{predicted / published - 1:+.1%}" if predicted and published else ""
+    return f"{off} {row.get('verdict', '')}"
 
 
 if __name__ == "__main__":

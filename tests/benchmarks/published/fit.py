@@ -24,11 +24,11 @@ import numpy as np
 import yaml
 
 from tensoropt.errors import TensorOptError
+from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.machine import Taking, dated, described, write
-from tests.benchmarks.program import table
+from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published import parts
 from tests.benchmarks.published.parts import RunParts, keep_parts, load_parts, parts_of
-from tests.benchmarks.published.predict import open_store
 from tests.benchmarks.published.report import fitted_sources
 from tests.benchmarks.published.runs import RefusedRunError, load_models, load_runs, pinned_of
 from tests.benchmarks.published.shares import Fit, Runs, deviation_of, fit
@@ -40,8 +40,6 @@ APART = 0.05
 TERMS = (
     parts.LAUNCHES, parts.OPTIMIZER, parts.COPIES, parts.SLOWER, *parts.WAITS, parts.BUBBLE, parts.HOST,
 )  # fmt: skip
-
-Row = dict[str, Any]
 
 
 def left_out(found: Sequence[RunParts], terms: Mapping[str, float] | None = None) -> list[Row]:
@@ -152,28 +150,28 @@ def markdown(data: Mapping[str, Any]) -> str:
         ("the same, at the shares fitted to all other sources", data["held_out_of_these"]),
         *data["priced_by_source"].items(),
     ]
-    lines = [
+    return page(
         f"# Published runs of sources that no share was fitted to, {data['date']}",
-        "",
-        "Shares of peaks were fitted to all sources but one and tested on that one, for every source in",
-        "turn. An error is |predicted / published - 1|; a range is to hold 80 % of the jobs of a source that",
-        "was not seen. Pairs are two configurations of one model on one cluster whose published steps differ",
-        "by more than 5 %. Predictions from data sheets do not depend on the machine's load.",
-        "",
+        (
+            "Shares of peaks were fitted to all sources but one and tested on that one, for every source in",
+            "turn. An error is |predicted / published - 1|; a range is to hold 80 % of the jobs of a source",
+            "that was not seen. Pairs are two configurations of one model on one cluster whose published",
+            "steps differ by more than 5 %. Predictions from data sheets do not depend on the load.",
+        ),
         f"Taken from {described(data)}.",
-        "",
-        *table(_TITLES, [_cells("all", held), *starmap(_cells, data["held_out_by_source"].items())]),
-        "",
-        "The same runs at the shares that plans are priced with (`presets/efficiencies.yaml`), ranges from",
-        f"the errors of the other sources. These shares were fitted to {', '.join(data['fitted_to'])}.",
-        "",
-        *table(_TITLES, starmap(_cells, of_priced)),
-        "",
-        "What each term beside operators is of a step, and the errors of held-out sources if it is left out",
-        f"and shares are fitted without it; with all of them {held['median_error']:.1%} and "
-        f"{held['percentile_90_error']:.1%}.",
-        "",
-        *table(
+        table(_TITLES, [_cells("all", held), *starmap(_cells, data["held_out_by_source"].items())]),
+        (
+            "The same runs at the shares that plans are priced with (`presets/efficiencies.yaml`), ranges",
+            "from the errors of the other sources. These shares were fitted to",
+            f"{', '.join(data['fitted_to'])}.",
+        ),
+        table(_TITLES, starmap(_cells, of_priced)),
+        (
+            "What each term beside operators is of a step, and the errors of held-out sources if it is left",
+            f"out and shares are fitted without it; with all of them {held['median_error']:.1%} and "
+            f"{held['percentile_90_error']:.1%}.",
+        ),
+        table(
             ["term", "mean share", "largest", "median error without", "90th percentile without"],
             (
                 [of["term"], f"{of['mean_share']:.1%}", f"{of['largest_share']:.0%}",
@@ -181,16 +179,11 @@ def markdown(data: Mapping[str, Any]) -> str:
                 for of in data["terms"]
             ),
         ),
-        "",
         "Fitted to all sources; a factor is published over simulated:",
-        "",
-        "```yaml",
-        data["fit"].rstrip(),
-        "```",
-    ]  # fmt: skip
-    if data["refused"]:
-        lines += ["", "Refused:", "", *(f"- {name}: {why}" for name, why in data["refused"].items())]
-    return "\n".join(lines)
+        ("```yaml", data["fit"].rstrip(), "```"),
+        "Refused:" if data["refused"] else "",
+        [f"- {name}: {why}" for name, why in data["refused"].items()],
+    )  # fmt: skip
 
 
 _TITLES = (
@@ -240,7 +233,8 @@ def main() -> None:
     taking = Taking()
     runs = [run for run in load_runs(options.runs) if run.core or not options.core]
     models, known, refused = load_models(options.models), load_parts(options.parts), {}
-    with open_store(options.parts.with_suffix(".sqlite")) as store:
+    options.parts.parent.mkdir(parents=True, exist_ok=True)
+    with ProfileStore(options.parts.with_suffix(".sqlite")) as store:
         for number, run in enumerate(runs, 1):
             if run.id in known:
                 continue

@@ -8,7 +8,6 @@ allocator's figures leave out what the driver and NCCL take.
 
 from __future__ import annotations
 
-import gc
 import re
 import statistics
 from collections import Counter
@@ -18,25 +17,29 @@ from typing import Any
 
 from tensoropt.costs.device_fit import LEAST, MOST, DeviceFit, device_fit
 from tensoropt.costs.process_memory import TERMS, allocator_blocks
-from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.machine import described
-from tests.benchmarks.program import table
+from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published.memory import (
     ALLOCATED,
     RESERVED,
     RESERVED_EXPANDABLE,
     approximated,
-    error,
     kept_between,
     kept_bytes,
     lasting_kinds,
     tensors_of,
 )
-from tests.benchmarks.published.predict import Row, extended, other_notes, recompute_notes, simulate_run
-from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of, cluster_of
+from tests.benchmarks.published.predict import (
+    completed_by,
+    errors_of,
+    other_notes,
+    recompute_notes,
+    simulate_run,
+)
+from tests.benchmarks.published.runs import GIB, Run, architecture_of, cluster_of
 
 METERS = {
     "max allocated": "torch allocated",
@@ -190,37 +193,29 @@ def measure(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
         "refused": None,
     }
     run = as_trained(run)
-    try:
+
+    def made() -> Row:
         of, device_bytes = architecture_of(run, models), float(cluster_of(run).memory_bytes)
-        shares = run.recomputed
-        each = {}
-        for recipe in shares:
-            simulated = partial(simulate_run, run, store=store, recipe=recipe, process_memory=True)
-            each[recipe], _ = extended(of, simulated, partial(needs, run), whole=True)
-    except (RefusedRunError, TensorOptError) as refusal:
-        return {**row, "refused": str(refusal)}
-    finally:
-        gc.collect()  # graphs of thousands of operators lie in cycles
-    names = next(iter(each.values()))
-    needed = {name: sum(share * each[recipe][name] for recipe, share in shares.items()) for name in names}
-    fit = fit_of(needed, device_bytes)
-    return {
-        **row,
-        "predicted_bytes": by_meter(needed, row["meter"]) if row["meter"] else None,
-        "terms": needed,
-        "needed_bytes": fit.needed_bytes,
-        "device_bytes": device_bytes,
-        "verdict": fit.verdict,
-        "fits": fit.needed_bytes <= device_bytes,
-        "notes": [*recompute_notes(run), *other_notes(run)],
-    }
+        needed = Counter[str]()
+        for recipe, share in run.recomputed.items():
+            found = simulate_run(run, of, store, recipe=recipe, process_memory=True)
+            for name, size in needs(run, found).items():
+                needed[name] += share * size
+        fit = fit_of(needed, device_bytes)
+        return {
+            "predicted_bytes": by_meter(needed, row["meter"]) if row["meter"] else None,
+            "terms": dict(needed),
+            "needed_bytes": fit.needed_bytes,
+            "device_bytes": device_bytes,
+            "verdict": fit.verdict,
+            "fits": fit.needed_bytes <= device_bytes,
+            "notes": [*recompute_notes(run), *other_notes(run)],
+        }
+
+    return completed_by(made, row)
 
 
 # -- words ----------------------------------------------------------------------------------------
-
-
-def measured_row(row: dict[str, str], models: Mapping[str, Any], store: ProfileStore) -> Row:
-    return measure(Run(row), models, store)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
@@ -249,9 +244,7 @@ def _errors(part: Sequence[Row]) -> dict[str, Any]:
     ratios = sorted(row["published_bytes"] / row["predicted_bytes"] for row in part)
     tenths = statistics.quantiles(ratios, n=10, method="inclusive") if len(ratios) > 1 else ratios * 9
     return {
-        "runs": len(part),
-        "median_error": statistics.median(map(error, part)),
-        "worst_error": max(map(error, part)),
+        **errors_of(part, "bytes"),
         "median_ratio": statistics.median(ratios),
         "tenth": tenths[0],
         "nine_tenths": tenths[-1],
@@ -261,33 +254,33 @@ def _errors(part: Sequence[Row]) -> dict[str, Any]:
 
 def markdown(data: Mapping[str, Any]) -> str:
     """The result as a page, where no steps were asked for."""
-    head = [
+    return page(
         f"# What published runs take of their devices, predicted, {data['date']}",
-        "",
         f"Of {data['runs']}, {data['left_out']}. Nothing was run here.",
-        "",
         f"Taken from {described(data)}.",
-    ]
-    return "\n".join([*head, *lines(data), "", *approximated(data["memory_rows"])])
+        part(data),
+        "What was approximated:",
+        approximated(data["memory_rows"]),
+    )
 
 
-def lines(data: Mapping[str, Any]) -> list[str]:
-    """The rows and their summary as a part of a page; none where no run says anything of memory."""
-    rows = data.get("memory_rows") or []
+def part(data: Mapping[str, Any]) -> str:
+    """The rows and their summary as a part of a page; "" where no run says anything of memory."""
+    rows = data.get("memory_rows")
     if not rows:
-        return []
+        return ""
     found = data["memory"]
     layouts = found["layouts"].values()
     right, every = (sum(of[name] for of in layouts) for name in ("right", "layouts"))
-    return [
-        "",
+    return page(
         "## Memory",
-        "",
-        "What a process takes of a device, predicted with each term, beside published peaks (never pooled",
-        "over meters) and outcomes. A layout is right where it is predicted to fit and ran, or not to fit",
-        f"and ran out of memory. In band is what lies between {LEAST:g} and {MOST:g} times the prediction.",
-        "",
-        *table(
+        (
+            "What a process takes of a device, predicted with each term, beside published peaks (never",
+            "pooled over meters) and outcomes. A layout is right where it is predicted to fit and ran, or",
+            "not to fit and ran out of memory. In band is what lies between "
+            f"{LEAST:g} and {MOST:g} times the prediction.",
+        ),
+        table(
             METER_TITLES,
             (
                 [meter, of["runs"], f"{of['median_error']:.1%}", f"{of['worst_error']:.1%}",
@@ -296,19 +289,16 @@ def lines(data: Mapping[str, Any]) -> list[str]:
                 for meter, of in found["meters"].items()
             ),
         ),
-        "",
-        *table(
+        table(
             ["outcome", "layouts right", *VERDICTS],
             (
                 [outcome, f"{of['right']} of {of['layouts']}", *(of.get(verdict, 0) for verdict in VERDICTS)]
                 for outcome, of in found["layouts"].items()
             ),
         ),
-        "",
         f"Layouts right: {right} of {every}.",
-        "",
-        *table(ROW_TITLES, map(_cells, rows)),
-    ]  # fmt: skip
+        table(ROW_TITLES, map(_cells, rows)),
+    )  # fmt: skip
 
 
 def _cells(row: Row) -> list[str]:
@@ -320,14 +310,3 @@ def _cells(row: Row) -> list[str]:
     off = f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%}" if row["meter"] else ""
     return [*cells, *peak, off, f"{row['needed_bytes'] / GIB:.1f}", f"{row['device_bytes'] / GIB:.0f}",
             row["verdict"]]  # fmt: skip
-
-
-def told(row: Row) -> str:
-    """A row in a few words."""
-    if row["refused"] is not None:
-        return f"refused: {row['refused']}"
-    peak = ""
-    if row["meter"]:
-        peak = f"{row['predicted_bytes'] / row['published_bytes'] - 1:+.1%} of {row['meter']}; "
-    needed = f"{row['needed_bytes'] / GIB:.1f} of {row['device_bytes'] / GIB:.0f} GiB"
-    return f"{peak}needs {needed}: {row['verdict']}; {row['outcome']}"

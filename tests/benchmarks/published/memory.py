@@ -12,8 +12,6 @@ of figures are told apart, by what was measured:
 from __future__ import annotations
 
 import csv
-import gc
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from tensoropt.costs.process_memory import allocator_blocks
-from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.memory import KEPT, alive_at
@@ -30,10 +27,10 @@ from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.simulate.step import NamedBytes, lower
 from tests.benchmarks.machine import described
-from tests.benchmarks.program import table
+from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published.decoder import Architecture
-from tests.benchmarks.published.predict import Row, extended, simulate_run
-from tests.benchmarks.published.runs import GIB, RefusedRunError, Run, architecture_of
+from tests.benchmarks.published.predict import completed_by, errors_of, extended, simulate_run
+from tests.benchmarks.published.runs import GIB, Run, architecture_of
 
 ALLOCATED, RESERVED, RESERVED_EXPANDABLE = 1.0, 1.056, 1.016
 """What used blocks take over what was requested, and what is taken from the device without and with
@@ -59,17 +56,13 @@ SOURCES: dict[str, dict[str, str]] = {
 """Of each source, by how it begins, what its rows leave out."""
 
 
-class Measured(Run):
-    """A row of published memory, in the columns of published runs."""
-
-
-def load_memory(path: Path) -> list[Measured]:
+def load_memory(path: Path) -> list[Run]:
     """All rows, in order, with what their sources leave out."""
     with path.open(encoding="utf-8", newline="") as lines:
         return [_completed(row) for row in csv.DictReader(lines)]
 
 
-def _completed(row: Mapping[str, str]) -> Measured:
+def _completed(row: Mapping[str, str]) -> Run:
     more = next((said for name, said in SOURCES.items() if row["source"].startswith(name)), {})
     places, batch = int(row["pp"]), int(row["micro_batch_per_gpu"])
     pieces, (kind, *_) = 1, row["dp_kind"].split()
@@ -80,7 +73,7 @@ def _completed(row: Mapping[str, str]) -> Measured:
     elif places > 1:
         # As many as are ever in flight, and as interleaved schedules take; more of them keep no more.
         pieces = 2 * places
-    return Measured(
+    return Run(
         {
             **row,
             **more,
@@ -230,7 +223,7 @@ def _receive_buffers(run: Run, of: Architecture, place: int) -> int:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def measure(run: Measured, models: Mapping[str, Any], store: ProfileStore) -> Row:
+def measure(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
     """The row of a run: predicted and published bytes, or why nothing is predicted."""
     row: Row = {
         **{name: run.row[name] for name in ("id", "source", "model", "what", "meter")},
@@ -238,7 +231,8 @@ def measure(run: Measured, models: Mapping[str, Any], store: ProfileStore) -> Ro
         "published_bytes": run.published_bytes,
         "refused": None,
     }
-    try:
+
+    def made() -> Row:
         (recipe,) = run.recomputed
         of = architecture_of(run, models)
 
@@ -252,14 +246,12 @@ def measure(run: Measured, models: Mapping[str, Any], store: ProfileStore) -> Ro
         simulated = partial(simulate_run, run, store=store, recipe=recipe, process_memory=True)
         # What an allocator leaves unused does not grow evenly with the blocks.
         found, _ = extended(of, simulated, read, run.what == "peak" or run.number("pp") > 1)
-    except (RefusedRunError, TensorOptError) as refusal:
-        return {**row, "refused": str(refusal)}
-    finally:
-        gc.collect()  # graphs of thousands of operators lie in cycles
-    return {**row, "predicted_bytes": found["bytes"], "notes": _notes(run)}
+        return {"predicted_bytes": found["bytes"], "notes": _notes(run)}
+
+    return completed_by(made, row)
 
 
-def _notes(run: Measured) -> list[str]:
+def _notes(run: Run) -> list[str]:
     """What was approximated of the run."""
     notes = (
         [] if run.precision == "bf16" else ["simulated in bfloat16, where the run computes in other 16 bits"]
@@ -277,16 +269,7 @@ def _notes(run: Measured) -> list[str]:
     return notes
 
 
-def measured_row(row: dict[str, str], models: Mapping[str, Any], store: ProfileStore) -> Row:
-    return measure(Measured(row), models, store)
-
-
 # -- words ----------------------------------------------------------------------------------------
-
-
-def error(row: Row) -> float:
-    """|predicted / published - 1|."""
-    return abs(row["predicted_bytes"] / row["published_bytes"] - 1)
 
 
 def medians(rows: Sequence[Row]) -> dict[str, Any]:
@@ -296,27 +279,19 @@ def medians(rows: Sequence[Row]) -> dict[str, Any]:
     parts = {"all": found}
     for row in found:
         parts.setdefault(f"{row['what']} ({row['meter']})", []).append(row)
-    return {
-        name: {
-            "runs": len(part),
-            "median_error": statistics.median(map(error, part)) if part else None,
-            "worst_error": max(map(error, part), default=None),
-        }
-        for name, part in parts.items()
-    }
+    return {name: errors_of(part, "bytes") for name, part in parts.items()}
 
 
 def markdown(data: Mapping[str, Any]) -> str:
     """The result as a page."""
-    lines = [
+    return page(
         f"# Published memory, predicted, {data['date']}",
-        "",
-        "Peaks and parts of memory that other people measured, with their configuration pinned. Nothing was",
-        f"run here. The median error is to be within {GOAL:.0%}.",
-        "",
+        (
+            "Peaks and parts of memory that other people measured, with their configuration pinned. Nothing",
+            f"was run here. The median error is to be within {GOAL:.0%}.",
+        ),
         f"Taken from {described(data)}.",
-        "",
-        *table(
+        table(
             ["measured", "runs", "median error", "worst"],
             (
                 [name, of["runs"], f"{of['median_error']:.1%}", f"{of['worst_error']:.1%}"]
@@ -324,14 +299,12 @@ def markdown(data: Mapping[str, Any]) -> str:
                 if of["runs"]
             ),
         ),
-        "",
-        *table(
+        table(
             ["run", "model", "what", "predicted, GiB", "published, GiB", "off by"], map(_cells, data["rows"])
         ),
-        "",
-        *approximated(data["rows"]),
-    ]
-    return "\n".join(lines)
+        "What was approximated:",
+        approximated(data["rows"]),
+    )
 
 
 def _cells(row: Row) -> list[str]:
@@ -345,4 +318,4 @@ def _cells(row: Row) -> list[str]:
 def approximated(rows: Sequence[Row]) -> list[str]:
     """What was approximated, with the number of runs, as lines of Markdown."""
     notes = Counter(note for row in rows for note in row.get("notes", ()))
-    return ["What was approximated:", "", *(f"- {n} runs: {note}" for note, n in notes.items())]
+    return [f"- {n} runs: {note}" for note, n in notes.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -33,10 +34,10 @@ from tensoropt.profiling.overheads import Overheads, data_sheet_overheads
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.question.settings import Settings
 from tensoropt.sharding.recipes import FULL
+from tests.benchmarks.program import Row
 from tests.benchmarks.published.decoder import Architecture, build
 from tests.benchmarks.published.runs import RefusedRunError, Run, architecture_of, cluster_of, pinned_of
 
-Row = dict[str, Any]
 Simulated = TypeVar("Simulated")
 DEPTHS = (3, 5)
 """Blocks of the two models from which deeper ones are extended: two apart, as every other block may fill a
@@ -171,22 +172,50 @@ def extended(
     return {name: first[name] + times * (second[name] - first[name]) for name in first}, more
 
 
-def predict(run: Run, models: Mapping[str, Any], store: ProfileStore) -> Row:
-    """The row of a run: its prediction, or why there is none."""
+def predict(run: Run, models: Mapping[str, Any], store: ProfileStore, left_out: str | None = None) -> Row:
+    """The row of a run: its prediction, or why there is none.
+
+    Args:
+        left_out: a term that predictions do without (:data:`TERMS`).
+    """
     about = ("id", "source", "gpu", "model", "single_node", "core", "published_step_s")
     nothing = dict.fromkeys(("predicted_step_s", "predicted_memory_bytes", "refused"))
-    row: Row = {name: getattr(run, name) for name in about} | nothing
-    try:
+
+    def made() -> Row:
         pinned_of(run)  # refused before the model is looked for
         if run.published_step_s is None or run.outcome != "ok":
             raise RefusedRunError(f"it has no step time: its outcome is {run.outcome}")
-        found, of = figures(run, architecture_of(run, models), store)
+        with without(left_out):
+            found, of = figures(run, architecture_of(run, models), store)
+        notes = [*of.notes, *recompute_notes(run), *fused_notes(run), *other_notes(run)]
+        return {**found, "notes": notes}
+
+    return completed_by(made, {name: getattr(run, name) for name in about} | nothing)
+
+
+def completed_by(made: Callable[[], Row], row: Row) -> Row:
+    """A row with what is predicted, or why nothing is."""
+    try:
+        return {**row, **made()}
     except (RefusedRunError, TensorOptError) as refusal:
         return {**row, "refused": str(refusal)}
     finally:
         gc.collect()  # graphs of thousands of operators lie in cycles
-    notes = [*of.notes, *recompute_notes(run), *fused_notes(run), *other_notes(run)]
-    return {**row, **found, "notes": notes}
+
+
+def error(row: Row, what: str) -> float:
+    """|predicted / published - 1| of ``step_s`` or ``bytes``."""
+    return abs(row[f"predicted_{what}"] / row[f"published_{what}"] - 1)
+
+
+def errors_of(rows: Sequence[Row], what: str) -> Row:
+    """How many rows, the median and the worst of their errors."""
+    errors = [error(row, what) for row in rows]
+    return {
+        "runs": len(rows),
+        "median_error": statistics.median(errors) if errors else None,
+        "worst_error": max(errors, default=None),
+    }
 
 
 def fused_notes(run: Run) -> list[str]:
@@ -221,13 +250,7 @@ def recompute_notes(run: Run) -> list[str]:
     return [f"recomputed by the recipe '{recipe}', where the run says {run.recompute}"]
 
 
-def open_store(path: Path) -> ProfileStore:
-    """A store of the benchmark's own: nothing that was timed on this machine is to price a GPU."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return ProfileStore(path)
-
-
-Work = Callable[[dict[str, str], Mapping[str, Any], ProfileStore], Row]
+Work = Callable[[Run, Mapping[str, Any], ProfileStore], Row]
 
 
 def in_processes(
@@ -241,18 +264,11 @@ def in_processes(
     alone = partial(_alone, models=models, folder=folder, work=work)
     # Not forked, as this process has threads of PyTorch's.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(alone, [dict(run.row) for run in runs])
+        yield from pool.map(alone, runs)
 
 
-def _alone(row: dict[str, str], models: Mapping[str, Any], folder: Path, work: Work) -> Row:
+def _alone(run: Run, models: Mapping[str, Any], folder: Path, work: Work) -> Row:
     torch.set_num_threads(1)
-    with open_store(folder / f"{os.getpid()}.sqlite") as store:
-        return work(row, models, store)
-
-
-def predicted_row(
-    row: dict[str, str], models: Mapping[str, Any], store: ProfileStore, left_out: str | None = None
-) -> Row:
-    """The row of a run; ``left_out``: a term that predictions do without (:data:`TERMS`)."""
-    with without(left_out):
-        return predict(Run(row), models, store)
+    # A store of the benchmark's own: nothing that was timed on this machine is to price a GPU.
+    with ProfileStore(folder / f"{os.getpid()}.sqlite") as store:
+        return work(run, models, store)

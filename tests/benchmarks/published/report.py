@@ -10,11 +10,11 @@ from typing import Any
 from tensoropt.cluster.catalog import _preset
 from tests.benchmarks.charts import Chart, figure
 from tests.benchmarks.machine import described
-from tests.benchmarks.program import table
+from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published import fits
 from tests.benchmarks.published.memory import approximated
+from tests.benchmarks.published.predict import errors_of
 
-Row = Mapping[str, Any]
 GOAL = 0.15
 """The median error of single-node runs that is aimed at."""
 
@@ -24,22 +24,11 @@ def fitted_sources() -> tuple[str, ...]:
     return tuple(_preset("efficiencies").get("fitted_to", ()))
 
 
-def error(row: Row) -> float:
-    """|predicted / published - 1|."""
-    return abs(row["predicted_step_s"] / row["published_step_s"] - 1)
-
-
 def summary(rows: Iterable[Row]) -> dict[str, Any]:
     """How many runs, the median and the worst of their errors, and the median of predicted / published."""
     found = [row for row in rows if row["refused"] is None]
-    if not found:
-        return {"runs": 0, "median_error": None, "worst_error": None, "median_ratio": None}
-    return {
-        "runs": len(found),
-        "median_error": statistics.median(map(error, found)),
-        "worst_error": max(map(error, found)),
-        "median_ratio": statistics.median(r["predicted_step_s"] / r["published_step_s"] for r in found),
-    }
+    ratios = [row["predicted_step_s"] / row["published_step_s"] for row in found]
+    return {**errors_of(found, "step_s"), "median_ratio": statistics.median(ratios) if ratios else None}
 
 
 def medians(rows: Sequence[Row]) -> dict[str, Any]:
@@ -87,31 +76,24 @@ def markdown(data: Mapping[str, Any], stem: str) -> str:
         if of[key]["runs"]
     ]
     refused = Counter(row["refused"] for row in data["rows"] if row["refused"] is not None)
-    lines = [
+    return page(
         f"# Published runs, predicted from data sheets, {data['date']}",
-        "",
         f"![predicted over published]({stem}.svg)",
-        "",
-        "Runs that other people measured, with their configuration pinned. Nothing was run here. An error is",
-        "|predicted / published - 1|. Beside computation run what ZeRO gathers and scatters, buckets of",
-        "gradients, and reductions beside products of weights' gradients; other collectives wait.",
-        f"Single-node runs are to be within {GOAL:.0%} in the median.",
-        *([f"Left out of all predictions: the term {data['without']}."] if data.get("without") else []),
-        "",
+        (
+            "Runs that other people measured, with their configuration pinned. Nothing was run here. An",
+            "error is |predicted / published - 1|. Beside computation run what ZeRO gathers and scatters,",
+            "buckets of gradients, and reductions beside products of weights' gradients; others wait.",
+            f"Single-node runs are to be within {GOAL:.0%} in the median.",
+        ),
+        f"Left out of all predictions: the term {data['without']}." if data.get("without") else "",
         f"Taken from {described(data)}.",
-        "",
-        *table(TITLES, rows),
-        "",
+        table(TITLES, rows),
         f"{sum(refused.values())} runs were refused:",
-        "",
-        *(f"- {count}: {why}" for why, count in refused.most_common()),
-        "",
-        *approximated(data["rows"]),
-        f"- {data['depths']}",
-        f"- {data['left_out']}",
-        *fits.lines(data),
-    ]
-    return "\n".join(lines)
+        [f"- {count}: {why}" for why, count in refused.most_common()],
+        "What was approximated:",
+        [*approximated(data["rows"]), f"- {data['depths']}", f"- {data['left_out']}"],
+        fits.part(data),
+    )
 
 
 def _cells(words: str, of: Mapping[str, Any]) -> list[str]:

@@ -10,9 +10,9 @@ import pytest
 from tensoropt.profiling.store import ProfileStore
 from tests.benchmarks.published import memory
 from tests.benchmarks.published.decoder import Architecture, parameters_of
-from tests.benchmarks.published.memory import GIB, Measured, load_memory, markdown, measure, medians
+from tests.benchmarks.published.memory import GIB, load_memory, markdown, measure, medians
 from tests.benchmarks.published.predict import simulate_run
-from tests.benchmarks.published.runs import load_models
+from tests.benchmarks.published.runs import Run, load_models
 from tests.benchmarks.published.test_published import GPT as DECODER
 from tests.benchmarks.published.test_published import small
 
@@ -32,11 +32,11 @@ GPT = replace(DECODER, layers=2)
 LLAMA = replace(GPT, gated=True, tied=False, pos="rope", bias=False)
 
 
-def run(line: str, tmp_path, **changed: str) -> Measured:
+def run(line: str, tmp_path, **changed: str) -> Run:
     path = tmp_path / "memory.csv"
     path.write_text(f"{COLUMNS}\n{line}\n", encoding="utf-8")
     (one,) = load_memory(path)
-    return Measured({**one.row, **changed})
+    return Run({**one.row, **changed})
 
 
 def test_what_rows_leave_out_is_known_by_their_sources(tmp_path):
@@ -54,7 +54,7 @@ def test_the_22b_model_has_the_parameters_of_its_numbers():
     assert parameters_of(of, 2048) == of.params
 
 
-def kept_by_a_block(run: Measured, of: Architecture) -> float:
+def kept_by_a_block(run: Run, of: Architecture) -> float:
     """Bytes that one more block adds."""
     (recipe,) = run.recomputed
     with ProfileStore(":memory:") as store:

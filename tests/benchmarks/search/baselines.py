@@ -14,8 +14,9 @@ last two are the paper's branch elimination).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import networkx as nx
 import numpy as np
 
 from tensoropt.costs.cost_graph import CostGraph
@@ -145,16 +146,8 @@ def plain_tracking(graph: CostGraph, method: str, limit_s: float) -> Points:
     return total
 
 
-def _roots(reduced, removed) -> list[int]:
+def _roots(reduced: ReducedGraph, removed: Sequence[int]) -> list[int]:
     """The operator removed last of every component holds the component's frontier."""
-    parent = list(range(len(reduced.domains)))
-
-    def find(v: int) -> int:
-        while parent[v] != v:
-            v = parent[v]
-        return v
-
-    for e in reduced.edges:
-        parent[find(e.source)] = find(e.target)
-    last = {find(v): v for v in removed}
-    return list(last.values())
+    graph = nx.Graph([(edge.source, edge.target) for edge in reduced.edges])
+    graph.add_nodes_from(removed)
+    return [max(component, key=removed.index) for component in nx.connected_components(graph)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tensoropt.search import track_frontier
 from tests.benchmarks.machine import Taking, dated, described, part_described, write
-from tests.benchmarks.program import arguments
+from tests.benchmarks.program import arguments, page
 from tests.benchmarks.search.graphs import rnn
 from tests.benchmarks.search.published import PLAIN_MESH, published, told
 
@@ -22,9 +22,8 @@ def main() -> None:
     track_frontier(rnn(2, PLAIN_MESH))  # compile or load the kernels
     rows = published(options.quick)
     data = {**taking.about, "published": rows, "taken": {"published": taking.part()}}
-    head = [f"# Search, {data['date']}", "", f"Taken from {described(data)}.", ""]
-    head += [f"Taken: {part_described(data['taken']['published'])}.", ""]
-    write(stem, data, "\n".join([*head, *told(rows)]))
+    taken = f"Taken: {part_described(data['taken']['published'])}."
+    write(stem, data, page(f"# Search, {data['date']}", f"Taken from {described(data)}.", taken, told(rows)))
     print(f"written to {stem}.json and .md", flush=True)
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensoropt.search import CostGraph, track_frontier
 from tests.benchmarks.papers.authors import SEARCHES
-from tests.benchmarks.program import table
+from tests.benchmarks.program import page, table
 from tests.benchmarks.search.baselines import ORDERS, OutOfTimeError, Points, plain_tracking
 from tests.benchmarks.search.graphs import Axis, rnn, transformer, wide_resnet
 
@@ -64,7 +64,6 @@ def size(graph: CostGraph) -> dict[str, int]:
     return {
         "operators": len(graph),
         "most_configurations": max(len(v.memory) for v in graph.variables),
-        "edges": len(graph.edges),
     }
 
 
@@ -107,9 +106,8 @@ def published(quick: bool) -> list[dict[str, Any]]:
         late: set[str] = set()
         for n in sizes[:1] if quick else sizes:
             graph = make(n)
-            row: dict[str, Any] = {"model": model, "layers": n, **size(graph), **compared(ways(graph), late)}
-            late |= {name for name in COLUMNS if isinstance(row.get(f"{name}_s"), str)}
-            row |= {f"{slow}_over_{fast}": ratio(row, slow, fast) for slow, fast in RATIOS.values()}
+            row = {"model": model, "layers": n, **size(graph), **compared(ways(graph), late)}
+            late |= {name for name in COLUMNS if isinstance(row[f"{name}_s"], str)}
             rows.append(row)
             print(row, flush=True)
     return rows
@@ -136,78 +134,72 @@ def compared(of: dict[str, Callable[[], Points]], late: set[str]) -> dict[str, A
 
 
 def ratio(row: dict[str, Any], slow: str, fast: str) -> float | str | None:
-    """Seconds of one way over another's; a bound where the slow one ran out of time, None where not run."""
-    above, below = row.get(f"{slow}_s"), row.get(f"{fast}_s")
-    if above is None or not isinstance(below, float):
+    """Seconds of one way over another's; a bound where the slow one ran out of time, None where the other
+    did."""
+    above, below = row[f"{slow}_s"], row[f"{fast}_s"]
+    if isinstance(below, str):
         return None
     return f"> {PLAIN_LIMIT_S / below:.3g}" if isinstance(above, str) else above / below
 
 
-def told(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The section's tables: every way and size, what is algorithm and what compilation, the paper's."""
-    return [*_every_way(rows), "", *_ratios(rows), "", *_theirs(rows)]
-
-
-def _shown(cells: Iterable[Any]) -> list[str]:
-    return ["" if c is None else f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells]
-
-
-def _every_way(rows: Sequence[dict[str, Any]]) -> list[str]:
+def told(rows: Sequence[dict[str, Any]]) -> str:
+    """Every way and size, what is algorithm and what compilation, and the paper's table."""
     about = ("model", "layers", "operators", "most_configurations", "points")
-    return [
-        f"Median seconds of {RUNS} runs, of fewer where these take more than {ENOUGH_S:.0f} s together.",
-        "Numpy is interpreted and runs on one thread; our kernels are compiled, and run the paper's",
-        "algorithms on one thread. *Branches first*: operators with one neighbour are eliminated before",
-        "those with two; *nodes first*: after them. *Same*: all that ended found the same points. *>*: a",
-        "limit that was passed on this size or on a smaller one of the model.",
-        "",
-        *table(
+    return page(
+        (
+            f"Median seconds of {RUNS} runs, of fewer where these take more than {ENOUGH_S:.0f} s together.",
+            "Numpy is interpreted and runs on one thread; our kernels are compiled, and run the paper's",
+            "algorithms on one thread. *Branches first*: operators with one neighbour are eliminated before",
+            "those with two; *nodes first*: after them. *Same*: all that ended found the same points. *>*: a",
+            "limit that was passed on this size or on a smaller one of the model.",
+        ),
+        table(
             [*about, *COLUMNS.values(), "same"],
             (
-                _shown([*(row[key] for key in about), *(row.get(f"{key}_s") for key in COLUMNS), _same(row)])
+                _shown([*(row[key] for key in about), *(row[f"{key}_s"] for key in COLUMNS), _same(row)])
                 for row in rows
             ),
         ),
-    ]
-
-
-def _same(row: dict[str, Any]) -> str:
-    return "yes" if all(value for key, value in row.items() if key.endswith("_same")) else "no"
-
-
-def _ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
-    return [
-        "How many times as long: *compiled* is numpy over our kernels, at one algorithm and on one thread;",
-        "*algorithm* is the paper's over ours, both on our kernels and one thread; *threads* is ours with",
-        "one thread over ours with one per core. The last two are FT-Elimination over FT-LDP, both numpy.",
-        "",
-        *table(
+        (
+            "How many times as long: *compiled* is numpy over our kernels, at one algorithm and on one",
+            "thread; *algorithm* is the paper's over ours, both on our kernels and one thread; *threads* is",
+            "ours with one thread over ours with one per core. The last two are FT-Elimination over FT-LDP,",
+            "both numpy.",
+        ),
+        table(
             ["model", "layers", *RATIOS],
             (
                 _shown([row["model"], row["layers"], *(ratio(row, *pair) for pair in RATIOS.values())])
                 for row in rows
             ),
         ),
-    ]
+        (
+            "TensorOpt's Table 3, seconds; *theirs*: the authors' machine, code and model sizes; *without",
+            "threads* is its third row. *Here* the same algorithms are numpy, on one thread, on the largest",
+            "size on which FT-LDP and FT-Elimination (branches first) end in time. In the paper",
+            "FT-Elimination takes 6 to 15 times as long as FT-LDP; here that depends on the order of its",
+            "eliminations, and the table above has both.",
+        ),
+        table(THEIR_TITLES, map(_shown, _theirs(rows))),
+    )
 
 
-def _theirs(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The paper's table, beside the largest of each model that its algorithms, as done here, finished."""
-    found = []
+def _shown(cells: Iterable[Any]) -> list[str]:
+    return ["" if c is None else f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells]
+
+
+def _same(row: dict[str, Any]) -> str:
+    return "yes" if all(value for key, value in row.items() if key.endswith("_same")) else "no"
+
+
+def _theirs(rows: Sequence[dict[str, Any]]) -> Iterator[list[Any]]:
+    """Yield the paper's rows, beside the largest size that its algorithms, as done here, finished."""
     for model, theirs in SEARCHES.items():
         of = [row for row in rows if row["model"] == model]
-        done = [row for row in of if all(isinstance(row.get(k), float) for k in ("ldp_s", "elimination_s"))]
+        done = [row for row in of if all(isinstance(row[k], float) for k in ("ldp_s", "elimination_s"))]
         for row in done[-1:]:
-            nodes = row.get("elimination_node_first_s", "not run")
-            cells = [f"{model}, here {row['layers']} layers", theirs.ldp, theirs.ldp_one_thread, row["ldp_s"]]
-            cells += [theirs.elimination, row["elimination_s"], nodes]
-            found.append([*cells, row["ours_one_thread_s"], row["ours_s"]])
-    return [
-        "TensorOpt's Table 3, seconds; *theirs*: the authors' machine, code and model sizes; *without",
-        "threads* is its third row. *Here* the same algorithms are numpy, on one thread, on the largest",
-        "size on which FT-LDP and FT-Elimination (branches first) end in time. In the paper FT-Elimination",
-        "takes 6 to 15 times as long as FT-LDP; here that depends on the order of its eliminations, and the",
-        "table above has both.",
-        "",
-        *table(THEIR_TITLES, map(_shown, found)),
-    ]
+            yield [
+                f"{model}, here {row['layers']} layers", theirs.ldp, theirs.ldp_one_thread, row["ldp_s"],
+                theirs.elimination, row["elimination_s"], row["elimination_node_first_s"],
+                row["ours_one_thread_s"], row["ours_s"],
+            ]  # fmt: skip

@@ -31,8 +31,11 @@ PROGRAMS = {
     "netsplit": "tests.benchmarks.papers.netsplit",
 }
 """In this order; each takes --quick. What each shows: tests/benchmarks/README.md."""
-BY_NAME = {"memory": "tests.benchmarks.fidelity.bench_memory"}
-"""Run only when named: it times nothing."""
+BY_NAME = {
+    "memory": "tests.benchmarks.fidelity.bench_memory",
+    "explore": "tests.benchmarks.explore.bench_explore",
+}
+"""Run only when named: it times nothing, or takes hours."""
 
 
 def main() -> int:

@@ -127,10 +127,6 @@ class Storage:
     gather: Gather = Gather.EACH_USE
     reduce: Reduce = Reduce.EACH_MICRO_BATCH
 
-    def __post_init__(self) -> None:
-        if self.gather is not Gather.ONCE and self.reduce is Reduce.LAST_MICRO_BATCH:
-            raise ValueError("a gradient that is reduced last needs a parameter that is gathered once")
-
     # Pricing queries the same few layouts a million times.
     @staticmethod
     @lru_cache(maxsize=1 << 16)

@@ -177,8 +177,3 @@ def test_how_often_it_is_gathered_and_reduced(code, gather, reduce, words):
     found = Storage.of(stored)
     assert (found.gather, found.reduce, found.stored) == (gather, reduce, stored)
     assert stored_words(layout_names(stored)) == ("S(0)", "R/P", *words)
-
-
-def test_a_gradient_waits_only_for_a_parameter_that_is_gathered_once():
-    with pytest.raises(ValueError, match="gathered once"):
-        Storage((RP, 0), Gather.EACH_USE, Reduce.LAST_MICRO_BATCH)

@@ -41,7 +41,7 @@ class ComputeCosts(Protocol):
     def optimizer_s_per_element(self) -> float: ...
 
 
-class CommunicationCosts(Protocol):
+class _CommunicationCosts(Protocol):
     """The seconds of collectives; axes are the mesh's own, without the micro-batch axis."""
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
@@ -54,7 +54,7 @@ class CommunicationCosts(Protocol):
         """A description equal for equal seconds."""
 
 
-class LinkCosts(CommunicationCosts, Protocol):
+class LinkCosts(_CommunicationCosts, Protocol):
     """The seconds of collectives and of messages between two ranks."""
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
@@ -213,7 +213,7 @@ class Prices(DevicePrices):
     graph: GroupGraph
     mesh: AxisSizes
     compute: ComputeCosts
-    communication: CommunicationCosts
+    communication: _CommunicationCosts
     optimizer: str
     overheads: Overheads = NO_OVERHEADS
     process: ProcessMemory = NO_PROCESS
@@ -225,7 +225,7 @@ class Prices(DevicePrices):
 
     @classmethod
     def of(
-        cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, communication: CommunicationCosts
+        cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, communication: _CommunicationCosts
     ) -> Prices:
         """Return the prices of a graph on one mesh of a cluster, with the costs of that mesh's links.
 

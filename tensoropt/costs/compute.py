@@ -166,8 +166,7 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
     for (cls, direction), found in sorted(by.items()):
         if len(found) < _FEWEST_SAMPLES:
             continue
-        pairs = [(ideal, measured) for _, ideal, measured in found]
-        curves[cls, direction] = _curve(pairs)
+        curves[cls, direction] = _curve(found)
         missed = _left_out(found)
         errors.append(
             _FitError(cls, direction, len(found), statistics.median(missed), float(np.quantile(missed, 0.9)))
@@ -189,10 +188,10 @@ def fit_errors(
     }
 
 
-def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
+def _curve(found: Sequence[tuple[str, float, float]]) -> _EfficiencyCurve:
     # Efficiencies span orders of magnitude between launch-bound and large work, so both axes are logarithmic,
     # and medians ignore the few timings that another process disturbed.
-    ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for ideal, measured in pairs)
+    ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for _, ideal, measured in found)
     # At most twelve knots, an assumption: more would follow the noise of neighbouring sizes.
     knots = max(1, min(12, len(ordered) // _SAMPLES_PER_KNOT))
     sizes, values = [], []
@@ -204,16 +203,14 @@ def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
 
 def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
     # Not hash(): Python salts it in each process, and the error would differ from run to run.
-    fold = [zlib.crc32(key.encode()) % _FOLDS for key, _, _ in found]
+    folds: list[list[tuple[str, float, float]]] = [[] for _ in range(_FOLDS)]
+    for sample in found:
+        folds[zlib.crc32(sample[0].encode()) % _FOLDS].append(sample)
     missed = []
-    for number in range(_FOLDS):
-        rest = [(i, m) for f, (_, i, m) in zip(fold, found, strict=True) if f != number]
-        if not rest:
-            continue
-        curve = _curve(rest)
-        missed += [
-            abs(curve.seconds(i) / m - 1) for f, (_, i, m) in zip(fold, found, strict=True) if f == number
-        ]
+    for number, left_out in enumerate(folds):
+        if rest := [sample for fold in (*folds[:number], *folds[number + 1 :]) for sample in fold]:
+            curve = _curve(rest)
+            missed += [abs(curve.seconds(ideal) / measured - 1) for _, ideal, measured in left_out]
     return missed or [float("inf")]
 
 

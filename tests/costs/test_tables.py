@@ -1,7 +1,4 @@
-"""Cost tables against a slow, obvious price of the strategy itself.
-
-What is said of attention with dropout: in bytes that are worked out by hand, and only where it is true.
-"""
+"""Cost tables against a slow, obvious price of the strategy itself."""
 
 from __future__ import annotations
 
@@ -402,66 +399,6 @@ def test_points_unroll_to_their_own_figures(name):
         assert (memory, compute, communication) == pytest.approx(
             naive_breakdown(tables, choice, options, "adam")
         )
-
-
-def labelled(tables: CostTables, labels: Mapping[str, tuple[str, ...]]):
-    """The point whose groups have these labels; homes are kept and lie as their producers leave them,
-    parameters as they are used."""
-    choice: dict[str, int] = {}
-    for group in tables.graph.groups:
-        found = [
-            i
-            for i in range(len(tables.templates[group.name].choices))
-            if tables.configuration(group, i).labels == labels[group.name]
-        ]
-        assert found, f"{group.name} cannot be {labels[group.name]}"
-        choice[group.name] = found[0]
-    for hub in tables.graph.hubs:
-        variable = tables.of[f"hub:{hub}"]
-        producer = tables.graph.group_of[tables.graph.atoms.graph.producer[hub].name]
-        made = tables.configuration(producer, choice[producer.name]).layout(hub)
-        choice[variable.key] = list(zip(variable.layouts, variable.kept, strict=True)).index((made, True))
-    for name in tables.graph.shared:
-        reader = next(g for g in tables.graph.groups if name in g.shared)
-        use = tables.configuration(reader, choice[reader.name]).layout(name)
-        choice[f"parameter:{name}"] = tables.of[f"parameter:{name}"].layouts.index(use)
-    return choice, {}
-
-
-@pytest.mark.parametrize("mesh", [(1, 2), (2, 2), (1, 2, 2)], ids=str)
-@pytest.mark.parametrize("name", ["two layers", "gates", "gpt2", "llama"])
-def test_data_parallelism_is_in_the_space(name, mesh):
-    """Every group follows the batch; parameters are whole, activations and compute are divided."""
-    prepared = problem(MODELS[name])
-    tables = tables_of(prepared, mesh, "adam", COPY)
-    labels = {g.name: (str(prepared.micro[g.name].label),) * (len(mesh) - 1) for g in prepared.graph.groups}
-    choice, options = labelled(tables, labels)
-    strategy = tables.strategy(choice, options)
-    assert not any(edge.moves for edge in strategy.edges() if edge.kind != "output")
-    memory, compute, communication = tables.breakdown(choice, options)
-    assert memory < inf
-    graph = prepared.graph.atoms.graph
-    for tensor in graph.parameters:
-        assert strategy.local_shape(tensor.name, strategy.stored[tensor.name]) == tensor.shape
-    if len(mesh) == 2 or name not in ("gpt2", "llama"):  # which takes seconds
-        frontier = track_frontier(tables, epsilon=0.0)
-        assert frontier.lower_bound(memory) <= (compute + communication) * (1 + 1e-9)
-
-
-def test_megatron_is_in_the_space():
-    """Column, then row: one partial sum, reduced once forward; the first input needs no gradient."""
-    prepared = problem(two_layers)
-    tables = tables_of(prepared, (1, 2), "adam", COPY)
-    first, second, loss = (g.name for g in prepared.graph.groups)
-    choice, options = labelled(tables, {first: ("out_features",), second: ("in_features",), loss: ("none",)})
-    strategy = tables.strategy(choice, options)
-    assert strategy.local_shape("p_model_first_weight", strategy.stored["p_model_first_weight"]) == (16, 24)
-    assert strategy.local_shape("p_model_second_weight", strategy.stored["p_model_second_weight"]) == (8, 16)
-    moving = [edge for edge in strategy.edges() if edge.moves]
-    assert [(e.kind, e.reader) for e in moving] == [("activation", loss)]
-    memory, compute, communication = tables.breakdown(choice, options)
-    frontier = track_frontier(tables, epsilon=0.0)
-    assert frontier.lower_bound(memory) <= (compute + communication) * (1 + 1e-9)
 
 
 def test_layers_alike_share_their_tables():

@@ -31,10 +31,9 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Gather, Storage
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, three, unrolled
+from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, unrolled
 from tests.models import Call
 from tests.sharding.test_regions import Layer, Stack
-from tests.simulate.test_collectives import FIRST, SECOND
 from tests.situations.readers import build_split_weights, build_target_without_gradient
 
 
@@ -113,22 +112,6 @@ def by_batch(build, ahead: Iterable[str] = (), mode: str = "train") -> Strategy:
 
 
 # -- node by node ---------------------------------------------------------------------------------
-
-
-def test_a_partial_sum_is_resolved_behind_its_operator() -> None:
-    program = lower_program(
-        strategy_of(
-            three,
-            ["none", "in_features@R", "none", "none"],
-            {"p_model_enter_weight": "R", FIRST: "S(1)", SECOND: "R"},
-        )
-    )
-    assert lines(program)[1:5] == [
-        "activation to linear_1(linear)",
-        f"linear_1(linear', {FIRST})",
-        "resolve to linear_1(linear_1)",
-        "relu(linear_1')",
-    ]
 
 
 COLUMNS = ["none", "out_features", "out_features", "d1", "none", "none", "none", "none"]

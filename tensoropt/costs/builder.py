@@ -120,6 +120,7 @@ class TableBuilder:
         ]
         ahead, neighbours = self._offers_ahead(group), self.effects.parameters.blocks.neighbours(group.name)
         options = [self._stored_options(group.parameters, c.configuration, ahead=ahead) for c in choices]
+        counts = [len(stored) for stored in options]
 
         def rows() -> np.ndarray:
             return np.concatenate([self._options(*one) for one in zip(choices, options, strict=True)])
@@ -130,11 +131,9 @@ class TableBuilder:
         )
         pinned = self.restriction.again.get(group.name)
         if pinned is not None and len(passes) > 1:
-            counts = [len(stored) for stored in options]
             against = np.repeat([choice.again is not pinned for choice in choices], counts)
             table = np.where(against[:, None], np.inf, table)
-        ends = np.cumsum([len(stored) for stored in options])[:-1]
-        tables = np.split(table, ends)
+        tables = np.split(table, np.cumsum(counts)[:-1])
         memory, compute, communication = (tuple(t[:, i] for t in tables) for i in range(3))
         return VariableTable(
             Variable.of_group(group.name),
@@ -154,7 +153,7 @@ class TableBuilder:
         return self.prices.beside and self.effects.parameters.blocks.neighbours(group.name) is not None
 
     def _stored_options(
-        self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool = False
+        self, names: tuple[str, ...], configuration: Configuration, *, ahead: bool
     ) -> tuple[tuple[Layout, ...], ...]:
         tensors = tuple(self.graph.atoms.graph.tensors[n] for n in names)
         sizes = tuple(self.graph.atoms.atom_sizes(n) for n in names)
@@ -241,14 +240,13 @@ class TableBuilder:
         layouts = dict.fromkeys(
             stored for use in uses.values() for (stored,) in self._stored_options((name,), use, ahead=ahead)
         )
-        parameters = self.effects.parameters
         # A shared copy has the same layout for all of them, and is made for the first.
-        any_use = Use(next(iter(uses)), 0, neighbours=parameters.blocks.neighbours(users[0].name))
+        neighbours = self.effects.parameters.blocks.neighbours(users[0].name)
+        any_use = Use(next(iter(uses)), 0, neighbours=neighbours)
 
         def cost(layout: Layout) -> Cost:
-            use = parameters.stored_use(name, layout, any_use)
-            own = self._sum(parameters.stored(name, layout, complete=use.complete(self.mesh[0])))
-            return own.plus(self._sum(parameters.unsharded(use)))
+            own, _, copy, _ = self._stored(name, layout, any_use).costs
+            return own.plus(copy)
 
         costs = _columns([cost(layout) for layout in layouts])
         return VariableTable(Variable.of_parameter(name), *costs, layouts=tuple(layouts))

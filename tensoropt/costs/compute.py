@@ -26,10 +26,6 @@ from tensoropt.profiling.workload_timing import OUT_OF_MEMORY
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED, SOURCES
 
-_MATRIX_EFFICIENCY = ASSUMED.arithmetic
-"""The share of peak FLOP/s of large matrix products, if not fitted; an assumption."""
-_MEMORY_EFFICIENCY = ASSUMED.memory
-"""The share of peak memory bandwidth of element-wise kernels, if not fitted; an assumption."""
 _LAUNCH_S = 5e-6
 """Seconds of a CPU rank per kernel launch; an assumption. ``presets/host.yaml`` has those of GPUs."""
 
@@ -170,8 +166,7 @@ def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
     for (cls, direction), found in sorted(by.items()):
         if len(found) < _FEWEST_SAMPLES:
             continue
-        pairs = [(ideal, measured) for _, ideal, measured in found]
-        curves[cls, direction] = _curve(pairs)
+        curves[cls, direction] = _curve(found)
         missed = _left_out(found)
         errors.append(
             _FitError(cls, direction, len(found), statistics.median(missed), float(np.quantile(missed, 0.9)))
@@ -193,10 +188,10 @@ def fit_errors(
     }
 
 
-def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
+def _curve(found: Sequence[tuple[str, float, float]]) -> _EfficiencyCurve:
     # Efficiencies span orders of magnitude between launch-bound and large work, so both axes are logarithmic,
     # and medians ignore the few timings that another process disturbed.
-    ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for ideal, measured in pairs)
+    ordered = sorted((math.log10(ideal), math.log10(ideal / measured)) for _, ideal, measured in found)
     # At most twelve knots, an assumption: more would follow the noise of neighbouring sizes.
     knots = max(1, min(12, len(ordered) // _SAMPLES_PER_KNOT))
     sizes, values = [], []
@@ -208,20 +203,18 @@ def _curve(pairs: Sequence[tuple[float, float]]) -> _EfficiencyCurve:
 
 def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
     # Not hash(): Python salts it in each process, and the error would differ from run to run.
-    fold = [zlib.crc32(key.encode()) % _FOLDS for key, _, _ in found]
+    folds: list[list[tuple[str, float, float]]] = [[] for _ in range(_FOLDS)]
+    for sample in found:
+        folds[zlib.crc32(sample[0].encode()) % _FOLDS].append(sample)
     missed = []
-    for number in range(_FOLDS):
-        rest = [(i, m) for f, (_, i, m) in zip(fold, found, strict=True) if f != number]
-        if not rest:
-            continue
-        curve = _curve(rest)
-        missed += [
-            abs(curve.seconds(i) / m - 1) for f, (_, i, m) in zip(fold, found, strict=True) if f == number
-        ]
+    for number, left_out in enumerate(folds):
+        if rest := [sample for fold in (*folds[:number], *folds[number + 1 :]) for sample in fold]:
+            curve = _curve(rest)
+            missed += [abs(curve.seconds(ideal) / measured - 1) for _, ideal, measured in left_out]
     return missed or [float("inf")]
 
 
-def weight_gradient_share(facts: Facts) -> float:
+def _weight_gradient_share(facts: Facts) -> float:
     """Estimate a weight-gradient product's share of backward's seconds; somewhat too large."""
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
@@ -343,13 +336,13 @@ class RooflineCompute:
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
         """Return the seconds of a weight gradient's product: half of its call's backward and one launch."""
         if not self._counts_calls(work, facts):
-            return self.seconds(work, facts)[1] * weight_gradient_share(facts)
+            return self.seconds(work, facts)[1] * _weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]
         return self._of_call(work.dtype, _call_class(call), of, facts)[1] / 2 + self._kernel_s
 
     def _fixed(self, peak: float, flops: float, traffic: float, launches: int) -> float:
-        arithmetic = flops / (peak * _MATRIX_EFFICIENCY)
-        memory = traffic / (self.device.memory_bandwidth * _MEMORY_EFFICIENCY)
+        arithmetic = flops / (peak * ASSUMED.arithmetic)
+        memory = traffic / (self.device.memory_bandwidth * ASSUMED.memory)
         # A fitted efficiency includes the launches, because small work never reaches full speed; a fixed one
         # does not.
         return max(arithmetic, memory) + launches * self._kernel_s
@@ -389,7 +382,7 @@ class MeasuredCompute:
 
     Args:
         rest: prices workloads that were not timed; None if all were.
-        source: that of the optimizer's figure; by default the data sheet if there is a ``rest``.
+        source: that of the optimizer's figure.
         factors: by class, seconds in real steps over those when timed alone; by default 1.
         peaks: peak FLOP/s by dtype, an upper limit (other dtypes: float32's); empty for no limit.
     """
@@ -398,12 +391,9 @@ class MeasuredCompute:
     optimizer_s_per_element: float
     rest: RooflineCompute | None = None
     _: KW_ONLY
-    source: str = ""
+    source: str = MEASURED
     factors: Mapping[str, float] = field(default_factory=dict)
     peaks: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.source = self.source or (MEASURED if self.rest is None else DATA_SHEET)
 
     def _record(self, work: Workload) -> Mapping[str, Any] | None:
         record = self.records.get(work.key)
@@ -448,7 +438,7 @@ class MeasuredCompute:
         return float(record.get("forward_host_s", 0.0)), float(record.get("backward_host_s", 0.0))
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        share = weight_gradient_share(facts)
+        share = _weight_gradient_share(facts)
         if self._record(work) is None and self.rest is not None:
             seconds = self.rest.weight_gradient_s(work, facts)
         else:

@@ -126,16 +126,13 @@ class CostGraph:
         what = f"operator {name!r}"
         if name in self.of:
             raise ValueError(f"{what} is already in the graph; give every operator its own name")
-        if _is_dense(costs, 1):
-            entries = list(_dense(costs, 1, what))
-        else:
-            try:
-                listed = list(costs)
-            except TypeError:
-                raise ValueError(
-                    f"{what}: costs must be a list with one array (options, 2) per configuration"
-                ) from None
-            entries = [_options(entry, f"{what}, configuration {i}") for i, entry in enumerate(listed)]
+        try:
+            listed = list(costs)
+        except TypeError:
+            raise ValueError(
+                f"{what}: costs must be a list with one array (options, 2) per configuration"
+            ) from None
+        entries = [_options(entry, f"{what}, configuration {i}") for i, entry in enumerate(listed)]
         if not entries:
             raise ValueError(f"{what} has no configurations; give it at least one")
         check_costs(np.concatenate(entries), what)
@@ -166,7 +163,7 @@ class CostGraph:
                 raise ValueError(f"{what}: {end!r} is not in the graph; add the operator before its edges")
         if source == target:
             raise ValueError(f"{what} joins an operator with itself; add its cost to the operator instead")
-        table = _dense(costs, 2, what) if _is_dense(costs, 2) else _padded(costs, what)
+        table = _dense(costs, what) if _is_dense(costs) else _padded(costs, what)
         check_costs(table, what)
         maps = [
             _class_map(given, len(self.of[end].memory), size, f"{what}: {side}")
@@ -213,15 +210,15 @@ def _class_map(given: ArrayLike | None, configurations: int, size: int, what: st
     return values.astype(np.int64)
 
 
-def _is_dense(costs: Any, dims: int) -> bool:
-    return isinstance(costs, np.ndarray) and costs.dtype.kind in "fiu" and costs.ndim in (dims + 1, dims + 2)
+def _is_dense(costs: Any) -> bool:
+    return isinstance(costs, np.ndarray) and costs.dtype.kind in "fiu" and costs.ndim in (3, 4)
 
 
-def _dense(costs: NDArray[Any], dims: int, what: str) -> Floats:
+def _dense(costs: NDArray[Any], what: str) -> Floats:
     values = np.asarray(costs, dtype=np.float64)
     if values.shape[-1] != 2:
         raise ValueError(f"{what}: the last dimension must be (memory, time); got shape {values.shape}")
-    return values if values.ndim == dims + 2 else values[..., None, :]
+    return values if values.ndim == 4 else values[..., None, :]
 
 
 def _padded(costs: Any, what: str) -> Floats:
@@ -259,6 +256,6 @@ def _options(entry: Any, what: str) -> Floats:
         return points[None]
     if points.ndim != 2 or points.shape[1] != 2:
         raise ValueError(
-            f"{what}: expected an array (options, 2) of memory and time; got shape {points.shape}"
+            f"{what}: expected an array (options, 2) of (memory, time); got shape {points.shape}"
         )
     return points

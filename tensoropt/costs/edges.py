@@ -65,7 +65,6 @@ class TableArrays:
             return
         with contextlib.suppress(TensorOptError):
             self.store.put(self.key, self._arrays, "tables")
-        self._made = 0
 
 
 class _Within(NamedTuple):

@@ -260,11 +260,11 @@ def additive(effects: Effects, prices: Prices) -> Cost:
             communication += (seconds + (max(effect.passing) if effect.sums_passing else 0.0)) * times
         else:
             compute += max(effect.local_s, effect.host_s) * times
-        if effect.share is not None:
+        share = effect.share
+        if share is not None and (bucket := prices.send("all_reduce", share.axes, BUCKET_BYTES)):
             # A single parameter does not know which gradients share its bucket, so it pays in proportion to
             # its bytes.
-            part = effect.share.bytes / BUCKET_BYTES
-            communication += part * prices.collective_s("all_reduce", effect.share.axes, BUCKET_BYTES)
+            communication += share.bytes / BUCKET_BYTES * bucket.seconds
     return Cost(memory, compute, communication)
 
 

@@ -143,8 +143,6 @@ class GroupEffects:
             found += _forward(
                 self._parts(choice, gathered, staying=needed), keeps=True, again=True, stays=stays
             )
-        elif needed and not choice.facts.backward_runs:
-            found.append(Effect(at.GATHER_BACK, workspace_bytes=needed + self._buffer_bytes(anew)))
 
         # Backward, and what it frees.
         most = self._most_back(choice, anew, [use for use in uses if use.waits])
@@ -297,16 +295,10 @@ class GroupEffects:
             gathered: bytes of gathered parameters during calls that read parameters.
             staying: bytes of gathered parameters during all other calls.
         """
-        facts = choice.facts
-        calls = facts.calls or (  # for a record that does not list them separately
-            (facts.kept_bytes, facts.kept_bytes + facts.forward_peak_bytes, False),
-            (facts.kept_bytes, facts.kept_bytes + facts.forward_parameters_peak_bytes, True),
-        )
         cut, parts = parts_of(choice.configuration.group), [_ForwardPart(0, 0)]
-        for position, (kept, peak, reads) in enumerate(calls):
-            # The simulator frees inputs part by part; the fallback's two entries are no calls and are never
-            # cut.
-            if facts.calls and cut.of(position) == len(parts):
+        for position, (kept, peak, reads) in enumerate(choice.facts.calls):
+            # The simulator frees inputs part by part.
+            if cut.of(position) == len(parts):
                 parts.append(_ForwardPart(parts[-1].kept, 0))
             most = max(parts[-1].most, peak + (gathered if reads else staying))
             parts[-1] = _ForwardPart(kept if self.training else 0, most)
@@ -319,14 +311,9 @@ class GroupEffects:
             anew: the uses that are gathered again, each alive for its reader only.
             waiting: the uses whose gradients wait for the end of the group's backward.
         """
-        facts, again = choice.facts, choice.again
-        back, back_parameters = facts.backward_peak_bytes, facts.backward_parameters_peak_bytes
+        facts, again, most = choice.facts, choice.again, choice.facts.backward_peak_bytes
         short = choice.configuration.group.short_names
         gathered, returning = ({short[use.name]: use.bytes for use in uses} for uses in (anew, waiting))
-        needed = sum(gathered.values())
-        # Without the runs of single nodes, all gathered parameters are assumed alive at the peak of those
-        # nodes that read parameters, which is an upper bound.
-        most = back if facts.backward_runs else max(needed + back_parameters, back)
         buffers = {} if again else {short[use.name]: self._buffer_bytes([use]) for use in anew}
         before: tuple[str, ...] = ()
         for number, run in enumerate(facts.backward_runs):

@@ -27,7 +27,6 @@ from tensoropt.sharding.buckets import reduction_axes
 from tensoropt.sharding.regions import Blocks, Neighbours, find_blocks
 from tensoropt.sharding.reshard.steps import ReshardingStep, lies_inside
 from tensoropt.sharding.storage import Storage, Turn, Way, alone, way, whole_layout
-from tensoropt.sharding.strategy import made_again
 
 _RETURNING = "gradients on their way"
 
@@ -146,27 +145,29 @@ class ParameterEffects:
         return find_blocks(self.moves.graph)
 
     def way(self, name: str, stored: Layout, use: Layout) -> Way:
-        moves = self.moves
-        return way(moves.tensors[name], stored, use, moves.mesh, shared=name in moves.graph.shared)
+        moves, graph = self.moves, self.moves.graph
+        atoms, shared = graph.atoms.atom_sizes(name), name in graph.shared
+        return way(moves.tensors[name], stored, use, atoms, moves.mesh, shared=shared)
 
     def stored_use(self, name: str, stored: Layout, use: Use) -> StoredUse:
         """Return a use of a parameter stored in the layout ``stored``."""
         key = name, stored, use
         if key not in self._stored_uses:
             moves, tensor = self.moves, self.moves.tensors[name]
-            way, on = self.way(name, stored, use.layout), (moves.graph.atoms.atom_sizes(name), moves.mesh)
-            learns, overlaps = moves.learns(name), way.ahead and use.neighbours is not None
-            gives = use.learns and learns
-            forward, backward = way.steps(*on, learns=gives)
+            way, learns = self.way(name, stored, use.layout), moves.learns(name)
+            overlaps = way.ahead and use.neighbours is not None
+            gives, casts = use.learns and learns, tensor.master_dtype is not None
+            forward, backward = way.steps(learns=gives)
             self._stored_uses[key] = StoredUse(
                 *(name, stored, use, way, forward, backward, moves.bytes(name, use.layout)),
                 wanted=use.wanted if moves.training else 0,
                 gives=gives,
-                casts=tensor.master_dtype is not None,
-                anew=made_again(tensor, forward, unsharded=way.unsharded),
-                ahead=overlaps and way.goes_ahead(*on, learns=gives),
-                behind=overlaps and way.goes_behind(*on, learns=gives),
-                copy_ahead=overlaps and way.copy_goes_ahead(*on, learns=learns),
+                casts=casts,
+                # An unsharded copy is cast when it is gathered, once for all uses.
+                anew=(casts and not way.unsharded) or any(step.kind == "all_gather" for step in forward),
+                ahead=overlaps and way.goes_ahead(learns=gives),
+                behind=overlaps and way.goes_behind(learns=gives),
+                copy_ahead=overlaps and way.copy_goes_ahead(learns=learns),
             )
         return self._stored_uses[key]
 
@@ -334,7 +335,7 @@ class ParameterEffects:
         name, way, moves = use.name, use.way, self.moves
         if not way.unsharded:
             return Effects(())
-        gather, reduce = way.once(moves.graph.atoms.atom_sizes(name), moves.mesh, learns=moves.learns(name))
+        gather, reduce = way.once(learns=moves.learns(name))
         neighbours, size = use.use.neighbours if use.copy_ahead else None, moves.bytes(name, way.source)
         found = self._copied_once(use, gather, neighbours)
         if neighbours is not None and not self._copied(gather):  # it stays as it arrives, with padding

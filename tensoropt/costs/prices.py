@@ -41,7 +41,7 @@ class ComputeCosts(Protocol):
     def optimizer_s_per_element(self) -> float: ...
 
 
-class CommunicationCosts(Protocol):
+class _CommunicationCosts(Protocol):
     """The seconds of collectives; axes are the mesh's own, without the micro-batch axis."""
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
@@ -54,7 +54,7 @@ class CommunicationCosts(Protocol):
         """A description equal for equal seconds."""
 
 
-class LinkCosts(CommunicationCosts, Protocol):
+class LinkCosts(_CommunicationCosts, Protocol):
     """The seconds of collectives and of messages between two ranks."""
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
@@ -213,7 +213,7 @@ class Prices(DevicePrices):
     graph: GroupGraph
     mesh: AxisSizes
     compute: ComputeCosts
-    communication: CommunicationCosts
+    communication: _CommunicationCosts
     optimizer: str
     overheads: Overheads = NO_OVERHEADS
     process: ProcessMemory = NO_PROCESS
@@ -225,7 +225,7 @@ class Prices(DevicePrices):
 
     @classmethod
     def of(
-        cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, communication: CommunicationCosts
+        cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, communication: _CommunicationCosts
     ) -> Prices:
         """Return the prices of a graph on one mesh of a cluster, with the costs of that mesh's links.
 
@@ -256,13 +256,6 @@ class Prices(DevicePrices):
         """Whether a step has a backward pass and an optimizer."""
         return self.graph.atoms.graph.training
 
-    def collective_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Return the seconds of a collective; the micro-batch axis is 0."""
-        real = self._real(axes)
-        if not real or not num_bytes:
-            return 0.0
-        return self.communication.time_s(kind, real, num_bytes)
-
     def _real(self, axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
@@ -274,7 +267,7 @@ class Prices(DevicePrices):
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
-        """Return a collective with its price; None if its group has one member."""
+        """Return a collective with its price; None if its group has one member; micro-batches are axis 0."""
         real = self._real(axes)
         if not real:
             return None

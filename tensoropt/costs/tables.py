@@ -57,9 +57,7 @@ class CostTables(CostGraph):
 
     def labels(self, group: str, index: int) -> tuple[str, ...]:
         """Return the labels by which configuration ``index`` of a group splits on each mesh axis."""
-        strategies = self.graph.group_of[group].strategies
-        choice = self.templates[group].choices[self.position(group, index)]
-        return tuple(str(strategies[i].label) for i in choice)
+        return self.configuration(self.graph.group_of[group], index).labels
 
     def facts(self, choice: Mapping[str, int]) -> dict[str, Facts]:
         return {

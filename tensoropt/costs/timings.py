@@ -174,30 +174,27 @@ class WorkloadFacts:
         mode = "train" if self.context.training else "inference"
         return f"{_FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
-    def notes(self) -> tuple[str, ...]:
-        """Return notes on the kernels that decide which saved tensors the memory counts."""
+    def notes(self) -> Iterator[str]:
+        """Yield notes on the kernels that decide which saved tensors the memory counts."""
         if self.context.cluster.device_type != "cuda":
-            return ()
-        whose, kernels = [], Counter(self._kernels.values())
+            return
+        kernels = Counter(self._kernels.values())
         if kernels["attention"] and self.context.capability is not None:
             major, minor = self.context.capability
             assumed = "" if self.context.cluster.device.capability else " (assumed)"
-            whose.append(
+            yield (
                 f"attention saves the tensors of kernels for compute capability {major}.{minor}{assumed}, as "
                 f"PyTorch {torch.__version__.partition('+')[0]} chooses them"
             )
         if estimated := kernels["recurrent"]:
-            whose.append(
+            yield (
                 f"the memory that recurrent layers save on GPUs is an estimate for {estimated} of "
                 f"{len(self.found)} pieces of work, from published sizes of cuDNN's reserve space"
             )
         if others := kernels["cpu"]:
             all_others = others == len(self.found)
             share = "all pieces of work" if all_others else f"{others} of {len(self.found)} pieces of work"
-            whose.append(
-                f"saved tensors are those of CPU kernels for {share}; GPU kernels save some other tensors"
-            )
-        return tuple(whose)
+            yield f"saved tensors are those of CPU kernels for {share}; GPU kernels save some other tensors"
 
 
 _MOST_FAILURES = 5

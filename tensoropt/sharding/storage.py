@@ -127,10 +127,6 @@ class Storage:
     gather: Gather = Gather.EACH_USE
     reduce: Reduce = Reduce.EACH_MICRO_BATCH
 
-    def __post_init__(self) -> None:
-        if self.gather is not Gather.ONCE and self.reduce is Reduce.LAST_MICRO_BATCH:
-            raise ValueError("a gradient that is reduced last needs a parameter that is gathered once")
-
     # Pricing queries the same few layouts a million times.
     @staticmethod
     @lru_cache(maxsize=1 << 16)
@@ -183,6 +179,7 @@ class Way:
         source: the layout from which a use starts: the shard's or the unsharded copy's.
         use: the layout that the group reads.
         back: the layout to which the gradient goes in every micro-batch: the shard's or the copy's.
+        atoms, mesh: the sizes of the parameter's atoms, and of the mesh's axes.
         ahead: prefetching is wanted (:meth:`goes_ahead`, :meth:`copy_goes_ahead`, :meth:`goes_behind`).
     """
 
@@ -190,6 +187,8 @@ class Way:
     source: layouts.Layout
     use: layouts.Layout
     back: layouts.Layout
+    atoms: tuple[int, ...]
+    mesh: tuple[int, ...]
     ahead: bool = False
 
     @property
@@ -201,59 +200,55 @@ class Way:
     def reduced_last(self) -> bool:
         return self.unsharded and self.back == self.source
 
-    def steps(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> _Both:
+    def steps(self, *, learns: bool) -> _Both:
         """Return the steps of every use; no backward steps without a gradient."""
-        forward = edge_steps(atoms, mesh, self.source, self.use)[0] if self.source != self.use else ()
+        forward = edge_steps(self.atoms, self.mesh, self.source, self.use)[0]
         # Not the backward of the way forward: with an unsharded copy, the value comes from the copy and the
         # gradient may go to the shard.
-        backward = edge_steps(atoms, mesh, self.back, self.use)[1] if self.back != self.use else ()
-        return forward, backward if learns else ()
+        return forward, edge_steps(self.atoms, self.mesh, self.back, self.use)[1] if learns else ()
 
-    def goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
+    def goes_ahead(self, *, learns: bool) -> bool:
         """Return whether a use is prefetched: with one all-gather, and one reduce-scatter of its gradient."""
         if not self.ahead or self.unsharded:
             return False
-        forward, backward = self.steps(atoms, mesh, learns=learns)
-        back = _is_one("reduce_scatter", backward, atoms, mesh) if learns else not backward
-        return back and _is_one("all_gather", forward, atoms, mesh)
+        forward, backward = self.steps(learns=learns)
+        back = not learns or self._is_one("reduce_scatter", backward)
+        return back and self._is_one("all_gather", forward)
 
-    def copy_goes_ahead(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
+    def copy_goes_ahead(self, *, learns: bool) -> bool:
         """Return whether an unsharded copy is prefetched for its first use, under the same conditions."""
         if not self.ahead or not self.unsharded:
             return False
-        forward, last = self.once(atoms, mesh, learns=learns)
-        back = not last or _is_one("reduce_scatter", last, atoms, mesh)
-        return back and _is_one("all_gather", forward, atoms, mesh)
+        forward, last = self.once(learns=learns)
+        back = not last or self._is_one("reduce_scatter", last)
+        return back and self._is_one("all_gather", forward)
 
-    def goes_behind(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> bool:
+    def goes_behind(self, *, learns: bool) -> bool:
         """Return whether the gradient of a use is scattered one block later in every micro-batch."""
         if not learns or self.reduced_last:
             return False
         if not self.unsharded:
-            return self.goes_ahead(atoms, mesh, learns=learns)
-        backward = self.steps(atoms, mesh, learns=learns)[1]
-        return self.ahead and _is_one("reduce_scatter", backward, atoms, mesh)
+            return self.goes_ahead(learns=learns)
+        return self.ahead and self._is_one("reduce_scatter", self.steps(learns=learns)[1])
 
-    def once(self, atoms: tuple[int, ...], mesh: tuple[int, ...], *, learns: bool) -> _Both:
+    def once(self, *, learns: bool) -> _Both:
         """Return the steps of an unsharded copy once per step: gathering, and reducing its gradient."""
         if not self.unsharded:
             return (), ()
-        forward, backward = edge_steps(atoms, mesh, self.shard, self.source)
+        forward, backward = edge_steps(self.atoms, self.mesh, self.shard, self.source)
         return forward, backward if learns and self.reduced_last else ()
 
-
-def _is_one(
-    kind: StepKind, steps: Sequence[ReshardingStep], atoms: tuple[int, ...], mesh: tuple[int, ...]
-) -> bool:
-    """Return whether a single collective of this kind is the whole way; uneven shards must be of one axis."""
-    if [step.kind for step in steps] != [kind]:
-        return False
-    (step,) = steps
-    # Axes with one rank send nothing.
-    if prod(mesh[axis] for axis in step.axes) == 1:
-        return False
-    whole = step.after if kind == "all_gather" else step.before
-    return step.payload(mesh) == prod(whole) or (len(step.axes) == 1 and whole[step.atom] == atoms[step.atom])
+    def _is_one(self, kind: StepKind, steps: Sequence[ReshardingStep]) -> bool:
+        """Return whether one collective of this kind is the whole way; uneven shards must be of one axis."""
+        if [step.kind for step in steps] != [kind]:
+            return False
+        (step,) = steps
+        # Axes with one rank send nothing.
+        if prod(self.mesh[axis] for axis in step.axes) == 1:
+            return False
+        whole = step.after if kind == "all_gather" else step.before
+        alone = len(step.axes) == 1 and whole[step.atom] == self.atoms[step.atom]
+        return alone or step.payload(self.mesh) == prod(whole)
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
@@ -278,7 +273,13 @@ def whole_layout(tensor: Tensor, mesh: tuple[int, ...]) -> layouts.Layout:
 
 
 def way(
-    tensor: Tensor, stored: layouts.Layout, use: layouts.Layout, mesh: tuple[int, ...], *, shared: bool
+    tensor: Tensor,
+    stored: layouts.Layout,
+    use: layouts.Layout,
+    atoms: tuple[int, ...],
+    mesh: tuple[int, ...],
+    *,
+    shared: bool,
 ) -> Way:
     """Return the way of a parameter with this storage to a use.
 
@@ -288,14 +289,15 @@ def way(
     storage = Storage.of(stored)
     if storage.gathered_ahead:
         shard = (stored_layout(tensor, use)[0], *stored[1:])
-        return Way(shard, shard, use, shard, ahead=True)
+        return Way(shard, shard, use, shard, atoms, mesh, ahead=True)
     if not storage.gathered_once:
-        return Way(stored, stored, use, stored)
+        return Way(stored, stored, use, stored, atoms, mesh)
     copy = whole_layout(tensor, mesh) if shared else stored_layout(tensor, use)
     # The code occupied the micro-batch axis of `stored`; whether gradients add up over that axis is taken
     # from the copy.
     shard = (copy[0], *stored[1:])
     # Gradient placements may still differ; the edge to the use handles them, without a copy.
     if forward_placements(copy) == forward_placements(shard):
-        return Way(shard, shard, use, shard)
-    return Way(shard, copy, use, copy if storage.reduced_last else shard, ahead=True)
+        return Way(shard, shard, use, shard, atoms, mesh)
+    back = copy if storage.reduced_last else shard
+    return Way(shard, copy, use, back, atoms, mesh, ahead=True)

@@ -293,7 +293,8 @@ class Strategy:
 
     def way(self, name: str, group: Group) -> Way:
         use = self.configurations[group.name].layout(name)
-        return way(self.tensor(name), self.stored[name], use, self.mesh, shared=name in self.graph.shared)
+        shared, atoms = name in self.graph.shared, self.atom_sizes(name)
+        return way(self.tensor(name), self.stored[name], use, atoms, self.mesh, shared=shared)
 
     def use(self, name: str, group: Group) -> Edge:
         """Return the edge that brings a parameter to a group."""
@@ -332,20 +333,15 @@ class Strategy:
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
-        return self._has_neighbours(group, way) and way.goes_ahead(
-            *self._asked(name), learns=self.graph.learns(name, group.name)
-        )
+        learns = self.graph.learns(name, group.name)
+        return self._has_neighbours(group, way) and way.goes_ahead(learns=learns)
 
     def _goes_behind(self, name: str, group: Group, way: Way) -> bool:
-        return self._has_neighbours(group, way) and way.goes_behind(
-            *self._asked(name), learns=self.graph.learns(name, group.name)
-        )
+        learns = self.graph.learns(name, group.name)
+        return self._has_neighbours(group, way) and way.goes_behind(learns=learns)
 
     def _has_neighbours(self, group: Group, way: Way) -> bool:
         return way.ahead and self.blocks.neighbours(group.name) is not None
-
-    def _asked(self, name: str) -> tuple[tuple[int, ...], AxisSizes]:
-        return self.atom_sizes(name), self.mesh
 
     def reduced_last(self, name: str) -> bool:
         """Return whether a parameter's gradient stays with its unsharded copy until the last micro-batch."""
@@ -365,8 +361,8 @@ class Strategy:
             ways.setdefault(name, (group, self.way(name, group)))
         for name, (group, route) in ways.items():
             if route.unsharded:
-                asked, learns = self._asked(name), self.tensor(name).requires_grad
-                ahead = self._has_neighbours(group, route) and route.copy_goes_ahead(*asked, learns=learns)
+                learns = self.tensor(name).requires_grad
+                ahead = self._has_neighbours(group, route) and route.copy_goes_ahead(learns=learns)
                 block = self.blocks.of[group.name] if ahead else None
                 yield Edge(name, route.shard, route.source, "", "unsharded", block=block)
 
@@ -382,10 +378,6 @@ class Strategy:
         """Return whether backward gathers an edge's result again."""
         to_hub = edge.reader == "" or edge.tensor not in self.hubs
         return edge.kind == "activation" and to_hub and edge.tensor in self.gathered_again
-
-    def times(self, edge: Edge) -> int:
-        """Return the number of micro-batches in a step that pass an edge: one for an unsharded copy."""
-        return 1 if edge.kind == "unsharded" else self.micro_batches
 
     def steps(self, edge: Edge) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
         """Return the (forward, backward) steps of an edge; no backward steps without a gradient."""
@@ -495,13 +487,6 @@ def output_layout(source: Layout) -> Layout:
     """Return the layout of a tensor that leaves the model: whole, with the micro-batch axis unchanged."""
     # The engine combines the micro-batches' results after the last one.
     return (source[0], *(REPLICATE for _ in source[1:]))
-
-
-def made_again(tensor: Tensor, steps: Iterable[ReshardingStep], *, unsharded: bool = False) -> bool:
-    """Return whether backward makes a parameter's copy again: one gathered or cast for the use itself."""
-    # An unsharded copy is cast when it is gathered, once for all uses.
-    cast = tensor.master_dtype is not None and not unsharded
-    return cast or any(step.kind == "all_gather" for step in steps)
 
 
 def replicated_axes(layout: Layout) -> tuple[int, ...]:

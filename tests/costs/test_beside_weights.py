@@ -11,22 +11,22 @@ import pytest
 
 from tensoropt.cluster import load_cluster
 from tensoropt.costs.builder import TableBuilder
-from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, SlowestCompute, weight_gradient_share
+from tensoropt.costs.compute import MeasuredCompute, RooflineCompute, SlowestCompute, _weight_gradient_share
 from tensoropt.costs.cost_graph import EdgeTable
 from tensoropt.costs.edges import TableArrays
-from tensoropt.costs.effects import READ_BACK, Effects, MoveEffects, additive
+from tensoropt.costs.effects import Effects, additive
 from tensoropt.costs.prices import Prices
 from tensoropt.costs.tables import CostTables, make_templates
 from tensoropt.costs.variables import Variable
 from tensoropt.evaluation.evaluate import evaluate_strategy
 from tensoropt.evaluation.problem import Problem
-from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Layout
+from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import Workload, workload
 from tensoropt.sharding.groups import is_one_reduction, products_beside
 from tensoropt.sharding.regions import Region
 from tensoropt.sharding.reshard.steps import edge_steps
-from tests.costs.models import ToyCommunication, ToyCompute, facts_of, gates, problem
+from tests.costs.models import ToyCommunication, ToyCompute, facts_of, gates, problem, tables_of
 from tests.simulate.test_beside_weights import columns_then_rows, three
 from tests.simulate.test_simulator import BESIDE
 
@@ -145,42 +145,23 @@ def test_effects_add_up_to_what_the_simulator_finds(enter: str, micro: int) -> N
     assert evaluated.metrics.time_s[0] == pytest.approx(summed + buckets)
 
 
-@pytest.mark.parametrize("beside", [True, False])
-def test_all_pairs_at_once_hide_what_each_does(beside: bool) -> None:
-    graph = problem(gates).graph
-    prices = prices_of(graph, MESH, beside=beside)
-    effects, (name,) = MoveEffects(prices), graph.hubs
-    codes = (0, 1, REPLICATE, PARTIAL_GRAD, PARTIAL)
-    layouts = [(REPLICATE, *rest) for rest in itertools.product(codes, repeat=2)]
-    products_s = [1e-6 * number for number in range(len(layouts))]
-    _, back_s = effects.moving_s(name, layouts, layouts, products_s)
-    for (i, source), (j, target) in itertools.product(enumerate(layouts), enumerate(layouts)):
-        back = effects.moved(READ_BACK, name, source, target)
-        if is_one_reduction(effects.steps(name, source, target)[1], MESH):
-            back = replace(back, beside_work_s=products_s[j])
-        assert back_s[i, j] * MESH[0] == pytest.approx(additive(Effects((back,)), prices).communication)
-
-
-def test_a_kept_array_knows_what_hides() -> None:
+def test_a_kept_array_knows_what_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables with shorter products are other ones."""
-    prepared = problem(three)
     keys: list[list[str]] = []
+
+    class Asked(TableArrays):
+        def once(self, depends_on, make):
+            keys[-1].append(depends_on())
+            return make()
+
     for share in (0.4, 0.2):
-        asked: list[str] = []
 
-        class Asked(TableArrays):
-            def once(self, depends_on, make, asked=asked):
-                asked.append(depends_on())
-                return make()
+        def shorter_s(compute, work, facts, share=share):
+            return share * compute.seconds(work, facts)[1]
 
-        class Shorter(ToyCompute):
-            def weight_gradient_s(self, work, facts, share=share):
-                return share * self.seconds(work, facts)[1]
-
-        templates = make_templates(prepared.graph, MESH, prepared.micro, facts_of)
-        prices = Prices(prepared.graph, MESH, Shorter(), ToyCommunication(), "sgd", beside=True)
-        TableBuilder(prepared.graph, prepared.micro, templates, prices, arrays=Asked(None)).build()
-        keys.append(asked)
+        monkeypatch.setattr(ToyCompute, "weight_gradient_s", shorter_s)
+        keys.append([])
+        tables_of(problem(three), MESH, "sgd", arrays=Asked(), beside=True)
     assert len(set(keys[0]) - set(keys[1])) == 2  # of the two tensors before a product
 
 
@@ -195,7 +176,7 @@ def test_a_product_is_half_of_what_its_call_takes_in_backward() -> None:
     back_s = roofline.seconds(replace(work, calls=work.calls[:1]), alone)[1]
     assert roofline.weight_gradient_s(work, facts) == pytest.approx(back_s / 2)
     # Where calls are not told apart by the seconds of their group, by FLOP: a relu has none.
-    assert weight_gradient_share(facts) == 0.5
+    assert _weight_gradient_share(facts) == 0.5
     record = {"forward_s": 1.0, "backward_s": 3.0}
     measured = MeasuredCompute({work.key: record}, 1e-9)
     assert measured.weight_gradient_s(work, facts) == 1.5

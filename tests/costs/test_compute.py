@@ -16,8 +16,6 @@ from tensoropt.cluster import ASSUMED, DeviceKind, host_seconds, load_cluster, r
 from tensoropt.cluster.local import processor_name
 from tensoropt.costs.compute import (
     _FEWEST_SAMPLES,
-    _MATRIX_EFFICIENCY,
-    _MEMORY_EFFICIENCY,
     MeasuredCompute,
     RooflineCompute,
     Sample,
@@ -191,8 +189,8 @@ BY_HAND = {
 def test_without_a_fit_kernels_of_a_gpu_are_bound_by_arithmetic_or_memory(device, name):
     calls, of, flops, gigabytes, kernels = BY_HAND[name]
     found = RooflineCompute(device, "adam").seconds(work(*(f"aten.{call}" for call in calls)), of)
-    arithmetic = flops / (device.flops_of("float32") * _MATRIX_EFFICIENCY)
-    memory = gigabytes * 1e9 / (device.memory_bandwidth * _MEMORY_EFFICIENCY)
+    arithmetic = flops / (device.flops_of("float32") * ASSUMED.arithmetic)
+    memory = gigabytes * 1e9 / (device.memory_bandwidth * ASSUMED.memory)
     forward = arithmetic + memory + kernels * KERNEL_S
     assert found == pytest.approx((forward, 2 * forward))
 
@@ -204,7 +202,7 @@ def test_fused_neighbours_are_one_kernel_of_a_gpu(device):
     chain = work("aten.mul.Tensor", "aten.gelu.default", "aten.linear.default", "aten.gelu.default")
     calls = by_call(0.0, wide, narrow, product, narrow)
     apart, fused = (RooflineCompute(device, "adam", fused=f).seconds(chain, calls) for f in (False, True))
-    byte_s = 1 / (device.memory_bandwidth * _MEMORY_EFFICIENCY)
+    byte_s = 1 / (device.memory_bandwidth * ASSUMED.memory)
     assert apart[0] == pytest.approx(8e9 * byte_s + 4 * KERNEL_S)
     assert fused == pytest.approx((6e9 * byte_s + 3 * KERNEL_S, 12e9 * byte_s + 6 * KERNEL_S))
 
@@ -241,7 +239,7 @@ def test_classes_reach_shares_of_their_own():
         peak = device.flops_of("float32")
         assert forward == pytest.approx(1e13 / (peak * shares.of(cls)) + KERNEL_S)
     assert shares.of("attention") < shares.of("matrix product") < 1.0
-    assert shares.of("recurrent") == _MATRIX_EFFICIENCY
+    assert shares.of("recurrent") == ASSUMED.arithmetic
     assert reached_by(load_cluster("cpu:1").device) == reached_by(load_cluster("dgx-v100").device) == ASSUMED
 
 
@@ -292,7 +290,7 @@ def test_half_precision_is_faster(device):
 def test_an_optimizer_step_is_bound_by_memory(device, optimizer, values):
     """Kernel by kernel; the fused one reads parameter, gradient and state and writes parameter and state."""
     per_element = RooflineCompute(device, optimizer).optimizer_s_per_element
-    assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * _MEMORY_EFFICIENCY))
+    assert per_element == pytest.approx(4 * values / (device.memory_bandwidth * ASSUMED.memory))
 
 
 def test_measured_records():
@@ -324,17 +322,14 @@ def test_mixed_kinds_go_at_the_pace_of_the_slower_one_for_each_operator():
         replace(base, flops={"float32": base.flops["float32"] / 2}),
         replace(base, memory_bandwidth=base.memory_bandwidth / 2),
     )
-    single = [MeasuredCompute({}, r.optimizer_s_per_element, r) for r in map(roofline, kinds)]
+    rooflines = [RooflineCompute(kind, "adam") for kind in kinds]
+    single = [MeasuredCompute({}, r.optimizer_s_per_element, r, source="data sheet") for r in rooflines]
     both, some = SlowestCompute(single), work("aten.exp.default")
     busy, moving = facts(flops=1e13), facts(traffic=10**10)
     assert both.seconds(some, busy) == single[0].seconds(some, busy) > single[1].seconds(some, busy)
     assert both.seconds(some, moving) == single[1].seconds(some, moving) > single[0].seconds(some, moving)
     assert both.optimizer_s_per_element == single[1].optimizer_s_per_element
     assert (both.source, both.source_of(some)) == ("data sheet", "data sheet")
-
-
-def roofline(kind: DeviceKind) -> RooflineCompute:
-    return RooflineCompute(kind, "adam")
 
 
 def test_prefix_tells_machines_and_modes_apart():

@@ -1,6 +1,7 @@
 """Moves of all pairs of layouts at once against the effects of each."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,32 +13,35 @@ from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.groups import is_one_reduction
 from tests.costs.models import ToyCommunication, ToyCompute, facts_of, gates, problem, three
 from tests.simulate.test_simulator import Hand, PerByte
-
-COPY = 1e9
-
 
 OVERHEADS = Overheads(copy_s_per_byte=1.3e-9, call_s=1.7e-6, pass_s=3.1e-7)
 
 
 @pytest.mark.parametrize("mesh", [(1, 2), (3, 2, 2)], ids=str)
-@pytest.mark.parametrize("learns", [True, False])
-def test_all_pairs_at_once_cost_what_each_does(mesh, learns):
+@pytest.mark.parametrize(
+    ("learns", "beside"), [(True, None), (False, None), (True, False), (True, True)], ids=str
+)
+def test_all_pairs_at_once_cost_what_each_does(mesh, learns, beside):
+    """Also with products of weights' gradients, beside which gradients are reduced or not."""
     graph = problem(gates).graph
-    prices = Prices(graph, mesh, ToyCompute(), ToyCommunication(), "adam", OVERHEADS)
+    more = {"beside": bool(beside), "slower_beside": 0.25}
+    prices = Prices(graph, mesh, ToyCompute(), ToyCommunication(), "adam", OVERHEADS, **more)
     effects = MoveEffects(prices)
     name = next(n for n in graph.hubs if len(graph.atoms.atom_sizes(n)) >= 2)
     if not learns:
         effects.training = False
     codes = (0, 1, REPLICATE, PARTIAL_GRAD, PARTIAL)
     layouts = [(REPLICATE, *rest) for rest in itertools.product(codes, repeat=len(mesh) - 1)]
-
-    forward_s, back_s = effects.moving_s(name, layouts, layouts[::-1])
-
+    products_s = None if beside is None else [1e-6 * number for number in range(len(layouts))]
+    forward_s, back_s = effects.moving_s(name, layouts, layouts[::-1], products_s)
     passed = 0
     for (i, source), (j, target) in itertools.product(enumerate(layouts), enumerate(layouts[::-1])):
         there, back = (effects.moved(when, name, source, target) for when in (READ, READ_BACK))
+        if products_s is not None and is_one_reduction(effects.steps(name, source, target)[1], mesh):
+            back = replace(back, beside_work_s=products_s[j])
         assert forward_s[i, j] * mesh[0] == additive(Effects((there,)), prices).communication
         assert back_s[i, j] * mesh[0] == additive(Effects((back,)), prices).communication
         passed += there.passing.device_s > 0

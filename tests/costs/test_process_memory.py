@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -112,6 +113,7 @@ def test_a_communicator_counts_for_who_sends_and_by_the_dearest_level():
     assert {name: size for name, size in named.items() if size} == named_terms(process.constant(10.0))
 
 
+@cache
 def explored(cluster: str, **more):
     how = {"cluster": cluster, "measure": "never", "micro_batches": (1,)}
     return tensoropt.explore(normed(), (torch.randn(32, 16),), **how, **more)
@@ -148,12 +150,10 @@ def test_what_is_reported_is_tensors_and_terms_everywhere(tmp_path):
     assert [p.terms for p in again.points] == [p.terms for p in found.points]
 
 
-def test_cpu_results_name_no_terms_and_one_device_has_no_communicator():
-    (cpu, *_), (gpu, *_) = (explored(name, process_memory=True).points for name in ("local:1", "dgx-h100[1]"))
-    assert cpu.terms == {}
-    assert cpu.memory_bytes == cpu.tensor_bytes
-    assert set(gpu.terms) == set(TERMS) - {"communicators", CONSTANTS}
-    assert gpu.changed(terms={}).tensor_bytes == gpu.tensor_bytes
+def test_one_device_has_no_communicator():
+    (point, *_) = explored("dgx-h100[1]", process_memory=True).points
+    assert set(point.terms) == set(TERMS) - {"communicators", CONSTANTS}
+    assert point.changed(terms={}).tensor_bytes == point.tensor_bytes
 
 
 def test_constants_are_counted_everywhere(tmp_path):
@@ -176,31 +176,34 @@ def test_constants_are_counted_everywhere(tmp_path):
     assert tensoropt.recost(found)[1][0].memory_bytes == pytest.approx(point.memory_bytes)
 
 
-def test_on_request_tensors_alone_are_counted():
-    for point in explored("dgx-h100[2]", process_memory=False).points:
-        assert point.terms == {}
-        assert point.memory_bytes == point.tensor_bytes
-    for point in explored("dgx-h100[2]").points:
-        assert point.terms["context"] > 0
-    assert explored("cpu:2").points[0].terms == {}
+SAYS = {
+    ("local:1", True): (),
+    ("dgx-h100[1]", False): (
+        "memory counts tensors only (--no-process-memory); beside them a process is ",
+        "estimated to take 586 MiB",
+    ),
+    ("dgx-h100[2]", True): ("NCCL 192 MiB to 576 MiB for every set of mesh axes",),
+    ("dgx-h100[2]", False): ("memory counts tensors only",),
+}
 
 
-def test_a_point_is_told_with_what_its_exploration_counts():
-    for counted in (False, True):
-        found = explored("dgx-h100[2]", process_memory=counted)
-        told = tensoropt.recost(found)[1]
-        assert [one.memory_bytes for one in told] == pytest.approx([p.memory_bytes for p in found.points])
+@pytest.mark.parametrize(("cluster", "counted"), SAYS)
+def test_processes_are_counted_on_request_and_on_gpus_alone(cluster: str, counted: bool):
+    found = explored(cluster, process_memory=counted)
+    gpus = counted and cluster.startswith("dgx")
+    for point in found.points:
+        assert (point.terms.get(CONTEXT, 0.0) > 0, bool(point.terms)) == (gpus, gpus)
+        assert point.memory_bytes == pytest.approx(point.tensor_bytes + sum(point.terms.values()), rel=1e-12)
+    told = tensoropt.recost(found)[1]
+    assert [one.memory_bytes for one in told] == pytest.approx([p.memory_bytes for p in found.points])
+    notes = [note for note in found.report["notes"] if note.startswith("memory counts")]
+    assert len(notes) == bool(SAYS[cluster, counted])
+    assert all(words in note for note in notes for words in SAYS[cluster, counted])
+    assert ("NCCL" in " ".join(notes)) == (cluster == "dgx-h100[2]")
 
 
-def test_explorations_of_gpus_say_what_processes_take_and_whether_it_counts():
-    def noted(cluster: str, counted: bool) -> list[str]:
-        notes = explored(cluster, process_memory=counted).report["notes"]
-        return [note for note in notes if note.startswith("memory counts")]
-
-    assert noted("local:1", True) == []
-    (only,) = noted("dgx-h100[1]", False)
-    assert only.startswith("memory counts tensors only (--no-process-memory); beside them a process is ")
-    assert "estimated to take 586 MiB" in only
-    assert "NCCL" not in only
-    (with_them,) = noted("dgx-h100[2]", True)
-    assert "NCCL 192 MiB to 576 MiB for every set of mesh axes" in with_them
+def test_processes_on_gpus_are_counted_by_default():
+    assert (
+        explored("dgx-h100[2]").points[0].terms
+        == explored("dgx-h100[2]", process_memory=True).points[0].terms
+    )

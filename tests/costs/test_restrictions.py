@@ -100,15 +100,27 @@ def test_every_option_comes_back_by_one_gather(mesh):
                 assert home is None or home in found
 
 
-def unsharded(tensors, sizes, mesh):
-    homes = storage_options(tensors, sizes, tuple((R, *(RP for _ in mesh[1:])) for _ in tensors), mesh)
-    return unsharded_options(tensors, homes, mesh)
+MIXED = Tensor("m", (8, 6), "bfloat16", "parameter", True, master_dtype="float32")
+LATER = (((GATHERED_ONCE, 0),), ((REDUCED_LAST, 0),))
+"""A gradient can wait for the last of several micro-batches."""
 
 
-def test_gathered_copies_can_be_held():
-    assert unsharded((WEIGHT,), ((8, 6),), (1, 2)) == (((GATHERED_ONCE, 0),),)
-    every = unsharded((WEIGHT,), ((8, 6),), (1, 2, 2))
-    assert every == (((GATHERED_ONCE, 0, 0),), ((GATHERED_ONCE, 0, RP),), ((GATHERED_ONCE, RP, 0),))
+@pytest.mark.parametrize(
+    ("tensors", "mesh", "found"),
+    [
+        ((WEIGHT,), (1, 2), (((GATHERED_ONCE, 0),),)),
+        ((WEIGHT,), (1, 2, 2), (((GATHERED_ONCE, *axes),) for axes in ((0, 0), (0, RP), (RP, 0)))),
+        ((WEIGHT,), (2, 2), LATER),
+        ((MIXED,), (2, 2), LATER),  # added up in the type in which it is stored
+        ((weight(7, 5),), (2, 2), ()),  # only what is sharded is held, and trained
+        ((FROZEN,), (2, 2), ()),
+        ((WEIGHT, FROZEN), (1, 2), (((GATHERED_ONCE, 0), (R, 0)),)),
+    ],
+)
+def test_gathered_copies_can_be_held(tensors, mesh, found):
+    uses = tuple((R, *(RP for _ in mesh[1:])) for _ in tensors)
+    homes = storage_options(tensors, tuple(t.shape for t in tensors), uses, mesh)
+    assert unsharded_options(tensors, homes, mesh) == tuple(found)
 
 
 def test_what_is_sharded_can_be_gathered_ahead():
@@ -117,23 +129,6 @@ def test_what_is_sharded_can_be_gathered_ahead():
         tuple((GATHERED_AHEAD, *layout[1:]) for layout in layouts) for layouts in every[1:]
     )
     assert ahead_options(every[:1]) == ()
-
-
-def test_a_gradient_can_wait_for_the_last_of_several_micro_batches():
-    assert unsharded((WEIGHT,), ((8, 6),), (2, 2)) == (((GATHERED_ONCE, 0),), ((REDUCED_LAST, 0),))
-
-
-def test_only_what_is_trained_and_sharded_is_held():
-    odd = Tensor("o", (7, 5), "float32", "parameter", True)
-    assert unsharded((odd,), ((7, 5),), (2, 2)) == ()
-    assert unsharded((FROZEN,), ((8, 6),), (2, 2)) == ()
-    assert unsharded((WEIGHT, FROZEN), ((8, 6), (8, 6)), (1, 2)) == (((GATHERED_ONCE, 0), (R, 0)),)
-
-
-def test_narrow_gradients_wait_as_well():
-    """They add up in the type in which the parameter is stored."""
-    mixed = Tensor("m", (8, 6), "bfloat16", "parameter", True, master_dtype="float32")
-    assert unsharded((mixed,), ((8, 6),), (2, 2)) == unsharded((WEIGHT,), ((8, 6),), (2, 2))
 
 
 @pytest.mark.parametrize(
@@ -197,11 +192,6 @@ def test_a_pin_leaves_what_it_allows(problem: Problem, cluster: Cluster) -> None
     assert len({b for _, b in on_first}) > 1
 
 
-def test_a_size_that_does_not_divide_is_named(problem: Problem, cluster: Cluster) -> None:
-    with pytest.raises(ConstraintError, match=r"cannot hold at linear_1, whose sizes are .*6.*mesh 4"):
-        left(problem, cluster, pins(("b", {"*": "out_features"})))
-
-
 def test_a_mesh_without_the_axis_is_left_out_with_a_note(problem: Problem, cluster: Cluster) -> None:
     found = left(problem, cluster, pins(("a", {"gpu0": "none"})))
     assert set(found.spaces) == {("2x2", 1)}
@@ -215,15 +205,31 @@ def test_a_soft_pin_falls_back_with_a_note(problem: Problem, cluster: Cluster) -
     assert any(note.startswith("given up on mesh 4") and "linear_1" in note for note in found.notes)
 
 
-def test_contradictions_name_both_sides(problem: Problem, cluster: Cluster) -> None:
-    two = pins(("a", {"*": "out_features"}), ("linear", {"*": "in_features"}))
-    with pytest.raises(
-        ConstraintError, match=r"pin 2 \(linear: .*contradicts pin 1 \(a: \*=out_features\) at linear"
-    ):
-        left(problem, cluster, two)
-    apart = pins(("a", {"*": "out_features"}), ("b", {"*": "none"})) | {"together": [["a", "b"]]}
-    with pytest.raises(ConstraintError, match=r"together 1 \(a, b\).*given pin 1 .* and pin 2 "):
-        left(problem, cluster, apart)
+REFUSED = {
+    "a size that does not divide": (
+        pins(("b", {"*": "out_features"})),
+        r"cannot hold at linear_1, whose sizes are .*6.*mesh 4",
+    ),
+    "a contradiction": (
+        pins(("a", {"*": "out_features"}), ("linear", {"*": "in_features"})),
+        r"pin 2 \(linear: .*contradicts pin 1 \(a: \*=out_features\) at linear",
+    ),
+    "together, but pinned apart": (
+        pins(("a", {"*": "out_features"}), ("b", {"*": "none"})) | {"together": [["a", "b"]]},
+        r"together 1 \(a, b\).*given pin 1 .* and pin 2 ",
+    ),
+    "an axis that no mesh has": (
+        pins(("a", {"gpu9": "none"}, True)),
+        r"no searched mesh has an axis 'gpu9'; did you mean 'gpu'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_hold_is_named(name: str, problem: Problem, cluster: Cluster) -> None:
+    data, says = REFUSED[name]
+    with pytest.raises(ConstraintError, match=says):
+        left(problem, cluster, data)
 
 
 def test_a_soft_side_yields_whatever_the_order(problem: Problem, cluster: Cluster) -> None:
@@ -260,39 +266,32 @@ def test_operators_of_other_kinds_have_the_batch_in_common(cluster: Cluster) -> 
         left(problem, cluster, pinned)
 
 
-def test_an_axis_that_no_mesh_has(problem: Problem, cluster: Cluster) -> None:
-    with pytest.raises(ConstraintError, match=r"no searched mesh has an axis 'gpu9'; did you mean 'gpu'"):
-        left(problem, cluster, pins(("a", {"gpu9": "none"}, True)))
+def checked(cluster: Cluster, soft: bool = False, **wanted: Any) -> tuple[tuple[str, ...], str]:
+    entry = {"operators": "*", "soft": soft, **wanted}
+    return check_devices(constraints_from_dict({"devices": [entry]}), cluster)
 
 
 def test_device_kinds(cluster: Cluster) -> None:
-    def kinds(*names: str, soft: bool = False) -> tuple[tuple[str, ...], str]:
-        entry = {"operators": "*", "kinds": list(names), "soft": soft}
-        return check_devices(constraints_from_dict({"devices": [entry]}), cluster)
-
-    assert kinds("A100*", "H100*") == ((), "")
-    (note,), refusal = kinds("A100*", soft=True)
+    assert checked(cluster, kinds=["A100*", "H100*"]) == ((), "")
+    (note,), refusal = checked(cluster, kinds="A100*", soft=True)
     assert "given up, as it is soft: devices 1 (*: A100*)" in note
     assert "the constraint excludes H100-80GB" in note
     assert refusal == ""
-    notes, refusal = kinds("A100*")
+    notes, refusal = checked(cluster, kinds="A100*")
     assert notes == ()
     assert "every device of four runs it, and the constraint excludes H100-80GB" in refusal
     with pytest.raises(ConstraintError, match=r"no device kind 'H100-80'; did you mean 'H100-80GB'"):
-        kinds("H100-80", soft=True)
+        checked(cluster, kinds="H100-80", soft=True)
 
 
 def test_device_numbers(cluster: Cluster) -> None:
-    def numbers(*wanted: int, soft: bool = False) -> tuple[tuple[str, ...], str]:
-        entry = {"operators": "*", "devices": list(wanted), "soft": soft}
-        return check_devices(constraints_from_dict({"devices": [entry]}), cluster)
-
-    assert numbers(3, 2, 1, 0) == ((), "")
-    assert "every device of four runs it, and the constraint excludes device 0, 2" in numbers(1, 3)[1]
-    assert "given up, as it is soft" in numbers(1, 3, soft=True)[0][0]
+    assert checked(cluster, devices=[3, 2, 1, 0]) == ((), "")
+    excluded = "every device of four runs it, and the constraint excludes device 0, 2"
+    assert excluded in checked(cluster, devices=[1, 3])[1]
+    assert "given up, as it is soft" in checked(cluster, devices=[1, 3], soft=True)[0][0]
     with pytest.raises(ConstraintError, match=r"four has devices 0 to 3, not 4, 9; name others"):
-        numbers(4, 0, 9)
-    assert "passed over, as it is soft" in numbers(4, 0, soft=True)[0][0]
+        checked(cluster, devices=[4, 0, 9])
+    assert "passed over, as it is soft" in checked(cluster, devices=[4, 0], soft=True)[0][0]
 
 
 def test_stored_pins_hold_at_every_point(cluster: Cluster, store: ProfileStore) -> None:

@@ -73,7 +73,7 @@ def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
         h100.cluster, devices=tuple(replace(one, capability="") for one in h100.cluster.devices)
     )
     assert h100.capability == (8, 0)
-    assert "8.0 (assumed), as" in h100.facts.notes()[0]
+    assert "8.0 (assumed), as" in next(h100.facts.notes())
 
 
 def test_shares_of_peaks_that_were_fitted_are_said(store):
@@ -87,7 +87,7 @@ def test_shares_of_peaks_that_were_fitted_are_said(store):
 def test_cpu_ranks_say_nothing_of_gpus(store):
     asked = source(store, "local:2")
     asked.facts.of(linear(8, 16, 16))
-    assert asked.facts.notes() == ()
+    assert tuple(asked.facts.notes()) == ()
 
 
 def test_devices_do_not_share_timings(store):

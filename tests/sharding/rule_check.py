@@ -20,7 +20,7 @@ from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.layouts import PARTIAL, Atoms, Layout, chunk, flat_index, layout_names
 from tensoropt.ops.localise import draws_numbers, localise
 from tensoropt.ops.registry import bind, spec_of
-from tensoropt.sharding.discovery.check import close
+from tensoropt.sharding.discovery.check import _ROUNDING, close
 from tensoropt.sharding.discovery.probes import sample_inputs
 from tensoropt.sharding.reshard.steps import forward_placements, gradient_placements
 from tests.engine.threads import in_threads
@@ -179,15 +179,6 @@ class _ThreadedRanks:
 
 
 _Tensors = dict[str, torch.Tensor]
-_TOLERANCE = {
-    torch.float64: 1e-8,
-    torch.complex128: 1e-8,
-    torch.float32: 1e-4,
-    torch.complex64: 1e-4,
-    torch.bfloat16: 4e-2,
-    torch.float16: 4e-3,
-}
-"""Relative errors of rounding, far above precision and far below a wrong claim's; assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +252,7 @@ def _check(op: Operator, atoms: AtomGraph, choices: tuple[int, ...], mesh: tuple
     incoming = spread(gradients, {n: gradient_placements(layout) for n, layout in writes.items()})
     runs = _run_ranks(op, atoms, choices, mesh, inputs, incoming)
     # The coarsest type among inputs and outputs determines the amount of rounding.
-    tolerance = max([_TOLERANCE.get(v.dtype, 0.0) for v in (*values.values(), *whole.outputs.values())])
+    tolerance = max([_ROUNDING.get(v.dtype, 0.0) for v in (*values.values(), *whole.outputs.values())])
 
     def compare(kind: str, name: str, value: torch.Tensor, layout: Layout) -> None:
         pieces = {at: (run.outputs if kind == "value" else run.gradients)[name] for at, run in runs.items()}
@@ -302,21 +293,14 @@ def _whole(
             error = failed
     else:
         raise _Wrong("error", "", f"the whole operator fails: {error}")
+    wide = {n: torch.complex128 if value.is_complex() else torch.float64 for n, value in outputs.items()}
     gradients = {
-        name: torch.randn(value.shape, generator=generator, dtype=_widest(value)).to(value.dtype)
+        name: torch.randn(value.shape, generator=generator, dtype=wide[name]).to(value.dtype)
         for name, value in outputs.items()
-        if _carries_gradient(graph, name)
+        if _is_read(graph, name) and graph.tensors[name].requires_grad
     }
     run = _execute(op, graph, call, values, gradients, SingleDevice())
     return values, run, gradients
-
-
-def _widest(value: torch.Tensor) -> torch.dtype:
-    return torch.complex128 if value.is_complex() else torch.float64
-
-
-def _carries_gradient(graph: OperatorGraph, name: str) -> bool:
-    return _is_read(graph, name) and graph.tensors[name].requires_grad
 
 
 def _is_read(graph: OperatorGraph, name: str) -> bool:
@@ -342,7 +326,7 @@ def _execute(
         raise _Wrong("error", "", f"the call does not give {sorted(missing)}")
     wanted = {n: v for n, v in leaves.items() if v.requires_grad}
     given = [n for n in gradients if outputs[n].requires_grad]
-    operand_gradients: _Tensors = {}
+    results: Sequence[torch.Tensor | None] = [None] * len(wanted)
     if wanted and given:
         if isinstance(context, _ThreadedRanks.Context):
             # Everything that this rank's kernels send from now on belongs to backward.
@@ -357,14 +341,12 @@ def _execute(
             [gradients[n] for n in given],
             allow_unused=True,
         )
-        operand_gradients = {
-            n: torch.zeros_like(leaf) if g is None else g
-            for (n, leaf), g in zip(wanted.items(), results, strict=True)
-        }
-    elif wanted and gradients:
-        # The outputs do not depend differentiably on any operand: the gradients are zeros, also on the
-        # pieces.
-        operand_gradients = {n: torch.zeros_like(leaf) for n, leaf in wanted.items()}
+    # Operands on which no output depends have gradients of zeros, also on the pieces.
+    operand_gradients = {
+        n: torch.zeros_like(leaf) if g is None else g
+        for (n, leaf), g in zip(wanted.items(), results, strict=True)
+        if gradients
+    }
     return _Run({n: v.detach() for n, v in outputs.items()}, operand_gradients)
 
 
@@ -388,9 +370,8 @@ def _run_ranks(
         runs = ranks.run(work, parallel=any(call.is_kernel for call in calls.values()))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise _Wrong("error", "", f"{type(error).__name__}: {error}") from error
-    element = max(
-        [atoms.graph.tensors[n].element_bytes for n in op.inputs() if _floating(atoms.graph, n)], default=8
-    )
+    operands = (atoms.graph.tensors[n] for n in op.inputs())
+    element = max((t.element_bytes for t in operands if t.dtype in FLOATING), default=8)
     for at, call in calls.items():
         declared = Counter(_declared(c) for c in call.collectives)
         # The engine takes sums over micro-batches in time, and nothing is sent for them.
@@ -403,7 +384,3 @@ def _run_ranks(
 def _declared(collective: InnerCollective) -> tuple[str, tuple[int, ...], int, bool]:
     size = 0 if collective.kind == BY_VALUES else collective.bytes
     return collective.kind, collective.axes, size, collective.backward
-
-
-def _floating(graph: OperatorGraph, name: str) -> bool:
-    return graph.tensors[name].dtype in FLOATING

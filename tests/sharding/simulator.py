@@ -8,56 +8,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
+import torch
 
-from tensoropt.ops.layouts import PARTIAL
 from tensoropt.sharding.reshard.steps import ReshardingStep
 
 Coordinate = tuple[int, ...]
-Shards = dict[Coordinate, np.ndarray]
+Shards = dict[Coordinate, torch.Tensor]
 
 
 def coordinates(mesh: Sequence[int]) -> list[Coordinate]:
     return list(itertools.product(*(range(size) for size in mesh)))
 
 
-def cut(value: np.ndarray, dim: int, parts: int) -> list[np.ndarray]:
+def cut(value: torch.Tensor, dim: int, parts: int) -> list[torch.Tensor]:
     """``parts`` pieces as ``torch.chunk`` cuts them, with empty pieces where it gives fewer."""
-    step = -(-value.shape[dim] // parts)
-    bounds = [min(i * step, value.shape[dim]) for i in range(parts + 1)]
-    return [np.take(value, range(a, b), axis=dim) for a, b in itertools.pairwise(bounds)]
-
-
-def shard(value: np.ndarray, placements: Sequence[int], mesh: Sequence[int], at: Coordinate) -> np.ndarray:
-    """The piece of ``value`` that the sharding axes give this rank, the first axis outermost."""
-    for axis, code in enumerate(placements):
-        if code >= 0:
-            value = cut(value, code, mesh[axis])[at[axis]]
-    return value
-
-
-def distribute(
-    value: np.ndarray, placements: Sequence[int], mesh: Sequence[int], rng: np.random.Generator
-) -> Shards:
-    """Shards of ``value``; on partial axes random summands that add up to it."""
-    partial = [axis for axis, code in enumerate(placements) if code == PARTIAL]
-    members = coordinates([mesh[a] for a in partial])
-    summands = {m: rng.integers(-9, 9, value.shape).astype(float) for m in members[1:]}
-    summands[members[0]] = value - sum(summands.values(), np.zeros_like(value))
-    return {
-        at: shard(summands[tuple(at[a] for a in partial)], placements, mesh, at) for at in coordinates(mesh)
-    }
-
-
-def check_holds(shards: Shards, value: np.ndarray, placements: Sequence[int], mesh: Sequence[int]) -> None:
-    """Assert that the shards are ``value`` under these placements."""
-    partial = [axis for axis, code in enumerate(placements) if code == PARTIAL]
-    for at, piece in shards.items():
-        members = group_of(at, partial, mesh)
-        total = sum(shards[m] for m in members)
-        expected = shard(value, placements, mesh, at)
-        assert piece.shape == expected.shape, (at, piece.shape, expected.shape)
-        np.testing.assert_allclose(total, expected, atol=1e-9, err_msg=f"rank {at}")
+    pieces = value.chunk(parts, dim) if value.shape[dim] else [value]
+    return [*pieces, *(value.narrow(dim, 0, 0) for _ in range(parts - len(pieces)))]
 
 
 def group_of(at: Coordinate, axes: Sequence[int], mesh: Sequence[int]) -> list[Coordinate]:
@@ -84,14 +50,14 @@ def execute(step: ReshardingStep, shards: Shards, mesh: Sequence[int]) -> Shards
         elif step.kind == "reduce_scatter":
             result[at] = cut(sum(pieces), step.atom, len(members))[me]
         elif step.kind == "all_gather":
-            result[at] = np.concatenate(pieces, step.atom)
+            result[at] = torch.cat(pieces, step.atom)
         elif step.kind == "all_to_all":
-            result[at] = cut(np.concatenate(pieces, step.atom), step.target, len(members))[me]
+            result[at] = cut(torch.cat(pieces, step.atom), step.target, len(members))[me]
         elif step.kind == "mask":
-            result[at] = shards[at] if me == 0 else np.zeros_like(shards[at])
+            result[at] = shards[at] if me == 0 else torch.zeros_like(shards[at])
         elif step.kind == "pad":
-            padded = [p if i == me else np.zeros_like(p) for i, p in enumerate(pieces)]
-            result[at] = np.concatenate(padded, step.atom)
+            padded = [p if i == me else torch.zeros_like(p) for i, p in enumerate(pieces)]
+            result[at] = torch.cat(padded, step.atom)
         else:
             raise AssertionError(step.kind)
     return result

@@ -13,7 +13,7 @@ from tensoropt.capture import capture
 from tensoropt.ops.families.batch_norm_steps import batch_norm_steps
 from tensoropt.ops.families.views import refine
 from tensoropt.ops.layouts import chunk, local_shape, placement_code, placement_name
-from tensoropt.sharding.atoms import AtomGraph, _is_chain, refine_graph, refine_in_place_of
+from tensoropt.sharding.atoms import AtomGraph, refine_graph, refine_in_place_of
 from tests.models import Call
 from tests.sharding.models import graph_of
 
@@ -206,12 +206,6 @@ def test_operators_in_place_of_others_get_the_atoms_around_them(shuffled):
     assert after.spaces == whole.spaces
     assert after.atoms[steps.tensors[0].name] == ((2,), (2, 6) if shuffled else (12,))
     assert all(after.atoms[name] == before.atoms[name] for name in kept)
-
-
-def test_chains_under_divisibility():
-    assert _is_chain({2, 4, 24})
-    assert not _is_chain({4, 6, 24})
-    assert _is_chain([])
 
 
 @given(st.integers(0, 40), st.integers(1, 9))

@@ -21,12 +21,31 @@ def two_layer_strategy(first, second, mesh=(1, 2)):
     )
 
 
-def test_last_layer_first():
-    (bucket,) = gradient_buckets(two_layer_strategy(["R", "R/P"], ["R", "R/P"]))
-    assert bucket.axes == (1,)
-    assert bucket.dtype == "float32"
-    assert bucket.parameters == (SECOND, FIRST)
-    assert bucket.elements == 24 * 32 + 32 * 8
+W1, W2 = 24 * 32, 32 * 8
+BUCKETS = {
+    # name: (the two weights' storage, mesh, limit, buckets)
+    "the last layer first": (["R", "R/P"], ["R", "R/P"], (1, 2), 4096, [((1,), (SECOND, FIRST), W2 + W1)]),
+    "full ones are closed": (
+        ["R", "R/P"], ["R", "R/P"], (1, 2), 1024, [((1,), (SECOND,), W2), ((1,), (FIRST,), W1)],
+    ),
+    "one that is not full": (["R", "R/P"], ["R", "R/P"], (1, 2), 1025, [((1,), (SECOND, FIRST), W2 + W1)]),
+    # A shard has its gradient to itself; the bucket holds it without axes.
+    "shards": (["R", "R/P"], ["R", "S(0)"], (1, 2), 4096, [((), (SECOND,), W2 // 2), ((1,), (FIRST,), W1)]),
+    "axes together": (
+        ["R", "R/P", "S(0)"], ["R", "R/P", "R/P"], (1, 2, 2), 4096,
+        [((1, 2), (SECOND,), W2), ((1,), (FIRST,), W1 // 2)],
+    ),
+    "an axis of one": (["R", "R/P"], ["R", "R/P"], (1, 1), 4096, [((), (SECOND, FIRST), W2 + W1)]),
+    "micro-batches": (["R/P", "R/P"], ["R/P", "R/P"], (2, 2), 4096, [((1,), (SECOND, FIRST), W2 + W1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_gradients_by_hand(name):
+    first, second, mesh, limit, expected = BUCKETS[name]
+    found = gradient_buckets(two_layer_strategy(first, second, mesh), limit_bytes=limit)
+    assert [(b.axes, b.parameters, b.elements) for b in found] == expected
+    assert {b.dtype for b in found} == {"float32"}
 
 
 def test_a_tied_weight_comes_with_its_first_user():
@@ -43,33 +62,6 @@ def test_a_tied_weight_comes_with_its_first_user():
 def _before(graph, group):
     names = [g.name for g in graph.groups]
     return {n for g in graph.groups[: names.index(group.name)] for n in g.parameters}
-
-
-def test_a_full_bucket_is_closed():
-    strategy = two_layer_strategy(["R", "R/P"], ["R", "R/P"])
-    assert [b.parameters for b in gradient_buckets(strategy, limit_bytes=1024)] == [(SECOND,), (FIRST,)]
-    assert [b.parameters for b in gradient_buckets(strategy, limit_bytes=1025)] == [(SECOND, FIRST)]
-
-
-def test_shards_are_not_reduced():
-    """A shard has its gradient to itself; the bucket holds it without axes."""
-    sharded, whole = gradient_buckets(two_layer_strategy(["R", "R/P"], ["R", "S(0)"]))
-    assert (sharded.axes, sharded.parameters, sharded.elements) == ((), (SECOND,), 4 * 32)
-    assert (whole.axes, whole.parameters) == ((1,), (FIRST,))
-
-
-def test_axes_are_reduced_together():
-    (both, one) = gradient_buckets(two_layer_strategy(["R", "R/P", "S(0)"], ["R", "R/P", "R/P"], (1, 2, 2)))
-    assert both.axes == (1, 2)
-    assert one.axes == (1,)
-    assert one.elements == 24 * 32 // 2
-
-
-def test_micro_batches_and_axes_of_one_are_not_reduced_over():
-    strategy = two_layer_strategy(["R", "R/P"], ["R", "R/P"], (1, 1))
-    assert reduction_axes(strategy.stored[FIRST], strategy.mesh) == ()
-    strategy = two_layer_strategy(["R/P", "R/P"], ["R/P", "R/P"], (2, 2))
-    assert reduction_axes(strategy.stored[FIRST], strategy.mesh) == (1,)
 
 
 @pytest.mark.parametrize("build", [two_layers, gates, gpt2], ids=lambda b: b.__name__)

@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tensoropt.graph import iter_refs
 from tensoropt.pipeline.stages import Cutter
-from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.program import (
     Argument,
     BeginBlock,
@@ -31,12 +29,11 @@ from tensoropt.sharding.program import (
 )
 from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.storage import Gather, Storage
-from tensoropt.sharding.strategy import Edge, Strategy
+from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
-from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, three, unrolled
+from tests.costs.models import Recipe, four, gates, gpt2, llama_two, problem, unrolled
 from tests.models import Call
 from tests.sharding.test_regions import Layer, Stack
-from tests.simulate.test_collectives import FIRST, SECOND
 from tests.situations.readers import build_split_weights, build_target_without_gradient
 
 
@@ -56,10 +53,6 @@ def shown(node: Node) -> str:
             text = node.op.name
         case KeepViews():
             text = "keep views"
-        case BeginBlock():
-            text = f"begin {node.block}, own {names(node.own)}, next {names(node.following)}"
-        case BeginBlockBackward():
-            text = f"begin {node.block} backward"
     reads = [name + mark(name, provider) for name, provider in node.reads.items()]
     return text + (f"({', '.join(reads)})" if reads else "")
 
@@ -68,10 +61,6 @@ def mark(name: str, provider: Node) -> str:
     if isinstance(provider, Compute):
         return "^" if provider.passes_on == name else ""
     return "" if isinstance(provider, Argument) else "'"
-
-
-def names(gathered: Iterable[EdgeSteps]) -> str:
-    return " ".join(steps.edge.tensor for steps in gathered) or "-"
 
 
 def lines(program: ForwardProgram) -> list[str]:
@@ -125,22 +114,6 @@ def by_batch(build, ahead: Iterable[str] = (), mode: str = "train") -> Strategy:
 # -- node by node ---------------------------------------------------------------------------------
 
 
-def test_a_partial_sum_is_resolved_behind_its_operator() -> None:
-    program = lower_program(
-        strategy_of(
-            three,
-            ["none", "in_features@R", "none", "none"],
-            {"p_model_enter_weight": "R", FIRST: "S(1)", SECOND: "R"},
-        )
-    )
-    assert lines(program)[1:5] == [
-        "activation to linear_1(linear)",
-        f"linear_1(linear', {FIRST})",
-        "resolve to linear_1(linear_1)",
-        "relu(linear_1')",
-    ]
-
-
 COLUMNS = ["none", "out_features", "out_features", "d1", "none", "none", "none", "none"]
 
 
@@ -163,36 +136,6 @@ def test_a_hub_lies_where_it_was_made_until_a_product_passes_it_on(evaluating: b
 
 
 LAYERS = [f"p_model_layers_{number}_weight" for number in range(4)]
-
-
-def test_blocks_gather_ahead_of_each_other() -> None:
-    w0, w1, w2, w3 = LAYERS
-    assert lines(lower_program(by_batch(four, LAYERS))) == [
-        f"begin 0, own {w0}, next {w1}({w0}, {w1})",
-        "slice(args_0)",
-        f"parameter to linear({w0})",
-        f"linear(args_0', {w0}')",
-        "relu(linear)",
-        "begin 0 backward(relu)",
-        f"begin 1, own -, next {w2}({w2})",
-        f"parameter to linear_1({w1})",
-        f"linear_1(relu, {w1}')",
-        "relu_1(linear_1)",
-        "begin 1 backward(relu_1)",
-        f"begin 2, own -, next {w3}({w3})",
-        f"parameter to linear_2({w2})",
-        f"linear_2(relu_1, {w2}')",
-        "relu_2(linear_2)",
-        "begin 2 backward(relu_2)",
-        "begin 3, own -, next -",
-        f"parameter to linear_3({w3})",
-        f"linear_3(relu_2, {w3}')",
-        "relu_3(linear_3)",
-        "slice(args_1)",
-        "mse_loss(relu_3, args_1')",
-        "begin 3 backward(mse_loss)",
-        "output to all(mse_loss)",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -331,75 +274,6 @@ def drawn(build, seed: int, dtype: str = "float32") -> Strategy:
     graph = problem(build, dtype=dtype).graph
     mesh = ((1, 2), (1, 2, 2), (1, 4), (2, 2))[seed % 4]
     return random_strategy(graph, mesh, micro_strategies(graph, mesh[0]), random.Random(seed), recompute=0.5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    "build", [gates, unrolled, gpt2, llama_two, stack, split_weights, target_without_gradient]
-)
-def test_every_node_reads_what_it_needs_as_it_needs_it(build, seed: int) -> None:
-    strategy = drawn(build, seed, "bfloat16" if seed % 2 else "float32")
-    program, graph = lower_program(strategy), strategy.graph
-    source, done = graph.atoms.graph, set[Node]()
-    for node in program.nodes:
-        for name, provider in node.reads.items():
-            assert provider in done
-            assert name in provided(provider)
-        done.add(node)
-        if isinstance(node, Move):
-            ((name, provider),) = node.reads.items()
-            assert name == node.edge.tensor == node.steps.edge.tensor
-            if node.edge.kind in ("activation", "output"):
-                assert lies(strategy, name, provider) == node.edge.source
-        if isinstance(node, Compute):
-            configuration = strategy.configurations[graph.group_of[node.op.name].name]
-            assert list(node.reads) == list(
-                dict.fromkeys(iter_refs((node.call.args, *node.call.kwargs.values())))
-            )
-            for name, provider in node.reads.items():
-                layout = lies(strategy, name, provider)
-                assert same_on(strategy, name, layout, configuration)
-                if source.tensors[name].kind == "parameter":
-                    idle = source.training and not graph.learns(name, configuration.group.name)
-                    assert idle == detached(provider)
-    in_turn = [op for group in graph.groups for op in group.operators]
-    assert [node.op for node in program.nodes if isinstance(node, Compute)] == in_turn
-
-
-def provided(node: Node) -> tuple[str, ...]:
-    """The tensors that a node provides."""
-    if isinstance(node, Compute):
-        return (*node.op.outputs, node.passes_on)
-    return (node.name,) if isinstance(node, Argument) else tuple(node.reads)
-
-
-def lies(strategy: Strategy, name: str, provider: Node) -> tuple[int, ...] | None:
-    """The layout in which a node provides a tensor; None for what every rank has whole."""
-    match provider:
-        case Move():
-            return provider.edge.target
-        case Slice():
-            return provider.layout
-        case Compute():
-            return strategy.hubs[name] if provider.passes_on == name else strategy.made[name]
-    if strategy.tensor(name).kind != "parameter":
-        return None
-    edge = next(e for e in strategy.edges() if e.tensor == name and e.kind == "parameter")
-    return edge.source
-
-
-def same_on(strategy: Strategy, name: str, layout: tuple[int, ...] | None, reader: Configuration) -> bool:
-    """Whether a tensor needs nothing to be sent, either way, between a layout and that of a reader."""
-    wanted = reader.layout(name)
-    if layout is None:
-        return all(size == 1 or code < 0 for size, code in zip(strategy.mesh, wanted, strict=True))
-    kind = strategy.tensor(name).kind
-    return not any(strategy.steps(Edge(name, layout, wanted, reader.group.name, kind)))
-
-
-def detached(provider: Node) -> bool:
-    return isinstance(provider, Detach) or any(map(detached, provider.reads.values()))
 
 
 @pytest.mark.parametrize("seed", range(4))

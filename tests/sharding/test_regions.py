@@ -98,21 +98,6 @@ def inputs() -> list[torch.Tensor]:
     return [t.requires_grad_() for t in (x, weight, unused)]
 
 
-def gradients(results: tuple[torch.Tensor, ...], of: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    return list(torch.autograd.grad(sum(r.sum() for r in results), of, allow_unused=True))
-
-
-def test_gradients_are_those_of_code_that_keeps_everything():
-    own = inputs()
-    assert_same(gradients(recomputed(block, *own), own), gradients(block(*own), own))
-
-
-def assert_same(ours: list[torch.Tensor | None], theirs: list[torch.Tensor | None]) -> None:
-    assert [g is None for g in ours] == [g is None for g in theirs] == [False, False, True]
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
 def test_it_runs_once_in_forward_and_once_when_backward_asks():
     runs = []
 
@@ -260,29 +245,32 @@ def test_every_layer_of_a_list_is_a_region():
     assert "head" in {path for name, path in paths.items() if not any(name in r.groups for r in regions)}
 
 
-def test_of_nested_lists_the_level_with_the_smaller_inside_is_taken():
-    assert names(graph_of(Stack(2, 2))) == ["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"]
+def pairs(m, x, y):
+    for first, second in m.blocks:
+        x = second(torch.relu(first(x)))
+    return F.mse_loss(x[:, :4], y)
 
 
-def test_a_layer_that_runs_twice_is_two_regions():
-    assert names(graph_of(Stack(1, 2, order=(0, 1, 0)))) == ["stages.0.0", "stages.0.1", "stages.0.0#2"]
+@pytest.mark.parametrize(
+    ("build", "mode", "found"),
+    [
+        # Of nested lists the level with the smaller inside.
+        (lambda: Stack(2, 2), "train", ["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"]),
+        # A layer that runs twice is two regions.
+        (lambda: Stack(1, 2, order=(0, 1, 0)), "train", ["stages.0.0", "stages.0.1", "stages.0.0#2"]),
+        (lambda: Stack(1, 1), "train", []),
+        (lambda: Stack(1, 3), "inference", []),
+        # Of two linears: what they keep beside their input is little.
+        (lambda: Call(pairs, blocks=nn.ModuleList(map(two_linears, range(2)))), "train", []),
+    ],
+    ids=["nested", "twice", "one", "inference", "small"],
+)
+def test_which_blocks_are_regions(build, mode, found):
+    assert names(graph_of(build(), mode)) == found
 
 
-def test_one_block_or_inference_has_none():
-    assert names(graph_of(Stack(1, 1))) == []
-    assert names(graph_of(Stack(1, 3), mode="inference")) == []
-
-
-def test_small_blocks_are_no_regions():
-    """Of two linears: what they keep beside their input is little."""
-
-    def pairs(m, x, y):
-        for first, second in m.blocks:
-            x = second(torch.relu(first(x)))
-        return F.mse_loss(x[:, :4], y)
-
-    blocks = (nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)]) for _ in range(2))
-    assert names(graph_of(Call(pairs, blocks=nn.ModuleList(blocks)))) == []
+def two_linears(_: int) -> nn.Module:
+    return nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
 
 
 def test_a_strategy_counts_forwards():

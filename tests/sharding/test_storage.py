@@ -90,8 +90,8 @@ def kinds(steps):
 
 
 def ways(stored, use=(RP, RP), *, shared=False, mesh=MESH):
-    found = way(WEIGHT, stored, use, mesh, shared=shared)
-    each, once = (m(SIZES, mesh, learns=True) for m in (found.steps, found.once))
+    found = way(WEIGHT, stored, use, SIZES, mesh, shared=shared)
+    each, once = (m(learns=True) for m in (found.steps, found.once))
     return found, [kinds(s) for s in each], [kinds(s) for s in once]
 
 
@@ -116,10 +116,9 @@ def test_the_three_stages_of_a_sharded_parameter():
 def test_what_goes_ahead(stored, use, goes):
     """What takes one gather and one scatter; all else is brought at its use."""
     found, each, _ = ways(stored, use)
-    assert found.goes_ahead(SIZES, MESH, learns=True) is goes
+    assert found.goes_ahead(learns=True) is goes
     assert ways((RP, *stored[1:]), use)[1] == each
-    tied = way(WEIGHT, stored, use, MESH, shared=True)
-    assert tied.goes_ahead(SIZES, MESH, learns=True) is goes
+    assert ways(stored, use, shared=True)[0].goes_ahead(learns=True) is goes
 
 
 @pytest.mark.parametrize(
@@ -132,8 +131,7 @@ def test_what_goes_ahead(stored, use, goes):
     ],
 )
 def test_uneven_shards_go_ahead_where_one_axis_cuts_them(stored, mesh, goes):
-    found = way(WEIGHT, stored, (RP,) * len(mesh), mesh, shared=False)
-    assert found.goes_ahead(SIZES, mesh, learns=True) is goes
+    assert ways(stored, (RP,) * len(mesh), mesh=mesh)[0].goes_ahead(learns=True) is goes
 
 
 def test_where_an_unsharded_copy_lies():
@@ -165,22 +163,17 @@ def test_what_lies_as_it_is_used_needs_no_copy():
     assert (each[0], once) == (["mask"], [[], []])
 
 
-@pytest.mark.parametrize(("code", "word"), [(GATHERED_ONCE, "held"), (REDUCED_LAST, "held/P"), (RP, None)])
-def test_in_words(code, word):
-    assert Storage.of((code, 0)).gathered_once == (word is not None)
-    assert stored_words(layout_names((code, 0, RP))) == (("S(0)", "R/P", word) if word else ("S(0)", "R/P"))
-
-
-@pytest.mark.parametrize("stored", [(RP, 0), (R, 0, RP), (GATHERED_ONCE, 0, 1), (REDUCED_LAST, RP, 0)])
-def test_a_storage_and_its_layout(stored):
-    assert Storage.of(stored).stored == stored
-
-
-def test_how_often_it_is_gathered_and_reduced():
-    found = [Storage.of((code, 0)) for code in (RP, GATHERED_ONCE, REDUCED_LAST)]
-    each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
-    assert [s.gather for s in found] == [Gather.EACH_USE, Gather.ONCE, Gather.ONCE]
-    assert [s.reduce for s in found] == [each, each, last]
-    assert Storage((RP, 0), Gather.ONCE, last).stored == (REDUCED_LAST, 0)
-    with pytest.raises(ValueError, match="gathered once"):
-        Storage((RP, 0), Gather.EACH_USE, last)
+@pytest.mark.parametrize(
+    ("code", "gather", "reduce", "words"),
+    [
+        (RP, Gather.EACH_USE, Reduce.EACH_MICRO_BATCH, ()),
+        (GATHERED_AHEAD, Gather.AHEAD, Reduce.EACH_MICRO_BATCH, ("ahead",)),
+        (GATHERED_ONCE, Gather.ONCE, Reduce.EACH_MICRO_BATCH, ("held",)),
+        (REDUCED_LAST, Gather.ONCE, Reduce.LAST_MICRO_BATCH, ("held/P",)),
+    ],
+)
+def test_how_often_it_is_gathered_and_reduced(code, gather, reduce, words):
+    stored = (code, 0, RP)
+    found = Storage.of(stored)
+    assert (found.gather, found.reduce, found.stored) == (gather, reduce, stored)
+    assert stored_words(layout_names(stored)) == ("S(0)", "R/P", *words)

@@ -2,8 +2,7 @@
 
 The widest net for what no single rule can get wrong: atoms that views disagree about, partial sums that
 travel too far, hubs, tied weights, writes in place, buffers, constants that are added up. A statement draws
-itself from its own seed and the value before it, so that a program that fails is shrunk by leaving statements
-out.
+itself from its own seed and the value before it, so that others can be left out of a program that fails.
 """
 
 from __future__ import annotations
@@ -307,23 +306,3 @@ def refusal(seeds: Sequence[int], choice: int) -> str:
         chosen = {n: c.labels for n, c in strategy.configurations.items()}
         assert max(far, gradient) < FAR, f"{mesh}: loss {far:.1e}, {worst} {gradient:.1e}: {chosen}"
     return ""
-
-
-def failure(seeds: Sequence[int], choices: Sequence[int]) -> str:
-    """What is wrong with a program under any of some strategies; empty if nothing is."""
-    for choice in choices:
-        try:
-            refusal(seeds, choice)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def shrunk(seeds: Sequence[int], choices: Sequence[int]) -> list[int]:
-    """The statements without which it does not fail."""
-    left = list(seeds)
-    for seed in reversed(seeds):
-        fewer = [s for s in left if s != seed]
-        if failure(fewer, choices):
-            left = fewer
-    return left

@@ -75,7 +75,7 @@ class _ReduceScatter:
     zigzag: bool = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        pieces = self._pieces(x)
+        pieces = _pieces(x, self.atom, self.parts, zigzag=self.zigzag)
         flat = x.new_empty(pieces[0].numel())
         dist.reduce_scatter_tensor(as_sent(flat), as_sent(pieces.flatten()), group=self.group)
         return self._own(flat, pieces.shape[1:], x.shape[self.atom])
@@ -84,7 +84,7 @@ class _ReduceScatter:
         """Start to reduce-scatter ``x``, which may be overwritten; return a function to wait for it."""
         size = x.shape[self.atom]
         # Not all of `x`, because it is not needed while the pieces are being sent.
-        pieces = self._pieces(x)
+        pieces = _pieces(x, self.atom, self.parts, zigzag=self.zigzag)
         flat = pieces.new_empty(pieces[0].numel())
         sent = as_sent(pieces.flatten())
         under_way = dist.reduce_scatter_tensor(as_sent(flat), sent, group=self.group, async_op=True)
@@ -94,20 +94,6 @@ class _ReduceScatter:
             return self._own(flat, pieces.shape[1:], size)
 
         return wait
-
-    def _pieces(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the ranks' pieces, contiguous and in the order of ranks."""
-        size, atom, parts = x.shape[self.atom], self.atom, self.parts
-        shard = -(-size // parts)
-        if self.zigzag:
-            return _zigzag_pieces(x, atom, parts)
-        if size == shard * parts:
-            return x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
-        pieces = x.new_zeros([parts, *_resized(x.shape, atom, shard)])
-        for i in range(parts):
-            start, length = chunk(size, parts, i)
-            pieces[i].narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
-        return pieces
 
     def _own(self, flat: torch.Tensor, shape: Sequence[int], size: int) -> torch.Tensor:
         result = flat.view(shape)
@@ -351,6 +337,33 @@ def _sharded_size(step: ReshardingStep, current: list[int], global_sizes: _Sizes
     return size
 
 
+def _pieces(x: torch.Tensor, atom: int, parts: int, *, zigzag: bool = False) -> torch.Tensor:
+    """Return the shards of all ranks, contiguous and in the order of ranks; smaller ones are padded."""
+    size = x.shape[atom]
+    shard = -(-size // parts)
+    if zigzag:
+        return _zigzag_pieces(x, atom, parts)
+    if size == shard * parts:
+        return x.unflatten(atom, (parts, shard)).movedim(atom, 0).contiguous()
+    pieces = x.new_zeros([parts, *_resized(x.shape, atom, shard)])
+    for i, piece in enumerate(pieces):
+        start, length = chunk(size, parts, i)
+        piece.narrow(atom, 0, length).copy_(x.narrow(atom, start, length))
+    return pieces
+
+
+def _joined(pieces: torch.Tensor, atom: int, size: int, *, zigzag: bool = False) -> torch.Tensor:
+    """Inverse of :func:`_pieces` for an atom of this size."""
+    parts, shard = pieces.shape[0], pieces.shape[atom + 1]
+    if zigzag:
+        return _zigzag_joined(pieces, atom)
+    if size == shard * parts:
+        return pieces.movedim(0, atom).flatten(atom, atom + 1).contiguous()
+    return torch.cat(
+        [piece.narrow(atom, 0, chunk(size, parts, i)[1]) for i, piece in enumerate(pieces)], atom
+    )
+
+
 def _zigzag_shard(x: torch.Tensor, atom: int, parts: int, position: int) -> torch.Tensor:
     """Return a zig-zag shard: chunk ``position`` of ``2 * parts`` and its mirror, as a new dim."""
     chunks = x.unflatten(atom, (2 * parts, -1))
@@ -397,24 +410,20 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
         return None
     # Collectives need pieces of one size: uneven shards are sent padded to the largest size.
     shard, position = -(-whole // parts), runtime.coordinate(step.axes)
-    lengths = [chunk(whole, parts, i)[1] for i in range(parts)]
 
     def move(x: torch.Tensor) -> torch.Tensor:
         shape = _resized(x.shape, atom, shard)
         flat = x.new_empty(parts * math.prod(shape))
         # The pieces arrive one after another, whichever atom they belong to, and are reassembled afterwards.
         gathered = flat.view(parts, *shape)
-        # `chunk` makes only the last pieces smaller: if the last one is full, all are.
-        if lengths[-1] == shard:
-            dist.all_gather_into_tensor(flat, x.contiguous().flatten(), group=group)
-            if atom in zigzag:
-                return _zigzag_joined(gathered, atom)
-            return gathered.movedim(0, atom).reshape(_resized(x.shape, atom, whole)).contiguous()
-        own = gathered[position]  # sent from its place in the result, which saves a padded copy
-        own.narrow(atom, 0, x.shape[atom]).copy_(x)
-        own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
+        if shard * parts == whole:
+            own = x.contiguous()
+        else:
+            own = gathered[position]  # sent from its place in the result, which saves a padded copy
+            own.narrow(atom, 0, x.shape[atom]).copy_(x)
+            own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
         dist.all_gather_into_tensor(flat, own.flatten(), group=group)
-        return torch.cat([gathered[i].narrow(atom, 0, lengths[i]) for i in range(parts)], atom)
+        return _joined(gathered, atom, whole, zigzag=atom in zigzag)
 
     return move
 
@@ -434,16 +443,10 @@ def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
         return None
 
     def move(x: torch.Tensor) -> torch.Tensor:
-        if target in zigzag:
-            pieces = _zigzag_pieces(x, target, parts)
-        else:
-            pieces = x.unflatten(target, (parts, -1)).movedim(target, 0).contiguous()
+        pieces = _pieces(x, target, parts, zigzag=target in zigzag)
         received = torch.empty_like(pieces).flatten()
         dist.all_to_all_single(received, pieces.flatten(), group=group)
-        if atom in zigzag:
-            return _zigzag_joined(received.view(pieces.shape), atom)
-        joined = received.view(pieces.shape).movedim(0, atom).flatten(atom, atom + 1)
-        return joined.contiguous()
+        return _joined(received.view(pieces.shape), atom, whole, zigzag=atom in zigzag)
 
     return move
 
@@ -563,22 +566,16 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
     shape = local_shape(spec.atoms, spec.target, spec.mesh, runtime.place)
     parts, atom = runtime.parts(step.axes), step.atom
     padded = _resized(own, atom, -(-whole[atom] // parts))
-    # `chunk` makes only the last pieces smaller: if the last one is full, all are.
-    even = parts * padded[atom] == whole[atom]
-    lengths = [chunk(whole[atom], parts, i)[1] for i in range(parts)]
 
     def pack(x: torch.Tensor) -> torch.Tensor:
         x = x if spec.dtype is None else x.to(spec.dtype)
         return _padded(x.reshape(own), atom, padded[atom]).contiguous().flatten()
 
     def unpack(flat: torch.Tensor) -> torch.Tensor:
-        pieces = flat.view(parts, *padded)
-        if even:
-            return pieces.movedim(0, atom).reshape(shape).contiguous()
         if not lies_inside(padded, atom):
             # The padding comes after all the rest.
             return flat[: math.prod(whole)].view(shape)
-        return torch.cat([pieces[i].narrow(atom, 0, lengths[i]) for i in range(parts)], atom).view(shape)
+        return _joined(flat.view(parts, *padded), atom, whole[atom]).view(shape)
 
     return Packed(runtime.group(step.axes), parts, pack, unpack)
 
@@ -591,17 +588,9 @@ def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
     shape = local_shape(spec.atoms, spec.back or spec.source, spec.mesh, runtime.place)
     parts, atom = runtime.parts(step.axes), step.atom
     padded = _resized(own, atom, -(-whole[atom] // parts))
-    pieces = [chunk(whole[atom], parts, i) for i in range(parts)]
 
     def pack(gradient: torch.Tensor) -> torch.Tensor:
-        gradient = gradient.reshape(whole)
-        if parts * padded[atom] == whole[atom]:
-            return gradient.unflatten(atom, (parts, padded[atom])).movedim(atom, 0).contiguous().flatten()
-        packed = gradient.new_empty((parts, *padded))
-        for place, (start, length) in zip(packed, pieces, strict=True):
-            place.narrow(atom, 0, length).copy_(gradient.narrow(atom, start, length))
-            place.narrow(atom, length, padded[atom] - length).zero_()
-        return packed.flatten()
+        return _pieces(gradient.reshape(whole), atom, parts).flatten()
 
     def unpack(flat: torch.Tensor) -> torch.Tensor:
         return flat.view(padded).narrow(atom, 0, own[atom]).reshape(shape)

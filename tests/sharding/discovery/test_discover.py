@@ -155,6 +155,11 @@ def found(graph, name: str) -> Discovery:
     return discover(op, graph)
 
 
+def found_in(name: str, function, *operands: torch.Tensor, **parameters) -> Discovery:
+    """What is found of the one operator of this name in a function's graph."""
+    return found(capture(Call(function, **parameters), operands, loss=torch.sum).graph, name)
+
+
 BY_ROWS, BY_COLUMNS = Split((0, None), (0,)), Split((1,), (1,))
 FOUND = {
     "row_softplus": (row_softplus, "train", (BY_ROWS,)),
@@ -314,10 +319,11 @@ def test_an_operator_that_never_returns_is_kept_whole_and_named(ending, reason, 
 
 def test_what_reads_beyond_a_piece_is_not_split():
     """By strides: a piece that is a view of the whole would let it read the whole."""
-    model = Call(lambda m, x: torch.as_strided(x * m.w, (2, 1, 1, 2), (1, 7, 7, 1), 0), w=(16,))
-    graph = capture(model, (torch.randn(16),), loss=torch.sum).graph
-    (op,) = [op for op in graph.operators if op.target == "aten.as_strided.default"]
-    assert discover(op, graph).splits == ()
+
+    def strided(m, x):
+        return torch.as_strided(x * m.w, (2, 1, 1, 2), (1, 7, 7, 1), 0)
+
+    assert found_in("as_strided", strided, torch.randn(16), w=(16,)).splits == ()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -328,32 +334,24 @@ def test_what_random_operands_do_not_show_is_not_split(reduction):
         return F.cosine_embedding_loss(x * m.w, y, target, reduction=reduction)
 
     operands = torch.randn(4, 6), torch.randn(4, 6), torch.ones(4)
-    graph = capture(Call(call, w=(6,)), operands, loss=torch.sum).graph
-    (op,) = [op for op in graph.operators if op.target == "aten.cosine_embedding_loss.default"]
-    found = discover(op, graph)
-    assert not found.linear
-    assert all(split.writes == (0,) for split in found.splits)
-    assert bool(found.splits) == (reduction == "none")
+    discovery = found_in("cosine_embedding_loss", call, *operands, w=(6,))
+    assert not discovery.linear
+    assert all(split.writes == (0,) for split in discovery.splits)
+    assert bool(discovery.splits) == (reduction == "none")
 
 
 @pytest.mark.parametrize(("function", "dim"), [(torch.nansum, 1), (torch.nanmean, 1), (torch.nanmean, 0)])
 def test_what_leaves_out_nan_passes_no_partial_sums(function, dim):
-    model = Call(lambda m, x: function(x * m.w, dim), w=(6,))
-    graph = capture(model, (torch.randn(4, 6),), loss=torch.sum).graph
-    (op,) = [op for op in graph.operators if "aten.nan" in op.target]
-    found = discover(op, graph)
+    found = found_in("aten.nan", lambda m, x: function(x * m.w, dim), torch.randn(4, 6), w=(6,))
     # Parts of a row with unequal numbers of NaN have means of unequal weights.
     assert len(found.splits) == (2 if function is torch.nansum else 1)
     assert not found.linear
 
 
 def test_a_loop_of_thousands_is_not_tried_in_single_elements():
-    graph = capture(
-        Call(lambda m, x: torch.special.i0e(x * m.w), w=(5000,)), (torch.randn(2, 5000),), loss=torch.sum
-    ).graph
-    (op,) = [op for op in graph.operators if op.target == "aten.special_i0e.default"]
     begin = time.perf_counter()
-    assert len(discover(op, graph).splits) == 2
+    found = found_in("special_i0e", lambda m, x: torch.special.i0e(x * m.w), torch.randn(2, 5000), w=(5000,))
+    assert len(found.splits) == 2
     assert time.perf_counter() - begin < 10.0
 
 

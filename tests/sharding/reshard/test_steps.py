@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from math import prod
 
-import numpy as np
 import pytest
+import torch
 
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
 from tensoropt.sharding.reshard.steps import (
@@ -26,7 +26,8 @@ from tensoropt.sharding.reshard.steps import (
     resharding_elements,
     resharding_steps,
 )
-from tests.sharding.simulator import check_holds, coordinates, distribute, run
+from tests.sharding.rule_check import _distribute, difference
+from tests.sharding.simulator import run
 
 MESH = (1, 4)
 
@@ -65,17 +66,25 @@ def placements(axes: int, atoms: int) -> list[tuple[int, ...]]:
 
 
 def preserve(
-    mesh: tuple[int, ...], atoms: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
+    mesh: tuple[int, ...],
+    sizes: tuple[int, ...],
+    steps: Sequence[ReshardingStep],
+    source: tuple[int, ...],
+    target: tuple[int, ...],
 ) -> None:
-    rng = np.random.default_rng(0)
-    value = rng.integers(-9, 9, atoms).astype(float)
-    shards = distribute(value, source, mesh, rng)
-    steps = resharding_steps(atoms, mesh, source, target)
-    shards = run(steps, shards, mesh)
-    check_holds(shards, value, target, mesh)
-    dims = tuple((size,) for size in atoms)
-    for at in coordinates(mesh):
-        assert shards[at].shape == local_shape(dims, target, mesh, at)
+    """Assert that steps bring a random value from one placement to another."""
+    generator, atoms = torch.Generator().manual_seed(0), tuple((size,) for size in sizes)
+    value = torch.randn(sizes, generator=generator, dtype=torch.float64)
+    shards = run(steps, _distribute(value, atoms, source, mesh, generator), mesh)
+    assert difference(value, shards, atoms, target, mesh, 1e-9) is None, (source, target)
+    for at, shard in shards.items():
+        assert shard.shape == local_shape(atoms, target, mesh, at)
+
+
+def reshard(
+    mesh: tuple[int, ...], sizes: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
+) -> None:
+    preserve(mesh, sizes, resharding_steps(sizes, mesh, source, target), source, target)
 
 
 def even(atoms: Sequence[int], layout: Sequence[int], mesh: Sequence[int]) -> bool:
@@ -101,16 +110,15 @@ def test_all_pairs_keep_the_value(mesh, atoms):
         if all(p.count(i) <= 1 or even(atoms, (R, *p), mesh) for i in range(len(atoms)))
     ]
     for source, target in itertools.product(every, every):
-        preserve(mesh, atoms, (R, *source), (R, *target))
+        reshard(mesh, atoms, (R, *source), (R, *target))
 
 
 def test_three_axes_keep_the_value():
     mesh, atoms = (1, 2, 2, 2), (8, 8)
     every = placements(3, 2)
-    rng = np.random.default_rng(1)
+    rng = random.Random(1)
     for _ in range(1200):
-        source, target = (every[i] for i in rng.integers(len(every), size=2))
-        preserve(mesh, atoms, (R, *source), (R, *target))
+        reshard(mesh, atoms, (R, *rng.choice(every)), (R, *rng.choice(every)))
 
 
 @pytest.mark.parametrize("micro", [R, P, 0, 1])
@@ -119,9 +127,10 @@ def test_micro_batch_axis_is_never_communicated_over(micro):
     mesh, atoms = (2, 2, 2), (8, 8)
     every = placements(2, 2)
     for source, target in itertools.product(every, every):
-        steps = resharding_steps(atoms, mesh, (micro, *source), (micro, *target))
+        ends = (micro, *source), (micro, *target)
+        steps = resharding_steps(atoms, mesh, *ends)
         assert all(0 not in step.axes for step in steps)
-        preserve(mesh, atoms, (micro, *source), (micro, *target))
+        preserve(mesh, atoms, steps, *ends)
 
 
 def kinds(steps) -> list[str]:
@@ -158,27 +167,30 @@ def test_backward_is_the_forward_of_the_gradients():
     """Forward keeps the value, backward keeps the gradient, hence ``<value, gradient>``: the adjoint."""
     mesh, atoms = (1, 2, 2), (4, 8)
     every = list(itertools.product([R, RP, P, 0, 1], repeat=2))
-    rng = np.random.default_rng(0)
     for source, target in itertools.product(every, every):
         source, target = (R, *source), (R, *target)
         forward, backward = edge_steps(atoms, mesh, source, target)
-        for steps, start, end in (
-            (forward, forward_placements(source), forward_placements(target)),
-            (backward, gradient_placements(target), gradient_placements(source)),
-        ):
-            value = rng.integers(-9, 9, atoms).astype(float)
-            shards = run(steps, distribute(value, start, mesh, rng), mesh)
-            check_holds(shards, value, end, mesh)
+        preserve(mesh, atoms, forward, forward_placements(source), forward_placements(target))
+        preserve(mesh, atoms, backward, gradient_placements(target), gradient_placements(source))
 
 
-def test_flattened_groups_communicate_once():
-    atoms = (8, 8)
-    (step,) = resharding_steps(atoms, (1, 2, 2), (R, P, P), (R, R, R))
-    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_reduce", (1, 2), 64)
-    (step,) = resharding_steps(atoms, (1, 2, 2), (R, 0, 0), (R, R, R))
-    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_gather", (1, 2), 64)
-    (step,) = resharding_steps(atoms, (1, 2, 2), (R, 0, 0), (R, 1, 1))
-    assert (step.kind, step.axes, step.payload((1, 2, 2))) == ("all_to_all", (1, 2), 16)
+@pytest.mark.parametrize(
+    ("source", "target", "sent"),
+    [
+        # Flattened groups communicate once.
+        ((P, P), (R, R), [("all_reduce", (1, 2), 64)]),
+        ((0, 0), (R, R), [("all_gather", (1, 2), 64)]),
+        ((0, 0), (1, 1), [("all_to_all", (1, 2), 16)]),
+        # What shrinks comes first: the later payloads are smaller.
+        ((P, P), (0, R), [("reduce_scatter", (1,), 64), ("all_reduce", (2,), 32)]),
+        ((R, P), (0, R), [("slice", (1,), 64), ("all_reduce", (2,), 32)]),
+        ((0, 0), (R, 1), [("all_to_all", (2,), 16), ("all_gather", (1,), 32)]),
+    ],
+)
+def test_what_is_sent_on_two_axes(source, target, sent):
+    mesh = (1, 2, 2)
+    steps = resharding_steps((8, 8), mesh, (R, *source), (R, *target))
+    assert [(s.kind, s.axes, s.payload(mesh)) for s in steps] == sent
 
 
 def test_moves_of_one_pattern_send_the_same():
@@ -193,19 +205,6 @@ def test_moves_of_one_pattern_send_the_same():
         shared += seen.setdefault(key, (atoms, sent))[0] != atoms
         assert seen[key][1] == sent, (atoms, mesh, source, target)
     assert shared > 100
-
-
-def test_what_shrinks_comes_first():
-    """Reduce-scatter before all-reduce, slice before reduce: the later payloads are smaller."""
-    steps = resharding_steps((8, 8), (1, 2, 2), (R, P, P), (R, 0, R))
-    assert [(s.kind, s.axes, s.payload((1, 2, 2))) for s in steps] == [
-        ("reduce_scatter", (1,), 64),
-        ("all_reduce", (2,), 32),
-    ]
-    steps = resharding_steps((8, 8), (1, 2, 2), (R, R, P), (R, 0, R))
-    assert [(s.kind, s.payload((1, 2, 2))) for s in steps] == [("slice", 64), ("all_reduce", 32)]
-    steps = resharding_steps((8, 8), (1, 2, 2), (R, 0, 0), (R, R, 1))
-    assert [(s.kind, s.payload((1, 2, 2))) for s in steps] == [("all_to_all", 16), ("all_gather", 32)]
 
 
 def axes_on(layout: Sequence[int], atom: int) -> list[int]:

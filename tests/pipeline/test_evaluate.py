@@ -433,7 +433,8 @@ def also_slow(*row: Any) -> Any:
 def test_ranks_keep_what_is_predicted(name, how, optimizer, near):
     found, issued = of_fake_ranks(name, how, optimizer)
     check_memory(found, issued, **near)
-    assert np.argmax(issued.memory_tracked_of_ranks) == found.fullest
+    if found.strategy.schedule in BOTH:
+        assert np.argmax(issued.memory_tracked_of_ranks) == found.fullest
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from tensoropt.pipeline.stage_frontiers import (
     Range,
     StageFrontiers,
     StageOffer,
-    StagePosition,
 )
 from tensoropt.pipeline.strategy import (
     PipelinedStrategy,
@@ -167,12 +166,13 @@ class Composer:
         offers: list[dict[tuple[Cut, Cut], StageOffer]] = []
         for stage, of_stage in enumerate(ends_of_stages):
             before, behind = (place_of[n] if 0 <= n < self.stages else None for n in (stage - 1, stage + 1))
-            stand = StagePosition(before, place_of[stage], behind, self.per_place, blocking)
-            frontiers, room = self.frontiers.at(place_of[stage]), self.frontiers.prices.room(place_of[stage])
+            place, flights = place_of[stage], self.in_flight[stage]
+            frontiers, room = self.frontiers.at(place), self.frontiers.prices.room(place)
+            stand = (before, place, behind), self.per_place
             own: dict[tuple[Cut, Cut], StageOffer] = {}
             for (start, stop), ends in of_stage.items():
                 for end in ends:
-                    offer = frontiers.offer((start, stop), end, self.in_flight[stage], stand)
+                    offer = frontiers.offer((start, stop), end, flights, *stand, blocking=blocking)
                     if offer is not None and (offer := _within(offer, room)) is not None:
                         own[(start, end[0]), (stop, end[1])] = offer
             offers.append(own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -15,7 +15,7 @@ from tensoropt.costs.process_memory import named_terms
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy, works_of
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
-from tensoropt.pipeline.strategy import Action, PipelinedStrategy, place_actions
+from tensoropt.pipeline.strategy import PipelinedStrategy
 from tensoropt.pipeline.timing import (
     ScheduleTimes,
     StageSeconds,
@@ -104,19 +104,13 @@ class PipelineEvaluation:
         return int(self.peaks.argmax())
 
     def owners(self) -> list[Owned]:
-        return owned_by_place(
-            self.strategy, self.stages, self.fullest, self._fullest_actions()[0], self.capability
-        )
-
-    def _fullest_actions(self) -> tuple[list[Action], list[float]]:
-        own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
-        actions = [Action(h.kind, h.stage, h.micro_batch) for h in own]
-        return actions, [*(h.start_s for h in own), own[-1].end_s]
+        return owned_by_place(self.strategy, self.stages, self.fullest, self.capability)
 
     def memory_curve(self) -> list[tuple[float, np.ndarray]]:
         """Return the memory curve of a rank of the fullest place: (start of action, (5,) bytes by kind)."""
-        place, (actions, starts) = self.fullest, self._fullest_actions()
-        curve = memory_of_actions(self.strategy, self.stages, place, actions, self.capability)
+        own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
+        starts = [*(h.start_s for h in own), own[-1].end_s]
+        curve = memory_of_actions(self.strategy, self.stages, self.fullest, self.capability)
         return list(zip(starts, curve, strict=True))
 
     def sent_by(self, rank: int) -> Counter[Collective]:
@@ -130,30 +124,22 @@ def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
 
 
 def _evaluate_pipeline(
-    strategy: PipelinedStrategy,
-    works: Sequence[Mapping[str, Workload]],
-    facts: Sequence[Mapping[str, Facts]],
-    prices: PipelinePrices,
+    strategy: PipelinedStrategy, facts_of: Callable[[int, Workload], Facts], prices: PipelinePrices
 ) -> PipelineEvaluation:
-    """Simulate a pipelined strategy from the workloads and facts of each stage's groups."""
+    """Simulate a pipelined strategy; ``facts_of`` are those of work at a place."""
     stages = []
-    for number, (stage, of_stage, facts_of_stage) in enumerate(
-        zip(strategy.stages, works, facts, strict=True)
-    ):
-        at_place = prices.at(strategy.place_of(number))
+    for number, (stage, works) in enumerate(zip(strategy.stages, stage_works(strategy), strict=True)):
+        place = strategy.place_of(number)
+        at_place, facts = prices.at(place), {name: facts_of(place, work) for name, work in works.items()}
         own = at_place.of_stage(stage.graph, stage.mesh)
-        stages.append(evaluate_strategy(stage, of_stage, facts_of_stage, own, at_place.overlap))
+        stages.append(evaluate_strategy(stage, works, facts, own, at_place.overlap))
     return assemble(strategy, stages, prices)
 
 
 def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: ClusterCosts) -> PipelineEvaluation:
     """Simulate a pipelined strategy on a mesh of a cluster."""
-    sources, works = sources_at(costs, strategy.places), stage_works(strategy)
-    facts = [
-        {name: sources[strategy.place_of(stage)].facts.of(work) for name, work in of_stage.items()}
-        for stage, of_stage in enumerate(works)
-    ]
-    return _evaluate_pipeline(strategy, works, facts, PipelinePrices.of(costs, mesh))
+    sources, prices = sources_at(costs, strategy.places), PipelinePrices.of(costs, mesh)
+    return _evaluate_pipeline(strategy, lambda place, work: sources[place].facts.of(work), prices)
 
 
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:
@@ -174,14 +160,12 @@ def assemble(
         communicating_apart: whether all gathers and reductions overlap other stages' work
             (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`), as in other systems.
     """
-    per_place = len(strategy.stages) // strategy.places
-    actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)
     seconds = [
         _seconds(strategy, number, stage, prices, communicating_apart=communicating_apart)
         for number, stage in enumerate(stages)
     ]
     times = ScheduleTimes(
-        actions,
+        strategy.actions,
         seconds,
         blocking_sends=prices.cluster.device_type == "cpu",
         one_behind=not communicating_apart,
@@ -190,13 +174,11 @@ def assemble(
     after_s = _tied_s(strategy, prices) + _results_s(strategy, prices)
     communication, compute = np.zeros((strategy.places, 2)), np.zeros(strategy.places)
     host = [0.0] * strategy.places
-    for number, stage in enumerate(stages):
+    for number, (stage, of_stage) in enumerate(zip(stages, seconds, strict=True)):
         place, metrics = strategy.place_of(number), stage.metrics
         communication[place] += float(metrics.communication_s[0]), float(metrics.exposed_s[0])
         compute[place] += float(metrics.compute_s[0])
         host[place] += float(metrics.host_s[0]) + _issuing_s(strategy, number, prices)
-    for number, of_stage in enumerate(seconds):
-        place = strategy.place_of(number)
         slower, beside_s = prices.at(place).overlap.slower, (strategy.micro_batches - 1) * of_stage.scatter_s
         # The schedule says how long the place waits for these.
         communication[place, 1] -= of_stage.begin_s + beside_s + of_stage.reduce_s
@@ -211,7 +193,7 @@ def assemble(
         )
         for place, messages_s in enumerate(map(float, times.sending_s))
     )
-    memory = memory_of_places(strategy, stages, actions, prices.capability)
+    memory = memory_of_places(strategy, stages, prices.capability)
     time_s = times.total_s + after_s
     terms = tuple(_terms(strategy, stages, place, prices) for place in range(strategy.places))
     return PipelineEvaluation(

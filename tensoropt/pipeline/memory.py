@@ -17,18 +17,18 @@ from tensoropt.profiling.facts import SplitFacts
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.recording import MEMORY_KINDS, Owned
 from tensoropt.simulate.simulator import StepColumns
-from tensoropt.simulate.step import lower
+from tensoropt.simulate.step import lifetimes
 
-KEPT, NEEDED, MESSAGE, TRAILING = "kept", "needed", "message", "trailing"
+KEPT, _NEEDED, _MESSAGE, _TRAILING = "kept", "needed", "message", "trailing"
 """Kept between actions; needed in one; sent tensors; gradients on their way to their shards."""
 
 
-class Alive(NamedTuple):
+class _Alive(NamedTuple):
     """Bytes alive on a rank of a place from action ``first`` until ``end``.
 
     Attributes:
         action: the action that begins them; None for bytes that the end of a stage's step needs.
-        what: :data:`KEPT`, :data:`NEEDED`, :data:`MESSAGE` or :data:`TRAILING`.
+        what: :data:`KEPT`, :data:`_NEEDED`, :data:`_MESSAGE` or :data:`_TRAILING`.
         halfway: whether only the second part of a split backward needs them.
     """
 
@@ -45,17 +45,15 @@ def alive_at(
     strategy: PipelinedStrategy,
     stages: Sequence[Evaluation],
     place: int,
-    actions: Sequence[Action],
     capability: Capability | None = None,
-) -> list[Alive]:
+) -> list[_Alive]:
     """Return what is alive on a rank of a place besides parameters, gradients and optimizer state.
 
     An action needs its stage's peak; between actions there are what micro-batches keep, room for messages
-    that were asked for, and sent tensors until known to be received (:mod:`tensoropt.pipeline.receipts`).
-
-    Args:
-        actions: all actions of the place, in order; the end of the step is one more.
+    that were asked for, and sent tensors until known to be received (:mod:`tensoropt.pipeline.receipts`). The
+    end of the step is one more action.
     """
+    actions = strategy.actions[place]
     numbers, parts = strategy.stages_at(place), [stage.metrics.parts for stage in stages]
     schedule, learning_from, count = schedule_named(strategy.schedule), strategy.forward_only, len(actions)
     at = {action: number for number, action in enumerate(actions)}
@@ -65,7 +63,7 @@ def alive_at(
     apart = [n for n in numbers if schedule.apart and n > learning_from]
     split = {n: _split_backward(stages[n], capability) for n in apart}
     at_end = ((n, float(parts[n].end_bytes[0])) for n in numbers)
-    found = [Alive(n, None, NEEDED, size, count, count + 1) for n, size in at_end if size]
+    found = [_Alive(n, None, _NEEDED, size, count, count + 1) for n, size in at_end if size]
 
     def first_of(kinds: str, stage: int, micro_batch: int) -> int:
         return min(at.get(Action(kind, stage, micro_batch), count) for kind in kinds)
@@ -75,7 +73,7 @@ def alive_at(
     ) -> None:
         end = first + 1 if end is None else end
         if size > 0 and first < end:
-            found.append(Alive(action.stage, action, what, float(size), first, end, halfway))
+            found.append(_Alive(action.stage, action, what, float(size), first, end, halfway))
 
     def send(action: Action, size: float, to: int) -> None:
         known = messages.came[action.stage].get(("F" if action.kind == "F" else "B", action.micro_batch))
@@ -84,7 +82,7 @@ def alive_at(
             until = first_of("F" if action.kind == "F" else "BI", to, action.micro_batch)
         elif schedule.waits:
             until = min(until, at[action] + 2)
-        add(action, MESSAGE, size, at[action] + 1, until)
+        add(action, _MESSAGE, size, at[action] + 1, until)
 
     shape = strategy.places, len(stages) // strategy.places, strategy.micro_batches
     messages, next_backward = messages_of(strategy.schedule, *shape), count
@@ -94,13 +92,13 @@ def alive_at(
             continue
         own = parts[stage]
         coming = arriving_bytes(strategy, stage) if kind == "F" else returned[stage]
-        add(action, MESSAGE, coming, messages.asked.get(action, number), number)
+        add(action, _MESSAGE, coming, messages.asked.get(action, number), number)
         backward = first_of("BI", stage, micro_batch)
         weights = first_of("W", stage, micro_batch) if schedule.apart else backward
         between = float(own.between_bytes[0]) - shared[stage]
         if kind == "F":
             sent_on = departing_bytes(strategy, stage) if stage < learning_from else 0
-            add(action, NEEDED, max(float(own.forward_bytes[0]) - shared[stage], sent_on), number)
+            add(action, _NEEDED, max(float(own.forward_bytes[0]) - shared[stage], sent_on), number)
             add(action, KEPT, between, number + 1, weights if stage == learning_from else backward)
             if sent_on:
                 send(action, sent_on, stage + 1)
@@ -116,13 +114,13 @@ def alive_at(
             needed = own_split.left_bytes + own_split.weights_bytes
         else:
             needed = max(float(own.backward_bytes[0]) - shared[stage], between + returned[stage])
-        add(action, NEEDED, needed, number)
+        add(action, _NEEDED, needed, number)
         add(action, KEPT, left, number + 1, weights, halfway=True)
         if kind != "W" and stage > learning_from:
             send(action, arriving_bytes(strategy, stage, learning=True), stage - 1)
         if kind != "I":
             trailing = own.trailing_bytes[0, int(micro_batch == strategy.micro_batches - 1)]
-            add(action, TRAILING, trailing, number + 1, min(next_backward + 1, count))
+            add(action, _TRAILING, trailing, number + 1, min(next_backward + 1, count))
         next_backward = number
     return found
 
@@ -131,12 +129,11 @@ def memory_of_actions(
     strategy: PipelinedStrategy,
     stages: Sequence[Evaluation],
     place: int,
-    actions: Sequence[Action],
     capability: Capability | None = None,
 ) -> np.ndarray:
     """Return the peak (actions + 1, 5) by kind on a rank of a place, for each action and after the last."""
-    changes = np.zeros((len(actions) + 2, len(MEMORY_KINDS)))
-    for alive in alive_at(strategy, stages, place, actions, capability):
+    changes = np.zeros((len(strategy.actions[place]) + 2, len(MEMORY_KINDS)))
+    for alive in alive_at(strategy, stages, place, capability):
         column = MEMORY_KINDS.index("kept" if alive.what == KEPT else "transient")
         changes[alive.first, column] += alive.bytes
         changes[alive.end, column] -= alive.bytes
@@ -147,13 +144,10 @@ def memory_of_actions(
 def memory_of_places(
     strategy: PipelinedStrategy,
     stages: Sequence[Evaluation],
-    actions: Sequence[Sequence[Action]],
     capability: Capability | None = None,
 ) -> np.ndarray:
     """Return (places, 5) peak bytes by kind; of equal peaks, the first."""
-    curves = (
-        memory_of_actions(strategy, stages, place, own, capability) for place, own in enumerate(actions)
-    )
+    curves = (memory_of_actions(strategy, stages, place, capability) for place in range(strategy.places))
     return np.array([curve[curve.sum(axis=1).argmax()] for curve in curves])
 
 
@@ -212,7 +206,7 @@ def _needed_apart(evaluation: Evaluation, apart: Mapping[str, SplitFacts]) -> It
     # Of the last groups with parameters, only the part up to these stays.
     yield from (-facts.released_bytes for name, facts in apart.items() if name not in before)
     end = schedule.forward_end
-    for named, first, last, *_ in lower(evaluation.batch).lifetimes():
+    for named, first, last, *_ in lifetimes(evaluation.batch):
         if named.kind == "kept" and first <= end < last:
             users = [group.name for group in schedule.readers.get(named.tensor, ())]
             if not staying.isdisjoint(users if named.what == "activation" else [named.operator]):
@@ -234,14 +228,14 @@ def _largest_tensors(stage: Strategy, evaluation: Evaluation) -> dict[str, list[
     for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
         named = {short: name for name, short in own.short_names.items()}
         names |= {name: named[short] for name, short in simulated.short_names.items()}
-    lifetimes = list(lower(evaluation.batch).lifetimes())
+    found = list(lifetimes(evaluation.batch))
     alive = np.zeros(len(schedule.moments) + 1)
-    for named_bytes, first, last, *_ in lifetimes:
+    for named_bytes, first, last, *_ in found:
         alive[first:last] += named_bytes.bytes
 
     def at(position: int) -> list[tuple[str, str, float]]:
         sizes: dict[tuple[str, str], float] = {}
-        for named_bytes, first, last, *_ in lifetimes:
+        for named_bytes, first, last, *_ in found:
             if first <= position < last:
                 key = names.get(named_bytes.tensor, named_bytes.tensor), named_bytes.what
                 sizes[key] = sizes.get(key, 0.0) + named_bytes.bytes
@@ -258,8 +252,8 @@ def _largest_tensors(stage: Strategy, evaluation: Evaluation) -> dict[str, list[
 _WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 _LABELS = {
     KEPT: "kept for backward",
-    MESSAGE: "sent, not yet known to be received",
-    TRAILING: "gradients on their way to their shards",
+    _MESSAGE: "sent, not yet known to be received",
+    _TRAILING: "gradients on their way to their shards",
 }
 _LASTING = ("parameters", "gradients", "optimizer state")
 
@@ -268,11 +262,12 @@ def owned_by_place(
     strategy: PipelinedStrategy,
     stages: Sequence[Evaluation],
     place: int,
-    actions: Sequence[Action],
     capability: Capability | None = None,
 ) -> list[Owned]:
     """Return everything alive on a rank of a place, by the points of its memory curve."""
-    words = [f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in actions]
+    words = [
+        f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in strategy.actions[place]
+    ]
     words += ["the end of the step"] * 2
     owned: list[Owned] = []
     tensors_of = {}
@@ -280,11 +275,9 @@ def owned_by_place(
         tensors_of[n] = _largest_tensors(strategy.stages[n], stages[n])
         for label, kind, size in zip(_LASTING, MEMORY_KINDS, stages[n].metrics.memory[0], strict=False):
             if size:
-                row = f"stage {n}", f"stage {n}", label, kind, float(size), 0, len(actions) + 1, "", ""
+                row = f"stage {n}", f"stage {n}", label, kind, float(size), 0, len(words) - 1, "", ""
                 owned.append(row)
-    for stage, action, what, size, first, end, halfway in alive_at(
-        strategy, stages, place, actions, capability
-    ):
+    for stage, action, what, size, first, end, halfway in alive_at(strategy, stages, place, capability):
         since, kind = (first, end, words[first], words[end]), "kept" if what == KEPT else "transient"
         if action is None:
             label = "reductions and optimizer"
@@ -293,7 +286,7 @@ def owned_by_place(
         whose = f"micro-batch {action.micro_batch}"
         label = _LABELS.get(what, f"needed in {'forward' if action.kind == 'F' else 'backward'}")
         # A backward that is taken apart has other tensors alive than a whole one.
-        of_action = KEPT if what == KEPT else action.kind if what == NEEDED else ""
+        of_action = KEPT if what == KEPT else action.kind if what == _NEEDED else ""
         tensors = [] if halfway else tensors_of[stage].get(of_action, [])
         rest = size - sum(bytes_ for *_, bytes_ in tensors)
         if rest < 0:  # of tensors that a stage at the same place holds

@@ -20,14 +20,14 @@ def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> di
         return {}
     # The stage whose messages prove it: the sender of the gradient, or its receiver.
     witness = stage if schedule_named(name).waits else stage - 1
-    own = next(actions_at for actions_at in actions if any(action.stage == witness for action in actions_at))
-    reached, received, reported = {}, list[int](), 0
-    for action in own:
-        if action.stage == witness and action.kind in "BI":
-            received.append(action.micro_batch)
-        elif action.stage == witness and action.kind == "F":
-            reached[action.micro_batch] = tuple(received[reported:])
-            reported = len(received)
+    own = (action for actions_at in actions for action in actions_at if action.stage == witness)
+    reached, received = dict[int, tuple[int, ...]](), list[int]()
+    for kind, _, micro_batch in own:
+        if kind in "BI":
+            received.append(micro_batch)
+        elif kind == "F":
+            reached[micro_batch] = tuple(received)
+            received.clear()
     return reached
 
 

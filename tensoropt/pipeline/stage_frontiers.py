@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from tensoropt.ops.layouts import Layout
 from tensoropt.pipeline.compose import Offer
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.stages import Cutter, Stage, arriving_group, departing_group
-from tensoropt.pipeline.timing import crossing_bytes
+from tensoropt.pipeline.timing import message_bytes
 from tensoropt.question.settings import Settings
 from tensoropt.search import NoStrategyError, Staircase, outline_frontier, track_frontier
 from tensoropt.sharding.groups import AxisStrategy, GroupGraph
@@ -126,22 +125,6 @@ class StageOffer(Offer):
         return StageOffer(**{name: column[list(chosen)] for name, column in vars(self).items()})
 
 
-class StagePosition(NamedTuple):
-    """The position of a stage in a schedule.
-
-    Attributes:
-        before, place, behind: the places of the previous, this and the next stage.
-        per_place: how many stages a place has.
-        blocking: whether messages block computation.
-    """
-
-    before: int | None
-    place: int
-    behind: int | None
-    per_place: int
-    blocking: bool
-
-
 @dataclass(frozen=True)
 class StageSearch:
     """The search for the stages of a model's pipelines on one mesh.
@@ -200,8 +183,23 @@ class StageFrontiers:
         for look, of_look in searches.items():
             self.frontier[look] = self._search(look, of_look)
 
-    def offer(self, where: Range, ends: Ends, in_flight: int, stand: StagePosition) -> StageOffer | None:
-        """Return the offer of a stage that consists of this range; None if it has no strategy."""
+    def offer(
+        self,
+        where: Range,
+        ends: Ends,
+        in_flight: int,
+        places: tuple[int | None, int, int | None],
+        per_place: int,
+        *,
+        blocking: bool,
+    ) -> StageOffer | None:
+        """Return the offer of a stage that consists of this range; None if it has no strategy.
+
+        Args:
+            places: those of the previous, this and the next stage.
+            per_place: how many stages a place has.
+            blocking: whether messages block computation.
+        """
         frontier = self.frontier[self.look[where]]
         if frontier is None:
             return None
@@ -211,17 +209,18 @@ class StageFrontiers:
         if not len(rows):
             return None
         each_s, end_s = frontier.seconds(self.prices.overlap.slower)
+        before, place, behind = places
         messages_s = sum(
-            self.prices.message_s(stand.place, to, size)
-            for to, size in zip((stand.behind, stand.before), frontier.sent[ends], strict=True)
+            self.prices.message_s(place, to, size)
+            for to, size in zip((behind, before), frontier.sent[ends], strict=True)
             if to is not None
         )
-        waiting_s = messages_s if stand.blocking else 0.0
+        waiting_s = messages_s if blocking else 0.0
         # A place's stages take turns and share its memory: all are assumed to be equally large.
         return StageOffer(
-            frontier.memory(in_flight)[rows] * stand.per_place,
+            frontier.memory(in_flight)[rows] * per_place,
             each_s[rows] + messages_s,
-            (each_s[rows] + waiting_s) * stand.per_place,
+            (each_s[rows] + waiting_s) * per_place,
             end_s[rows],
             rows,
         )
@@ -236,7 +235,8 @@ class StageFrontiers:
         frontier = self.frontier[self.look[where]]
         assert frontier is not None
         part = self.stage(where)
-        names = _renamed(frontier.tables.graph, part.graph)
+        pairs = zip(_variables(frontier.tables.graph), _variables(part.graph), strict=True)
+        names: dict[str, Variable] = dict(pairs)
         tables = _under_names(frontier.tables, part, names, self.search.problem.micro)
         evaluation, row_there = frontier.at(row)
         choice: dict[str, int] = {names[n]: int(of[row_there]) for n, of in evaluation.choices.items()}
@@ -306,10 +306,12 @@ class StageFrontiers:
         if not chosen:
             return None
         evaluations = tuple(Evaluator(one, self.prices.overlap)(chosen))
-        sent = {
-            ends: self._sent(part, one.strategy(*chosen[ends_of.index(ends)]))
-            for ends in dict.fromkeys(ends_of)
-        }
+        sent: dict[Ends, tuple[float, float]] = {}
+        for ends in dict.fromkeys(ends_of):
+            strategy = one.strategy(*chosen[ends_of.index(ends)])
+            on = message_bytes(strategy, part.departing, departing_group)
+            back = message_bytes(strategy, part.arriving, arriving_group, learning=True)
+            sent[ends] = float(on), float(back)
         return _StageFrontier(one, evaluations, tuple(ends_of), sent)
 
     def _tracked(
@@ -350,20 +352,6 @@ class StageFrontiers:
                     axis_labels = ("none",) * len(placement)
                 configurations[group.name] = labels.index(axis_labels)
         return configurations
-
-    def _sent(self, part: Stage, strategy: Strategy) -> tuple[float, float]:
-        tensors = self.search.cutter.source.tensors
-        on = sum(crossing_bytes(strategy, departing_group(name), name) for name in part.departing)
-        back = sum(
-            crossing_bytes(strategy, arriving_group(name), name)
-            for name in part.arriving
-            if tensors[name].requires_grad
-        )
-        return float(on), float(back)
-
-
-def _renamed(old: GroupGraph, new: GroupGraph) -> dict[str, Variable]:
-    return dict(zip(_variables(old), _variables(new), strict=True))
 
 
 def _variables(graph: GroupGraph) -> list[Variable]:

@@ -201,13 +201,12 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
     """Return the most micro-batches between the start of forward and the end of backward in a stage."""
-    own = next(actions_at for actions_at in actions if any(action.stage == stage for action in actions_at))
-    ends = "W" if any(action.kind == "W" for action in own) else "B"
+    kinds = [action.kind for actions_at in actions for action in actions_at if action.stage == stage]
+    ends = "W" if "W" in kinds else "B"
     in_flight = most = 0
-    for action in own:
-        if action.stage == stage and action.kind in ("F", ends):
-            in_flight += 1 if action.kind == "F" else -1
-            most = max(most, in_flight)
+    for kind in kinds:
+        in_flight += (kind == "F") - (kind == ends)
+        most = max(most, in_flight)
     return most
 
 
@@ -227,12 +226,8 @@ def place_actions(
     return tuple(tuple(order(place, places, per_place, micro_batches)) for place in range(places))
 
 
-@dataclass(frozen=True)
-class UnfitParameter:
-    """A parameter whose gradient a split backward gets wrong, and why, in words after its name."""
-
-    parameter: str
-    why: str
+_Unfit = tuple[str, str]
+"""A parameter whose gradient a split backward gets wrong, and why, in words after its name."""
 
 
 def check_apart(schedule: str, number: int, stage: Stage) -> None:
@@ -240,12 +235,12 @@ def check_apart(schedule: str, number: int, stage: Stage) -> None:
     if stage.returns_gradients and (unfit := _unfit_parameter(stage.graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
-            f"only if a single operator combines it with arriving tensors; for {unfit.parameter} in stage "
-            f"{number}, {unfit.why}; use 1f1b or interleaved_1f1b"
+            f"only if a single operator combines it with arriving tensors; for {unfit[0]} in stage {number}, "
+            f"{unfit[1]}; use 1f1b or interleaved_1f1b"
         )
 
 
-def _unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
+def _unfit_parameter(graph: GroupGraph) -> _Unfit | None:
     """Return a parameter of a stage whose gradient cannot be made separately; None for most stages."""
     number = id(graph)
     cached = _KNOWN.get(number)
@@ -257,7 +252,7 @@ def _unfit_parameter(graph: GroupGraph) -> UnfitParameter | None:
     return cached[1]
 
 
-_KNOWN: dict[int, tuple[weakref.ref[GroupGraph], UnfitParameter | None]] = {}
+_KNOWN: dict[int, tuple[weakref.ref[GroupGraph], _Unfit | None]] = {}
 _MEETINGS: dict[Hashable, int] = {}
 """The results of :func:`_meetings`, by the operator's computation."""
 
@@ -281,10 +276,10 @@ class _GradientPaths:
     def _grown(self, op: Operator) -> list[str]:
         return [name for name in op.outputs if self.tensors[name].requires_grad]
 
-    def unfit(self) -> UnfitParameter | None:
+    def unfit(self) -> _Unfit | None:
         for tensor in self.source.parameters:
             if tensor.requires_grad and (why := self._why_not(tensor.name)):
-                return UnfitParameter(tensor.name, why)
+                return tensor.name, why
         return None
 
     def _why_not(self, parameter: str) -> str:
@@ -497,6 +492,11 @@ class PipelinedStrategy:
     @property
     def micro_batches(self) -> int:
         return self.stages[0].mesh[0]
+
+    @property
+    def actions(self) -> tuple[tuple[Action, ...], ...]:
+        """The actions of each place in a step, in order."""
+        return place_actions(self.schedule, self.places, len(self.stages) // self.places, self.micro_batches)
 
     @property
     def devices_per_place(self) -> int:

@@ -40,19 +40,22 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
     """Return the bytes per micro-batch from a rank to the next stage; with ``learning``, of gradients."""
-    return _message_bytes(strategy, stage, strategy.parts[stage].departing, departing_group, learning)
+    names = strategy.parts[stage].departing
+    return message_bytes(strategy.stages[stage], names, departing_group, learning=learning)
 
 
 def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
     """Return the bytes per micro-batch that a rank receives; with ``learning``, that it sends back."""
-    return _message_bytes(strategy, stage, strategy.parts[stage].arriving, arriving_group, learning)
+    names = strategy.parts[stage].arriving
+    return message_bytes(strategy.stages[stage], names, arriving_group, learning=learning)
 
 
-def _message_bytes(
-    strategy: PipelinedStrategy, stage: int, names: Sequence[str], group: Callable[[str], str], learning: bool
+def message_bytes(
+    own: Strategy, names: Sequence[str], group: Callable[[str], str], *, learning: bool = False
 ) -> int:
-    tensors, own = strategy.graph.atoms.graph.tensors, strategy.stages[stage]
-    crossing = (name for name in names if tensors[name].requires_grad or not learning)
+    """Return the bytes per micro-batch of crossing tensors of a stage, of which ``group`` makes the groups;
+    with ``learning``, of their gradients."""
+    crossing = (name for name in names if own.tensor(name).requires_grad or not learning)
     return sum(crossing_bytes(own, group(name), name) for name in crossing)
 
 
@@ -278,17 +281,6 @@ class ScheduleTimes:
         return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
 
 
-@lru_cache(maxsize=16)
-def _step_tasks(
-    actions: Itself[Sequence[Sequence[Action]]],
-    parts: tuple[frozenset[str], ...],
-    blocking_sends: bool,
-    one_behind: bool,
-    forward_only: int,
-) -> _StepTasks:
-    return _StepTasks(actions.content, parts, blocking_sends, one_behind, forward_only)
-
-
 class _StepTasks:
     """The tasks of a pipeline's step and their dependencies, shared by pipelines of equal actions and
     parts.
@@ -296,12 +288,13 @@ class _StepTasks:
 
     def __init__(
         self,
-        actions: Sequence[Sequence[Action]],
-        parts: Sequence[frozenset[str]],
+        shared: Itself[Sequence[Sequence[Action]]],
+        parts: tuple[frozenset[str], ...],
         blocking_sends: bool,
         one_behind: bool,
         forward_only: int,
     ):
+        actions = shared.content
         self._actions, self._parts = actions, parts
         self._blocking, self._one_behind, self._forward_only = blocking_sends, one_behind, forward_only
         self._place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
@@ -477,3 +470,6 @@ class _StepTasks:
         message = self._brings[arrives] = self._add(what, stage, [end], channel)
         self._labels[message] = kind, place, stage, action.micro_batch
         return message if self._blocking else end
+
+
+_step_tasks = lru_cache(maxsize=16)(_StepTasks)

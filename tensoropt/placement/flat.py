@@ -32,7 +32,7 @@ class FlatProblem(NamedTuple):
             those of each device's work, as :func:`~tensoropt.simulate.timeline.take_place` takes them.
         results_s: seconds of each result's broadcast.
         host_s: (n, d) the host's seconds to launch an operator in a step.
-        ends: (d, 6) :class:`~tensoropt.placement.problem.MessageEnds`.
+        ends: (d, 6) as in :class:`~tensoropt.placement.problem.DeviceSet`.
         slower: the share by which messages slow down work.
         sizes: (t,) the bytes of each tensor.
         first_end, message_ends: for the same pairs, broadcasts and work, the devices that they slow down.
@@ -67,8 +67,7 @@ class FlatProblem(NamedTuple):
 @lru_cache(maxsize=4)
 def _flat(of: Itself[PlacementProblem]) -> FlatProblem:
     problem = of.content
-    step = problem.repeated if problem.micro_batches > 1 else problem
-    devices, count = step.devices, step.devices.count
+    step, devices, count = problem.repeated, problem.devices, problem.devices.count
     sizes = np.array([t.bytes for t in step.tensors], dtype=float)
     message_s = devices.latency_s + sizes[:, None, None] * devices.seconds_per_byte
     everyone = tuple(range(count))
@@ -98,7 +97,7 @@ def _flat(of: Itself[PlacementProblem]) -> FlatProblem:
         np.array([result.seconds for result in step.results], dtype=float),
         step.training,
         np.ascontiguousarray(step.host_s, dtype=float),
-        devices.end_seconds,
+        np.zeros((count, 6)) if devices.ends is None else devices.ends,
         float(devices.slower),
         sizes,
         first_end,

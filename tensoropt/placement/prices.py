@@ -25,13 +25,14 @@ from tensoropt.placement.graph import (
     split_choices,
 )
 from tensoropt.placement.limits import PlacedLimits, placed_limits
-from tensoropt.placement.problem import DeviceSet, MessageEnds, PlacedResult, PlacedTensor, PlacementProblem
+from tensoropt.placement.problem import DeviceSet, PlacedResult, PlacedTensor, PlacementProblem
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.optimizers import kind_of
 from tensoropt.profiling.workload import Workload, memory_orders, workload
 from tensoropt.sharding.configurations import batch_strategies
 from tensoropt.sharding.constraints import Constraints
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
+from tensoropt.types import Floats
 
 _LARGE = 16 * 2**20
 """The message size at which seconds per byte are read off a fit; an assumption: beyond short messages."""
@@ -119,14 +120,13 @@ class PlacedPrices:
             slower=slower_beside(self.cluster) if self.costs.beside else np.inf,
         )
 
-    def _ends(self) -> MessageEnds:
-        kinds = self.of_kinds()
-        rows = []
+    def _ends(self) -> Floats:
+        kinds, rows = self.of_kinds(), []
         for kind in (kinds[number] for number in self.kinds):
-            end, addition = kind.message_end, kind.addition(0)
-            rates = kind.overheads.copy_s_per_byte, kind.overheads.add_s_per_byte
-            rows.append((end.device_s, rates[0], addition.device_s, rates[1], end.host_s, addition.host_s))
-        return MessageEnds(*np.array(rows).T)
+            end, addition, costs = kind.message_end, kind.addition(0), kind.overheads
+            of_device = end.device_s, costs.copy_s_per_byte, addition.device_s, costs.add_s_per_byte
+            rows.append((*of_device, end.host_s, addition.host_s))
+        return np.array(rows)
 
     # -- operators --------------------------------------------------------------------------------
 

@@ -46,24 +46,6 @@ class PlacedTensor:
     extent: int | None = None
 
 
-class MessageEnds(NamedTuple):
-    """Seconds (d,) at the ends of messages, in addition to the links.
-
-    Attributes:
-        end_s: the device's time for either end.
-        receive_s_per_byte: copies of received data to where it is read.
-        add_s, add_s_per_byte: sums of received gradients.
-        host_end_s, host_add_s: the host's time to launch an end, and an addition.
-    """
-
-    end_s: Floats
-    receive_s_per_byte: Floats
-    add_s: Floats
-    add_s_per_byte: Floats
-    host_end_s: Floats
-    host_add_s: Floats
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeviceSet:
     """Devices, and the time to send between them.
@@ -76,7 +58,9 @@ class DeviceSet:
             capacity.
         order: the devices, best first; None for their own order.
         lanes: ordered pair -> the lanes it occupies, on which messages queue; by default one of its own.
-        ends: the costs at the ends of messages; None for 0.
+        ends: (d, 6) seconds at the ends of messages, in addition to the links; None for 0. Of the device: for
+            either end; for a byte that is received, and copied to where it is read; for the sum of a received
+            gradient, and for a byte of it. Of the host: to launch an end, and a sum.
         slower: the share by which a message slows down computing; infinite if it blocks.
     """
 
@@ -86,7 +70,7 @@ class DeviceSet:
     lanes: dict[tuple[int, int], tuple[str, ...]]
     terms: Mapping[str, float] = field(default_factory=dict)
     order: tuple[int, ...] | None = None
-    ends: MessageEnds | None = None
+    ends: Floats | None = None
     slower: float = 0.0
 
     @property
@@ -113,13 +97,6 @@ class DeviceSet:
         if source == target:
             return 0.0
         return float(self.latency_s[source, target] + num_bytes * self.seconds_per_byte[source, target])
-
-    @cached_property
-    def end_seconds(self) -> Floats:
-        """The fields of :class:`MessageEnds` as (d, 6)."""
-        if self.ends is None:
-            return np.zeros((self.count, len(MessageEnds._fields)))
-        return np.stack([np.asarray(seconds, dtype=float) for seconds in self.ends], axis=1)
 
     def lanes_of(self, source: int, target: int) -> tuple[str, ...]:
         return self.lanes.get((source, target), (f"link {source}->{target}",))
@@ -233,6 +210,8 @@ class PlacementProblem:
         Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise; stored tensors and the
         optimizer's step belong to the first micro-batch.
         """
+        if self.micro_batches == 1:
+            return self
         size, count, copies = self.size, self.micro_batches, range(self.micro_batches)
         columns: dict[str, Any] = {}
         for name in (*PER_MICRO_BATCH, *PER_STEP):

@@ -126,7 +126,7 @@ class SimulatedPlacement:
     @cached_property
     def _changes(self) -> tuple[np.ndarray, np.ndarray]:
         """The positions of tasks' starts and ends among all changes of memory, and the times by position."""
-        count, ranks = len(self.starts), np.array(_positions(self.order))
+        count, ranks = len(self.starts), np.argsort(self.order)
         times, starting = np.concatenate([self.starts, self.ends]), np.repeat([True, False], count)
         # By time, then frees before allocations, then by the order of starts. A task without duration must
         # not free before it has allocated, so its frees are sorted among the allocations of its time.
@@ -289,13 +289,6 @@ def _numbered(messages: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
         yield (number, device), int(messages[number, device])
 
 
-def _positions(order: Sequence[int]) -> list[int]:
-    positions = [0] * len(order)
-    for position, number in enumerate(order):
-        positions[number] = position
-    return positions
-
-
 class _StepMemory:
     """What is alive in a step whose tasks are scheduled: only then is it known which user is the last.
 
@@ -311,14 +304,12 @@ class _StepMemory:
         order: Sequence[int],
         ends: np.ndarray,
     ):
-        several = problem.micro_batches > 1
-        self.one, self.of_one = problem, placement
-        self.problem = problem.repeated if several else problem
-        self.placement = repeat_placement(placement, problem.micro_batches) if several else placement
+        self.one, self.of_one, self.problem = problem, placement, problem.repeated
+        self.placement = repeat_placement(placement, problem.micro_batches)
         self.enforced, self.order, self.tasks = enforced, order, tasks
-        self.rank = _positions(order)
+        self.rank: list[int] = np.argsort(order).tolist()
         # In the order of their ends; tasks that end together in the order in which they ran.
-        self.ended = _positions(sorted(order, key=ends.tolist().__getitem__))
+        self.ended: list[int] = np.argsort(sorted(order, key=ends.tolist().__getitem__)).tolist()
         self.forward, self.backward = tasks.forward.tolist(), tasks.backward.tolist()
         self.arrival, self.returned = dict(_numbered(tasks.arrival)), dict(_numbered(tasks.returned))
         # The devices that each tensor is sent to.

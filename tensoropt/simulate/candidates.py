@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,8 @@ from tensoropt.costs.variables import Variable, variables
 from tensoropt.ops.layouts import Layout
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload, workload
-from tensoropt.sharding.configurations import AxisSizes, Configuration
-from tensoropt.sharding.groups import Group, GroupGraph
-from tensoropt.sharding.regions import Region
+from tensoropt.sharding.configurations import Configuration
+from tensoropt.sharding.groups import Group
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Indices
 
@@ -83,43 +82,14 @@ def link_levels(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[st
 Value = TypeVar("Value")
 
 
-class Candidates(Protocol):
-    """Configurations, placements of hubs and stored layouts by index.
+class TableCandidates:
+    """The configurations, placements of hubs and stored layouts of cost tables, by index.
 
     Attributes:
         regions: the blocks that some strategy recomputes.
         moves: the tensors that some strategy gathers again in backward.
     """
 
-    graph: GroupGraph
-    mesh: AxisSizes
-    regions: tuple[Region, ...]
-    moves: Collection[str]
-
-    def again(self, group: Group) -> Sequence[bool]:
-        """Return whether the group is recomputed, per configuration."""
-        ...
-
-    def configurations(self, group: Group) -> Sequence[Configuration]: ...
-
-    def facts(self, group: Group) -> Sequence[Facts]: ...
-
-    def works(self, group: Group) -> Sequence[Workload]: ...
-
-    def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
-        """Return the stored layouts of the group's own parameters."""
-        ...
-
-    def hubs(self, name: str) -> Sequence[Layout]: ...
-
-    def shared(self, name: str) -> Sequence[Layout]: ...
-
-    def signature(self, group: Group) -> Hashable:
-        """Return a key equal for groups with the same configurations, facts and works."""
-        ...
-
-
-class TableCandidates:
     def __init__(self, tables: CostTables):
         self.tables = tables
         self.graph, self.mesh, self.regions = tables.graph, tables.mesh, tables.regions
@@ -127,6 +97,7 @@ class TableCandidates:
         self._configurations: dict[str, list[Configuration]] = {}
 
     def again(self, group: Group) -> Sequence[bool]:
+        """Return whether the group is recomputed, per configuration."""
         return self.tables.of[group.name].again
 
     def configurations(self, group: Group) -> Sequence[Configuration]:
@@ -145,6 +116,7 @@ class TableCandidates:
         return [values[i % len(values)] for i in range(len(self.again(group)))]
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
+        """Return the stored layouts of the group's own parameters."""
         return self.tables.of[group.name].options[configuration][option]
 
     def hubs(self, name: str) -> Sequence[Layout]:
@@ -154,6 +126,7 @@ class TableCandidates:
         return self.tables.of[Variable.of_parameter(name)].layouts
 
     def signature(self, group: Group) -> Hashable:
+        """Return a key equal for groups with the same configurations, facts and works."""
         # Of two groups with one template, possibly only one is in a region and also comes recomputed.
         return id(self.tables.templates[group.name]), len(self.again(group))
 
@@ -221,3 +194,7 @@ class StrategyCandidates:
         every = variables(names, self.graph.hubs, self.graph.shared)
         again = dict.fromkeys(map(Variable.of_move, self.moves), zero + 1)
         return dict.fromkeys(every, zero), dict.fromkeys(names, zero) | again
+
+
+Candidates = TableCandidates | StrategyCandidates
+"""All choices of a batch of strategies, by index."""

@@ -37,7 +37,7 @@ class Issue:
     kind: str = ""
 
 
-class Occurrence(NamedTuple):
+class _Entry(NamedTuple):
     """One entry of a rank's program.
 
     Attributes:
@@ -58,32 +58,31 @@ BLOCKS, AHEAD, REDUCES, BEGINS, BACK, BACKWARD, STEPS = range(7)
 begins, backward ends, backward begins, the optimizer's step begins."""
 
 
-def program(
-    schedule: StepSchedule, issues: Sequence[Issue], overlap: Overlap
-) -> tuple[list[Occurrence], int]:
+def program(schedule: StepSchedule, issues: Sequence[Issue], overlap: Overlap) -> tuple[list[_Entry], int]:
     """Return the program of a rank, a micro-batch's entries and then those of the step's end, and the number
     of the former."""
     last, step = schedule.last, max(schedule.position("optimizer", "step", ""), schedule.last)
     ahead = overlap.beside and any(issue.kind and issue.until != "step" for issue in issues)
     begins = frozenset(schedule.beginnings if ahead else ())
-    turns: list[tuple[int, int, int, Occurrence]] = [(at, 0, 0, Occurrence(BEGINS, at)) for at in begins]
+    turns: list[tuple[int, int, int, _Entry]] = [(at, 0, 0, _Entry(BEGINS, at)) for at in begins]
     for number, issue in enumerate(issues):
         # Gradients that arrive as a block begins complete buckets before anything else is sent.
         order = 1 if issue.until == "step" and issue.position in begins else 2
         turns.append((issue.position, order, number, _turn(issue, number, overlap)))
     # When backward ends, nothing follows with which a collective could overlap.
     if last - 1 in begins:
-        turns.append((last - 1, 3, 0, Occurrence(BACK, last - 1)))
+        turns.append((last - 1, 3, 0, _Entry(BACK, last - 1)))
     if last > schedule.forward_end:
-        turns.append((schedule.forward_end, -1, 0, Occurrence(BACKWARD, schedule.forward_end - 1)))
-    turns.append((step, -1, 0, Occurrence(STEPS, step - 1)))
+        turns.append((schedule.forward_end, -1, 0, _Entry(BACKWARD, schedule.forward_end - 1)))
+    turns.append((step, -1, 0, _Entry(STEPS, step - 1)))
     turns.sort()
     return [turn for *_, turn in turns], sum(position < last for position, *_ in turns)
 
 
-def _turn(issue: Issue, number: int, overlap: Overlap) -> Occurrence:
+def _turn(issue: Issue, number: int, overlap: Overlap) -> _Entry:
     code = {"": BLOCKS, "block": AHEAD, "step": REDUCES}[issue.until] if overlap.beside else BLOCKS
-    return Occurrence(code, issue.position, number, ("first", "last").index(issue.only) if issue.only else -1)
+    only = ("first", "last").index(issue.only) if issue.only else -1
+    return _Entry(code, issue.position, number, only)
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def clock(
     issues: Sequence[Issue],
     overlap: Overlap,
     repeats: Sequence[int],
-    turns: tuple[list[Occurrence], int] | None = None,
+    turns: tuple[list[_Entry], int] | None = None,
 ) -> Clocked:
     """Return the seconds of a step, in which micro-batches follow one another.
 

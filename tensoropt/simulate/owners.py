@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.recording import OwnerRow
-from tensoropt.simulate.step import lower, operator_of
+from tensoropt.simulate.step import lifetimes, operator_of
 from tensoropt.simulate.timed import TimedStep
 
 
@@ -17,7 +17,7 @@ class StepOwners:
         assert batch.count == 1, "one strategy is timed"
         self.timed = timed
         self._lasting = [row for owner in batch.owners for row in _lasting(batch, owner)]
-        self._lifetimes = tuple(lower(batch).lifetimes())
+        self._lifetimes = tuple(lifetimes(batch))
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
         """Return the owners at one point of the curve, the largest first; 0 is before the step."""

@@ -315,7 +315,8 @@ class Readings:
                 continue
             choices, options = self.choices[group.name], self.options[group.name]
             firsts, which = distinct([choices, options])
-            numbers = np.array([self._stored(group, int(choices[r]), int(options[r])) for r in firsts])
+            layouts = (self.candidates.stored(group, int(choices[r]), int(options[r])) for r in firsts)
+            numbers = np.array([[*map(self.memo.layouts.of, of_row)] for of_row in layouts])
             for position, name in enumerate(group.parameters):
                 stored[name] = Column(numbers[which, position], self.memo.layouts.values)
         for name in self.graph.shared:
@@ -323,15 +324,12 @@ class Readings:
             stored[name] = self._layouts(("shared", name), Variable.of_parameter(name), shared)
         return stored
 
-    def _stored(self, group: Group, choice: int, option: int) -> list[int]:
-        return [self.memo.layouts.of(layout) for layout in self.candidates.stored(group, choice, option)]
-
 
 _Choose = Callable[[Group, int, Mapping[str, Layout]], Choice]
 
 
 @dataclass(frozen=True)
-class TiedParameter:
+class _TiedParameter:
     """A tied parameter some of whose uses are prefetched or sum their gradients.
 
     Attributes:
@@ -350,7 +348,7 @@ def tied_parameter(
     choose: _Choose,
     effects: GroupEffects,
     memo: Memo,
-) -> TiedParameter | None:
+) -> _TiedParameter | None:
     """Return what a tied parameter's uses share; None if they are independent in all strategies.
 
     Args:
@@ -381,4 +379,4 @@ def tied_parameter(
         joins.append(min(len(direct), 2) if direct and direct[-1] > learning[0] else 0)
     table = np.array(numbers)[which]
     columns = {group: Column(table[:, user], memo.turns.values) for user, group in enumerate(chosen)}
-    return TiedParameter(columns, np.array(joins)[which])
+    return _TiedParameter(columns, np.array(joins)[which])

@@ -1,19 +1,18 @@
-"""A rank's step as a list of instructions over named allocations, for a single strategy."""
+"""The named allocations of a rank's step, each with its lifetime, for a single strategy."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 from tensoropt.costs.effects import Allocation, Effect
 from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.collectives import coalesced
-from tensoropt.simulate.step_schedule import Moment
 
-PACKED = "gradients that are scattered together"
+_PACKED = "gradients that are scattered together"
 """The owner of packed gradients, of no single operator."""
 
 
@@ -39,29 +38,6 @@ class NamedBytes(NamedTuple):
         return self.tensor, self.what, self.key
 
 
-@dataclass
-class Instruction:
-    """A rank's work at one moment of its step.
-
-    Attributes:
-        begins, ends: the allocations that begin and end with its start.
-        workspace: those alive while it runs.
-        leaves, releases: those that begin and end with its end.
-    """
-
-    moment: Moment
-    begins: list[NamedBytes] = field(default_factory=list)
-    ends: list[NamedBytes] = field(default_factory=list)
-    workspace: list[NamedBytes] = field(default_factory=list)
-    leaves: list[NamedBytes] = field(default_factory=list)
-    releases: list[NamedBytes] = field(default_factory=list)
-
-    def allocate(self, effect: Effect, names: Names) -> None:
-        begins, ends = (self.leaves, self.releases) if effect.after else (self.begins, self.ends)
-        begins += map(names.of, effect.begins)
-        ends += map(names.of, effect.ends)
-
-
 class _Lifetime(NamedTuple):
     """An allocation with its lifetime.
 
@@ -77,35 +53,7 @@ class _Lifetime(NamedTuple):
     until: str
 
 
-@dataclass(frozen=True)
-class Step:
-    """The step of one rank: a micro-batch's instructions, then those of the step's end."""
-
-    instructions: tuple[Instruction, ...]
-
-    def lifetimes(self) -> Iterator[_Lifetime]:
-        """Yield all allocations in the order of their end; ends belong to the next instruction's position."""
-        alive: dict[tuple[tuple[str, str, str], str], list[tuple[NamedBytes, int, str]]] = defaultdict(list)
-        over: tuple[Sequence[NamedBytes], Sequence[NamedBytes]] = (), ()
-        end = words = ""
-        for position, now in enumerate(self.instructions):
-            # Begins first: what one effect begins, another one may end at the same time.
-            for words, begins in ((end, over[0]), (now.moment.words, now.begins)):
-                for named in begins:
-                    alive[named.name, named.kind].append((named, position, words))
-            for words, ends in ((end, over[1]), (now.moment.words, now.ends)):
-                for named in ends:
-                    begun, first, since = alive[named.name, named.kind].pop(0)
-                    if first < position:
-                        yield _Lifetime(begun, first, position, since, words)
-            words, end = now.moment.words, f"the end of {now.moment.words}"
-            yield from (_Lifetime(named, position, position + 1, words, end) for named in now.workspace)
-            over = now.leaves, now.releases
-        for begun, first, since in (left for of_name in alive.values() for left in of_name):
-            yield _Lifetime(begun, first, len(self.instructions), since, "the end of the step")
-
-
-class Names:
+class _Names:
     def __init__(self, batch: Batch, owner: Owner):
         graph = batch.graph
         self.owner, self.operator = owner, operator_of(batch, owner)
@@ -126,40 +74,71 @@ class Names:
         return NamedBytes(self.operator, self.owner.name, what, "", "workspace", effect.workspace_bytes)
 
 
-def lower(batch: Batch, row: int = 0) -> Step:
+_BEGINS, _ENDS, _ALONE = range(3)
+"""What becomes of an allocation at a position; ``_ALONE``: it is alive there only."""
+_Change = tuple[int, int, bool, NamedBytes]
+"""The position, what becomes of the allocation, and whether that belongs to the moment itself, not to the end
+of the one before."""
+
+
+def lifetimes(batch: Batch) -> Iterator[_Lifetime]:
+    """Yield all allocations of a micro-batch, then of the step's end, in the order of their end.
+
+    What takes place when a moment is over belongs to the next one's time and peak.
+
+    Args:
+        batch: a batch of one strategy.
+    """
     moments = batch.schedule.moments
-    instructions = [Instruction(moment) for moment in moments]
+    changes: list[_Change] = []
     for owner in batch.owners:
-        names = Names(batch, owner)
-        for position, effect in owner.of(row):
-            if not 0 <= position < len(moments):
+        names = _Names(batch, owner)
+        for moment, effect in owner.of(0):
+            position = moment + effect.after
+            if moment < 0 or position >= len(moments):
                 continue
-            instructions[position].allocate(effect, names)
-            # What takes place when an instruction is over belongs to the next one's time and peak.
-            if effect.workspace_bytes and position + effect.after < len(moments):
-                instructions[position + effect.after].workspace.append(names.workspace(effect))
-    _share(batch.part(slice(row, row + 1)), instructions)
-    return Step(tuple(instructions))
+            for what, changed in ((_BEGINS, effect.begins), (_ENDS, effect.ends)):
+                changes += [(position, what, not effect.after, names.of(each)) for each in changed]
+            if effect.workspace_bytes:
+                changes.append((position, _ALONE, True, names.workspace(effect)))
+    changes += _packed(batch, changes)
+    alive: dict[tuple[tuple[str, str, str], str], list[tuple[NamedBytes, int, str]]] = defaultdict(list)
+    # Begins first: what one effect begins, another one may end at the same time.
+    for position, what, itself, named in sorted(changes, key=itemgetter(0, 1, 2)):
+        words = moments[position].words if itself else f"the end of {moments[position - 1].words}"
+        if what == _BEGINS:
+            alive[named.name, named.kind].append((named, position, words))
+        elif what == _ALONE:
+            yield _Lifetime(named, position, position + 1, words, f"the end of {words}")
+        else:
+            begun, first, since = alive[named.name, named.kind].pop(0)
+            if first < position:
+                yield _Lifetime(begun, first, position, since, words)
+    for begun, first, since in (left for of_name in alive.values() for left in of_name):
+        yield _Lifetime(begun, first, len(moments), since, "the end of the step")
 
 
-def _share(batch: Batch, instructions: Sequence[Instruction]) -> None:
-    """Add the copies in which gradients are scattered together."""
+def _packed(batch: Batch, changes: list[_Change]) -> Iterator[_Change]:
+    """Yield the copies in which gradients are scattered together."""
+    alone = Counter[int]()
+    for position, what, _, named in changes:
+        alone[position] += named.bytes * (what == _ALONE)
     beginnings = batch.schedule.beginnings
     for number, call in enumerate(coalesced(batch) if batch.prices.packs else ()):
-        at, size, staying = instructions[call.position], int(call.bytes[0]), int(call.staying[0])
+        at, size, staying = call.position, int(call.bytes[0]), int(call.staying[0])
         if call.kind != "reduce_scatter" or int(call.members[0]) <= 1:
             continue
         shards = size // prod(batch.mesh[axis + 1] for axis in call.axes)
-        copy = NamedBytes("", PACKED, "packed copy", str(number), "transient", staying)
-        arrived = min((begin for begin in beginnings if begin > call.position), default=call.position + 1)
+        copy = NamedBytes("", _PACKED, "packed copy", str(number), "transient", staying)
+        arrived = min((begin for begin in beginnings if begin > at), default=at + 1)
         if staying:
-            at.begins.append(copy)
-            if arrived < len(instructions):
-                instructions[arrived].ends.append(copy)
+            yield at, _BEGINS, True, copy
+            if arrived < len(batch.schedule.moments):
+                yield arrived, _ENDS, True, copy
         # Of this and the moment's other memory, the larger counts.
-        more = size - shards - staying - sum(named.bytes for named in at.workspace)
-        if more > 0:
-            at.workspace.append(copy._replace(kind="workspace", bytes=more))
+        if (more := size - shards - staying - alone[at]) > 0:
+            alone[at] += more
+            yield at, _ALONE, True, copy._replace(kind="workspace", bytes=more)
 
 
 def operator_of(batch: Batch, owner: Owner) -> str:

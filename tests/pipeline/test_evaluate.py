@@ -15,11 +15,11 @@ from tensoropt.costs.process_memory import process_memory
 from tensoropt.engine.models import ModelSpec, load_model
 from tensoropt.exploration.facts import host_words
 from tensoropt.pipeline.costs import PipelinePrices
-from tensoropt.pipeline.evaluate import PipelineEvaluation, _evaluate_pipeline, fits, stage_works
+from tensoropt.pipeline.evaluate import PipelineEvaluation, _evaluate_pipeline, fits
 from tensoropt.pipeline.memory import memory_of_actions, owned_by_place
 from tensoropt.pipeline.points import pipelined_point
 from tensoropt.pipeline.stages import Cutter
-from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy, place_actions
+from tensoropt.pipeline.strategy import SCHEDULES, PipelinedStrategy
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.simulate.collectives import Collective
 from tensoropt.simulate.recording import Owned
@@ -30,7 +30,7 @@ from tensoropt.verify.random_strategies import random_pipeline
 from tensoropt.verify.recorder import compare_collectives, rows_of
 from tests.costs.models import facts_of, four, problem
 from tests.costs.test_communication import make_cluster
-from tests.pipeline.models import frozen, skip, split_along_the_batch, tied
+from tests.pipeline.models import frozen, split_along_the_batch, tied
 from tests.simulate.test_simulator import Hand
 
 ROWS, WEIGHT = 4 * 24 * 4, 24 * 24 * 4
@@ -47,10 +47,9 @@ def evaluated(
 ) -> PipelineEvaluation:  # fmt: skip
     """At hand's prices on CPU ranks, every place a node."""
     cluster = cluster or make_cluster(strategy.places, strategy.devices_per_place)
-    works, training = stage_works(strategy), strategy.graph.atoms.graph.training
-    facts = [{name: facts_of(work, training) for name, work in of_stage.items()} for of_stage in works]
+    training = strategy.graph.atoms.graph.training
     prices = prices_of(strategy, cluster, compute or Hand(), overheads, optimizer, **more)
-    return _evaluate_pipeline(strategy, works, facts, prices)
+    return _evaluate_pipeline(strategy, lambda _, work: facts_of(work, training), prices)
 
 
 def prices_of(
@@ -210,8 +209,7 @@ def test_1f1b_keeps_few_micro_batches_and_gpipe_all():
 def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(micro_batches):
     rows = 16 // micro_batches * 24 * 4
     found = evaluated(halves("1f1b", micro_batches))
-    actions = place_actions("1f1b", 2, 1, micro_batches)[0]
-    kept = memory_of_actions(found.strategy, found.stages, 0, actions)[:, 3]
+    kept = memory_of_actions(found.strategy, found.stages, 0)[:, 3]
     assert max(kept) == 2 * rows
     gpipe = evaluated(halves("gpipe", micro_batches))
     assert gpipe.memory[0][3] == (micro_batches - 1) * 2 * rows
@@ -219,11 +217,8 @@ def test_memory_of_1f1b_follows_its_places_and_not_its_micro_batches(micro_batch
 
 def kept_and_needed(found: PipelineEvaluation, place: int) -> list[tuple[str, int, int]]:
     """By action what is kept beside it and what it needs; "end" is what comes behind the last."""
-    strategy = found.strategy
-    per_place = len(strategy.stages) // strategy.places
-    actions = place_actions(strategy.schedule, strategy.places, per_place, strategy.micro_batches)[place]
-    names = [*(f"{action.kind}{action.micro_batch}" for action in actions), "end"]
-    curve = memory_of_actions(strategy, found.stages, place, actions)
+    names = [*(f"{kind}{micro_batch}" for kind, _, micro_batch in found.strategy.actions[place]), "end"]
+    curve = memory_of_actions(found.strategy, found.stages, place)
     return [(name, int(kinds[3]), int(kinds[4])) for name, kinds in zip(names, curve, strict=True)]
 
 
@@ -323,21 +318,12 @@ def test_a_stage_without_a_backward_keeps_nothing_for_one():
     assert every["B0"] == 0
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_the_owners_of_stages_without_a_backward_are_what_these_hold(schedule):
-    graph = problem(frozen).graph
-    cuts = [Cutter(graph).beginning("blocks.2")]
-    check_owners(evaluated(split_along_the_batch(graph, cuts, (4, 2), schedule)))
-
-
 def check_owners(found: PipelineEvaluation) -> list[list[Owned]]:
     """What is owned at every place is its memory at each point, and no row is below 0."""
-    strategy, places = found.strategy, []
-    for place, actions in enumerate(
-        place_actions(strategy.schedule, strategy.places, 1, strategy.micro_batches)
-    ):
-        curve = memory_of_actions(strategy, found.stages, place, actions)
-        owned = owned_by_place(strategy, found.stages, place, actions)
+    places = []
+    for place in range(found.strategy.places):
+        curve = memory_of_actions(found.strategy, found.stages, place)
+        owned = owned_by_place(found.strategy, found.stages, place)
         for point, kinds in enumerate(curve):
             at = [row for row in owned if row[5] <= point < row[6]]
             assert sum(row[4] for row in at) == pytest.approx(kinds.sum())
@@ -414,33 +400,47 @@ def check_issued(found: PipelineEvaluation, issued: RunFindings) -> None:
         assert compare_collectives(rows_of(found.sent_by(rank)), shown) == [], rank
 
 
-@pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("build", [four, skip, tied])
-def test_ranks_keep_what_is_predicted(build, schedule):
-    name = f"{build.__module__}:{build.__name__}"
-    found, issued = of_fake_ranks(name, along((1, 2), (4, 3), schedule))
+BOTH = ("1f1b", "gpipe")
+THREE = [f"tests.{name}" for name in ("costs.models:four", "pipeline.models:skip", "pipeline.models:tied")]
+
+
+def also_slow(*row: Any) -> Any:
+    return pytest.param(*row, marks=pytest.mark.slow)
+
+
+@pytest.mark.sweep(quick=7)
+@pytest.mark.parametrize(("name", "how", "optimizer", "near"), [
+    # But for scalars: losses, counts, numbers of micro-batches, and what has the places of tensors.
+    *(("tests.costs.models:three", along((1,), (4, 2), schedule), "sgd", {"abs": 96}) for schedule in BOTH),
+    # Two tensors arrive whose gradients lie in one storage, which are counted twice.
+    *(("tests.execute.models:transformer", along((10,), (4, 2), schedule), "sgd", {"rel": 0.025})
+      for schedule in BOTH),
+    # A gradient of two tensors goes back as one copy.
+    ("tests.pipeline.models:turned", along((2,), (4, 2), "gpipe"), "sgd", {"abs": 256}),
     # Behind an activation that keeps what it made, up to a micro-batch of that is missing at the peak: 3 %
     # of models as small as these.
-    check_memory(found, issued, rel=0.05)
-    assert np.argmax(issued.memory_tracked_of_ranks) == found.fullest
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize(("name", "cut", "near"), [
-    ("tests.costs.models:three", 1, 0.0),
-    # Two tensors arrive whose gradients lie in one storage, which are counted twice.
-    ("tests.execute.models:transformer", 10, 0.025),
+    *((name, along((1, 2), (4, 3), schedule), "adam", {"rel": 0.05}) for name in THREE for schedule in BOTH),
+    # Groups whose gradients wait in one storage, in an order that is not that of forward.
+    also_slow("zoo:llama-tiny", drawn((4, 2), "zero_bubble", 1, 0.3), "adam", {"rel": 0.015}),
+    # A gradient that an operator shares between its reads, and another reader's is added to.
+    also_slow("tests.simulate.held_out:convnext", drawn((4, 2), "zero_bubble", 0, 0.3), "adam",
+              {"rel": 0.015}),
+    # Two stages of one place: what the first gave is kept by both; the second's parameters come later.
+    also_slow("tests.pipeline.models:deep", drawn((4, 2), "zbv", 2, 0.3), "adam", {"rel": 0.04}),
+    # Gradients of two tensors that come from the second in one storage, which are counted twice.
+    also_slow("tests.pipeline.models:deep", drawn((4, 2), "zbv", 4, 0.3), "adam", {"rel": 0.06}),
 ])  # fmt: skip
-def test_ranks_keep_what_is_predicted_behind_a_product_or_a_sum(name, cut, near, schedule):
-    # But for scalars: losses, counts, numbers of micro-batches, and what has the places of tensors.
-    check_memory(*of_fake_ranks(name, along((cut,), (4, 2), schedule), "sgd"), rel=near, abs=96)
+def test_ranks_keep_what_is_predicted(name, how, optimizer, near):
+    found, issued = of_fake_ranks(name, how, optimizer)
+    check_memory(found, issued, **near)
+    if found.strategy.schedule in BOTH:
+        assert np.argmax(issued.memory_tracked_of_ranks) == found.fullest
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "schedule", "seed"), [
     ("tests.costs.models:four", "1f1b", 0), ("tests.costs.models:four", "gpipe", 0),
-    pytest.param("tests.execute.models:transformer", "interleaved_1f1b", 2, marks=pytest.mark.slow),
+    ("tests.execute.models:transformer", "interleaved_1f1b", 2),
     ("tests.pipeline.models:deep", "interleaved_1f1b", 7),
 ])  # fmt: skip
 def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(name, schedule, seed):
@@ -450,22 +450,6 @@ def test_gradients_are_alive_until_the_next_backward_of_their_place_is_over(name
     check_memory(found, issued, each=2, rel=0.005)
     assert found.busiest.compute_s + found.busiest.exposed_s + found.idle_s == pytest.approx(found.time_s)
     assert 0.0 <= found.busiest.exposed_s <= found.busiest.communication_s * (1 + 1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.sweep(quick=2)
-@pytest.mark.parametrize(("name", "schedule", "seed", "near"), [
-    # Groups whose gradients wait in one storage, in an order that is not that of forward.
-    ("zoo:llama-tiny", "zero_bubble", 1, 0.015),
-    # A gradient that an operator shares between its reads, and another reader's is added to.
-    ("tests.simulate.held_out:convnext", "zero_bubble", 0, 0.015),
-    # Two stages of one place: what the first gave is kept by both; the second's parameters come later.
-    ("tests.pipeline.models:deep", "zbv", 2, 0.04),
-    # Gradients of two tensors that come from the second in one storage, which are counted twice.
-    ("tests.pipeline.models:deep", "zbv", 4, 0.06),
-])  # fmt: skip
-def test_a_backward_that_is_taken_apart_keeps_what_its_second_part_needs(name, schedule, seed, near):
-    check_memory(*of_fake_ranks(name, drawn((4, 2), schedule, seed, 0.3)), rel=near)
 
 
 # The encoder's table is also the head: what is used twice is not twice at one place.
@@ -483,12 +467,6 @@ def test_stages_without_a_backward_keep_and_issue_what_is_predicted(name, schedu
         check_issued(found, issued)
 
 
-def test_a_gradient_of_two_tensors_goes_back_as_one_copy():
-    found, issued = of_fake_ranks("tests.pipeline.models:turned", along((2,), (4, 2), "gpipe"), "sgd")
-    assert len(found.strategy.parts[1].arriving) == 2
-    check_memory(found, issued, abs=256)
-
-
 def test_nothing_that_was_sent_stays_for_the_optimizer():
     # The last place of 1F1B has its peak there: Adam's temporaries of two layers.
     found, issued = of_fake_ranks("tests.costs.models:four", along((2,), (4, 2)))
@@ -497,6 +475,10 @@ def test_nothing_that_was_sent_stays_for_the_optimizer():
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
 def test_the_owners_are_what_is_alive_and_no_more(schedule):
+    graph = problem(frozen).graph  # whose first stage has no backward
+    check_owners(
+        evaluated(split_along_the_batch(graph, [Cutter(graph).beginning("blocks.2")], (4, 2), schedule))
+    )
     for place, owned in enumerate(check_owners(evaluated(halves(schedule, 16)))):
         for point in range(owned[0][6]):
             at = [row for row in owned if row[5] <= point < row[6] and row[3] == "kept"]

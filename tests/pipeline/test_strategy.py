@@ -28,7 +28,6 @@ from tensoropt.pipeline.strategy import (
     SCHEDULES,
     Action,
     PipelinedStrategy,
-    UnfitParameter,
     _unfit_parameter,
     check_schedule,
     place_actions,
@@ -168,23 +167,16 @@ def cutter_of(how: str) -> Cutter:
     return Cutter(prepare(capture(Several(how), (torch.randn(8, W),), {})).graph)
 
 
-def behind_the_first(cutter: Cutter) -> UnfitParameter | None:
-    """Of the stage behind the first layer."""
-    return _unfit_parameter(cutter.stage(1, len(cutter.graph.groups)).graph)
-
-
-@pytest.mark.parametrize("how", ["norm", "cosine", "lstm", "a tower read once"])
-def test_one_way_from_a_parameter_to_what_arrived_is_found(how):
-    assert behind_the_first(cutter_of(how)) is None
-
-
 @pytest.mark.parametrize(("how", "parameter"), [
+    *((how, "") for how in ("norm", "cosine", "lstm", "a tower read once")),
     ("gru", "recurrent_weight_hh"), ("a tower read twice", "tower_weight"), ("penalty", "last_weight"),
 ])  # fmt: skip
-def test_several_ways_are_not(how, parameter):
-    unfit = behind_the_first(cutter_of(how))
-    assert unfit is not None
-    assert parameter in unfit.parameter
+def test_one_way_from_a_parameter_to_what_arrived_is_found(how, parameter):
+    """Of the stage behind the first layer; several ways are not."""
+    cutter = cutter_of(how)
+    unfit = _unfit_parameter(cutter.stage(1, len(cutter.graph.groups)).graph)
+    assert (unfit is not None) == bool(parameter)
+    assert unfit is None or parameter in unfit[0]
 
 
 @pytest.mark.parametrize("how", ["early", "split", "merged", "normed"])

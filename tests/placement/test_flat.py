@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensoropt.placement import MessageEnds, Placement, simulate_placement
+from tensoropt.placement import Placement, simulate_placement
 from tensoropt.placement.flat import FlatProblem, flat_step, step_s
 from tensoropt.placement.problem import PlacedResult, PlacementProblem, repeat_placement
 from tests import naive
@@ -29,7 +29,7 @@ def scheduled(problem: PlacementProblem, placement: Placement, *, enforced: bool
     """The step of a placement from tasks that are made one by one, by name."""
     count, devices = problem.micro_batches, problem.devices
     problem, placement = problem.repeated, repeat_placement(placement, count)
-    on, ends = placement.device, devices.end_seconds.tolist()
+    on, ends = placement.device, np.zeros((devices.count, 6)) if devices.ends is None else devices.ends
     tasks: dict[tuple, list] = {}  # seconds, resources, after, ends
 
     def add(key: tuple, seconds: float, resources: tuple, after: list, slows: tuple = ()) -> None:
@@ -116,7 +116,7 @@ def test_the_step_is_that_of_tasks_one_by_one(seed, training, mixed, micro_batch
         devices=replace(
             problem.devices,
             lanes=shared,
-            ends=MessageEnds(*rng.choice([0.0, 1e-9, 1e-4], size=(6, problem.devices.count))),
+            ends=rng.choice([0.0, 1e-9, 1e-4], size=(problem.devices.count, 6)),
             slower=float(rng.choice([0.0, 0.19, np.inf])),
         ),
         update_s=rng.choice([0.0, 1e-4], size=problem.forward_s.shape),

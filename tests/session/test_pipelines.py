@@ -125,9 +125,9 @@ def test_their_figures_are_the_simulators(both, store):
         assert strategy.devices == 4
         works = stage_works(strategy)
         source.facts.find(work for of_stage in works for work in of_stage.values())
-        facts = [{name: source.facts.of(work) for name, work in of.items()} for of in works]
         mesh = Mesh(shape=plan.mesh.shape, names=plan.mesh.names)
-        found = _evaluate_pipeline(strategy, works, facts, PipelinePrices.of(source, mesh))
+        prices = PipelinePrices.of(source, mesh)
+        found = _evaluate_pipeline(strategy, lambda _, work: source.facts.of(work), prices)
         assert point.memory_bytes == pytest.approx(found.memory_bytes, rel=1e-9)
         assert point.time_s == pytest.approx(found.time_s, rel=1e-9)
 

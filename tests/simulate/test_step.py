@@ -4,7 +4,6 @@ What moments of a step are called, and where a group is cut: where its inputs ar
 """
 
 import random
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,7 @@ from tensoropt.costs.prices import free_prices
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import StrategyCandidates, TableCandidates
 from tensoropt.simulate.simulator import StepColumns
-from tensoropt.simulate.step import Step, lower
+from tensoropt.simulate.step import lifetimes
 from tensoropt.simulate.step_schedule import Moment
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import four, gates, gpt2, llama_two, problem, tables_of, three, unrolled
@@ -36,10 +35,10 @@ def batches(build, mode: str = "train", dtype: str = "float32", packs: bool = Fa
             yield Batch(candidates, *candidates.row(), prices)
 
 
-def alive(step: Step, kind: str) -> np.ndarray:
+def alive(batch: Batch, kind: str) -> np.ndarray:
     """The bytes of a kind that are alive at each position."""
-    changes = np.zeros(len(step.instructions) + 1)
-    for named, first, end, *_ in step.lifetimes():
+    changes = np.zeros(len(batch.schedule.moments) + 1)
+    for named, first, end, *_ in lifetimes(batch):
         if named.kind == kind:
             changes[first] += named.bytes
             changes[end] -= named.bytes
@@ -54,25 +53,21 @@ def alive(step: Step, kind: str) -> np.ndarray:
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_steps_allocations_are_what_the_simulator_adds_up(build, mode, dtype, packs):
     for batch in batches(build, mode, dtype, packs):
-        step, columns = lower(batch), StepColumns(batch)
+        columns = StepColumns(batch)
         for kind in ("kept", "transient"):
             summed = np.cumsum(getattr(columns, kind)[:, 0])[:-1]
-            assert alive(step, kind).tolist() == summed.tolist()
-        assert alive(step, "workspace").tolist() == columns.workspace[:-1, 0].tolist()
+            assert alive(batch, kind).tolist() == summed.tolist()
+        assert alive(batch, "workspace").tolist() == columns.workspace[:-1, 0].tolist()
 
 
 @pytest.mark.parametrize("build", [gates, unrolled, gpt2], ids=lambda b: b.__name__)
 def test_every_allocation_of_a_micro_batch_ends_in_it(build):
     """Nothing is left for the next one, and nothing ends that has not begun."""
     for batch in batches(build, dtype="bfloat16"):
-        begun: Counter[tuple] = Counter()
-        for now in lower(batch).instructions:
-            for named in (*now.begins, *now.leaves):
-                assert named.bytes > 0
-                begun[named.name, named.kind, named.bytes] += 1
-            for named in (*now.ends, *now.releases):
-                begun[named.name, named.kind, named.bytes] -= 1
-        assert not any(begun.values()), {name: n for name, n in begun.items() if n}
+        for named, first, end, _, until in lifetimes(batch):
+            assert named.bytes > 0
+            assert until != "the end of the step"
+            assert first >= batch.schedule.last or end <= batch.schedule.last
 
 
 def test_a_part_of_many_strategies_has_their_steps():
@@ -86,8 +81,7 @@ def test_a_part_of_many_strategies_has_their_steps():
     _ = many.owners
     for row in range(1, 8):
         alone = Batch(candidates, *candidates.rows(chosen[row : row + 1]), tables.prices)
-        part = many.part(slice(row, row + 1))
-        assert lower(part) == lower(many, row) == lower(alone)
+        assert list(lifetimes(many.part(slice(row, row + 1)))) == list(lifetimes(alone))
 
 
 def group(*reads: str) -> SimpleNamespace:

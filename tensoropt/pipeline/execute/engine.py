@@ -32,7 +32,7 @@ from tensoropt.pipeline.execute.stage import (
 )
 from tensoropt.pipeline.execute.staged_call import StagedCall
 from tensoropt.pipeline.receipts import taken_back, taken_on
-from tensoropt.pipeline.strategy import PipelinedStrategy, place_actions, schedule_named
+from tensoropt.pipeline.strategy import PipelinedStrategy, schedule_named
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -95,8 +95,7 @@ class PipelinedEngine(Engine[Pending]):
 
     def _make_schedule(self) -> PipelineScheduleSingle | PipelineScheduleMulti:
         count, micro_batches = len(self.strategy.stages), self.strategy.micro_batches
-        schedule, places = self.strategy.schedule, self.strategy.places
-        actions = place_actions(schedule, places, count // places, micro_batches)
+        schedule, actions = self.strategy.schedule, self.strategy.actions
         waits = schedule_named(schedule).waits
         self._running = [
             RunningStage(

@@ -20,12 +20,10 @@ from typing import Any
 
 from tensoropt.costs.process_memory import allocator_blocks
 from tensoropt.evaluation.evaluate import Evaluation
-from tensoropt.pipeline.evaluate import PipelineEvaluation
 from tensoropt.pipeline.memory import KEPT, alive_at
-from tensoropt.pipeline.strategy import place_actions
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
-from tensoropt.simulate.step import NamedBytes, lower
+from tensoropt.simulate.step import NamedBytes, lifetimes
 from tests.benchmarks.machine import described
 from tests.benchmarks.program import Row, page, table
 from tests.benchmarks.published.decoder import Architecture
@@ -116,7 +114,7 @@ def kept_bytes(
         for n in of.strategy.stages_at(place)
     }
     kept = Counter[int]()
-    for alive in alive_at(*_of_place(of, place), of.capability):
+    for alive in alive_at(of.strategy, of.stages, place, of.capability):
         if alive.what == KEPT:
             kept.update(dict.fromkeys(range(alive.first, alive.end), alive.bytes * shares[alive.stage]))
     return float(max(kept.values()))
@@ -124,8 +122,8 @@ def kept_bytes(
 
 def kept_between(stage: Evaluation) -> Iterator[NamedBytes]:
     """Yield what a micro-batch of a stage keeps between forward and backward."""
-    step, turn = lower(stage.batch), stage.batch.schedule.forward_end
-    return (alive.named for alive in step.lifetimes() if alive.first <= turn < alive.end)
+    turn = stage.batch.schedule.forward_end
+    return (alive.named for alive in lifetimes(stage.batch) if alive.first <= turn < alive.end)
 
 
 def _gathers_again(run: Run) -> bool:
@@ -142,12 +140,6 @@ def less_where_gathered_again(run: Run, stage: Evaluation) -> float:
     kept = kept_between(stage)
     copies = (named.bytes for named in kept if named.what == "activation" and " read " in named.key)
     return sum(copies) * (1 - 1 / run.number("tp"))
-
-
-def _of_place(of: PipelineEvaluation, place: int) -> tuple[Any, ...]:
-    strategy = of.strategy
-    shape = strategy.places, len(of.stages) // strategy.places, strategy.micro_batches
-    return strategy, of.stages, place, place_actions(strategy.schedule, *shape)[place]
 
 
 def lasting_kinds(found: PinnedPoint | PinnedPipelinePoint, place: int) -> Sequence[float]:

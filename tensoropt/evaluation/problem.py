@@ -71,7 +71,16 @@ def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float
 def prepare_graph(
     operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
 ) -> Problem:
-    """Return the operator graph as atoms and groups; discoveries are read from and added to ``kept``."""
+    """Return the operator graph as atoms and groups; discoveries are read from and added to ``kept``.
+
+    Raises:
+        TensorOptError: the graph has no operators.
+    """
+    if not operators.operators:
+        raise TensorOptError(
+            "the model computes nothing that could be split or placed: what it returns is an input, a "
+            "parameter or a constant; pass a module whose forward computes the loss or the outputs"
+        )
     graph = group_operators(refine_graph(operators, kept))
     try:
         return Problem(captured, graph, micro_batch_strategies(graph))

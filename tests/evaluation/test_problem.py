@@ -16,11 +16,13 @@ from torch import nn
 from tensoropt import Exploration, explore, zoo
 from tensoropt.capture import capture
 from tensoropt.cluster import load_cluster
+from tensoropt.errors import TensorOptError
 from tensoropt.evaluation.problem import Problem, model_flops, prepare, unsplit
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.report.table import summary_lines
+from tests.models import Call
 
 PLAIN = KernelSettings()
 
@@ -35,6 +37,12 @@ def flops_of(
     problem: Problem, device_type: str, kernels: KernelSettings = PLAIN, facts_of: Any = find_facts
 ) -> dict[str, float]:
     return model_flops(unsplit(problem.graph, facts_of).values(), facts_of, device_type, kernels)
+
+
+@pytest.mark.parametrize("mode", ["train", "inference"])
+def test_a_model_that_computes_nothing_is_refused(mode: Any) -> None:
+    with pytest.raises(TensorOptError, match="computes nothing"):
+        explore(Call(lambda m, x: m.scale, scale=()), (torch.randn(4, 4),), cluster="dgx-h100", mode=mode)
 
 
 def test_a_transformer_has_what_palm_counts() -> None:

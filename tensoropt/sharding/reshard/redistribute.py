@@ -423,6 +423,7 @@ def _all_gather(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozens
             own.narrow(atom, 0, x.shape[atom]).copy_(x)
             own.narrow(atom, x.shape[atom], shard - x.shape[atom]).zero_()
         dist.all_gather_into_tensor(flat, own.flatten(), group=group)
+        del own  # perhaps a copy, which would be kept while the pieces are joined
         return _joined(gathered, atom, whole, zigzag=atom in zigzag)
 
     return move

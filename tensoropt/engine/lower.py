@@ -169,7 +169,7 @@ class Interpretation:
     def function(
         self, function: Callable[..., Any], name: str, args: Iterable[fx.Node], *bound: Any
     ) -> fx.Node:
-        """Add a call of a function, with ``bound`` before ``args``; ``name`` labels it in the printed graph."""
+        """Add a call of a function, with ``bound`` before ``args``; ``name`` labels it in printed graphs."""
         call = functools.partial(function, *bound)
         call.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
         return self.graph.call_function(call, tuple(args))

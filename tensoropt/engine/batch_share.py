@@ -67,13 +67,13 @@ class BatchShare:
         return [start + row for start in starts for row in range(size)]
 
     def shape(self, name: str, shape: Sequence[int]) -> torch.Size:
-        """Return the shape in which a rank passes an input of this global shape."""
+        """Return the shape of a rank's share of an input with the global shape ``shape``."""
         if name not in self.divided:
             return torch.Size(shape)
         return torch.Size((shape[0] // self.world, *shape[1:]))
 
     def as_passed(self, name: str, atoms: Atoms, layout: Layout) -> tuple[Atoms, Layout]:
-        """Return the factors (atoms) of an input's share, by dim, and the layout that cuts it further."""
+        """Return the atoms (dims' factors) of a rank's share of an input, and its layout on other axes."""
         if name not in self.divided or name in self.gathered:
             return atoms, layout
         (first, *rest), *others = atoms

@@ -186,7 +186,7 @@ class CallingConvention:
             fewer: whether the call has fewer rows than the plan.
 
         Raises:
-            PlanError: it differs from the captured value in shape, type or, for a constant, value.
+            PlanError: the value differs from the captured one in shape, type or, for a constant, value.
         """
         name = self.labels[index]
         if not isinstance(example, torch.Tensor):

@@ -16,7 +16,7 @@ from tensoropt.units import format_bytes
 _COPIES = 2
 """The number of copies in memory: the model's own tensors, and the values that runs start from."""
 _SHARE = 8
-"""The free memory required for all ranks and this process, as a multiple of these copies; an assumption."""
+"""The factor by which free memory must exceed the copies, for all ranks and this process; an assumption."""
 
 
 def draw_values(model: torch.nn.Module, call: Any, seed: int) -> Any:

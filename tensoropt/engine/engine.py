@@ -156,7 +156,7 @@ class Engine(ABC, Generic[_S]):
         """Lower a call in eval mode; PlanError if it factors a parameter's dims otherwise than the plan."""
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
-        """Broadcast a value from the device group ``place``; a contiguous ``value`` receives it."""
+        """Broadcast ``value`` from the device group ``place``, in place if it is contiguous."""
         return value
 
     def _make_counts(self) -> TargetCounts | None:

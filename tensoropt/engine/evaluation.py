@@ -257,7 +257,7 @@ class CallEvaluator:
             None if only the loss is wanted and the plan's own graph can compute it.
 
         Raises:
-            PlanError: the ranks' calls differ, or in numbers of rows that cannot be made equal.
+            PlanError: the ranks' calls differ, or their numbers of rows differ and cannot be made equal.
             CaptureError: the call cannot be captured.
         """
         rows, fits = self._agreed(call, everything)
@@ -334,7 +334,7 @@ class CallEvaluator:
         return self._forms[key]
 
     def _agreed(self, call: _Call, everything: bool) -> tuple[list[int], bool]:
-        """Return each rank's rows, and whether the plan's graph fits all calls; PlanError if calls differ."""
+        """Return each rank's row count, and whether the plan's graph fits all; PlanError if calls differ."""
         if self.parallel.together is None:
             return [call.rows], call.fits
         own = [self.index, call.rows, text_hash(call.form), int(call.fits)]

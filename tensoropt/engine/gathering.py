@@ -105,7 +105,7 @@ class _Sum(NamedTuple):
     """A gradient that waits to be scattered.
 
     Attributes:
-        spec: the edge of a use of the parameter.
+        spec: the edge (resharding) of a use of the parameter.
         value: the sum over all uses so far.
         own: whether nothing else refers to the tensor.
     """
@@ -142,7 +142,7 @@ def begin_block(
     following: Sequence[EdgeSpec],
     *shards: torch.Tensor,
 ) -> None:
-    """Call :meth:`CallAhead.begin`; a node of the lowered graph."""
+    """Wait for a block's parameters and prefetch the next block's; a node of the lowered graph."""
     if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
         runtime.ahead.begin(block, own, following, shards)
 
@@ -203,7 +203,7 @@ class CallAhead(Ahead):
 
     @property
     def is_backward(self) -> bool:
-        """Whether backward has begun; forward operators are then recomputed."""
+        """Whether backward has begun; forward operators that run now are recomputed ones."""
         return bool(self._begun)
 
     # -- forward ----------------------------------------------------------------------------------
@@ -469,7 +469,7 @@ class UnshardedParameters:
 
     @torch.no_grad()
     def _arrived(self, name: str, leaf: torch.Tensor) -> None:
-        """Handle the gradient of an unsharded parameter after a micro-batch's backward."""
+        """Accumulate an unsharded parameter's gradient after a micro-batch; scatter it after the last one."""
         waiting, spec = self.unreduced[name], self.specs[name]
         if leaf.grad is not waiting and leaf.grad is not None:
             # For a narrow copy: sums over micro-batches are not narrow.

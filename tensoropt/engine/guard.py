@@ -17,8 +17,7 @@ from tensoropt.errors import PlanError
 _PLANNED = frozenset(
     {*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func", "use_cache", "forward"}
 )
-"""Attributes that are not compared as settings of ``forward``, because the plan decides them or another check
-does."""
+"""Attributes that are not compared, because the plan decides them or another check covers them."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 _UNSET = object()
@@ -122,7 +121,7 @@ def _shown(value: Any) -> str:
 
 
 def _watched(path: str, module: nn.Module) -> Iterator[_Watched]:
-    """Yield everything in one module of a model whose change a plan would not follow."""
+    """Yield the parts of one module that must not change, because the plan would not follow."""
     inner, attributes = f"{path}." if path else "", module.__dict__
     whole = path or "the model"
     yield _Watched(attributes, "_modules", (*module._modules,), _no_more, whole, _BEFORE)

@@ -29,7 +29,7 @@ class CallGraph:
 
     Attributes:
         groups: the graph, captured for inference.
-        planned: name here -> name in the plan of each parameter of the plan; others are whole on every rank.
+        planned: a parameter's name here -> its name in the plan; all others are whole on every rank.
         divided: the inputs with a batch dim.
         by_rows: the results with a batch dim.
     """

@@ -194,7 +194,7 @@ _KEPT_BYTES = 2**26
 
 
 def load_model(spec: ModelSpec) -> CapturedModel:
-    """Build and capture a model; the last one and small ones are cached until their own file changes."""
+    """Build and capture a model; the last model and small ones are cached until their files change."""
     key = replace(spec, dtype=None, compute_dtype="float32"), _changed_ns(spec.source)
     if key not in _opened:
         if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > _KEPT_BYTES:

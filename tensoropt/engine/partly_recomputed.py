@@ -41,7 +41,7 @@ class PartlyRecomputed:
     """A region's graph, part of which runs again in backward.
 
     Args:
-        root: the module that the nodes refer to.
+        root: the module with the attributes that the nodes name.
         inputs, outputs: the nodes outside that the region reads, and its nodes that are read outside.
         nodes: the region's nodes in order, with how often each runs.
         saving: saved-tensor hooks for operators that run once.
@@ -173,7 +173,7 @@ class _Lies(NamedTuple):
 
 
 class _Given:
-    """A saved input of the second forward, alive as long as the saved tensors that claim it."""
+    """A saved input of the second forward, kept alive by the saved tensors that claim it."""
 
     __slots__ = ("__weakref__", "_unpack", "claims", "learns", "value", "version")
 

@@ -52,7 +52,7 @@ class JobRanks:
         """Sum a value over all ranks, on its device.
 
         Args:
-            action: what the rank waits in, in words for the error.
+            action: the operation that needs the sum, in words for the error.
 
         Raises:
             PlanError: another rank has moved on without taking part.
@@ -142,7 +142,7 @@ _WHOLE = (
     _aten.mse_loss.default, _aten.mse_loss_backward.default, _aten.smooth_l1_loss.default,
     _aten.smooth_l1_loss_backward.default, _aten.huber_loss.default, _aten.huber_loss_backward.default,
 )  # fmt: skip
-"""Losses that divide by a count of elements. PyTorch takes the shard's own count where shards are unequal."""
+"""Losses computed on whole tensors, as PyTorch would divide by a shard's count where shards are unequal."""
 _of_mesh: dict[DeviceMesh, JobRanks] = {}
 
 

@@ -111,7 +111,7 @@ def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
 
 
 def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping[str, Template]:
-    """Return each group's configuration on a single device, with its workload and memory and FLOP."""
+    """Return each group's configuration on a single device, with its workload, memory and FLOP."""
     return make_templates(graph, (1,), {g.name: g.unsplit for g in graph.groups}, facts_of)
 
 

@@ -34,7 +34,7 @@ from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 
 ONE_TYPE = "all ranks of a job must be on one type of device; explore without the CPU ranks"
-"""The words of an error with its remedy, for a plan that mixes GPUs and CPU ranks."""
+"""The reason and remedy in errors about a plan that mixes GPUs and CPU ranks."""
 
 
 _OF_PLANS: dict[str, Callable[[Plan, GroupGraph], ParallelStrategy]] = {
@@ -108,7 +108,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """What running a plan needs.
+    """The data needed to run a plan.
 
     Attributes:
         devices: the number of devices.
@@ -208,7 +208,7 @@ class ResolvedPlan:
 
 
 def resolve_plan(plan: str | os.PathLike[str] | Plan | ParallelStrategy) -> ResolvedPlan:
-    """Return what running a plan needs.
+    """Return the data needed to run a plan.
 
     Args:
         plan: a plan, its file, or a strategy of any kind.

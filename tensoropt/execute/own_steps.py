@@ -66,7 +66,7 @@ class OwnSteps:
 
 
 def read_steps(plan: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return each rank's measurements of a plan's steps, as :func:`tensoropt.tuning.steps.run_steps` would.
+    """Return each rank's durations of steps, in the form of :func:`tensoropt.tuning.steps.run_steps`.
 
     Raises:
         PlanError: the job wrote no file, or a damaged one.

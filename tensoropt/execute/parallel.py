@@ -252,8 +252,9 @@ def parallelize(
     Returns:
         ``model``, with new parameters; existing optimizers continue with them, in their groups.
 
-    Warns: UserWarning: the plan was made for GPUs and the model is on the CPU, or vice versa, so the plan's
-    predictions do not apply (on rank 0).
+    Warns:
+        UserWarning: the plan was made for GPUs and the model is on the CPU, or vice versa, so the plan's
+            predictions do not apply (on rank 0).
 
     Raises:
         PlanError: the plan is for another model or another number of ranks; this machine lacks the device; a

@@ -1,7 +1,7 @@
 """accelerate's ``Accelerator`` for a model that runs by a plan.
 
-It overrides methods that assume that ranks train copies of the model: the model is not wrapped, a rank loads
-the rows of its share, and one optimizer step is one scheduler step.
+:class:`PlanAccelerator` overrides methods that assume that ranks train copies of the model. It does not wrap
+the model, a rank loads the rows of its share, and one optimizer step is one scheduler step.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PlanAccelerator(Accelerator):
         return super().prepare(*args, device_placement=device_placement)
 
     def prepare_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        """Return the model, which now runs by the plan."""
+        """Make the model run by the plan, unless it does already, and return it."""
         if model in self._models:
             return model
         if self._models:

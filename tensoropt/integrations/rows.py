@@ -190,7 +190,7 @@ def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> 
 
 
 def rows_of_all(model: nn.Module, values: Any) -> Any:
-    """Return tensors with the rows of all data-parallel ranks, in the data's order; scalars unchanged.
+    """Return tensors with the rows of all data-parallel ranks, one share after another; scalars unchanged.
 
     Args:
         values: a tensor with this rank's rows, or a structure of tensors, the same structure on all ranks.

@@ -1,7 +1,7 @@
 """Hugging Face's ``Trainer`` for a model that runs by a plan.
 
-It overrides methods that assume that ranks train copies of the model: the model is not wrapped, a rank loads
-the rows of its share, and the loss is already the global batch's.
+:class:`PlanTrainer` overrides methods that assume that ranks train copies of the model. It does not wrap the
+model, a rank loads the rows of its share, and the loss is already the global batch's.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
         plan: a plan or its file, for a call with ``input_ids``, ``attention_mask`` and ``labels``.
         more: arguments of ``SFTTrainer``.
 
-    Warns: UserWarning: metrics are left out (on rank 0).
+    Warns:
+        UserWarning: metrics are left out (on rank 0).
 
     Raises:
         PlanError: an argument that plans do not support; also errors of :func:`tensoropt.parallelize`.

@@ -102,7 +102,7 @@ _CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "produc
 def block_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device_type: str | None = None, *, masked: bool = False
 ) -> str:
-    """Return the kernel of one block: the device's flash kernel or, where it does not apply, matrix products.
+    """Return the name of a block's kernel: the device's flash kernel or, where that fails, matrix products.
 
     CUDA's flash kernel takes 16-bit types, heads of up to 256 in multiples of 8, and no mask.
 
@@ -127,8 +127,8 @@ class Queries(NamedTuple):
     """Some queries, the keys and values that they see, and how scores are masked and scaled.
 
     Attributes:
-        mask: added to the scores, in the queries' dtype or wider; broadcasts to them.
-        causal: query ``i`` sees only the first ``i + 1`` keys.
+        mask: the tensor added to the scores, in the queries' dtype or wider; it broadcasts to them.
+        causal: whether query ``i`` sees only the first ``i + 1`` keys.
     """
 
     q: torch.Tensor

@@ -102,7 +102,7 @@ class OperatorShard:
         return self.atoms.spaces[self.op.name]
 
     def split(self, loops: Collection[int]) -> tuple[int, ...]:
-        """Return the mesh axes with more than one part that split any of these loops."""
+        """Return the mesh axes with more than one part that split any of ``loops``."""
         return tuple(a for a, c in enumerate(self.choices) if c in loops and self.mesh[a] > 1)
 
     def steps(self, size: int, axes: Sequence[int]) -> int | tuple[int, ...]:

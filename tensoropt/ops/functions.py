@@ -60,7 +60,7 @@ class FunctionCall:
         return sum(isinstance(leaf, Slot) for leaf in self.leaves)
 
     def run(self, tensors: Sequence[Any]) -> Any:
-        """Run the function itself on these tensors."""
+        """Run the function itself, with ``tensors`` in place of the slots."""
         leaves = [tensors[leaf.index] if isinstance(leaf, Slot) else leaf for leaf in self.leaves]
         return apply(self.cls, *pytree.tree_unflatten(leaves, self.spec))
 

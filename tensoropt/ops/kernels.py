@@ -1,4 +1,4 @@
-"""Kernels that families share (averages as parts that add up), and the context of a kernel."""
+"""Kernels that several families share (means whose parts add up), and the context of a kernel."""
 
 from __future__ import annotations
 

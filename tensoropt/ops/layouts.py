@@ -30,7 +30,7 @@ _NAMES = {
     REDUCED_LAST: "held/P",
     GATHERED_AHEAD: "ahead",
 }
-"""The names that plans use."""
+"""Placement code -> its name in plans."""
 _CODES = {name: code for code, name in _NAMES.items()}
 
 

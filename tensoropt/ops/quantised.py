@@ -27,7 +27,7 @@ _NF4 = (
 _FP4 = tuple(
     sign * value / 12 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 )
-"""The numbers of 4-bit floats, as in bitsandbytes: sign, two exponent bits, one mantissa bit; scaled to 1."""
+"""The 4-bit floats of bitsandbytes (sign, 2 exponent bits, 1 mantissa bit), divided by the largest."""
 _TABLES = {"nf4": _NF4, "fp4": _FP4}
 _DOUBLE = "-double"
 SCHEMES = ("int8", *_TABLES, *(f"{name}{_DOUBLE}" for name in _TABLES))

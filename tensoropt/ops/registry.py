@@ -56,7 +56,7 @@ _NOTHING_SAID = OpSpec()
 
 
 def spec_of(target: str) -> OpSpec:
-    """Return the spec of this overload, or default values."""
+    """Return the spec of an overload; one of default values if no family describes it."""
     return _BY_TARGET.get(target, _NOTHING_SAID)
 
 

@@ -29,9 +29,9 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk
 
 RING_FORM = "kernels.ring_attention"
-"""The kernel of attention with keys and values split along with the queries."""
+"""The name of the kernel of attention with keys and values split along with the queries."""
 BLOCKS_FORM = "kernels.causal_attention_in_blocks"
-"""The kernel that replaces causal attention if its queries are split."""
+"""The name of the kernel that replaces causal attention if its queries are split."""
 RING = "ring"
 """The name of the loop that splits queries, keys and values along one axis."""
 
@@ -145,7 +145,7 @@ class _Pair(NamedTuple):
 
     Attributes:
         rows, columns: (first, end) of the queries, and of the keys, among the local ones.
-        causal: query ``i`` sees only the first ``i + 1`` of these keys.
+        causal: whether query ``i`` sees only the first ``i + 1`` of these keys.
     """
 
     rows: tuple[int, int]

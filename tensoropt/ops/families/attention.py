@@ -26,7 +26,7 @@ from tensoropt.ops.ring_attention import (
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 _MATH_FORM = "kernels.attention_with_dropout"
-"""The kernel of attention with dropout."""
+"""The name of the kernel of attention with dropout."""
 
 
 @alike("dropout_p scale")

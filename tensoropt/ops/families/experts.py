@@ -22,8 +22,8 @@ COUNTS = frozenset(("aten.histc.default", "aten.bincount.default"))
 def _grouped_mm(b: Builder) -> None:
     """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows sorted by expert end at ``offs[e]``.
 
-    Splits: rows, output and input features (Megatron's pair inside every expert), and experts, as a partial
-    sum.
+    Rows, output and input features (Megatron's pair inside every expert) may be split, and experts, as a
+    partial sum.
     """
     x, w, offs = b.arg(0), b.arg(1), b.arg(2, "offs")
     left, right = b.tensor(x).shape, b.tensor(w).shape

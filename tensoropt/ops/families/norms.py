@@ -15,7 +15,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 
 BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
-"""A batch norm in training, which returns the new running statistics as well."""
+"""The operator of a batch norm in training, which returns the new running statistics as well."""
 
 # -- index spaces ---------------------------------------------------------------------------------
 
@@ -137,7 +137,8 @@ def statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
 def normalised(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> Tensor:
-    """Return ``x`` normalised with these statistics; weight and bias are cast to their dtype."""
+    """Return ``x`` normalised with ``mean`` and ``var``; weight and bias are cast to the dtype of ``mean``.
+    """
     weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
     result: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         x, weight, bias, mean, var, 0.0, eps
@@ -221,7 +222,7 @@ def _gradient_of(grad: Tensor, *_: Any) -> Tensor:
 
 
 _SHAPES = torch.library.Library("aten", "IMPL", "Meta")
-"""Shapes of the results of PyTorch's own kernels, for fake tensors."""
+"""Functions that return only shapes, for fake tensors, of PyTorch's kernels that lack them."""
 _OF_KERNELS = {"batch_norm_update_stats": _statistics_of, "batch_norm_backward_elemt": _gradient_of}
 for _name, _shapes in _OF_KERNELS.items():
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):

@@ -10,7 +10,7 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.quantised import QuantisedProduct, Scheme
 
 QUANTISED_LINEAR = "quantised_kernels.quantised_linear"
-"""The operator and kernel; arguments: x, codes, scales, nested scales, offset, bias, scheme."""
+"""The operator's and kernel's name; arguments: x, codes, scales, nested scales, offset, bias, scheme."""
 
 
 def _quantised_linear(b: Builder) -> None:

@@ -31,7 +31,7 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import resolve_overload
 
 EXPERTS = "expert_kernels.experts"
-"""The operator and kernel; arguments: x, choice, its factors, experts' weights, body, number of experts."""
+"""The operator's and kernel's name; arguments: x, choice, factors, experts' weights, body, expert count."""
 DISPATCH = "dispatch"
 """The name of the loop that splits both experts and tokens along one axis."""
 _SPLIT, _SLICE = "aten.split.Tensor", "aten.slice.Tensor"
@@ -99,7 +99,7 @@ class _Features:
     """
 
     def __init__(self, body: _Body, shapes: Sequence[tuple[int, ...]]):
-        """Read a body on weights of these shapes; raise _Whole if they cannot be split."""
+        """Read a body on weights of these shapes; raise _Whole if its features cannot be split."""
         self.shapes = shapes
         self.dims: dict[int, list[_Dim]] = {}
         self.added: set[int] = set()
@@ -419,7 +419,7 @@ def experts(
         choice: ``[tokens, chosen]``, numbers of experts.
         scale: ``[tokens, chosen]``, the factors of their results.
         weights: ``[experts,...]``, of this rank's experts.
-        body: an expert's computation.
+        body: an expert's computation, as data of :class:`BodyCall`.
         count: the number of all experts.
         split: :class:`_SplitExperts` of each axis that splits the experts.
         expected: the predicted rows of this rank, for fake tensors and single processes.

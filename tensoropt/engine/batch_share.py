@@ -24,7 +24,7 @@ class BatchShare:
 
     Args:
         strategy: the plan; None if all ranks pass the global batch.
-        axes, divided: the mesh axes and inputs along which to cut; by default derived from the strategy.
+        axes, divided: the mesh axes that cut the batch, and the inputs to cut; by default as the plan does.
 
     Attributes:
         axes: the mesh axes along which ranks have different rows; the first is outermost.

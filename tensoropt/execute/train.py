@@ -1,7 +1,7 @@
-"""A command that runs a plan without a script: ``torchrun -m tensoropt.execute plan.json --steps 20``.
+"""A command that runs a plan: ``torchrun --nproc-per-node N -m tensoropt.execute plan.json --steps 20``.
 
-The model comes from the plan's source, and every step uses its example batch. This shows that the plan runs,
-how fast, and that the loss falls. To train on real data, use ``parallelize``.
+It needs no script: the model comes from the plan's source, and every step uses its example batch. This shows
+that the plan runs, how fast, and that the loss falls. To train on real data, use ``parallelize``.
 """
 
 from __future__ import annotations

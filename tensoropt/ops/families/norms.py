@@ -137,8 +137,7 @@ def statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
 def normalised(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> Tensor:
-    """Return ``x`` normalised with ``mean`` and ``var``; weight and bias are cast to the dtype of ``mean``.
-    """
+    """Return ``x`` normalised by ``mean`` and ``var``; weight and bias are cast to the dtype of ``mean``."""
     weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
     result: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         x, weight, bias, mean, var, 0.0, eps

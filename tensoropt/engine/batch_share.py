@@ -73,7 +73,7 @@ class BatchShare:
         return torch.Size((shape[0] // self.world, *shape[1:]))
 
     def as_passed(self, name: str, atoms: Atoms, layout: Layout) -> tuple[Atoms, Layout]:
-        """Return the atoms (dims' factors) of a rank's share of an input, and its layout on other axes."""
+        """Return the factors of an input's dims as a rank passes it, and its layout without that cut."""
         if name not in self.divided or name in self.gathered:
             return atoms, layout
         (first, *rest), *others = atoms

@@ -16,7 +16,7 @@ from tensoropt.units import format_bytes
 _COPIES = 2
 """The number of copies in memory: the model's own tensors, and the values that runs start from."""
 _SHARE = 8
-"""The factor by which free memory must exceed the copies, for all ranks and this process; an assumption."""
+"""The free memory needed, for all ranks and this process, relative to the model's copies; an assumption."""
 
 
 def draw_values(model: torch.nn.Module, call: Any, seed: int) -> Any:

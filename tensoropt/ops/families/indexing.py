@@ -95,20 +95,20 @@ def _local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
 def _index_relative(
     context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
-    """Return ``x[indices]``, with indices at ``counting`` made relative to the shard."""
+    """Return ``x[indices]``, with the indices numbered ``counting`` relative to the shard's start."""
     # A counting index begins with the shard's own offset.
     local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
     return torch.ops.aten.index.Tensor(x, local)
 
 
 def along_a_dim(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the range of the indices in a call ``(tensor, dim, index, ...)``."""
+    """Yield name and range of the index in a call ``(tensor, dim, index, ...)``."""
     size = shape(args[0])
     yield args[2].name, (0, size[args[1] % len(size)] if size else 1)
 
 
 def along_dims(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield the range of the indices in a call ``(tensor, [index of each dim, or None], ...)``."""
+    """Yield name and range of each index in a call ``(tensor, [index of each dim, or None], ...)``."""
     for dim, index in enumerate(args[1]):
         if isinstance(index, Ref):
             yield index.name, (0, shape(args[0])[dim])

@@ -1,1 +1,1 @@
-"""Strategies -> what a rank computes."""
+"""The execution of strategies on a rank: lowering, parameters, gradients, evaluation."""

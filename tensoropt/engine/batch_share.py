@@ -23,13 +23,13 @@ class BatchShare:
     Each micro-batch is cut into ``world`` parts; the share of rank ``i`` is part ``i`` of every micro-batch.
 
     Args:
-        strategy: the plan; None for one whose ranks all pass the global batch.
-        axes, divided: the mesh axes and the inputs that are cut, if the strategy does not say.
+        strategy: the plan; None if all ranks pass the global batch.
+        axes, divided: the mesh axes that cut the batch, and the inputs to cut; by default as the plan does.
 
     Attributes:
         axes: the mesh axes along which ranks have different rows; the first is outermost.
-        index, world: which share this rank has, and how many there are.
-        divided: the inputs that are passed in shares; those in ``gathered`` are gathered in each call.
+        index, world: the number of this rank's share, and the number of shares.
+        divided: the inputs that are passed in shares; each call gathers those that are also in ``gathered``.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class BatchShare:
         self.gathered = frozenset(name for name, cut in follows.items() if cut[: len(self.axes)] != self.axes)
 
     def rows(self, batch: int) -> list[int]:
-        """Return the rows of a global batch of this size in this rank's share."""
+        """Return the indices of this rank's rows in a global batch of ``batch`` rows."""
         size = batch // (self.micro_batches * self.world)
         starts = [(m * self.world + self.index) * size for m in range(self.micro_batches)]
         return [start + row for start in starts for row in range(size)]
 
     def shape(self, name: str, shape: Sequence[int]) -> torch.Size:
-        """Return the shape in which a rank passes an input of this global shape."""
+        """Return the shape of a rank's share of an input with the global shape ``shape``."""
         if name not in self.divided:
             return torch.Size(shape)
         return torch.Size((shape[0] // self.world, *shape[1:]))
 
     def as_passed(self, name: str, atoms: Atoms, layout: Layout) -> tuple[Atoms, Layout]:
-        """Return the atoms of this rank's share of an input, and the layout that cuts it further."""
+        """Return the factors of an input's dims as a rank passes it, and its layout without that cut."""
         if name not in self.divided or name in self.gathered:
             return atoms, layout
         (first, *rest), *others = atoms
@@ -81,7 +81,7 @@ class BatchShare:
         return ((first // self.world, *rest), *others), left
 
     def with_whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
-        """Return the inputs, gathering those with these names that are passed in shares; a collective."""
+        """Return the inputs, gathering those in ``names`` that are passed in shares; a collective."""
         if self.world == 1:
             return inputs
         return [
@@ -90,7 +90,7 @@ class BatchShare:
         ]
 
     def rows_of_all(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all shares, one after another; a collective. Shares may differ in length."""
+        """Return the rows of all shares, concatenated; a collective. Shares may differ in length."""
         if self.world == 1:
             return value
         group = self.runtime.group(self.axes)
@@ -147,7 +147,7 @@ def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut_by(strategy: Strategy, name: str, layout: Layout) -> tuple[int, ...]:
-    """Return the real axes that cut the outermost atom of the rows; none in zig-zag order."""
+    """Return the device axes that cut the outermost factor of the batch dim; none in zig-zag order."""
     mesh = strategy.mesh
     axes = [axis for axis, code in enumerate(layout) if code == 0 and mesh[axis] > 1]
     if 0 in strategy.zigzag_atoms(name):

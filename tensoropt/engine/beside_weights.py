@@ -1,7 +1,7 @@
 """Reduce the gradient of a linear operator's input while its weight's gradient is computed.
 
-Autograd sees one function for the linear operator and its edge (:func:`linear_beside`), whose backward runs
-both products and the collective between them. :mod:`tensoropt.sharding.groups` chooses the edges.
+Autograd sees one function for the operator and the resharding of its input (:func:`linear_beside`), whose
+backward runs both products and the collective. :mod:`tensoropt.sharding.groups` chooses where.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> _Pair:
-    """Return ``x`` moved along its edge outside autograd, and a link that carries the gradient back."""
+    """Return ``x`` resharded outside autograd, and a link: a tensor whose gradient becomes that of ``x``."""
     # A compiler orders kernels itself: it is given the edge and the product as they are.
     if torch.compiler.is_compiling():
         moved = redistribute(runtime, spec, x)
@@ -40,9 +40,9 @@ def linear_beside(
     """Return ``value`` for its further readers, and the linear operator's result.
 
     Args:
-        spec: the edge that made ``value``.
+        spec: the resharding that made ``value``.
         transposed: whether the weight is stored as (outputs, inputs).
-        link: takes the gradient of ``value`` back along the edge.
+        link: the tensor from :func:`bring` that takes the gradient of ``value`` back.
     """
     if torch.compiler.is_compiling():
         value = redistribute(runtime, spec, value) if not spec.forward else value

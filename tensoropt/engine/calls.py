@@ -1,4 +1,4 @@
-"""Conversion of calls from a user's arguments to the graph's inputs, and back."""
+"""Conversion of a user's call of the model to the graph's inputs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class CallingConvention:
     Arguments are matched by name. A missing argument has its default; None in ``**kwargs`` counts as missing.
 
     Args:
-        share: the rows of the batch that a rank passes; by default all.
-        ignored: :func:`~tensoropt.engine.other_batches.ignored_targets` of the graph.
+        share: the division of the batch into rows that ranks pass; by default every rank passes all.
+        ignored: a function that returns :func:`~tensoropt.engine.other_batches.ignored_targets` of the graph.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class CallingConvention:
         return tensors
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the plan's graph takes a call."""
+        """Return whether the plan's graph can compute a call."""
         try:
             self.inputs(args, kwargs)
         except PlanError:
@@ -126,7 +126,7 @@ class CallingConvention:
         return True
 
     def names_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, str]:
-        """Return the graph's names of a call's tensors by ``id``; PlanError for an unknown argument."""
+        """Return the graph's name of each tensor in a call, by ``id``; PlanError for an unknown argument."""
         bound, named = self._bound(args, kwargs), {}
         for place, value in _places(bound):
             expected = self.wanted.get(place)
@@ -180,13 +180,13 @@ class CallingConvention:
         )
 
     def _checked(self, index: int, value: Any, example: Any, *, fewer: bool) -> bool:
-        """Return whether a value is a tensor.
+        """Check one value of a call, and return whether it is a tensor.
 
         Args:
             fewer: whether the call has fewer rows than the plan.
 
         Raises:
-            PlanError: it differs from the captured value in shape, type or, for a constant, value.
+            PlanError: the value differs from the captured one in shape, type or, for a constant, value.
         """
         name = self.labels[index]
         if not isinstance(example, torch.Tensor):

@@ -14,17 +14,15 @@ from tensoropt.errors import PlanError
 from tensoropt.units import format_bytes
 
 _COPIES = 2
-"""The model's own tensors, and the values that runs start from."""
+"""The number of copies in memory: the model's own tensors, and the values that runs start from."""
 _SHARE = 8
-"""The multiple of the model's bytes that must be free for all ranks and this process; an assumption."""
+"""The free memory needed, for all ranks and this process, relative to the model's copies; an assumption."""
 
 
 def draw_values(model: torch.nn.Module, call: Any, seed: int) -> Any:
-    """Give every meta tensor of a model a value, in place and equal in every process; return its example
-    call.
+    """Give all meta tensors of a model and its example call random values, equal in every process.
 
-    Raises:
-        PlanError: this machine lacks the memory.
+    The model is changed in place, and the call returned. PlanError if this machine lacks the memory.
     """
     places: list[tuple[dict[str, Any], str]] = [
         (owner, name)

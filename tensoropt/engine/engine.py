@@ -1,4 +1,4 @@
-"""The engine that runs a plan on a rank, for every kind of plan."""
+"""The engine that runs a plan on one rank; each kind of plan has a subclass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 
 
 def unsplit_strategy(graph: GroupGraph) -> Strategy:
-    """Return the strategy of the unsplit model."""
+    """Return the strategy that runs the whole model on one device."""
     return Strategy(
         graph=graph,
         mesh=(1,),
@@ -40,13 +40,13 @@ def unsplit_strategy(graph: GroupGraph) -> Strategy:
 
 
 class TargetCounts:
-    """Counts the targets of every mean loss of a graph.
+    """Counts the targets of every mean loss in a whole batch, before its micro-batches run.
 
     Attributes:
-        reads: the names of the inputs and buffers that the targets are made of.
+        reads: the names of the inputs and buffers from which the targets are computed.
 
     Raises:
-        PlanError: targets depend on parameters.
+        PlanError: the targets depend on parameters.
     """
 
     def __init__(self, graph: GroupGraph, device: torch.device):
@@ -78,7 +78,7 @@ class TargetCounts:
     def count(
         self, inputs: Sequence[torch.Tensor], buffers: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return, for each loss, the number or total weight of the batch's targets that count."""
+        """Return, by loss operator, the number or total weight of the targets that are not ignored."""
         if self.module is None:
             return {}
         # The kept part reads no parameter (_targets refuses it), but keeps their places among the arguments.
@@ -106,13 +106,13 @@ class Engine(ABC, Generic[_S]):
         values: whole parameters and buffers by graph name, on any device.
 
     Attributes:
-        uncompiled: why ``torch.compile`` is kept out of the plan; "" if it is not.
-        regathered: keeps autograd from saving gathered and cast parameters.
-        buffers: all buffers, up to date where this rank reads them.
-        after_backward: called when a deferred backward has made all gradients.
-        shards: this rank's parameters and gradients.
-        counts: the counts of mean losses, if needed before the step.
-        share: the rows of the global batch that a rank passes.
+        uncompiled: the reason why ``torch.compile`` must skip the model; "" if it may compile it.
+        regathered: the saved-tensor hooks that keep autograd from saving gathered and cast parameters.
+        buffers: all buffers by graph name; current on the ranks that read them.
+        after_backward: a function that is called when a deferred backward has made all gradients.
+        shards: this rank's parts of parameters and gradients.
+        counts: the counter of mean losses' targets; None if losses need no count before the step.
+        share: the division of the global batch into the rows that each rank passes.
     """
 
     uncompiled: str = ""
@@ -143,20 +143,20 @@ class Engine(ABC, Generic[_S]):
 
     @abstractmethod
     def _lower(self, *, evaluating: bool) -> Lowered:
-        """Return the plan as a module for this rank; with ``evaluating``, in eval mode."""
+        """Lower the plan to this rank's module; with ``evaluating``, as in eval mode."""
 
     @abstractmethod
     def _call(
         self, inputs: Sequence[torch.Tensor], *, training: bool, evaluating: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Return the model's results on a global batch; with ``training``, run its backward too."""
+        """Return the model's results on a batch; with ``training``, the loss supports ``backward()``."""
 
     @abstractmethod
     def lowered_call(self, call: CallGraph) -> LoweredCall:
-        """Lower a call in eval mode by the plan; PlanError if it factors a parameter into other atoms."""
+        """Lower a call in eval mode; PlanError if it factors a parameter's dims otherwise than the plan."""
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
-        """Broadcast the value of one place, in place if ``value`` is contiguous."""
+        """Broadcast ``value`` from the device group ``place``, in place if it is contiguous."""
         return value
 
     def _make_counts(self) -> TargetCounts | None:
@@ -165,15 +165,15 @@ class Engine(ABC, Generic[_S]):
         return TargetCounts(self.strategy.graph, self.runtime.device) if several else None
 
     def shown_otherwise(self) -> str:
-        """Return a note about parameters shown in another shape than the model's; "" if there are none."""
+        """Return a warning if scripts see parameters in another shape than the model's; otherwise ""."""
         return ""
 
     def lowered_modules(self) -> list[torch.fx.GraphModule]:
-        """Return every module that runs on this rank; each takes the model's inputs first."""
+        """Return every module that runs on this rank; the first arguments of each are the model's inputs."""
         return [self.module]
 
     def reads(self) -> list[bool]:
-        """Return whether this rank reads each of the model's inputs."""
+        """Return, for each of the model's inputs, whether this rank reads it."""
         modules = self.lowered_modules()
         if self.counts is not None and self.counts.module is not None:
             modules.append(self.counts.module)
@@ -184,7 +184,7 @@ class Engine(ABC, Generic[_S]):
         return is_read
 
     def share_batch(self) -> BatchShare:
-        """Let every rank pass its own rows of the global batch from now on, and return them.
+        """Let every rank pass only its rows of the global batch from now on; return the division into rows.
 
         Plans whose ranks run different operators keep passing the global batch.
         """
@@ -196,7 +196,7 @@ class Engine(ABC, Generic[_S]):
         """Run the model on the global batch; every rank gets the same results.
 
         Args:
-            inputs: the graph's inputs, whole or this rank's rows (:meth:`share_batch`).
+            inputs: the graph's inputs: whole, or only this rank's rows after :meth:`share_batch`.
             evaluating: whether to run in eval mode.
         """
         training = self.training and torch.is_grad_enabled()
@@ -246,7 +246,7 @@ class Engine(ABC, Generic[_S]):
         return torch.stack(list(parts)).sum(0) if self.training else torch.cat(list(parts))
 
     def _on_all_ranks(self, tensor: Tensor, value: torch.Tensor | None, place: int) -> torch.Tensor:
-        """Broadcast a result that one place computes; ``value`` is None elsewhere."""
+        """Broadcast a result from the device group ``place``; ``value`` is None on other ranks."""
         dtype = getattr(torch, tensor.dtype)
         if value is None:
             value = torch.empty(tensor.shape, dtype=dtype, device=self.runtime.device)
@@ -262,7 +262,7 @@ class Engine(ABC, Generic[_S]):
             value.copy_(sent)
 
     def sync_buffers(self) -> None:
-        """Bring buffers that steps change up to date on all ranks; a collective."""
+        """Broadcast the buffers that steps change, so that all ranks have their last values; a collective."""
         for name, new in self.source.mutations.items():
             if (maker := self.strategy.maker(new)) is not None:
                 self._send_buffer(name, self.strategy.place_of(maker))
@@ -278,18 +278,17 @@ class Engine(ABC, Generic[_S]):
 
     @property
     def lowered(self) -> Lowered:
-        """The plan lowered for training, or for inference if the graph is for that."""
+        """The lowered plan, in the mode in which the graph was captured (training or inference)."""
         return self._lowered_for(False)
 
     @property
     def module(self) -> torch.fx.GraphModule:
-        """The module of :attr:`lowered`."""
         return self.lowered.module
 
     # -- parameters and buffers --------------------------------------------------------------------
 
     def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set parameters and buffers to whole values by graph name."""
+        """Copy whole values, by graph name, into this rank's parameters and buffers."""
         self.shards.load(values)
         for name, buffer in self.buffers.items():
             buffer.copy_(values[name])

@@ -1,7 +1,7 @@
-"""Evaluation by a plan: everything that the model returns, for calls of any shape.
+"""Evaluation of a parallelized model: all of its outputs, for calls of any shape.
 
-The plan's graph computes only the loss of one batch shape; other calls in eval mode without gradients are
-captured once per form, that is, their arguments and tensor shapes without rows.
+The plan's graph computes only the loss, for one batch shape. Other calls in eval mode without gradients are
+captured once per form: their arguments and tensor shapes, except for the number of rows (samples).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tensoropt.sharding.groups import group_operators
 from tensoropt.sharding.strategy import Strategy
 
 _MANY_FORMS = 8
-"""The number of forms after which a warning says that each needs a capture; an assumption."""
+"""The number of captured forms at which a warning advises to pad batches. An assumption."""
 _PREFIX = "model."
-"""The prefix of the model's own names in :class:`WithResults`."""
+"""The prefix of the names of parameters and buffers inside :class:`WithResults`."""
 
 
 class _EvaluatedModel(Protocol):
@@ -53,7 +53,7 @@ class _EvaluatedModel(Protocol):
 
     @property
     def global_rows(self) -> int:
-        """The rows of a global batch."""
+        """The number of rows in a global batch."""
 
     def parameter_keys(self) -> dict[str, nn.Parameter]: ...
 
@@ -65,12 +65,12 @@ class _Call:
     """A call of the model as this rank passes it.
 
     Attributes:
-        values: the leaves of its arguments.
-        spec: pytree of (args, kwargs).
-        tensors: the indices of the tensors among the leaves.
-        names: index -> name in the plan's graph.
-        divided: the indices of tensors with a batch dim.
-        fits: whether the plan's own graph takes it.
+        values: the leaves of the arguments' pytree.
+        spec: the structure of that pytree, (args, kwargs).
+        tensors: the indices of the leaves that are tensors.
+        names: index of a leaf -> its name in the plan's graph.
+        divided: the indices of the tensors with a batch dim.
+        fits: whether the plan's own graph can compute the call.
     """
 
     values: list[Any]
@@ -95,7 +95,7 @@ class _Call:
         return f"{self.spec} {leaves}"
 
     def described(self, labels: Mapping[str, str]) -> str:
-        """Describe its tensors in words; ``labels`` has the user's names of the inputs."""
+        """Return its tensors' names and shapes as text; ``labels`` maps graph names to the user's names."""
         return ", ".join(f"{labels[self.names[i]]} {tuple(self.values[i].shape)}" for i in self.tensors)
 
     def example(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -116,16 +116,16 @@ class _Call:
 
 
 class _Form:
-    """Calls of one form with one number of rows, lowered for this rank.
+    """The graph of all calls with one form and number of rows, captured and lowered for this rank.
 
     Args:
-        loss: maps the model's output to its loss, if the model does not return it.
-        everything: False for the loss alone.
+        loss: a function from the model's output to its loss, if the model does not return the loss.
+        everything: whether to compute all outputs, and not the loss alone.
 
     Attributes:
-        results: the indices of the results in the model's output.
-        by_rows: which results have a batch dim.
-        fills: whether a row affects only its own results and the loss.
+        results: the positions of the results in the model's output.
+        by_rows: for each result, whether it has a batch dim.
+        fills: whether a row affects only its own results and the loss, so that rows can be added.
     """
 
     def __init__(
@@ -204,11 +204,11 @@ def _on_meta(parallel: _EvaluatedModel) -> nn.Module:
 
 
 class CallEvaluator:
-    """Evaluates a model that runs by a plan.
+    """Evaluates calls of a parallelized model.
 
     Args:
-        loss: maps its output to its loss, if the model does not return it.
-        compare_ranks: whether to compare the values of ranks that pass the same rows.
+        loss: a function from the model's output to its loss, if the model does not return the loss.
+        compare_ranks: whether to compare the inputs of ranks that must pass the same rows.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class CallEvaluator:
         self._forms: dict[tuple[str, int, bool], _Form] = {}
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        """Read a call for comparison between ranks; PlanError if the model cannot be called like this."""
+        """Match a call's arguments with the plan's inputs; PlanError if the model does not take them."""
         convention, device = self.parallel.convention, self.parallel.device
         values, spec = pytree.tree_flatten((args, kwargs))
         # Each leaf a tensor of its own, to know it again; a call may pass one twice.
@@ -248,16 +248,16 @@ class CallEvaluator:
         return _Call(values, spec, tuple(names), names, divided, convention.fits(args, kwargs))
 
     def __call__(self, call: _Call, *, everything: bool) -> Any:
-        """Return the model's output for this rank's rows, with the loss of all ranks.
+        """Return the model's output for this rank's rows; a loss in it covers the rows of all ranks.
 
         Args:
-            everything: False if the loss alone is wanted.
+            everything: False if only the loss is wanted.
 
         Returns:
-            None if only the loss is wanted and the plan's graph computes it.
+            None if only the loss is wanted and the plan's own graph can compute it.
 
         Raises:
-            PlanError: the ranks' calls differ, or this form cannot have these rows.
+            PlanError: the ranks' calls differ, or their numbers of rows differ and cannot be made equal.
             CaptureError: the call cannot be captured.
         """
         rows, fits = self._agreed(call, everything)
@@ -287,7 +287,7 @@ class CallEvaluator:
     def _form_for(
         self, call: _Call, rows: Sequence[int], everything: bool
     ) -> tuple[_Form, Mapping[str, int]]:
-        """Return the lowered form that runs a call, and the ignored target of each input with targets."""
+        """Return the lowered graph for a call and, if rows must be added, each input's ignored target."""
         if not call.divided:
             return self._form(call, 0, everything), {}
         form = self._form(call, self.rows, everything)
@@ -334,7 +334,7 @@ class CallEvaluator:
         return self._forms[key]
 
     def _agreed(self, call: _Call, everything: bool) -> tuple[list[int], bool]:
-        """Return the rows of each rank, and whether the plan's graph fits all; PlanError if calls differ."""
+        """Return each rank's row count, and whether the plan's graph fits all; PlanError if calls differ."""
         if self.parallel.together is None:
             return [call.rows], call.fits
         own = [self.index, call.rows, text_hash(call.form), int(call.fits)]

@@ -1,7 +1,8 @@
 """Prefetch parameters one block ahead, and reduce-scatter gradients one block after their backward.
 
-When a block begins, the engine waits for everything in flight, gathers the next block's parameters and, in
-backward, scatters the previous block's gradients, each as one coalesced collective per group and dtype.
+A block is a repeated part of the model, such as a layer. When a block begins, the engine waits for all
+collectives in flight, gathers the next block's parameters and, in backward, scatters the previous block's
+gradients, each in one coalesced collective per process group and dtype.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """All-gather flat values in one coalesced collective, in flight."""
+    """Start one coalesced all-gather of flat tensors; return its results, which are still in flight."""
     return _flying(torch.ops._c10d_functional.all_gather_into_tensor_coalesced, values, group)
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Reduce-scatter flat values in one coalesced collective; leaves tensors to keep alive in ``values``."""
+    """Start one coalesced reduce-scatter of flat tensors; ``values`` then has the tensors to keep alive."""
     # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
     if len(values) == 1 or values[0].device.type != "cpu":
         return _scatter(values, group)
@@ -78,7 +79,7 @@ def wait(value: torch.Tensor) -> torch.Tensor:
 
 
 def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | None = None) -> EdgeSpec:
-    """Return an edge of a strategy for the executor; ``order`` is the memory order of the tensor's dims."""
+    """Return a resharding (edge) of a strategy for execution; ``order``: the dims in memory order."""
     edge = steps.edge
     return EdgeSpec(
         edge.tensor,
@@ -104,7 +105,7 @@ class _Sum(NamedTuple):
     """A gradient that waits to be scattered.
 
     Attributes:
-        spec: the edge of the last use.
+        spec: the edge (resharding) of a use of the parameter.
         value: the sum over all uses so far.
         own: whether nothing else refers to the tensor.
     """
@@ -119,7 +120,7 @@ class _PendingCollective(NamedTuple):
 
     Attributes:
         specs: the edges of the parameters in it.
-        routes: the route of each parameter.
+        routes: the functions that pack and unpack each parameter.
         sent: tensors to keep alive until it completes.
         arriving: its results.
     """
@@ -141,13 +142,13 @@ def begin_block(
     following: Sequence[EdgeSpec],
     *shards: torch.Tensor,
 ) -> None:
-    """Node of the lowered graph that calls :meth:`CallAhead.begin`."""
+    """Wait for a block's parameters and prefetch the next block's; a node of the lowered graph."""
     if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
         runtime.ahead.begin(block, own, following, shards)
 
 
 def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
-    """Node of the lowered graph: begin a block's backward when autograd reaches the node of ``made``."""
+    """Begin a block's backward when autograd reaches the node of ``made``; a node of the lowered graph."""
     ahead = runtime.ahead
     if torch.compiler.is_compiling() or not isinstance(ahead, CallAhead) or ahead.is_backward:
         return
@@ -158,12 +159,12 @@ def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> No
 
 
 class CallAhead(Ahead):
-    """Prefetching and delayed scattering in one call of the model, forward and backward.
+    """Prefetching of parameters and delayed scattering of gradients in one call, forward and backward.
 
     Args:
         behind: block -> the block that follows it in backward.
-        recomputed: the edges in recomputed regions.
-        deliver: receives the shards of gradients.
+        recomputed: block -> the edges of parameters that recomputation reads.
+        deliver: a function that receives a parameter's name and the shard of its gradient.
         begun: the calls whose backward has begun; this call adds itself.
         copies: the unsharded parameters that this call's forward gathers block by block.
     """
@@ -202,7 +203,7 @@ class CallAhead(Ahead):
 
     @property
     def is_backward(self) -> bool:
-        """Whether backward has begun; forward operators are then recomputed."""
+        """Whether backward has begun; forward operators that run now are recomputed ones."""
         return bool(self._begun)
 
     # -- forward ----------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class CallAhead(Ahead):
         Args:
             own: the edges of the block's parameters.
             following: the edges of the next block's parameters.
-            shards: the shards of both.
+            shards: the shards of the parameters in ``own``, then in ``following``.
         """
         self.arrive()
         self._shards.update(zip((*own, *following), (shard.detach() for shard in shards), strict=True))
@@ -264,7 +265,7 @@ class CallAhead(Ahead):
 
     @torch.no_grad()
     def begin_backward(self, block: int) -> None:
-        """Begin a block in backward; later calls for the same block do nothing."""
+        """Begin a block's backward, unless it has begun already."""
         if block in self._begun:
             return
         self._begun.add(block)
@@ -296,7 +297,7 @@ class CallAhead(Ahead):
         return whole
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Take a gradient, and scatter it when backward has left the first block that uses the parameter."""
+        """Keep a gradient, and scatter the sum after the backward of the first block with the parameter."""
         assert spec.behind is not None
         self._register()
         sums, key = self._gradients.setdefault(spec.behind, {}), (spec.name, spec.target)
@@ -310,7 +311,7 @@ class CallAhead(Ahead):
         return True
 
     def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
-        """Take a gradient accumulated over all micro-batches, and scatter it like :meth:`collect`."""
+        """Keep a gradient accumulated over all micro-batches, to be scattered as in :meth:`collect`."""
         assert spec.block is not None
         self._register()
         self._last.setdefault(spec.block, []).append(_Sum(spec, gradient, own=False))
@@ -330,7 +331,7 @@ class CallAhead(Ahead):
         self._whole.clear()
 
     def finish(self) -> None:
-        """Complete backward: wait for its gradients and deliver them."""
+        """Wait for the gradients in flight at the end of backward, and deliver them."""
         self.leave()
         self.arrive()
 
@@ -362,7 +363,7 @@ class CallAhead(Ahead):
 
     @torch.no_grad()
     def arrive(self) -> None:
-        """Wait for everything in flight."""
+        """Wait for all collectives in flight, and pass on their results."""
         for collective in self._gathering:
             for spec, route, flat in collective.wait():
                 self._ready[spec] = functools.partial(route.unpack, flat)
@@ -388,7 +389,7 @@ def _coalesced(
     sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
     collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
 ) -> list[_PendingCollective]:
-    """Issue one collective per group of ranks and dtype; empties ``sent``."""
+    """Start one collective per process group and dtype; empties ``sent``."""
     by_group: dict[tuple[int, torch.dtype], list[tuple[EdgeSpec, Packed, torch.Tensor]]] = {}
     while sent:
         by_group.setdefault((id(sent[0][1].group), sent[0][2].dtype), []).append(sent.pop(0))
@@ -404,10 +405,10 @@ def _coalesced(
 
 
 class UnshardedParameters:
-    """The unsharded parameters of a strategy on this rank (``runtime.unsharded``).
+    """This rank's unsharded parameters: copies that are gathered once per step (``runtime.unsharded``).
 
     Attributes:
-        values: the unsharded parameters as the last step gathered them.
+        values: parameter -> its copy, as the last step gathered it.
         unreduced: parameter -> unsharded gradient, accumulated in the stored dtype and reduced last.
         last: whether the running micro-batch is the last of several.
     """
@@ -429,15 +430,15 @@ class UnshardedParameters:
 
     @property
     def blocks(self) -> list[int]:
-        """The blocks that gather unsharded parameters, in order."""
+        """The numbers of the blocks that gather unsharded parameters, ascending."""
         return sorted(self._of_block)
 
     # -- copies -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Gather from the current shards all parameters that forward does not gather block by block."""
-        # A compiled module has no blocks, see engine/ahead.py.
+        """Gather, from current shards, the parameters that forward does not gather block by block."""
+        # A compiled module has no blocks.
         at_once = torch.compiler.is_compiling()
         for name, spec in self.specs.items():
             # The old one is freed first: both at once would be one parameter more than the plan counts.
@@ -468,7 +469,7 @@ class UnshardedParameters:
 
     @torch.no_grad()
     def _arrived(self, name: str, leaf: torch.Tensor) -> None:
-        """Handle the gradient of an unsharded parameter after a micro-batch's backward."""
+        """Accumulate an unsharded parameter's gradient after a micro-batch; scatter it after the last one."""
         waiting, spec = self.unreduced[name], self.specs[name]
         if leaf.grad is not waiting and leaf.grad is not None:
             # For a narrow copy: sums over micro-batches are not narrow.
@@ -488,7 +489,7 @@ class UnshardedParameters:
 
     @torch.no_grad()
     def reduce_last(self, accumulated: Gradients) -> None:
-        """Reduce the remaining gradients and add them to those of the shards."""
+        """Reduce-scatter the unsharded gradients that remain, and add them to those of the shards."""
         for name, gradient in self.unreduced.items():
             spec = self.specs[name]
             if self.last and spec.block is not None and not torch.compiler.is_compiling():

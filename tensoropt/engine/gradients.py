@@ -22,7 +22,7 @@ from tensoropt.sharding.strategy import Scattered
 
 
 class DeferredStep:
-    """The state of a step from its forward until ``loss.backward()``, which runs once (``done``)."""
+    """The state of a step from its forward until ``loss.backward()`` has run (``done``)."""
 
     done = False
 
@@ -76,27 +76,27 @@ def is_deferred(node: Any) -> bool:
 
 
 def storage_key(value: torch.Tensor) -> int:
-    """Return a key of the memory that a tensor shares with its views."""
+    """Return an identifier of a tensor's memory, equal for all of its views."""
     return value.untyped_storage()._cdata
 
 
 class Pending(DeferredStep):
-    """A step whose gradients wait for ``backward()``, ``saved`` as copies if another took the buckets."""
+    """A step whose gradients wait for ``backward()``; ``saved`` if a later step took the buckets."""
 
     saved: list[torch.Tensor] | None = None
 
 
 class Gradients:
-    """The buckets of gradients, and the owners of their contents.
+    """Flat buckets of gradients, and the parameters in whose ``.grad`` scripts see them.
 
     Attributes:
-        buckets: in the order in which backward completes them.
+        buckets: the buckets, in the order in which backward completes them.
         flats: the flat buffer of each bucket; None for one that needs no reduction.
         views: parameter -> gradient in the shard's shape: a view of a flat buffer, or a tensor of its own.
         owners: parameter -> the tensor whose ``.grad`` a user sees: the leaf, or its DTensor.
         delivered: the parameters whose gradients come through :meth:`add_late` in each call.
-        one_call: whether the running backward belongs to one call, so that buckets can start before its end.
-        shown: parameter -> ``owners[name].grad``, on the view's storage.
+        one_call: whether the running backward is that of one call, so that buckets can start before its end.
+        shown: parameter -> the gradient shown as ``owners[name].grad``, in the memory of the view.
     """
 
     def __init__(self, runtime: Runtime, buckets: tuple[Bucket, ...], leaves: Mapping[str, torch.Tensor]):
@@ -147,14 +147,14 @@ class Gradients:
     def show_as(
         self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> None:
-        """Show gradients on ``owners`` from now on, each as ``wrap(name, view)``."""
+        """Let scripts find gradients in the ``.grad`` of ``owners``, each as ``wrap(name, view)``."""
         self.wrap = wrap
         self.owners = {name: owners[name] for name in self.views}
         self.shown = {name: wrap(name, view) for name, view in self.views.items()}
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The flat buffers, and gradients that need no reduction."""
+        """The flat buffers, and the gradients that need no reduction."""
         return [tensor for index in range(len(self.buckets)) for tensor in self._contents(index)]
 
     def _contents(self, index: int) -> list[torch.Tensor]:
@@ -169,7 +169,7 @@ class Gradients:
             owner.grad = None
 
     def _adopt(self) -> None:
-        """Adopt what the user left in ``.grad``: cleared, kept or replaced."""
+        """Copy what the script left in ``.grad`` to the buckets: zeros if cleared, or its own tensor."""
         for name, view in self.views.items():
             grad = self.owners[name].grad
             if grad is None:
@@ -182,7 +182,7 @@ class Gradients:
                     view.copy_(local.reshape(view.shape))
 
     def _collect(self) -> None:
-        """Set aside contents of ``.grad`` that are not from this plan, such as the gradient of a penalty."""
+        """Set aside gradients in ``.grad`` that this plan did not compute, such as that of a penalty."""
         for name, owner in self.owners.items():
             grad = owner.grad
             if grad is None or grad is self.shown[name] or grad is self._hidden.get(name):
@@ -205,7 +205,7 @@ class Gradients:
     # -- a backward -------------------------------------------------------------------------------
 
     def occupy(self, pending: Pending | None = None) -> None:
-        """Set aside the buckets' contents before a new accumulation.
+        """Prepare the buckets for a new accumulation, and set aside contents that are still needed.
 
         Args:
             pending: the step that will own these gradients, if they wait for the user's ``backward()``.
@@ -242,7 +242,7 @@ class Gradients:
         self._parts = {name: parts.sums + parts.others for name, parts in self.delivered.items()}
 
     def begin_last(self) -> None:
-        """Begin the last micro-batch's backward: each bucket is reduced when its last gradient arrives."""
+        """Begin the last micro-batch's backward, in which a bucket is reduced with its last gradient."""
         self._eager = True
 
     def _set_aside(self, *, keep_local: bool) -> None:
@@ -273,7 +273,7 @@ class Gradients:
             self._count(name)
 
     def take_in(self, name: str) -> None:
-        """Add a leaf's gradient that came without autograd's hooks to its bucket."""
+        """Put a leaf's gradient that came without autograd's hooks into its bucket."""
         self._arrived(name, self.leaves[name])
 
     def wait(self) -> None:
@@ -282,7 +282,7 @@ class Gradients:
         self._wait()
 
     def _may_stay(self, name: str, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient can stay where autograd put it: not reduced, and in memory of its own."""
+        """Return whether a gradient may stay in autograd's tensor: not reduced, and in memory of its own."""
         if self.flats[self._bucket_of[name]] is not None or gradient.layout is not torch.strided:
             return False
         # A slice of a larger tensor would keep all of that alive until the next step.
@@ -343,7 +343,7 @@ class Gradients:
         self._absent = set()
 
     def hide(self) -> None:
-        """Show users the previous gradients while micro-batches wait for ``backward()``."""
+        """Show the previous gradients in ``.grad`` while those of micro-batches wait for ``backward()``."""
         self.start_rest()
         hidden = {}
         for index, bucket in enumerate(self.buckets):
@@ -390,7 +390,7 @@ class Gradients:
         self._works = []
 
     def recall(self, pending: Pending) -> None:
-        """Restore a step's gradients to the buckets."""
+        """Put a step's gradients back into the buckets, if another step has used them since."""
         self._collect()
         holder = self._holder() if self._holder is not None else None
         if not self._committed:
@@ -415,7 +415,7 @@ class Gradients:
                     piece.zero_()
 
     def finish(self, factor: torch.Tensor | None = None) -> None:
-        """Reduce the remaining gradients, multiply them by ``factor``, add those set aside, and show them."""
+        """Reduce what remains, multiply all by ``factor``, add the gradients set aside, and show the sums."""
         self._collect()
         self.wait()
         if factor is not None:

@@ -17,8 +17,7 @@ from tensoropt.errors import PlanError
 _PLANNED = frozenset(
     {*vars(nn.Module()), "gradient_checkpointing", "_gradient_checkpointing_func", "use_cache", "forward"}
 )
-"""Attributes that are not compared as settings of forward: the plan decides them, or another check compares
-them."""
+"""Attributes that are not compared, because the plan decides them or another check covers them."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 _UNSET = object()
@@ -76,12 +75,12 @@ def _as_written(now: Any, was: tuple[torch.Tensor, int]) -> bool:
 
 
 class _Watched(NamedTuple):
-    """A part of a module that must stay as the plan has read it.
+    """A part of a module that must stay as it was when the model was parallelized.
 
     Attributes:
-        holder, key: its mapping (attributes, children or parameters) and its key there.
+        holder, key: the mapping that has it (attributes, children or parameters), and its key there.
         was: its value when the model was parallelized.
-        alike: returns whether the present value, given with ``was``, counts as unchanged.
+        alike: a function of the present value and ``was`` that returns whether it counts as unchanged.
         path: its name in the model.
         remedy: what to do instead of changing it.
     """
@@ -122,7 +121,7 @@ def _shown(value: Any) -> str:
 
 
 def _watched(path: str, module: nn.Module) -> Iterator[_Watched]:
-    """Yield everything in one module of a model whose change a plan would not follow."""
+    """Yield the parts of one module that must not change, because the plan would not follow."""
     inner, attributes = f"{path}." if path else "", module.__dict__
     whole = path or "the model"
     yield _Watched(attributes, "_modules", (*module._modules,), _no_more, whole, _BEFORE)
@@ -177,7 +176,7 @@ class Guard:
         self._buffers: list[tuple[str, dict[str, Any], str, Mapping[str, torch.Tensor], str]] = []
 
     def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Begin the check, with the parameters that stand for the engine's, by state-dict key."""
+        """Record the model's present state, with the parallelized parameters by state-dict key."""
         for name, module in self.model.named_modules():
             self._watched += _watched(name, module)
             if name and "training" in _names(module):
@@ -258,7 +257,7 @@ def _hook_count(parameter: torch.Tensor) -> int:
 
 
 def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
-    """Make ``.to``, ``.cuda``, ``.half`` and the like refuse to convert or move these tensors."""
+    """Make ``.to``, ``.cuda``, ``.half`` and the like refuse to change the tensors ``owned`` (by key)."""
     for path, module in model.named_modules():
         module.__dict__["_apply"] = functools.partial(_apply, module, path, owned)
 
@@ -297,7 +296,7 @@ def _tensors(
 
 
 def _refuse_change(key: str, value: torch.Tensor, fn: Callable[..., Any]) -> None:
-    """Raise a PlanError if a conversion would change the tensor ``key``; it is tried on a small tensor."""
+    """Try a conversion on a small tensor; PlanError if it would change the tensor ``key``."""
     probe = torch.zeros((2,) * min(value.dim(), 5), dtype=value.dtype, device=value.device)
     # A tensor with dims of 1 would keep its layout in any conversion; one with dims of 2 does not.
     converted = fn(probe)

@@ -1,4 +1,4 @@
-"""Lowering: the program of a strategy -> an fx GraphModule of plain local calls."""
+"""Lowering of a strategy's program to an fx GraphModule of local operator calls and collectives."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Lowered:
     """A plan lowered for this rank.
 
     Attributes:
-        module: takes this rank's inputs, parameters and buffers, in this order.
+        module: the module; its arguments are this rank's inputs, parameters and buffers, in this order.
         program: the program that ``module`` runs.
-        ahead: block -> edges of parameters that backward prefetches for recomputed groups.
+        ahead: block -> reshardings of the parameters that backward prefetches for recomputed operators.
         gathers: whether backward gathers or casts parameters again.
     """
 
@@ -73,12 +73,12 @@ def _runs(node: Node, call: fx.Node) -> NodeRuns:
 
 
 class Interpretation:
-    """Translates a program into an fx graph; subclasses handle further nodes.
+    """Translates a program into an fx graph; subclasses handle further kinds of nodes.
 
     Attributes:
-        context: the shard whose calls are being added.
+        context: the rank or shard whose operator calls are being added.
         values: program node -> fx node of its tensor, or its results by name.
-        links: move whose gradient a linear operator reduces -> fx node that takes the gradient back.
+        links: resharding -> fx node of its gradient, if a linear operator reduces this gradient itself.
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime, share: BatchShare | None = None):
@@ -125,7 +125,7 @@ class Interpretation:
         return value[name] if isinstance(value, dict) else value
 
     def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
-        """Add a node's calls; return its tensor, or several results by name."""
+        """Add a program node's calls; return the fx node of its result, or several results by name."""
         match node:
             case Argument():
                 if self.source.tensors[node.name].kind == "constant":
@@ -169,13 +169,12 @@ class Interpretation:
     def function(
         self, function: Callable[..., Any], name: str, args: Iterable[fx.Node], *bound: Any
     ) -> fx.Node:
-        """Add a call of a function with ``bound`` arguments; ``name`` labels it in the printed graph."""
+        """Add a call of a function, with ``bound`` before ``args``; ``name`` labels it in printed graphs."""
         call = functools.partial(function, *bound)
         call.__name__ = name  # type: ignore[attr-defined]  # fx names the node after its target
         return self.graph.call_function(call, tuple(args))
 
     def item(self, node: fx.Node, number: int) -> fx.Node:
-        """Return one of a call's several results."""
         return self.graph.call_function(operator.getitem, (node, number))
 
     def _constant(self, name: str) -> fx.Node:
@@ -253,8 +252,8 @@ def lower(
     """Lower a strategy for the rank of ``runtime``.
 
     Args:
-        evaluating: whether to lower a training graph in eval mode.
-        share: the rows of the batch that the rank has; by default all.
+        evaluating: whether to lower a training graph as in eval mode.
+        share: the division of the batch among ranks; by default every rank has all rows.
     """
     program = lower_program(strategy, runtime.place, evaluating=evaluating)
     return Interpretation(strategy, runtime, share).lowered(program)

@@ -1,4 +1,4 @@
-"""The graph of a call in eval mode, lowered by a plan: the interface, and its form for sharded plans."""
+"""Calls in eval mode, lowered to a rank's part: the interface, and its implementation for sharded plans."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.strategy import Strategy
 
 Read = Callable[[str], torch.Tensor]
-"""Returns this rank's part of a parameter or a buffer, by its name in the call's graph."""
+"""A function from the name of a parameter or buffer in the call's graph to this rank's part of it."""
 Collect = Callable[[Tensor, torch.Tensor | None, int], torch.Tensor]
-"""Broadcasts a result: the graph's tensor, its value (None except at its place), and the place."""
+"""A function that broadcasts a result, given its tensor, its value (or None) and the device group with it."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class CallGraph:
     """The graph of a call in eval mode.
 
     Attributes:
-        groups: the graph, for inference.
-        planned: graph name -> plan's name of each parameter in the plan; others are whole on every rank.
+        groups: the graph, captured for inference.
+        planned: a parameter's name here -> its name in the plan; all others are whole on every rank.
         divided: the inputs with a batch dim.
         by_rows: the results with a batch dim.
     """
@@ -49,18 +49,18 @@ class LoweredCall(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Sequence[torch.Tensor], read: Read) -> list[torch.Tensor]:
-        """Return the results, those with a batch dim for this rank's rows; a collective."""
+        """Return the results; those with a batch dim have only this rank's rows. A collective."""
 
     def whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
-        """Return the inputs, those with these names gathered; a collective."""
+        """Return the inputs, with those in ``names`` gathered from all ranks; a collective."""
         return inputs
 
 
 class ShardedCall(LoweredCall):
-    """A call by a sharded plan.
+    """A call in eval mode, run by a sharded plan.
 
     Args:
-        engine: the plan's runtime; the call has a mesh of its own.
+        engine: the plan's runtime, whose seed and device the call uses.
         axes: the mesh axes along which ranks pass different rows.
     """
 
@@ -95,7 +95,7 @@ class ShardedCall(LoweredCall):
 def given_result(
     source: OperatorGraph, name: str, inputs: Sequence[torch.Tensor], buffer: Read
 ) -> torch.Tensor:
-    """Return a result that is an input, a buffer or a constant; PlanError for a parameter."""
+    """Return a result that is an input, a buffer or a constant of the graph; PlanError for a parameter."""
     tensor = source.tensors[name]
     if tensor.kind == "parameter":
         raise PlanError(

@@ -1,4 +1,4 @@
-"""References to models: what a rank needs to build the same model as every other rank."""
+"""Picklable references to models, from which every rank builds and captures the same model."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class ModelSpec:
     """A model as picklable data, from which every rank builds the same one.
 
     Attributes:
-        source: what :func:`tensoropt.load_model` opens.
+        source: the model's reference, as for :func:`tensoropt.load_model`.
         seed: the seed of weights and example inputs.
         dtype: ``float64`` for double precision, or None.
-        settings: overrides of a zoo model, ``batch`` among them.
-        compute_dtype: ``bfloat16`` for mixed precision.
+        settings: pairs of a name and a value: ``batch``, or for a zoo model also its own settings.
+        compute_dtype: the dtype of the computation: ``bfloat16`` for mixed precision.
         onnx: the sizes that an ONNX file leaves open.
         mode: the mode of capture.
         device: ``cpu``, ``cuda`` for the current GPU, or ``meta`` without values.
-        expert_imbalance: the busiest expert rank's predicted rows over the mean.
+        expert_imbalance: the predicted rows of the busiest rank of experts, divided by the mean over ranks.
     """
 
     source: str
@@ -190,11 +190,11 @@ _opened: dict[_Key, _Opened] = {}
 _loaded: dict[_Key, dict[ModelSpec, CapturedModel]] = {}
 
 _KEPT_BYTES = 2**26
-"""The bytes of values up to which captured models are cached."""
+"""The total size in bytes of parameters and buffers above which the cache of models is emptied."""
 
 
 def load_model(spec: ModelSpec) -> CapturedModel:
-    """Build and capture a model; the last one and small ones are cached until their own file changes."""
+    """Build and capture a model; the last model and small ones are cached until their files change."""
     key = replace(spec, dtype=None, compute_dtype="float32"), _changed_ns(spec.source)
     if key not in _opened:
         if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > _KEPT_BYTES:

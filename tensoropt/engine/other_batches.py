@@ -1,7 +1,7 @@
 """Batches with another number of rows than the plan's: the last of an epoch, or those of an evaluation.
 
-Fewer: the last row is repeated with ignored targets. More, in evaluation: the batch runs in pieces of the
-plan's size, whose losses are weighted by their targets (:mod:`tensoropt.engine.evaluation`).
+Smaller ones are filled up with copies of the last row, whose targets the loss ignores. In evaluation, larger
+ones run in pieces of the plan's size, whose losses are weighted (:mod:`tensoropt.engine.evaluation`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MOVES = frozenset(f"aten.{name}" for name in (
     "squeeze.dim", "to.dtype", "transpose.int", "unsqueeze.default", "view.default",
     "_to_copy.default",
 ))  # fmt: skip
-"""Operators that move, cut or pad rows of targets without changing them."""
+"""Operators that move, cut or pad targets without changing their values."""
 
 
 def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
-    """Return each target input's ignored target; or the reason why rows cannot be left out of the loss."""
+    """Return the target that the loss ignores, by input with targets, or why it cannot ignore rows."""
     source = graph.atoms.graph
     if not source.training:
         return "the plan is for inference"
@@ -79,7 +79,7 @@ def _origin(source: OperatorGraph, loss: Operator, read: set[tuple[str, str]]) -
 
 
 def ignore_index(loss: Operator) -> int:
-    """Return the target that a loss ignores."""
+    """Return the target value that a loss operator ignores."""
     return int(loss.args[4] if len(loss.args) > 4 else loss.kwargs.get("ignore_index", -100))
 
 
@@ -87,10 +87,10 @@ def _shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torc
     """Return the weight of each piece's loss in the batch's loss.
 
     Args:
-        counts: for each piece, the number of targets in each loss.
+        counts: for each piece, the number of targets by loss.
 
     Raises:
-        PlanError: the summed losses divide by different counts.
+        PlanError: several losses that are summed would need different weights.
     """
     totals = {name: sum(of[name] for of in counts) for name in counts[0]}
     shares = [[of[name] / total for of in counts] for name, total in totals.items()]
@@ -104,7 +104,7 @@ def _shares_of_pieces(counts: Sequence[Mapping[str, torch.Tensor]]) -> list[torc
 
 
 def joined_loss(losses: Sequence[torch.Tensor], counts: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """Return the loss of a batch from those of its pieces (:func:`_shares_of_pieces`)."""
+    """Return the loss of a batch as the weighted sum of its pieces' losses (:func:`_shares_of_pieces`)."""
     if len(losses) == 1:
         return losses[0]
     # The mean of no target at all is NaN, which counts by nothing.
@@ -116,7 +116,7 @@ def joined_loss(losses: Sequence[torch.Tensor], counts: Sequence[Mapping[str, to
 
 
 def filled(value: torch.Tensor, rows: int, target: int | None, start: int = 0) -> torch.Tensor:
-    """Return ``rows`` rows of a tensor from ``start`` on, padded with its last row or an ignored target."""
+    """Return ``rows`` rows from ``start`` on; missing ones repeat the last row, or consist of ``target``."""
     part = value[start : start + rows]
     if len(part) == rows:
         return part

@@ -30,16 +30,16 @@ from tensoropt.sharding.groups import batch_inputs
 
 _Read = TypeVar("_Read")
 _LISTED = 3
-"""The most names that a warning lists."""
+"""The largest number of names in a warning."""
 
 
 def is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
-    """Return whether an optimizer's state field has its parameter's layout; a step counter has not."""
+    """Return whether an optimizer's state field is laid out like its parameter, unlike a step counter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and field != "step"
 
 
 class _StaleParameters:
-    """Old parameters that something may still use: a list for clipping, an average of weights."""
+    """The parameters from before parallelization, to warn if the script still refers to one."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self._of = {key: weakref.ref(parameter) for key, parameter in parameters.items()}
@@ -66,15 +66,15 @@ ATTRIBUTE = "_tensoropt"
 class ParallelModel:
     """The connection between a user's model and its engine, at ``model._tensoropt``.
 
-    :meth:`install` replaces the model's parameters, buffers and forward. If all ranks run one program,
-    parameters are DTensors; otherwise a rank has its own parameters as plain tensors and the others empty.
+    :meth:`install` replaces the model's parameters, buffers and forward. If all ranks run the same program,
+    parameters become DTensors. Otherwise a rank's own parameters are plain tensors, and all others are empty.
 
     Attributes:
-        names, shapes: state-dict key -> graph name, and the model's shape.
-        dtypes: state-dict key -> the model's dtype.
+        names: state-dict key -> graph name.
+        shapes, dtypes: state-dict key -> shape and dtype in the model.
         parameters: graph name -> the model's parameter.
-        evaluator: runs other calls in eval mode without gradients; None for inference plans.
-        outputs: what the model returns in those calls: ``all`` or ``loss``.
+        evaluator: the runner of calls in eval mode without gradients; None for inference plans.
+        outputs: the results of those calls: ``all`` or ``loss``.
         attributes, hooks: the model's earlier attributes, and the hooks added to it.
     """
 
@@ -107,8 +107,8 @@ class ParallelModel:
         """Make the model run by the engine, in place.
 
         Args:
-            compare_ranks: whether to compare the ranks' inputs in the first calls and now and then.
-            loss: maps the model's output to its loss.
+            compare_ranks: whether to compare the ranks' inputs in the first calls and regularly later.
+            loss: a function from the model's output to its loss.
         """
         compare = compare_ranks and self.engine.runtime.distributed
         names = self.convention.input_names()
@@ -153,19 +153,19 @@ class ParallelModel:
 
     @property
     def global_rows(self) -> int:
-        """The rows of a global batch; 0 if no input has any."""
+        """The number of rows in a global batch; 0 if no input has a batch dim."""
         batch = batch_inputs(self.source)
         return self.source.tensors[batch[0]].shape[0] if batch else 0
 
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the global shape of each input, by the user's name."""
+        """Return the global shape of each input, by the name of the user's argument."""
         shapes = [tuple(self.source.tensors[name].shape) for name in self.source.inputs]
         return dict(zip(self.convention.input_names(), shapes, strict=True))
 
     # -- this rank's parts ------------------------------------------------------------------------
 
     def shown(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter for scripts."""
+        """Return this rank's part of a parameter in the type that scripts see, such as a DTensor."""
         value = self.engine.shards.distributed(name, local)
         # One process: plain tensors, so that scripts without a job need nothing of `torch.distributed`.
         if self.together is None or isinstance(value, DTensor):
@@ -174,7 +174,7 @@ class ParallelModel:
         return spread_value(local, self.together, copies, str(tensor.key), tensor.shape)
 
     def shown_gradient(self, name: str, local: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a gradient for scripts."""
+        """Return this rank's part of a gradient in the type that scripts see, such as a DTensor."""
         value = self.engine.shards.distributed(name, local)
         if self.together is None or isinstance(value, DTensor):
             return value
@@ -190,7 +190,7 @@ class ParallelModel:
         return torch.empty(shape, dtype=getattr(torch, tensor.stored_dtype), device=self.device)
 
     def _show_absent_gradients(self) -> None:
-        """Give other ranks' parameters an empty gradient, so that optimizers treat them like the rest."""
+        """Give parameters of other ranks an empty gradient, so that optimizers do not skip them."""
         for tensor in self.source.parameters:
             if tensor.requires_grad and tensor.name not in self.engine.shards.leaves:
                 parameter = self.parameters[tensor.name]
@@ -198,11 +198,11 @@ class ParallelModel:
                 parameter.grad = spread(torch.empty_like(parameter))
 
     def own_shape(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a value that is laid out like the parameter ``key``, in the model's shape."""
+        """Return a tensor with the layout of the parameter ``key``, reshaped to the model's shape."""
         return self.engine.shards.in_own_shape(self.names[key], value)
 
     def stored(self, key: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a whole value, or any DTensor, laid out like the parameter ``key``."""
+        """Return a whole tensor or any DTensor in the layout of the parameter ``key``."""
         name = self.names[key]
         # All ranks take part in it, those that drop the result too.
         whole = value.full_tensor() if isinstance(value, DTensor) else value
@@ -248,7 +248,7 @@ class ParallelModel:
         self._stale = _StaleParameters(old)
 
     def _retarget_optimizers(self, key_of: Mapping[int, str]) -> None:
-        """Let every optimizer of this process continue with the new parameters.
+        """Replace the old parameters by the new ones in every optimizer of this process.
 
         Optimizers do not record their model, and ``swap_tensors`` refuses DTensors, so they are found among
         the live objects of the process.
@@ -288,7 +288,7 @@ class ParallelModel:
                 owner._buffers[attribute] = value
 
     def plain_copy(self, values: Mapping[str, torch.Tensor]) -> nn.Module:
-        """Copy the model as before parallelization, with parameters ``values`` by state-dict key."""
+        """Copy the model as it was before parallelization, with these parameters by state-dict key."""
         memo: dict[int, Any] = {}
         for key, value in values.items():
             name = self.names[key]
@@ -322,7 +322,7 @@ class ParallelModel:
         return forward
 
     def _uncompiled_forward(self) -> Callable[..., Any]:
-        """Return :meth:`forward` without compilation, which would reorder it; warns once."""
+        """Return :meth:`forward` excluded from compilation; it warns once if the script compiles it."""
         rest = "which a compiler would undo; the model runs as it is, so leave torch.compile out"
         words = f"{self.engine.uncompiled}, {rest}"
 
@@ -342,7 +342,7 @@ class ParallelModel:
         return forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's output; in training its loss, with None for everything else."""
+        """Return the model's output; in training only its loss, with None in place of other results."""
         if not (self.model.training or torch.is_grad_enabled()):
             output = self._evaluated(args, kwargs)
             if output is not None:
@@ -366,7 +366,7 @@ class ParallelModel:
         return self.captured.returned is not None and self.captured.returned.container is not None
 
     def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the output in eval mode; None if the plan's graph computes it."""
+        """Return the output of a call in eval mode; None if the plan's own graph has to compute it."""
         if self.evaluator is None:
             return None
         evaluator, mode = self.evaluator, mode_of(training=False, gradients=False)
@@ -380,12 +380,12 @@ class ParallelModel:
     def _begun(
         self, mode: int, read: Callable[[], _Read], compared: Callable[[_Read], Sequence[torch.Tensor]]
     ) -> _Read:
-        """Read a call and check that all ranks can follow it.
+        """Read a call's arguments, and compare the call with those of the other ranks.
 
         Args:
             mode: the call's mode (:func:`mode_of`).
-            read: reads it, or raises.
-            compared: the inputs that must be equal on all ranks.
+            read: a function that reads the arguments, or raises an error.
+            compared: a function that returns the inputs that must be equal on all ranks.
         """
         self._stale.warn()
         if self.together is not None:
@@ -426,7 +426,7 @@ class ParallelModel:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
     def _with_warning(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
-        """Make a partial state dict warn when it is saved."""
+        """Return a state dict that warns when it is saved, if other ranks have parts of it; else None."""
         own = [key for key in self.names if prefix + key in state]
         values = [state[prefix + key] for key in own]
         split = sum(
@@ -457,7 +457,7 @@ class ParallelModel:
 
 
 class _PartOfState(OrderedDict[str, Any]):
-    """A state dict without other ranks' parts; saving it warns of what it ``lacks``."""
+    """A state dict without the parts of other ranks; pickling it warns with the text ``lacks``."""
 
     lacks: str
 
@@ -487,7 +487,7 @@ def _owner(model: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def original_shape(parameter: torch.Tensor) -> torch.Size:
-    """Return a parameter's shape in the model, or any other tensor's own."""
+    """Return a parameter's shape in the unsplit model, or any other tensor's own shape."""
     return getattr(parameter, SHAPE, parameter.shape)
 
 

@@ -31,7 +31,7 @@ class LocalParameters(ABC):
 
     Attributes:
         leaves: parameter -> this rank's part, an autograd leaf.
-        buckets: the gradient buckets of each stage of this rank.
+        buckets: the gradient buckets, one set per pipeline stage of this rank.
     """
 
     leaves: dict[str, torch.Tensor]
@@ -39,14 +39,14 @@ class LocalParameters(ABC):
 
     @abstractmethod
     def shard(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Copy this rank's part of a whole parameter, in the stored dtype."""
+        """Copy this rank's part of a whole parameter, in the dtype in which it is stored."""
 
     @abstractmethod
     def copies(self, name: str) -> int:
         """Return the number of ranks with the same part of a parameter."""
 
     def shard_index(self, name: str) -> tuple[int, ...]:
-        """Return the index of this rank's part; ranks with equal indices have equal values."""
+        """Return the coordinates of this rank's part; ranks with equal coordinates have equal parts."""
         return ()
 
     def replica_axes(self, name: str) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class LocalParameters(ABC):
 
     @torch.no_grad()
     def load(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Set the parameters to whole values."""
+        """Copy this rank's parts of whole values into the parameters."""
         for name, leaf in self.leaves.items():
             leaf.copy_(self.shard(name, values[name]))
 
@@ -63,7 +63,7 @@ class LocalParameters(ABC):
 
     @property
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gradient of each trained parameter."""
+        """The gradient of each trained parameter, by name."""
         return {name: view for part in self.buckets for name, view in part.views.items()}
 
     def clear(self) -> None:
@@ -73,14 +73,14 @@ class LocalParameters(ABC):
     def show_gradients(
         self, owners: Mapping[str, torch.Tensor], wrap: Callable[[str, torch.Tensor], torch.Tensor]
     ) -> None:
-        """Show gradients on ``owners``, each as ``wrap(name, view)``."""
+        """Let scripts find gradients in the ``.grad`` of ``owners``, each as ``wrap(name, gradient)``."""
         for part in self.buckets:
             part.show_as(owners, wrap)
 
     # -- as scripts and state dicts see them ------------------------------------------------------
 
     def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part as a DTensor if every rank has a shard; otherwise as it is."""
+        """Return this rank's part as a DTensor if every rank has a shard; otherwise unchanged."""
         return part
 
     def in_state(self, name: str) -> bool:
@@ -93,7 +93,7 @@ class LocalParameters(ABC):
 
     @abstractmethod
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a state-dict value in the model's shape; with several ranks, as a DTensor."""
+        """Return a tensor with a parameter's layout in the model's shape; with several ranks, a DTensor."""
 
 
 def local_leaves(
@@ -115,23 +115,21 @@ def local_leaves(
 
 
 def replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return a replicated DTensor, as distributed checkpoints need it: one rank writes it."""
+    """Return a tensor as a replicated DTensor, which only one rank writes to a distributed checkpoint."""
     # run_check would broadcast what is the same everywhere.
     return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 _Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""(start in the whole tensor, size, start in the shard)."""
+"""A block of a tensor: (start in the whole tensor, size, start in the shard), by dim."""
 
 
 def _own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[Placement, ...] | None:
-    """Return PyTorch's placements on the real axes of a tensor in its own shape.
+    """Return DTensor placements for a tensor in its own shape, one per mesh axis.
 
-    None if they cannot express the layout (an atom inside a dim divided unevenly), or if PyTorch would
-    silently concatenate its shards in another order (``_StridedShard``).
-
-    Args:
-        mesh: micro-batches, then the axis sizes.
+    None if they cannot express the layout (a factor inside a dim, divided unevenly), or if PyTorch would
+    silently concatenate its shards in another order (``_StridedShard``). ``mesh`` begins with the number of
+    micro-batches.
     """
     sizes = [size for dim in atoms for size in dim]
     ends = list(itertools.accumulate(len(dim) for dim in atoms))
@@ -157,7 +155,7 @@ def _own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[
 
 
 def blocks(value: DTensor) -> list[_Block]:
-    """Return the blocks of the whole tensor in this rank's part, in order."""
+    """Return the blocks of the whole tensor that this rank's part consists of, in order."""
     coordinate = value.device_mesh.get_coordinate()
     if coordinate is None:
         return []
@@ -195,12 +193,12 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _is_strided(value: DTensor) -> bool:
-    """Return whether a rank's part may consist of several blocks."""
+    """Return whether a rank's part of a DTensor may consist of several blocks."""
     return any(isinstance(placement, _StridedShard) for placement in value.placements)
 
 
 def _teach_checkpoints() -> None:
-    """Teach ``torch.distributed.checkpoint`` to save, load and broadcast strided shards."""
+    """Patch ``torch.distributed.checkpoint`` to save, load and broadcast strided shards."""
     if getattr(DTensor, "_tells_blocks", False):
         return
     write, chunks, shard = (
@@ -250,7 +248,7 @@ def _teach_checkpoints() -> None:
 def _fill_strided(
     original: Callable[..., None], state: dict[str, Any], keys: Sequence[str], *more: Any, **named: Any
 ) -> None:
-    """Replace PyTorch's ``_distribute_tensors``: fill each place with its part of the whole tensor."""
+    """Copy the parts of whole tensors into strided shards; replaces PyTorch's ``_distribute_tensors``."""
     for key in keys:
         pair = state.get(key)
         if isinstance(pair, tuple) and isinstance(pair[0], DTensor) and _is_strided(pair[0]):
@@ -285,7 +283,7 @@ def shard_of(runtime: Runtime, name: str, atoms: Atoms, layout: Layout, value: t
 
 
 class ParameterShards(LocalParameters):
-    """The shards of a sharded plan's parameters, as the plan stores them."""
+    """This rank's shards of the parameters of a sharded plan, as the plan stores them."""
 
     def __init__(self, strategy: Strategy, runtime: Runtime, values: Mapping[str, torch.Tensor]):
         self.strategy, self.runtime = strategy, runtime
@@ -310,7 +308,7 @@ class ParameterShards(LocalParameters):
         return prod(self.runtime.mesh[axis] for axis in self.replica_axes(name))
 
     def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Return a shard as a DTensor; on one device, as it is."""
+        """Return a shard as a DTensor; on one device, unchanged."""
         mesh, layout = self.runtime.device_mesh, self.strategy.stored[name]
         if mesh is None:
             return part
@@ -318,11 +316,11 @@ class ParameterShards(LocalParameters):
 
     @property
     def gathers_state(self) -> bool:
-        """Whether PyTorch cannot express the layout of some parameter in its own shape."""
+        """Whether DTensors cannot express some layout in the model's shape, so that state dicts gather."""
         return gathers_state(self.strategy)
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a DTensor laid out like a parameter, gathered if it lacks the model's shape."""
+        """Return a tensor with a parameter's layout, gathered if it lacks the model's shape."""
         shape = self.strategy.tensor(name).shape
         if tuple(value.shape) == shape or not isinstance(value, DTensor):
             return value
@@ -330,7 +328,7 @@ class ParameterShards(LocalParameters):
 
 
 def has_own_shape(strategy: Strategy, name: str) -> bool:
-    """Return whether PyTorch can express a stored parameter's layout in its own shape."""
+    """Return whether DTensors can express a stored parameter's layout in the model's shape."""
     return _own_placements(strategy.atoms(name), strategy.stored[name], strategy.mesh) is not None
 
 
@@ -340,7 +338,7 @@ def gathers_state(*stages: Strategy) -> bool:
 
 
 def _shown_in_atoms(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[bool, ...]:
-    """Return for each dim whether a DTensor can express the layout only with the dim split into atoms."""
+    """Return, by dim, whether a DTensor can express the layout only with the dim split into its factors."""
     shown = []
     position = 0
     for dim in atoms:
@@ -372,7 +370,7 @@ def _dtensor_placements(atoms: Atoms, layout: Layout, shown: Sequence[bool]) -> 
 def _as_dtensor(
     local: torch.Tensor, atoms: Atoms, layout: Layout, mesh: DeviceMesh, runtime: Runtime
 ) -> DTensor:
-    """Return the DTensor of a local shard, in the tensor's own shape if PyTorch can express it; no copy."""
+    """Return the DTensor of a local shard without a copy, in the tensor's own shape if DTensors allow it."""
     shape = tuple(map(prod, atoms))
     placements = _own_placements(atoms, layout, runtime.mesh)
     local_view = local_shape(atoms, layout, runtime.mesh, runtime.place)

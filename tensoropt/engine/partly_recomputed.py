@@ -1,4 +1,4 @@
-"""A region of which backward runs a part again: selective activation checkpointing."""
+"""Selective activation checkpointing: backward recomputes only a part of a region (a repeated block)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class NodeRuns:
     """How often a node of a region's graph runs.
 
     Attributes:
-        again: the second forward runs it.
-        moves: it is a resharding; the second forward runs it if its source is recomputed and its result
-            needed.
+        again: whether the second forward, in backward, runs the node.
+        moves: whether it is a resharding, which the second forward runs only if its source is recomputed and
+            its result needed.
     """
 
     again: bool
@@ -31,7 +31,7 @@ class NodeRuns:
 
 
 class SavingHooks(NamedTuple):
-    """Pack and unpack hooks of saved tensors."""
+    """The pack and unpack hooks for tensors that autograd saves."""
 
     pack: Callable[[torch.Tensor], Any]
     unpack: Callable[[Any], torch.Tensor]
@@ -41,9 +41,9 @@ class PartlyRecomputed:
     """A region's graph, part of which runs again in backward.
 
     Args:
-        root: the module that the nodes refer to.
-        inputs, outputs: the nodes that the region reads, and its nodes that others read.
-        nodes: its nodes in order, with how often each runs.
+        root: the module with the attributes that the nodes name.
+        inputs, outputs: the nodes outside that the region reads, and its nodes that are read outside.
+        nodes: the region's nodes in order, with how often each runs.
         saving: saved-tensor hooks for operators that run once.
     """
 
@@ -72,18 +72,18 @@ class PartlyRecomputed:
             for source in node.all_input_nodes
             if source in nodes and not nodes[source].again
         }
-        """Move -> its source, for sources that run once; by node number."""
+        """Node number of a resharding -> node number of its source, for sources that run once."""
         self._first = self._first_forward()
         self._second: dict[frozenset[int], tuple[fx.GraphModule, list[int]]] = {}
 
     def __call__(
         self, inputs: list[Any], placed: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[Any, ...]:
-        """Run the region.
+        """Run the region's forward.
 
         Args:
-            inputs: emptied, so that each is freed after its last reader.
-            placed: the context of each forward.
+            inputs: a list that the call empties, so that each input is freed after its last reader.
+            placed: a function that makes the context in which each forward runs.
         """
         call = _Call(self, inputs, placed)
         with saved_tensors_hooks(call.leave, call.take), placed():
@@ -103,11 +103,11 @@ class PartlyRecomputed:
         return fx.GraphModule(self._root, graph, class_name="Region")
 
     def second(self, needed: frozenset[int], views: Mapping[int, _Lies]) -> tuple[fx.GraphModule, list[int]]:
-        """Return the second forward, and the numbers of its inputs.
+        """Return the module of the second forward, and the node numbers of its inputs.
 
         Args:
-            needed: numbers of nodes that run once and whose results backward needs.
-            views: values of nodes that run once and are views of recomputed ones, by number.
+            needed: the numbers of nodes that normally run once, but whose results backward needs.
+            views: node number -> position of its value in a recomputed tensor, for nodes that run once.
         """
         if needed in self._second:
             return self._second[needed]
@@ -144,7 +144,7 @@ def _copied(
     args: tuple[Any, ...],
     copies: Mapping[fx.Node, fx.Node],
 ) -> fx.Node:
-    """Copy a node with its function called as ``step(*args, ...)``."""
+    """Copy a node so that it calls ``step(*args, ...)``, followed by the node's own arguments."""
     step.__name__ = node.name  # type: ignore[attr-defined]  # fx names the call after its target
     own = fx.map_arg((node.args, dict(node.kwargs)), lambda n: copies[n])
     copy = graph.call_function(step, (*args, *own[0]), own[1])
@@ -153,11 +153,11 @@ def _copied(
 
 
 class _Lies(NamedTuple):
-    """A tensor's position in another one's storage.
+    """A tensor's position in the storage of a node's result.
 
     Attributes:
         owner: the number of the node that made the storage; ``item``, which of its results.
-        learns: it requires a gradient.
+        learns: whether the tensor requires a gradient.
     """
 
     owner: int
@@ -173,7 +173,7 @@ class _Lies(NamedTuple):
 
 
 class _Given:
-    """A saved input of the second forward, with weak references to the saved tensors that keep it alive."""
+    """A saved input of the second forward, kept alive by the saved tensors that claim it."""
 
     __slots__ = ("__weakref__", "_unpack", "claims", "learns", "value", "version")
 
@@ -199,12 +199,12 @@ def _check_version(value: torch.Tensor, version: int) -> None:
 
 
 class _Saved:
-    """What autograd keeps in place of a saved tensor.
+    """The object that autograd keeps in place of a saved tensor.
 
     Attributes:
-        key: the number of a recomputed tensor; None for a kept one.
-        kept, version: the kept tensor, as the region's hooks pack it, and its version.
-        given: the input of the second forward that this keeps alive.
+        key: the number of a tensor to recompute; None if the tensor itself is kept.
+        kept, version: the kept tensor, as the region's hooks pack it, and its version counter.
+        given: the inputs of the second forward that this object keeps alive.
     """
 
     __slots__ = ("__weakref__", "given", "kept", "key", "version")
@@ -216,7 +216,7 @@ class _Saved:
 
 
 class _Call:
-    """One call of a region; lives as long as autograd may unpack one of its tensors."""
+    """The state of one call of a region, alive as long as autograd may unpack a tensor that it saved."""
 
     def __init__(
         self,

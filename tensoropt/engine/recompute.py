@@ -20,7 +20,7 @@ from tensoropt.sharding.reshard.redistribute import Ahead, EdgeSpec, travel
 
 
 class _Note(NamedTuple):
-    """What autograd saves in place of a view of a tensor that backward makes again."""
+    """The object that autograd saves in place of a view of a tensor that backward makes again."""
 
     make: Callable[[], torch.Tensor]
     shape: tuple[int, ...]
@@ -32,8 +32,8 @@ class _Copy:
     """A gathered copy of an activation, which backward remakes once.
 
     Attributes:
-        saved: autograd has saved it since the last :func:`gather_again`.
-        again: the copy made by backward.
+        saved: whether autograd has saved it since the last :func:`gather_again`.
+        again: the copy made by backward; None before.
     """
 
     __slots__ = ("__weakref__", "_micro_batch", "_source", "_spec", "_version", "again", "saved")
@@ -66,7 +66,7 @@ def _copy_in(value: torch.Tensor) -> _Copy | None:
 
 
 def gather_again(runtime: Runtime, made: torch.Tensor, *copies: torch.Tensor) -> None:
-    """Node of the lowered graph: remake saved copies when backward reaches the node of ``made``."""
+    """Remake saved copies when backward reaches the node of ``made``; a node of the lowered graph."""
     if torch.compiler.is_compiling() or made.grad_fn is None:
         return
     for value in copies:
@@ -82,13 +82,13 @@ def _make(copy: weakref.ref[_Copy], runtime: Runtime, _: Any) -> None:
 
 
 def keep_gathered(runtime: Runtime, gathered: torch.Tensor) -> None:
-    """Node of the lowered graph that calls :meth:`RegatheredParameters.keep`."""
+    """Call :meth:`RegatheredParameters.keep`; a node of the lowered graph."""
     if not torch.compiler.is_compiling():
         runtime.kept(gathered)
 
 
 class RegatheredParameters:
-    """Saved-tensor hooks that save a note for each gathered or cast parameter and regathered activation."""
+    """Saved-tensor hooks that save, in place of a gathered or cast tensor, a note to make it again."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
@@ -97,7 +97,7 @@ class RegatheredParameters:
         self._known: dict[int, tuple[list[weakref.ref], torch.Tensor, EdgeSpec]] = {}
 
     def note(self, gathered: torch.Tensor, shard: torch.Tensor, spec: EdgeSpec) -> None:
-        """Record that ``gathered`` was made from ``shard`` along an edge."""
+        """Record that ``gathered`` was made from ``shard`` by a resharding."""
         if spec.gathered_again:
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 copy = _Copy(shard, spec, self.runtime.micro_batch)
@@ -111,7 +111,7 @@ class RegatheredParameters:
         self._known[key] = (readers, shard.detach(), spec)
 
     def keep(self, gathered: torch.Tensor) -> None:
-        """Let autograd save views of ``gathered`` themselves from now on, because other groups read them."""
+        """Let autograd save ``gathered`` itself from now on, because operators of other groups read it."""
         key = gathered.untyped_storage()._cdata
         if (noted := self._known.get(key)) is None:
             return
@@ -162,7 +162,7 @@ class Recomputed(torch.nn.Module):
     """Runs a region's graph so that backward recomputes its intermediate tensors.
 
     Args:
-        part: the region, if only a part runs again; when compiled, all of it does.
+        part: the region, if only a part of it runs again; a compiled model recomputes all of it.
     """
 
     def __init__(self, body: fx.GraphModule, runtime: Runtime, part: PartlyRecomputed | None = None):

@@ -1,4 +1,4 @@
-"""Refuse ``torch.autograd.grad(loss, parameters)`` and its like on a plan's loss."""
+"""Refuse ``torch.autograd.grad(loss, parameters)`` and similar requests for gradients of a plan's loss."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tensoropt.engine.gradients import is_deferred
 from tensoropt.errors import PlanError
 
 SHAPE = "_tensoropt_shape"
-"""The attribute of a shown parameter that stores its shape in the model."""
+"""The attribute of a parallelized model's parameter that stores its shape in the model."""
 _LOSS = "tensoropt"
 _RUN = "_engine_run_backward"
 
 
 def mark_loss(loss: torch.Tensor) -> None:
-    """Mark the autograd node of a plan's loss, to find it behind whatever the script computes from it."""
+    """Mark the autograd node of a plan's loss, to find it in graphs that the script builds on it."""
     if loss.grad_fn is not None:
         metadata: Any = loss.grad_fn.metadata
         metadata[_LOSS] = True

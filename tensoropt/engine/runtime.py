@@ -1,4 +1,4 @@
-"""A rank's place in the job: mesh coordinate, process groups, micro-batch, step; hashes to compare ranks."""
+"""A rank's mesh coordinate, process groups, micro-batch and step, and hashes to compare ranks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tensoropt.ops.layouts import flat_index
 from tensoropt.sharding.reshard.redistribute import AT_THE_USE, Ahead, Route
 
 _CHUNK = 1 << 18
-"""Words hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
+"""The number of 8-byte words hashed at once: 2 MiB, so that intermediate results stay in a core's cache."""
 _FIRST, _EVERY = 3, 1000
-"""Inputs are compared in the first ``_FIRST`` calls, then in one of every ``_EVERY``."""
+"""Numbers of calls: inputs are compared in the first ``_FIRST``, then in one of every ``_EVERY``."""
 RING_TAG = 1 << 20
-"""The tag of ring messages, apart from the tags of pipeline and placed plans."""
+"""The tag of messages in ring attention, apart from the tags of pipeline and placed plans."""
 _STEP = 6364136223846793005  # Knuth's multiplier of a linear congruence modulo 2^64 (MMIX)
 
 
 @functools.lru_cache(maxsize=8)
 def _weights(device: torch.device, count: int) -> torch.Tensor:
-    """Return cached odd multipliers, one per word: a change of a single word changes the sum."""
+    """Return cached odd multipliers, one per word, so that a change of a single word changes the sum."""
     generator = torch.Generator().manual_seed(44)
     drawn = torch.randint(-(1 << 63), (1 << 63) - 1, (count,), generator=generator)
     return (drawn | 1).to(device)
@@ -42,9 +42,9 @@ def _weights(device: torch.device, count: int) -> torch.Tensor:
 
 @torch.no_grad()
 def content_hash(value: torch.Tensor) -> torch.Tensor:
-    """Return a hash of a tensor's bits, type and shape: an int64 scalar on its device, without a sync.
+    """Return a hash of a tensor's bits, dtype and shape: an int64 scalar on its device, without a sync.
 
-    A sum of words times odd numbers, modulo 2^64; the same on every device.
+    The hash is a sum of 8-byte words times odd numbers, modulo 2^64. It is the same on every device.
     """
     data = value.detach()
     if data.is_quantized or data.layout is not torch.strided:
@@ -73,19 +73,19 @@ def text_hash(text: str) -> int:
 
 
 def gathered(row: torch.Tensor) -> torch.Tensor:
-    """Gather equally long rows of all ranks to the host."""
+    """Gather one row of numbers from each rank; return them on the host, by rank."""
     rows = torch.empty(dist.get_world_size() * row.numel(), dtype=row.dtype, device=row.device)
     dist.all_gather_single(rows, row)
     return rows.view(-1, row.numel()).cpu()
 
 
 def is_first() -> bool:
-    """Return whether this is rank 0, or no rank of a job."""
+    """Return whether this process is rank 0, or outside of a job."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def wait_for_all() -> None:
-    """Wait for all ranks of the job, if this is a rank of one."""
+    """Wait for all ranks of the job; do nothing outside of a job."""
     if dist.is_initialized():
         dist.barrier()
 
@@ -99,18 +99,18 @@ def through_host(device: torch.device) -> bool:
 
 
 class EqualShares:
-    """Warns once if ranks that should pass different rows pass the same ones."""
+    """Warns once if ranks with different shares of the batch pass the same rows."""
 
     def __init__(self, device: torch.device):
         self.device, self.calls = device, 0
 
     def look(self, share: int, values: Sequence[torch.Tensor], contents: Sequence[object]) -> None:
-        """Compare the rows of a call; a collective.
+        """Compare the rows of a call between ranks; a collective.
 
         Args:
-            share: this rank's share of the batch.
-            values: its divided inputs.
-            contents: by rank, equal for ranks with equal values.
+            share: the number of this rank's share of the batch.
+            values: this rank's inputs with a batch dim.
+            contents: a key for each rank, equal for ranks with equal inputs.
         """
         self.calls += 1
         if self.calls > _FIRST or not values:
@@ -135,11 +135,11 @@ class EqualShares:
 
 
 class SameCalls:
-    """Compares the ranks' inputs in the first calls and now and then.
+    """Checks that ranks pass equal inputs, in the first calls and regularly later.
 
     Args:
         names: the names of the inputs.
-        shares: by input, the number of this rank's share; -1 if all ranks pass the same.
+        shares: by input, the number of this rank's share of the batch; -1 if all ranks pass the same tensor.
         reads: by input, whether this rank reads it.
     """
 
@@ -151,7 +151,7 @@ class SameCalls:
         self.equal_shares = EqualShares(device)
 
     def due(self) -> bool:
-        """Return whether this call is compared; equal on all ranks."""
+        """Count a call and return whether to compare it; equal on all ranks."""
         self.calls += 1
         return self.calls <= _FIRST or self.calls % _EVERY == 0
 
@@ -212,16 +212,16 @@ _MODES = ("in evaluation under no_grad", "in evaluation", "in training under no_
 
 
 def mode_of(training: bool, gradients: bool) -> int:
-    """Return the number of a mode in :data:`_MODES`."""
+    """Return the index of a call's mode in :data:`_MODES`."""
     return 2 * training + gradients
 
 
 def first_differing(tensors: Mapping[str, torch.Tensor], device: torch.device) -> tuple[str, int] | None:
-    """Return the first tensor that differs between ranks, and a rank whose tensor differs from rank 0's.
+    """Return the name of the first tensor that differs between ranks, and a rank that differs from rank 0.
 
     Args:
-        tensors: by name; the same names in the same order on every rank.
-        device: the job's.
+        tensors: tensors by name; the same names in the same order on every rank.
+        device: the device of the job's collectives.
     """
     if not tensors:
         return None
@@ -245,7 +245,7 @@ _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 def leave_job() -> None:
     """Destroy all process groups and leave the job.
 
-    A group that is still referenced would be destroyed with the interpreter, when gloo's threads abort.
+    A group that is still referenced would be destroyed as the interpreter exits, where gloo's threads abort.
     """
     script_values.forget()
     for runtime in list(_runtimes):
@@ -267,22 +267,23 @@ def _same(value: Any) -> Any:
 
 
 class Runtime:
-    """A rank's view of the mesh; the :class:`~tensoropt.ops.kernels.ShardContext` of its kernels.
+    """A rank's position on the mesh, with its process groups; the context of its kernels.
 
-    Axis 0 is the micro-batch axis, whose coordinate changes over time; the others are row-major over ranks.
+    Axis 0 is the micro-batch axis, whose coordinate changes over time. The other axes number the ranks in
+    row-major order.
 
     Args:
-        mesh: micro-batches, then the axis sizes.
-        rank: by default this process's in the job.
-        job: the whole job's runtime, if this one is for a place of a pipeline (axis 1 of that mesh).
+        mesh: the number of micro-batches, then the axis sizes.
+        rank: the number of the rank; by default that of this process.
+        job: the whole job's runtime, if this one is for a stage of a pipeline (axis 1 of that mesh).
 
     Attributes:
-        step, micro_batch: the current position of the run.
+        step, micro_batch: the number of the current step, and of the current micro-batch.
         counts: the counts of mean losses over the whole batch, by operator.
-        gathered, kept: callbacks for a gathered parameter that backward regathers or autograd keeps.
-        saving: saved-tensor hooks.
+        gathered, kept: callbacks for a tensor that backward gathers again, or that autograd saves after all.
+        saving: the saved-tensor hooks (pack, unpack).
         unsharded: the parameters that are gathered once per step, by name.
-        ahead: the prefetching of the running call.
+        ahead: the prefetching of parameters in the current call.
 
     Raises:
         PlanError: the job has a different number of ranks than the mesh needs.
@@ -346,7 +347,7 @@ class Runtime:
         self._groups = self._make_groups() if self.distributed else {}
 
     def _make_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Make the process groups of every subset of real axes, once per job as PyTorch never frees them."""
+        """Return process groups over every subset of axes, made once per job as PyTorch never frees them."""
         world = dist.group.WORLD
         # Groups of a job that has ended are dead; a new job has another world group.
         if _made_for[:1] != [world]:
@@ -398,7 +399,7 @@ class Runtime:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """The coordinates on all axes, the micro-batch first."""
+        """The coordinates on all axes, that of the micro-batch first."""
         return (self.micro_batch, *self.position)
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
@@ -466,7 +467,7 @@ class Runtime:
         return arrive
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count over the whole batch; with micro-batches, from ``counts``."""
+        """Return a count summed over ``axes``; if micro-batches are among them, the one in ``counts``."""
         if self.mesh[0] == 1 or 0 not in axes:
             return self.all_reduce(value, axes)
         return self.counts[name]

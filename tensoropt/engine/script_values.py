@@ -1,4 +1,4 @@
-"""Numbers that scripts compute from a plan's parameters, and the collectives that they take."""
+"""Sums, norms and other numbers that scripts compute from split parameters, by collectives over the ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from torch.optim import optimizer as optimizers
 from tensoropt.errors import PlanError
 
 LOOKS_AFTER_S, SURE_AFTER_S = 1.0, 3.0
-"""Seconds until a waiting rank looks for ranks that moved on, and until it reports one."""
+"""Seconds that a rank waits before it looks for ranks that moved on, and then before it raises an error."""
 _alive: weakref.WeakSet[JobRanks] = weakref.WeakSet()
 
 
 class JobRanks:
-    """The ranks of a job, for operations of scripts that are collectives. Every rank must create it."""
+    """The ranks of a job, for collectives in a script's own computations; created on every rank."""
 
     def __init__(self) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -52,10 +52,10 @@ class JobRanks:
         """Sum a value over all ranks, on its device.
 
         Args:
-            action: the action in words, for the error.
+            action: the operation that needs the sum, in words for the error.
 
         Raises:
-            PlanError: another rank has moved on without it.
+            PlanError: another rank has moved on without taking part.
         """
         # A copy even on the host: the script's own value must not change.
         total = value.detach().to("cpu", copy=True)
@@ -63,11 +63,11 @@ class JobRanks:
         return total.to(value.device)
 
     def meet(self, action: str) -> None:
-        """Wait for all ranks; PlanError if one has moved on."""
+        """Wait for all ranks; PlanError if one has moved on without taking part."""
         self.summed(torch.zeros(1), action)
 
     def of_first(self, value: Any, action: str) -> Any:
-        """Broadcast a picklable value from rank 0; PlanError if a rank has moved on."""
+        """Broadcast a picklable value from rank 0; PlanError if a rank has moved on without taking part."""
         self.meet(action)
         found = [value]
         if not self._fake:
@@ -113,20 +113,20 @@ class JobRanks:
         return None
 
     def left(self) -> None:
-        """Record that this rank is done."""
+        """Record, for ranks that wait, that this rank has left the job."""
         # A job that has ended has no store any more.
         with contextlib.suppress(RuntimeError):
             self._store.set(f"{self._name}/left/{self.rank}", "1")
 
 
 def leave() -> None:
-    """Tell waiting ranks that this one leaves the job."""
+    """Tell waiting ranks that this rank leaves the job."""
     for job in list(_alive):
         job.left()
 
 
 def forget() -> None:
-    """Let go of the groups of a job that ends: two threads of each look for work a hundred times a second."""
+    """Drop the process groups of a job that ends, as two threads of each poll for work 100 times a second."""
     _of_mesh.clear()
     for job in list(_alive):
         job._group = None
@@ -137,17 +137,17 @@ _SUMS = (
     _aten.sum.default, _aten.sum.dim_IntList, _aten.mean.default, _aten.mean.dim, _aten.dot.default,
     _aten.linalg_vector_norm.default, _aten.prod.default, _aten.max.default, _aten.min.default,
 )  # fmt: skip
-"""Operators that may reduce shards to a scalar."""
+"""Operators that may reduce a DTensor's shards to a scalar."""
 _WHOLE = (
     _aten.mse_loss.default, _aten.mse_loss_backward.default, _aten.smooth_l1_loss.default,
     _aten.smooth_l1_loss_backward.default, _aten.huber_loss.default, _aten.huber_loss_backward.default,
 )  # fmt: skip
-"""Operators that divide by a count: PyTorch takes the shard's own count where shards are unequal."""
+"""Losses computed on whole tensors, as PyTorch would divide by a shard's count where shards are unequal."""
 _of_mesh: dict[DeviceMesh, JobRanks] = {}
 
 
 def read_whole(mesh: DeviceMesh, job: JobRanks) -> None:
-    """Make numbers computed from a mesh's DTensors equal on all its ranks from now on."""
+    """Make ``item()``, sums, norms and losses of a mesh's DTensors equal on all its ranks from now on."""
     _of_mesh[mesh] = job
     handlers: Any = DTensor._op_dispatcher._custom_op_handlers
     if _aten._local_scalar_dense.default in handlers:
@@ -158,7 +158,7 @@ def read_whole(mesh: DeviceMesh, job: JobRanks) -> None:
 
 
 def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return ``item()`` of a DTensor."""
+    """Return the ``item()`` of a DTensor, equal on all ranks."""
     (value,) = args
     job = _of_mesh.get(value.device_mesh)
     if job is None or all(placement.is_replicate() for placement in value.placements):
@@ -220,7 +220,7 @@ _FLAT = frozenset({"view", "reshape"})
 _OF_PARTS = frozenset((
     "cat", "concat", "concatenate", "stack", "dot", "l1_loss", "mse_loss", "_foreach_norm",
 ))  # fmt: skip
-"""Calls with which scripts read sums and norms, and which would cover only this rank's parts."""
+"""Functions that would silently cover only this rank's part of a parameter; they are refused."""
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _WHAT = "a sum or norm of parameters; compute it on every rank, and print it on one"
 
@@ -229,10 +229,10 @@ class SpreadValue(torch.Tensor):
     """This rank's part of a parameter, or of a value computed from it element by element.
 
     Attributes:
-        together: the ranks with the parts.
-        share: one over the number of ranks with the same part.
-        key: the parameter of which it is a part.
-        whole: the shape of the whole.
+        together: the ranks that have the parts.
+        share: one divided by the number of ranks with the same part.
+        key: the state-dict key of the parameter.
+        whole: the shape of the whole parameter.
     """
 
     together: JobRanks
@@ -281,7 +281,7 @@ optimizers._foreach_supported_types.append(SpreadValue)
 def spread_value(
     part: torch.Tensor, together: JobRanks, copies: int, key: str, whole: Sequence[int]
 ) -> SpreadValue:
-    """Return a rank's part of a parameter for scripts; ``copies`` ranks have the same part."""
+    """Return a rank's part of a parameter as scripts see it; ``copies`` ranks have the same part."""
     value = part.as_subclass(SpreadValue)
     value.together, value.share, value.key, value.whole = together, 1.0 / copies, key, torch.Size(whole)
     return value
@@ -402,14 +402,14 @@ def _norm_over_ranks(value: torch.Tensor, order: float) -> _SpreadNorm:
 
 
 def spread(value: torch.Tensor, copies: int = 1) -> _SpreadGradient:
-    """Return a gradient for scripts; ``copies`` ranks have the same part."""
+    """Return a rank's part of a gradient as scripts see it; ``copies`` ranks have the same part."""
     gradient = value.as_subclass(_SpreadGradient)
     gradient.copies = copies
     return gradient
 
 
 class _SpreadGradient(torch.Tensor):
-    """A gradient or a part of one, the same on ``copies`` ranks; empty on ranks without the parameter."""
+    """A gradient or a part of one, which ``copies`` ranks have; empty on ranks without the parameter."""
 
     copies: int = 1
 
@@ -429,7 +429,7 @@ class _SpreadGradient(torch.Tensor):
 
 
 class _SpreadNorm(torch.Tensor):
-    """Norms of this rank's gradients; their norm is that of all ranks' gradients."""
+    """Norms of this rank's gradients; taking their norm gives that of all ranks' gradients."""
 
     @classmethod
     def __torch_function__(

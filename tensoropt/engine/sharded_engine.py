@@ -25,10 +25,10 @@ class ShardedEngine(Engine[Pending]):
     Args:
         values: whole parameters and buffers by graph name, on any device.
         runtime: this rank's position; by default its place in the ``torch.distributed`` job.
-        device: by default that of the values.
+        device: the device to compute on; by default that of the values.
 
     Attributes:
-        unsharded: parameters that are gathered once per step.
+        unsharded: the copies of parameters that are gathered once per step.
     """
 
     strategy: Strategy
@@ -134,7 +134,6 @@ class ShardedEngine(Engine[Pending]):
         self._waiting = 0
 
     def _micro_batch(self, inputs: Sequence[torch.Tensor], evaluating: bool) -> tuple[torch.Tensor, ...]:
-        """Run one micro-batch."""
         self._gather_ahead(evaluating)
         # Where gradients are reduced last, the unsharded parameter is the leaf that collects them.
         leaves = {name: self.unsharded.values[name] for name in self.unsharded.unreduced}
@@ -219,7 +218,7 @@ def _why_uncompiled(strategy: Strategy) -> str:
 
 
 def _in_own_memory(value: torch.Tensor) -> torch.Tensor:
-    """Copy a loss out of its kernel's memory, as PyTorch's mse_loss keeps that of all terms alive."""
+    """Copy a scalar loss to memory of its own, as that of PyTorch's mse_loss keeps all terms alive."""
     if torch.compiler.is_compiling():
         return value
     if value.numel() == 1 and value.untyped_storage().nbytes() > value.element_size():

@@ -1,1 +1,1 @@
-"""A model made ready for costs, and its strategies simulated: from tables to points."""
+"""A model prepared for cost tables, and its strategies simulated, as points of a frontier."""

@@ -1,4 +1,4 @@
-"""From tables to points: every strategy is simulated before it is shown."""
+"""Simulation of the strategies of cost tables, which become points with simulated figures."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from tensoropt.simulate.timed import TimedStep
 from tensoropt.types import SOURCES, Indices
 
 CHUNK = 4096
-"""Strategies simulated at once: enough for numpy to be fast, few enough for memory."""
+"""The number of strategies simulated at once: enough for numpy to be fast, few enough for memory."""
 _SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMetrics.__annotations__})
-"""The names of figures that points and the simulator share."""
+"""The names of the figures that points store and the simulator computes."""
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
-    """Return the space of these tables: the names of all configurations and options."""
+    """Return the searched space of these tables: the names of all configurations and options."""
     names = tuple(n for n, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
     groups = {}
     for group in tables.graph.groups:
@@ -91,7 +91,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Strategies of one space with their simulated figures, in order; compared by identity."""
+    """Strategies of one searched space with their simulated figures, in order; compared by identity."""
 
     batch: Batch
     metrics: StepMetrics
@@ -101,9 +101,9 @@ class Evaluation:
     def point(
         self, row: int, space: Space, number: int, *, additive: tuple[float, float], planner: str = "frontier"
     ) -> Point:
-        """Return strategy ``row`` as a point of space ``number``, without proofs.
+        """Return strategy ``row`` as a point of the space with this number; no proof is attached.
 
-        ``additive``: the search's memory and time.
+        ``additive``: the search's own memory in bytes and time in seconds.
         """
         p = self.metrics
         of_source = p.sources[row]
@@ -129,11 +129,11 @@ class Evaluation:
         )
 
     def timed(self, row: int = 0) -> TimedStep:
-        """Return one strategy's step with the start and the end of each event."""
+        """Return one strategy's step with the start and end of each event."""
         return TimedStep(self.batch.part(slice(row, row + 1)))
 
     def collectives(self, row: int) -> Counter[Collective]:
-        """Return one strategy's collectives in a step, with their counts."""
+        """Return one strategy's collectives in a step, each with its number of repetitions."""
         return self._collectives[row]
 
     @cached_property
@@ -142,7 +142,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates strategies of one space's tables, sharing derived effects."""
+    """Simulates strategies of one space's tables; what they have in common is derived once."""
 
     def __init__(self, tables: CostTables, overlap: Overlap):
         self.candidates, self.prices, self.overlap = TableCandidates(tables), tables.prices, overlap
@@ -154,7 +154,7 @@ class Evaluator:
         return [self.rows(*self.candidates.rows(part)) for part in parts]
 
     def rows(self, choices: Mapping[str, Indices], options: Mapping[str, Indices]) -> Evaluation:
-        """Simulate strategies given as one array per variable."""
+        """Simulate strategies that are given as one array of choices per variable."""
         batch = Batch(self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule)
         return Evaluation(batch, simulate(batch), choices, options)
 
@@ -166,7 +166,7 @@ def evaluate_strategy(
     prices: Prices,
     overlap: Overlap,
 ) -> Evaluation:
-    """Simulate one strategy, which need not be in a table."""
+    """Simulate one strategy, which need not be in a cost table."""
     candidates = StrategyCandidates(strategy, facts, works)
     choices, options = candidates.row()
     batch = Batch(candidates, choices, options, prices, overlap)
@@ -174,7 +174,7 @@ def evaluate_strategy(
 
 
 def works_of(strategy: Strategy) -> dict[str, Workload]:
-    """Return the workload of each group's configuration."""
+    """Return the workload (one rank's work, as data) of each group's configuration."""
     return {
         name: workload(strategy.graph, configuration, strategy.mesh)
         for name, configuration in strategy.configurations.items()
@@ -192,7 +192,7 @@ def evaluate_on(strategy: Strategy, mesh: Mesh, costs: ClusterCosts) -> Evaluati
 
 
 def costs_of(evaluated: Sequence[Evaluation]) -> np.ndarray:
-    """Return (n, 2) memory and time of all strategies."""
+    """Return memory in bytes and time in seconds of all strategies, as an array (strategies, 2)."""
     return np.concatenate(
         [np.stack([e.metrics.memory_bytes, e.metrics.time_s], axis=1) for e in evaluated]
         or [np.zeros((0, 2))]

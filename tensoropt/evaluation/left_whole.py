@@ -1,4 +1,4 @@
-"""Notes on operators that no searched mesh splits, since none divides their sizes."""
+"""Notes on operators that no searched mesh splits, because none divides their sizes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tensoropt.sharding.groups import Group, GroupGraph
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
-    """Return notes on operators that no searched mesh splits, with sizes that would be split.
+    """Return notes on operators that no searched mesh splits, with sizes that a mesh axis would divide.
 
-    They cover groups with a rule; one sentence per kind of operator and sizes, the longest loop nests first.
+    They cover groups with a rule: one sentence per kind of operator and sizes, the longest loop nests first.
 
     Args:
-        but: groups to leave out, as constraints decide their splits.
+        but: the groups to leave out, because constraints decide their splits.
     """
     split: dict[str, set[str]] = {}
     searched = [one for one in tables if prod(one.mesh[1:]) > 1]

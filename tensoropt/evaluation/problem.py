@@ -1,4 +1,4 @@
-"""A model prepared for costs: micro-batch counts, the splittable share of its work, and model FLOP."""
+"""A model prepared for costs: micro-batch counts, the share of its FLOP that can be split, model FLOP."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tensoropt.sharding.regions import Region, find_regions
 from tensoropt.sharding.sequence import sequence_strategies
 
 _AUTO_MICRO_BATCHES = (1, 2, 4, 8)
-"""Counts that ``auto`` searches where they divide the batch; an assumption."""
+"""The numbers of micro-batches that ``auto`` searches if they divide the batch; an assumption."""
 
 
 @dataclass
 class Problem:
-    """A captured, refined and grouped model.
+    """A captured model with groups of operators, ready for cost tables.
 
     Attributes:
         captured: the capture, if available.
-        micro: group -> its strategy on the micro-batch axis (unsplit when refused).
-        refusal: why the model cannot run in micro-batches, or "".
+        micro: group -> its split along the micro-batch axis (unsplit if micro-batches are refused).
+        refusal: the reason why the model cannot run in micro-batches, or "".
     """
 
     captured: Capture | None
@@ -45,25 +45,25 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        """The global batch size: the rows of the first input that has any."""
+        """The global batch size: the number of rows of the first input that has any."""
         operators = self.graph.atoms.graph
         shapes = (operators.tensors[name].shape for name in operators.inputs)
         return next((shape[0] for shape in shapes if shape), 1)
 
     @cached_property
     def sequence(self) -> dict[str, str]:
-        """Group -> the label with which it follows the sequence."""
+        """Group -> label of its split along the sequence, for groups that have one."""
         labels = {name: s.label for name, s in sequence_strategies(self.graph).items()}
         return {name: str(label) for name, label in labels.items() if label not in (WHOLE, PASSED_ON)}
 
     @property
     def parameter_keys(self) -> dict[str, str]:
-        """Parameter in the graph -> the model's own name."""
+        """Name of a parameter in the graph -> its name in the model."""
         return {t.name: str(t.key) for t in self.graph.atoms.graph.parameters}
 
 
 def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float = 1.0) -> Problem:
-    """Return the captured model as atoms and groups with micro-batch strategies."""
+    """Return a captured model with its operators grouped, and their micro-batch splits."""
     graph = replace(captured.graph, expert_imbalance=expert_imbalance)
     return prepare_graph(graph, captured, kept)
 
@@ -71,7 +71,7 @@ def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float
 def prepare_graph(
     operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
 ) -> Problem:
-    """Return the operator graph as atoms and groups; discoveries are read from and added to ``kept``.
+    """Group the operators of a graph; ``kept`` is a store of findings on operators without a rule.
 
     Raises:
         TensorOptError: the graph has no operators.
@@ -90,12 +90,12 @@ def prepare_graph(
 
 
 def offered_regions(problem: Problem, settings: Settings) -> tuple[Region, ...]:
-    """Return the blocks that the search may recompute."""
+    """Return the repeated blocks that the search may recompute."""
     return find_regions(problem.graph) if settings.recompute == "auto" else ()
 
 
 def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
-    """Return the micro-batch counts to search; TensorOptError if the model refuses a requested one."""
+    """Return the numbers of micro-batches to search; TensorOptError if a requested one is impossible."""
     operators = problem.graph.atoms.graph
     inputs = [operators.tensors[n] for n in operators.inputs]
     places = batch_placements(problem.graph)
@@ -120,16 +120,15 @@ def micro_batch_counts(problem: Problem, settings: Settings) -> tuple[int, ...]:
 
 
 def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping[str, Template]:
-    """Return each group's configuration on a single device, with workload and facts."""
+    """Return each group's configuration on a single device, with its workload, memory and FLOP."""
     return make_templates(graph, (1,), {g.name: g.unsplit for g in graph.groups}, facts_of)
 
 
 def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[float, float]:
-    """Return the shares of forward FLOP in groups whose operators all have rules, and in groups that can
-    be split along two or more dims.
+    """Return the shares of forward FLOP in groups whose operators all have rules, and in splittable groups.
 
     Args:
-        whole: the groups, unsplit.
+        whole: the groups, unsplit; a splittable one can be split along two or more dims.
     """
     total = ruled = split = 0.0
     for group in graph.groups:
@@ -143,7 +142,7 @@ def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[f
 
 
 def parallelism(graph: GroupGraph, whole: Mapping[str, Template]) -> float:
-    """Return the forward FLOP of all (unsplit) groups over those of the longest dependent chain."""
+    """Return the forward FLOP of all groups, divided by those of the longest chain of dependent groups."""
     until: dict[str, float] = {}
     total = longest = 0.0
     for group in graph.groups:
@@ -155,7 +154,7 @@ def parallelism(graph: GroupGraph, whole: Mapping[str, Template]) -> float:
 
 
 _GRADIENTS_OF_A_PRODUCT = 2.0
-"""A product's gradients are one product of its size per factor; more in backward is recomputation."""
+"""The FLOP of a product's gradients, relative to forward; more in backward is recomputation."""
 
 
 def model_flops(
@@ -171,7 +170,7 @@ def model_flops(
 
     Args:
         whole: the groups, unsplit.
-        facts_of: facts in training or inference.
+        facts_of: a function from a workload to its memory and FLOP, in training or inference.
     """
     found: dict[str, float] = {}
     for template in whole:

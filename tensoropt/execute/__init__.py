@@ -1,4 +1,4 @@
-"""Execution: plans -> running jobs.
+"""Execution of plans in running jobs.
 
 In: a plan and a model. Out: the model running by the plan on the ranks of a ``torchrun`` job
 (:func:`parallelize`), and checkpoints that move between plans. :mod:`tensoropt.verify` compares plans with

@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node N -m tensoropt.execute plan.json``."""
+"""The command ``torchrun --nproc-per-node N -m tensoropt.execute plan.json``."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""Checkpoints that move between plans: saved under one, loaded under another.
+"""Checkpoints that move between plans: saved under one plan, loaded under another.
 
-They use ``torch.distributed.checkpoint``: parameters and optimizer state are written under the model's own
-names and shapes, whatever the plan's layout, so the plan can change in the middle of training.
+They use ``torch.distributed.checkpoint``. Parameters and optimizer state are written under the model's own
+names and shapes, whatever the plan's layout, so that the plan can change in the middle of training.
 
 A checkpoint also holds the script's training state: settings of optimizer groups by parameter name, a
 scheduler, the number of steps (which dropout depends on), and the script's extras.
@@ -30,9 +30,9 @@ from tensoropt.engine.runtime import is_first, wait_for_all
 from tensoropt.errors import PlanError
 
 _SETTINGS = "settings.pt"
-"""The file with the training state in a checkpoint's folder."""
+"""The file of the training state, in a checkpoint's folder."""
 _KERNEL_SETTINGS = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
-"""Group settings that select kernels; these stay the script's, which may run on other devices."""
+"""Settings of optimizer groups that select kernels; loading keeps the script's, as devices may differ."""
 
 
 def _saved_settings(
@@ -143,7 +143,7 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     """Return the optimizer's state by parameter name, in the model's own shapes.
 
     Returns:
-        ``{"KEY.FIELD": value}``, as DTensors where the parameters are; group settings are separate.
+        ``{"KEY.FIELD": value}``, with DTensors where the parameters are DTensors; without group settings.
     """
     parallel = parallel_of(model)
     state = {}
@@ -178,14 +178,15 @@ def save_checkpoint(
     scheduler: Any = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint folder; every rank must call it. An older one is replaced once the new one is
-    complete.
+    """Write a checkpoint folder; every rank must call it.
+
+    An older checkpoint is replaced once the new one is complete.
 
     Args:
-        optimizer: its state and its groups' settings (learning rates, weight decay) are saved.
+        optimizer: the optimizer whose state and group settings (learning rates, weight decay) are saved.
         scheduler: a learning-rate scheduler; anything with ``state_dict()``.
-        extra: further state for resuming (an epoch, a sampler's position): numbers, texts, tensors, and lists
-            and dicts of them. Rank 0's is written.
+        extra: rank 0's further state for resuming (an epoch, a sampler's position): numbers, texts, tensors,
+            and lists and dicts of them.
 
     Raises:
         PlanError: the folder cannot be written, or ``extra`` holds other types.
@@ -222,7 +223,7 @@ def save_checkpoint(
 
 @contextlib.contextmanager
 def _refused(what: str, more: str = "") -> Iterator[None]:
-    """Raise :class:`PlanError` with the reason if a folder cannot be written or read in the block."""
+    """Raise a PlanError, with the reason, for an error of writing or reading a folder in the block."""
     try:
         yield
     # PyTorch's error is not an Exception, and holds each rank's failure.
@@ -242,7 +243,7 @@ def load_checkpoint(
     """Load a checkpoint saved under any plan of the same model; every rank must call it.
 
     Args:
-        optimizer: receives its state and group settings; the groups must hold the same parameters.
+        optimizer: the receiver of state and group settings; its groups must have the same parameters.
         scheduler: the learning-rate scheduler; anything with ``load_state_dict()``.
 
     Returns:
@@ -275,7 +276,7 @@ def load_checkpoint(
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create a fresh optimizer's state, by PyTorch's step that changes no values."""
+    """Create a fresh optimizer's state, by a step of PyTorch's that changes no values."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p.grad for p in parameters]
     optimizer.zero_grad(set_to_none=True)  # with gradients, the optimizer would not count as fresh

@@ -1,6 +1,6 @@
-"""The kinds of strategies and their engines; only this module distinguishes them.
+"""Kinds of strategies and their engines, which only this module distinguishes.
 
-Plans in any form are resolved to a :class:`ResolvedPlan`.
+It resolves plans in any form (an object, a file, a strategy) to a :class:`ResolvedPlan`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tensoropt.sharding.groups import GroupGraph, group_operators
 from tensoropt.sharding.strategy import ParallelStrategy, Strategy
 
 ONE_TYPE = "all ranks of a job must be on one type of device; explore without the CPU ranks"
-"""The reason and remedy for a plan that mixes GPUs and CPU ranks."""
+"""The reason and remedy in errors about a plan that mixes GPUs and CPU ranks."""
 
 
 _OF_PLANS: dict[str, Callable[[Plan, GroupGraph], ParallelStrategy]] = {
@@ -42,7 +42,7 @@ _OF_PLANS: dict[str, Callable[[Plan, GroupGraph], ParallelStrategy]] = {
     PLACED.name: placed_strategy,
     PIPELINED.name: pipelined_strategy,
 }
-"""Readers of strategies from each kind of plan."""
+"""Kind of plan -> function from a plan and the model's graph to the plan's strategy."""
 _STRATEGIES: dict[str, type[ParallelStrategy]] = {
     strategy.kind: strategy for strategy in (Strategy, PlacedStrategy, PipelinedStrategy)
 }
@@ -51,7 +51,7 @@ _ENGINES = {
     PlacedStrategy.kind: ("tensoropt.placement.execute.engine", "PlacedEngine"),
     PipelinedStrategy.kind: ("tensoropt.pipeline.execute.engine", "PipelinedEngine"),
 }
-"""The module and name of each kind of strategy's engine."""
+"""Kind of strategy -> module and name of its engine's class."""
 
 
 def engine_of(
@@ -108,14 +108,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """The requirements for running a plan.
+    """The data needed to run a plan.
 
     Attributes:
         devices: the number of devices.
-        mode: the mode to capture the model in.
-        compute_dtype: the precision to capture it in.
-        bind: returns the strategy for a grouped graph; raises :class:`PlanError` if the plan is for another
-            model.
+        mode: the mode in which to capture the model.
+        compute_dtype: the precision in which to capture the model.
+        bind: a function that returns the strategy for a model's grouped graph; PlanError if the plan is for
+            another model.
         plan: the plan; None for a bare strategy, which has no example call and no cluster.
     """
 
@@ -158,7 +158,7 @@ class ResolvedPlan:
         Args:
             weights: the source of the model's buffers, which the capture folds into constants.
             args, kwargs: an example call at the global batch size.
-            loss: maps the model's output to the loss, unless the model returns it.
+            loss: a function from the model's output to the loss, unless the model returns the loss.
 
         Raises:
             PlanError: the plan is for another model, or a tensor of the model has no value.
@@ -208,7 +208,7 @@ class ResolvedPlan:
 
 
 def resolve_plan(plan: str | os.PathLike[str] | Plan | ParallelStrategy) -> ResolvedPlan:
-    """Return the requirements for running a plan.
+    """Return the data needed to run a plan.
 
     Args:
         plan: a plan, its file, or a strategy of any kind.

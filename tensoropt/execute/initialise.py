@@ -1,8 +1,8 @@
-"""Drawing initial weights by a function, one layer at a time.
+"""Drawing of initial weights by a function, one layer at a time.
 
 ``init_weights(module)`` is called for each module as by ``model.apply(init_weights)``, with the same random
-numbers, but only tensors between the first and the last call that touches them are in memory; all others are
-on the meta device. Trial calls on the meta device find out beforehand which tensors each call touches.
+numbers. A tensor is in memory only between the first and the last call that touches it, and otherwise on the
+meta device. Trial calls on the meta device find out beforehand which tensors each call touches.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Cell:
     Attributes:
         own: the model's own tensor.
         names: its state-dict names, the main one first.
-        slots: where it is registered: (a module's dict, key).
-        visits: the ascending numbers of the calls that touch it.
+        slots: the places where it is registered: (a module's dict, key).
+        visits: the ascending numbers of the calls of ``init_weights`` that touch it.
     """
 
     own: torch.Tensor
@@ -40,8 +40,8 @@ class _Cell:
     visits: list[int] = field(default_factory=list)
 
     def make(self, device: str) -> torch.Tensor:
-        """Return a tensor of the same shape and dtype, with its value if it has one and the device can hold
-        it."""
+        """Return a tensor of the same shape and dtype, with the model's value unless one is on the meta
+        device."""
         own = self.own.detach()
         if device == "meta" or own.is_meta:
             value = torch.empty_like(own, device=device)
@@ -51,7 +51,7 @@ class _Cell:
 
 
 class _Watch(TorchDispatchMode):
-    """Records which tensors operators touch."""
+    """Records the tensors that operators touch."""
 
     def __init__(self, cells: dict[int, _Cell]):
         super().__init__()
@@ -67,8 +67,7 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def _on_meta() -> Iterator[None]:
-    """Create a function's new tensors on the meta device, and let ``trunc_normal_`` write to meta tensors:
-    PyTorch's returns at once, as if it touched nothing."""
+    """Create new tensors on the meta device, and replace ``trunc_normal_``, which writes nothing there."""
     own = nn.init._no_grad_trunc_normal_
     nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor.normal_()  # type: ignore[assignment]
     try:
@@ -83,7 +82,7 @@ class Initialisation:
 
     Args:
         model: the model, on any device, left unchanged; the function sees its values if it has any.
-        init_weights: called with each module, under ``torch.no_grad()``.
+        init_weights: a function that is called with each module, under ``torch.no_grad()``.
         seed: the seed of PyTorch's generator at the first call.
 
     Raises:
@@ -137,10 +136,11 @@ class Initialisation:
                         del alive[cell]
 
     def _call(self, visit: int, alive: dict[_Cell, torch.Tensor] | None = None) -> set[_Cell]:
-        """Call the function for one module, with ``alive`` in memory and all other tensors on the meta
-        device; without ``alive`` as a trial. Return the cells that it touched.
+        """Call the function for one module; return the tensors that it touched.
 
-        Updates ``alive`` if the function replaces tensors.
+        Args:
+            alive: the tensors in memory, replaced where the function replaces them; all others are on the
+                meta device. None for a trial.
         """
         module = self.modules[visit]
         with self._standing(alive or {}) as standing, torch.no_grad():
@@ -183,7 +183,7 @@ class Initialisation:
 
     @contextmanager
     def _standing(self, alive: dict[_Cell, torch.Tensor]) -> Iterator[dict[_Cell, torch.Tensor]]:
-        """Put ``alive`` into the model temporarily, and meta tensors elsewhere."""
+        """Put tensors into the model temporarily: those in ``alive``, and otherwise meta tensors."""
         standing = {cell: alive.get(cell, shadow) for cell, shadow in self._shadows.items()}
         before = [(holder, key, holder[key]) for cell in self.cells for holder, key in cell.slots]
         try:

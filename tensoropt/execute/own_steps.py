@@ -1,7 +1,7 @@
-"""Timing steps of a user's own script for ``tensoropt tune``: ``parallelize(model, plan, tune=True)``.
+"""Timing of a user's own script for ``tensoropt tune``: ``parallelize(model, plan, tune=True)``.
 
-After warm-up steps it takes the seconds from one call of the model to the next, including the script's data
-and optimizer. Rank 0 writes all ranks' findings beside the plan, and training goes on.
+After warm-up steps, each rank measures the duration from one call of the model to the next, including the
+script's data and optimizer. Rank 0 writes all ranks' durations beside the plan, and training goes on.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tensoropt.errors import PlanError
 from tensoropt.files import write_text
 
 WARM_UP, STEPS = 3, 10
-"""Warm-up calls, and timed intervals; assumptions."""
+"""The numbers of warm-up calls and of timed intervals between calls; assumptions."""
 _SCHEMA = "tensoropt.steps/1"
 
 
 def steps_file(plan: str | os.PathLike[str]) -> Path:
-    """Return the file for the step times of a job, given its plan's file."""
+    """Return the path of the file for a job's step durations, given its plan's file."""
     return Path(plan).with_suffix(".steps.json")
 
 
@@ -32,7 +32,7 @@ class OwnSteps:
     """Times the training steps that a script runs by an engine.
 
     Args:
-        plan: the plan's file; the findings are written beside it.
+        plan: the plan's file; the durations are written beside it.
     """
 
     def __init__(self, engine: Engine, plan: str | os.PathLike[str]):
@@ -66,7 +66,7 @@ class OwnSteps:
 
 
 def read_steps(plan: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return each rank's measurements of a plan's steps, as :func:`tensoropt.tuning.steps.run_steps` would.
+    """Return each rank's durations of steps, in the form of :func:`tensoropt.tuning.steps.run_steps`.
 
     Raises:
         PlanError: the job wrote no file, or a damaged one.

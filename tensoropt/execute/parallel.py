@@ -1,11 +1,11 @@
 """``parallelize``: run a user's own model by a plan, inside the user's own training script.
 
 The model stays the same object. Its parameters become DTensors over the engine's shards, and its forward
-becomes the engine's, so optimizers, gradient clipping, ``state_dict`` and distributed checkpoints see
+becomes the engine's, so that optimizers, gradient clipping, ``state_dict`` and distributed checkpoints see
 ordinary (distributed) parameters.
 
-All ranks start with the same weights, model and plan. A rank's device and the job's process group are set up
-here, too.
+All ranks start with the same weights, model and plan. This module also sets up a rank's device and the job's
+process group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tensoropt.ranks.local_hardware import pin_process, unpin_process, why_no_gp
 from tensoropt.sharding.strategy import ParallelStrategy
 
 _FACTS = ("model", "plan", "seed", "sync_weights")
-"""The properties that ranks compare before their weights."""
+"""The properties that ranks compare before they compare their weights."""
 
 
 def _with_common_weights(
@@ -53,8 +53,9 @@ def _with_common_weights(
     Weights from files or a function are equal on all ranks anyway, and are not compared.
 
     Args:
-        prepare: captures the model again.
-        sync: whether to send rank 0's weights to ranks that differ."""
+        prepare: a function that captures the model again.
+        sync: whether to send rank 0's weights to the other ranks if some differ.
+    """
     own = weights.own()
     plan = json.dumps(prepared.strategy.to_data(), sort_keys=True, default=str)
     _compare_facts([_tensors_of(weights.model), plan, str(seed), str(sync)], device)
@@ -87,7 +88,7 @@ def _tensors_of(model: nn.Module) -> str:
 
 
 def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
-    """Refuse ranks whose tensors cannot even be compared.
+    """Raise a PlanError if ranks differ in a property without which weights cannot be compared.
 
     Args:
         texts: the texts of :data:`_FACTS`; only the model's if this rank refuses it.
@@ -110,7 +111,7 @@ def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
 
 @torch.no_grad()
 def _send(own: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Copy rank 0's values to all ranks, with at most one additional tensor on the device."""
+    """Copy rank 0's values to all ranks, with no more than one additional tensor on the device."""
     for value in own.values():
         # Collectives need contiguous tensors on the job's device.
         sent = value.detach().to(device).contiguous()
@@ -164,7 +165,7 @@ def start_group(device: torch.device, timeout_s: float | None = None) -> None:
 
     Args:
         device: this rank's device.
-        timeout_s: maximum wait of a collective; by default PyTorch's.
+        timeout_s: the longest wait of a collective, in seconds; by default PyTorch's.
 
     Raises:
         PlanError: this PyTorch is built without NCCL.
@@ -229,24 +230,24 @@ def parallelize(
             ``model.apply(init_weights)`` after ``torch.manual_seed(seed)``, but only the tensors that a call
             touches are in memory. It is called on the meta device once before, so it may not read values.
         args, kwargs: an example call at the global batch size; by default zeros of the plan's shapes.
-        loss: maps the model's output to the loss, if the model does not return it; the model then returns the
-            loss.
+        loss: a function from the model's output to the loss, if the model does not return the loss; the
+            parallelized model then returns it.
         seed: the seed of dropout, and of ``init_weights``.
-        as_measured: run CPU ranks of a torchrun job as they were measured, so that a step takes the predicted
-            time: PyTorch with one thread, the batch scheduling class, and if possible a core per rank, shared
-            with its data-loader workers. False leaves this to the script.
-        sync_weights: send rank 0's weights and buffers to the other ranks, one at a time. Otherwise ranks
-            with different weights (drawn with other seeds or none) are refused.
-        compare_ranks: compare hashes between ranks: of weights now, of inputs in the first calls and in one
-            of a thousand. Use False if ranks compute their inputs themselves and round differently.
+        as_measured: whether to run CPU ranks of a torchrun job as they were measured, so that a step takes
+            the predicted time: PyTorch with one thread, the batch scheduling class, and if possible a core
+            per rank, shared with its data-loader workers. False leaves this to the script.
+        sync_weights: whether to send rank 0's weights and buffers to the other ranks, one at a time.
+            Otherwise ranks with different weights (drawn with other seeds or none) are refused.
+        compare_ranks: whether to compare hashes between ranks: of weights now, of inputs in the first calls
+            and in one of a thousand. Use False if ranks compute inputs themselves and round differently.
         batch: ``global`` if every rank passes the same global batch; ``share`` if it passes only its rows:
             share ``model.data_rank`` of ``model.data_world``, as :func:`tensoropt.sampler` gives them. Inputs
             without a batch dim are equal on all ranks. Pipelines and placed plans have one share, the global
             batch.
         outputs: the model's output in evaluation (``model.eval()``, without gradients): ``all``, for the
             rank's rows; or only the ``loss``, without computing or sending logits.
-        tune: time some training steps, for ``tensoropt tune DIR --job``, which runs the script by several
-            plans (:mod:`tensoropt.execute.own_steps`).
+        tune: whether to time some training steps, for ``tensoropt tune DIR --job``, which runs the script by
+            several plans (:mod:`tensoropt.execute.own_steps`).
 
     Returns:
         ``model``, with new parameters; existing optimizers continue with them, in their groups.
@@ -333,8 +334,8 @@ def _join_job(device: torch.device) -> None:
 def shutdown() -> None:
     """Wait for the other ranks and leave the job; the last line of a script that parallelizes models.
 
-    A group made by :func:`parallelize` is left at exit anyway, the script's own is not. Parallelized models
-    cannot run afterwards.
+    The exit of the process leaves a group made by :func:`parallelize` anyway, but not the script's own.
+    Parallelized models cannot run afterwards.
     """
     leave()
     if dist.is_initialized():

@@ -1,5 +1,4 @@
-"""Parallelized models as plain modules with whole weights, to generate, evaluate, export, or save in another
-library's format."""
+"""Parallelized models as plain modules with whole weights, to generate, evaluate, export or save."""
 
 from __future__ import annotations
 
@@ -40,8 +39,9 @@ def whole(model: nn.Module, device: str | torch.device | None = None) -> Iterato
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings: Any) -> None:
-    """Write a parallelized model of ``transformers`` or ``peft`` by its own ``save_pretrained``; every rank
-    must call it, rank 0 writes, and its host holds the whole model.
+    """Write a parallelized model of ``transformers`` or ``peft`` by its own ``save_pretrained``.
+
+    Every rank must call it. Rank 0 writes, and its host holds the whole model.
 
     Args:
         settings: arguments of the model's ``save_pretrained``.
@@ -67,7 +67,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **settings
 
 
 def _whole_values(parallel: ParallelModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (key, whole value) of each parameter in the plan; all ranks must iterate to the end together."""
+    """Yield (key, whole value) of each parameter in the plan; all ranks must iterate to the end."""
     keys = parallel.parameter_keys()
     having = torch.tensor([parallel.in_state(key) for key in keys], dtype=torch.int64, device=parallel.device)
     ranks = gathered(having) if parallel.together is not None else having[None].cpu()

@@ -1,7 +1,7 @@
-"""A sampler that gives each rank its plan's share of the data.
+"""A sampler that gives each rank its share of the data, as the rank's plan divides batches.
 
-Used like ``torch.utils.data.DistributedSampler``, whose division by rank and world size is wrong where ranks
-share rows (tensor parallelism); it can resume at any step.
+Scripts use this sampler like ``torch.utils.data.DistributedSampler``, which divides by rank and world size.
+That is wrong where ranks share rows (tensor parallelism). The sampler can resume at any step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensoropt.errors import PlanError
 
 
 def part_of_rank(rows: int, share: BatchShare) -> Sequence[int]:
-    """Return this rank's rows of a batch, which are consecutive; empty if there are too few for all ranks."""
+    """Return the numbers of this rank's consecutive rows of a batch; none if some rank would have no row."""
     if rows < share.world:
         return range(0)
     return range(rows * share.index // share.world, rows * (share.index + 1) // share.world)
@@ -37,19 +37,19 @@ class PlanSampler(Sampler[int]):
         model: the parallelized model.
         dataset: the data, or anything with a length.
         shuffle: whether to draw a new order in each epoch, from ``seed`` and the epoch.
-        seed: the same on every rank.
+        seed: the seed of the order, the same on every rank.
         drop_last: whether to leave out rows that do not fill a global batch.
-        batch_size: rows of a global batch; by default the plan's; free in evaluation.
+        batch_size: the number of rows of a global batch; by default the plan's. Any number in evaluation.
 
     Raises:
         PlanError: the model is not parallelized, none of its inputs has a batch dim, or a batch has fewer
             rows than there are shares.
 
     Attributes:
-        global_batch_size: the rows of a global batch.
-        batch_size: rows of this rank per call.
-        rank, num_replicas: this rank's share, and the number of shares.
-        epoch: see :meth:`set_epoch`.
+        global_batch_size: the number of rows of a global batch.
+        batch_size: the number of rows that this rank passes per call.
+        rank, num_replicas: the number of this rank's share, and the number of shares.
+        epoch: the number of the epoch (:meth:`set_epoch`).
         start: the number of global batches to skip, to resume within an epoch.
     """
 
@@ -92,17 +92,19 @@ class PlanSampler(Sampler[int]):
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw a new order and begin at its start; call it on every rank with the same number before each
-        epoch. It changes nothing in the epoch that :meth:`load_state_dict` resumes."""
+        """Draw a new order and begin at its start, unless :meth:`load_state_dict` resumes in this very epoch.
+
+        Every rank calls it before each epoch with the same number.
+        """
         if epoch != self.epoch:
             self.epoch, self.start = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position: the epoch, and the batches to skip."""
+        """Return the position in the data: the epoch, and the number of batches to skip."""
         return {"epoch": self.epoch, "start": self.start}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume at a position."""
+        """Resume at a position that :meth:`state_dict` returned."""
         self.epoch, self.start = state["epoch"], state["start"]
 
     def _last(self) -> int:

@@ -1,7 +1,7 @@
-"""Running a plan without a script: ``torchrun --nproc-per-node N -m tensoropt.execute plan.json --steps 20``.
+"""A command that runs a plan: ``torchrun --nproc-per-node N -m tensoropt.execute plan.json --steps 20``.
 
-The model comes from the plan's source, and every step uses its example batch: this shows that the plan runs,
-how fast, and that the loss falls. To train on real data, use ``parallelize``.
+It needs no script: the model comes from the plan's source, and every step uses its example batch. This shows
+that the plan runs, how fast, and that the loss falls. To train on real data, use ``parallelize``.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from tensoropt.ranks.local_hardware import pin, why_no_gpu
 from tensoropt.units import format_bytes
 
 _ALIKE_GRACE_S = 60.0
-"""Seconds that other ranks wait when all ranks refuse alike, so that rank 0 reports it."""
+"""Seconds that other ranks wait when all ranks raise the same error, so that rank 0 reports it."""
 _GRACE_S = 2.0
-"""Seconds that a rank waits before it repeats another rank's failure; torchrun checks ten times a second."""
+"""Seconds that a rank waits before it repeats another rank's failure; torchrun checks 10 times a second."""
 _WARM_UP_STEPS = 1
-"""Steps excluded from the median: they fill caches and allocate the optimizer's state."""
+"""The number of steps left out of the median: they fill caches and allocate the optimizer's state."""
 
 
 class OtherDevicesError(PlanError):
-    """The plan is for devices that this machine lacks; every rank of a host raises it."""
+    """The plan is for devices that this machine lacks; every rank of a host raises this error."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code. Errors are one sentence on standard error, with code 2.
 
-    Without arguments it takes the process's own, and reserves the standard output.
+    Without ``arguments`` it takes the process's own, and reserves the standard output.
     """
     try:
         options = _parser().parse_args(arguments)
@@ -104,8 +104,7 @@ def _check_trainable(plan: Plan) -> None:
 
 
 def device_type(plan: Plan, cpu: bool) -> str:
-    """Return the type of device that a plan runs on: its own, or CPU ranks if ``cpu`` is set or it names
-    none.
+    """Return the type of device to run a plan on: its own, or ``cpu`` if ``cpu`` is set or it names none.
 
     Raises:
         OtherDevicesError: the plan is for GPUs, and this host has fewer GPUs than ranks; or it mixes GPUs and
@@ -128,7 +127,7 @@ def device_type(plan: Plan, cpu: bool) -> str:
 
 
 def _lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
-    """Return a sentence for an error that only shows that another rank is gone, else None."""
+    """Return a sentence for an error that only shows that another rank is gone; None for other errors."""
     text = str(error)
     if "Timed out waiting" in text:
         return (
@@ -149,7 +148,7 @@ def _lost_rank(error: Exception, rank: int, timeout_s: float) -> str | None:
 
 
 def _out_of_memory(error: Exception, rank: int) -> str | None:
-    """Return a sentence for a failed allocation, else None."""
+    """Return a sentence for a failed allocation; None for other errors."""
     signs = ("not enough memory", "can't allocate memory", "out of memory")
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in signs):
         first = (str(error) or "no memory left").splitlines()[0]
@@ -185,8 +184,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device]:
-    """Set up the process group of this torchrun job, and yield this rank's device; CPU ranks get threads and
-    cores as in measurements."""
+    """Join this torchrun job's process group; yield this rank's device, with CPU cores as in measurements."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if world != plan.devices:
         raise PlanError(
@@ -291,10 +289,10 @@ def _train(
 
 
 def _beside_prediction(plan: Plan, kind: str | None = None) -> str:
-    """Return the words after a measurement: the prediction, and its devices if they differ.
+    """Return the text after a measured duration: the prediction, and its devices if they differ.
 
     Args:
-        kind: the kind of GPU it ran on; None for CPU ranks.
+        kind: the kind of GPU that ran the plan; None for CPU ranks.
     """
     predicted, cluster = f"{plan.predicted.time_s * 1e3:.1f} ms", made_for(plan.cluster)
     same = cluster is not None and (

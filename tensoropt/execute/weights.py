@@ -1,7 +1,7 @@
 """Sources of a rank's weights: the model itself, files, or a function that draws them.
 
-A rank reads one whole tensor at a time on the CPU and keeps its shard, so starting takes memory for its
-shards and one layer, whatever the model's size.
+A rank reads one whole tensor at a time on the CPU and keeps only its shard. Starting thus takes memory for
+the rank's shards and one layer, whatever the model's size.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _StoredWeights:
     Attributes:
         path: the path as given.
         names: the keys of all tensors.
-        read: returns a whole tensor on the CPU, in memory of its own.
+        read: a function that returns a whole tensor on the CPU, in memory of its own.
     """
 
     path: Path
@@ -46,8 +46,7 @@ class _StoredWeights:
 
 
 def _distributed_checkpoint(path: Path) -> _StoredWeights:
-    """Return a folder of ``torch.distributed.checkpoint`` with a model's state dict, possibly under the key
-    ``model``."""
+    """Open a ``torch.distributed.checkpoint`` of a model's state dict, possibly under the key ``model``."""
     reader = FileSystemReader(path)
     metadata = reader.read_metadata()
     # Keys of nested dicts are joined by dots; the paths distinguish `{"model": {"x": …}}` from a submodule
@@ -125,8 +124,8 @@ class WeightSource:
     Args:
         model: the model, on any device; tensors on the meta device have no value.
         checkpoint: a folder of ``torch.distributed.checkpoint``, a safetensors file or a folder of those.
-        init_weights: draws tensors that the checkpoint lacks; called with each module as by ``model.apply``.
-            seed: its seed.
+        init_weights: a function that draws the tensors that the checkpoint lacks, called with each module.
+        seed: the seed of ``init_weights``.
 
     Raises:
         PlanError: the checkpoint is invalid, or a tensor of the model has no value.
@@ -147,7 +146,7 @@ class WeightSource:
         self._check()
 
     def _check(self) -> None:
-        """Check that every tensor has a value before large tensors are read."""
+        """Check, before large tensors are read, that every tensor has a value."""
         not_saved = _not_saved(self.model)
         for name, value in self.own().items():
             if self.stored is not None and name not in not_saved:
@@ -167,7 +166,7 @@ class WeightSource:
         return not drawn and self._stored_as(names) is None
 
     def own(self) -> dict[str, torch.Tensor]:
-        """Return the tensors whose values are the model's own, by first name."""
+        """Return the tensors whose values are the model's own, by the first of their names."""
         tensors = dict(_tensors(self.model))
         return {names[0]: tensors[names[0]].detach() for names in self.names if self._is_own(names)}
 
@@ -176,17 +175,16 @@ class WeightSource:
         return {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
 
     def values(self, names: Iterable[str]) -> _Values:
-        """Return these tensors' values, made on demand."""
+        """Return a mapping with these tensors' values, which are made on demand."""
         return _Values(self, names)
 
     def fill_buffers(self) -> None:
-        """Set the model's buffers in place, on the CPU, as captures read them."""
+        """Set the model's buffers in place, on the CPU, because captures read them."""
         buffers = self.buffers()
         self._fill([names for names in self.names if names[0] in buffers and not self._is_own(names)])
 
     def fill_unused(self, used: Iterable[str]) -> None:
-        """Set tensors on the meta device that the graph does not read: whole and on the CPU, as no step needs
-        them."""
+        """Set tensors on the meta device that no step reads, whole and on the CPU."""
         used, tensors = set(used), dict(_tensors(self.model))
         self._fill([names for names in self.names if not used & {*names} and tensors[names[0]].is_meta])
 
@@ -206,7 +204,7 @@ class WeightSource:
 class _Values(Mapping[str, torch.Tensor]):
     """Whole tensors by state-dict key, on the CPU unless they are the model's own.
 
-    Read in the mapping's own order, drawn tensors are drawn once, with at most one layer in memory.
+    Reading them in the mapping's own order draws each drawn tensor once, with one layer at most in memory.
     """
 
     def __init__(self, source: WeightSource, names: Iterable[str]):
@@ -258,7 +256,7 @@ class _Values(Mapping[str, torch.Tensor]):
 
 
 class GraphValues(Mapping[str, torch.Tensor]):
-    """The values of a captured model by graph name, for engines; buffers are the model's own.
+    """The values of a captured model for engines, by graph name; buffers are the model's own tensors.
 
     Raises:
         PlanError: a constant of the graph has no value, or the model lacks a tensor.

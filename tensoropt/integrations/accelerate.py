@@ -1,7 +1,7 @@
 """accelerate's ``Accelerator`` for a model that runs by a plan.
 
-It overrides methods that assume that ranks train copies of the model: the model is not wrapped, a rank loads
-the rows of its share, and one optimizer step is one scheduler step.
+:class:`PlanAccelerator` overrides methods that assume that ranks train copies of the model. It does not wrap
+the model, a rank loads the rows of its share, and one optimizer step is one scheduler step.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from accelerate import Accelerator  # noqa: E402
 class PlanAccelerator(Accelerator):
     """An ``Accelerator`` whose model runs by a plan, in a ``torchrun`` job.
 
-    ``prepare`` takes a model, its optimizer, scheduler and loaders as usual; losses, norms and rates equal
+    ``prepare`` takes a model, its optimizer, scheduler and loaders as usual. Losses, norms and rates equal
     those of an ``Accelerator`` in one process with the plan's global batch and the loaders' own samplers. A
     loader's ``batch_size`` is the global batch or a rank's share; for an ``IterableDataset`` the share; for
     evaluation in the data's order any global batch.
 
     Args:
         plan: a plan or its file; None for a parallelized model.
-        more: as for ``Accelerator``.
+        more: arguments of ``Accelerator``.
 
     Raises:
         PlanError: a setting that plans do not support; also errors of :func:`tensoropt.parallelize`.
@@ -57,7 +57,7 @@ class PlanAccelerator(Accelerator):
         return super().prepare(*args, device_placement=device_placement)
 
     def prepare_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        """Return the model, which now runs by the plan."""
+        """Make the model run by the plan, unless it does already, and return it."""
         if model in self._models:
             return model
         if self._models:
@@ -87,8 +87,7 @@ class PlanAccelerator(Accelerator):
         return prepared
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Return all ranks' rows, joined from each rank's own; scalars, such as the global batch's loss,
-        unchanged."""
+        """Return tensors with the rows of all ranks; scalars, such as the global batch's loss, unchanged."""
         if use_gather_object:
             raise PlanError(
                 "gather_for_metrics of a plan joins the rows of tensors; leave use_gather_object out, or "

@@ -1,7 +1,7 @@
 """A strategy of Lightning's ``Trainer`` for models that run by a plan.
 
-It differs from Lightning's ``DTensor`` strategy in that a plan decides the layout, a rank loads the rows of
-its share, and checkpoints move between plans.
+Unlike under Lightning's ``DTensor`` strategy, a plan decides the layout, a rank loads the rows of its share,
+and checkpoints move between plans.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from lightning.pytorch.trainer.states import TrainerFn  # noqa: E402
 
 _AVERAGING = (StochasticWeightAveraging, WeightAveraging)
 _STATE = "plan"
-"""The folder in a checkpoint that :func:`tensoropt.save_checkpoint` writes; Lightning's files are beside
-it."""
+"""The folder in a checkpoint that :func:`tensoropt.save_checkpoint` writes, beside Lightning's files."""
 
 
 class PlanStrategy(ModelParallelStrategy):
     """A Lightning ``Trainer`` strategy whose model runs by a plan.
 
-    One attribute of the ``LightningModule`` is the plan's model; losses, clipping, accumulation and schedules
+    One attribute of the ``LightningModule`` is the plan's model. Losses, clipping, accumulation and schedules
     equal those of a ``Trainer`` in one process with the plan's global batch. The module needs no change and
     no ``configure_model``.
 
@@ -55,8 +54,8 @@ class PlanStrategy(ModelParallelStrategy):
     Args:
         plan: a plan or its file; None if ``configure_model`` calls :func:`tensoropt.parallelize`.
         model: the attribute's name; by default the only one with trained parameters.
-        timeout: maximum wait of a collective.
-        settings: as for :func:`tensoropt.parallelize`; ``batch`` is ``"share"`` by default.
+        timeout: the longest wait of a collective.
+        settings: arguments of :func:`tensoropt.parallelize`; ``batch`` is ``"share"`` by default.
 
     Raises:
         PlanError: at the trainer's start: a setting that plans do not support, trained parameters outside the
@@ -153,7 +152,7 @@ class PlanStrategy(ModelParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> Any:
-        """Empty: loaders keep their own samplers, some of which Lightning would replace."""
+        """None, so that loaders keep their own samplers, some of which Lightning would replace."""
         return None
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -173,12 +172,12 @@ class PlanStrategy(ModelParallelStrategy):
     # -- checkpoints ----------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the module's state outside of the model."""
+        """Return the state of the module's parts outside of the plan's model."""
         state = self.lightning_module.state_dict()
         return {key: value for key, value in state.items() if not key.startswith(self._prefix)}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return nothing: :meth:`save_checkpoint` writes it together with the model."""
+        """Return nothing, because :meth:`save_checkpoint` writes this state together with the model."""
         return {}
 
     def save_checkpoint(

@@ -1,4 +1,4 @@
-"""Padding of dynamically padded batches of texts to the plan's length."""
+"""Padding of batches of texts, which loaders pad only to their own longest text, to the plan's length."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tensoropt.engine.parallel_model import parallel_of
 
 _MASK = "attention_mask"
 _TEXTS = (_MASK, "decoder_attention_mask", "labels")
-"""Arguments of two dims, the second of which is the texts' length."""
+"""Arguments with two dims, of which the second is the texts' length."""
 _IGNORED = -100
 """The target that transformers' losses ignore."""
 _SAID: WeakKeyDictionary[nn.Module, torch.Tensor] = WeakKeyDictionary()
-"""Whether the padding of a model's batches was reported; shared with all loader workers."""
+"""Model -> whether the padding of its batches was reported; shared with all loader workers."""
 
 
 def padded(loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
     """Return a loader whose shorter batches are padded to the plan's length.
 
-    Only batches with an attention mask are padded: without one the model might read the padding. Longer
-    batches are refused later.
+    Only batches with an attention mask are padded: without one the model might read the padding. The model's
+    call refuses longer batches.
     """
     own = copy.copy(loader)
     own.collate_fn = _PlanLength(loader.collate_fn, model)

@@ -1,7 +1,7 @@
 """The rows of a global batch that each rank loads, for other libraries' loaders.
 
-All ranks follow the loader's batch sampler on rank 0, so they train on the rows of one process with this
-loader.
+All ranks follow the batch sampler of rank 0's loader, so that together they train on the rows that a single
+process would load with it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _DRAWS = "the beginning of an epoch, in which all ranks draw its batches; iterat
 def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -> DataLoader[Any]:
     """Return a loader of this rank's rows of the batches that the loader's own batch sampler draws.
 
-    Batches are the plan's global ones, or ranks' shares, of which consecutive ones are joined. For evaluation
-    in the data's order, global batches may have any size. A loader without samplers (``IterableDataset``), or
-    whose sampler gives this rank its share, is returned unchanged.
+    The loader's batches are the plan's global ones, or ranks' shares, of which consecutive ones are joined.
+    For evaluation in the data's order, global batches may have any size. A loader without samplers
+    (``IterableDataset``), or whose sampler gives this rank its share, is returned unchanged.
 
     Args:
         parts: whether batches are ranks' shares, whatever their size.
@@ -98,7 +98,7 @@ class _RankBatches(Sampler[list[Any]]):
         batches: the batch sampler of a whole job.
         parallel: the model that runs by the plan.
         joined: the number of consecutive batches that form one global batch.
-        in_order: whether they are in the data's order; a rank's rows are then consecutive.
+        in_order: whether batches are in the data's order; a rank's rows are then consecutive.
 
     Raises:
         PlanError: a batch has too few rows for all ranks, if sizes are known before batches are drawn.
@@ -120,7 +120,7 @@ class _RankBatches(Sampler[list[Any]]):
             self._check({size, 0 if self.drop_last else rows % size})
 
     def _check(self, sizes: Collection[int]) -> None:
-        """Refuse global batches that would leave a rank without rows, and so without a call."""
+        """Refuse global batches that would leave a rank without rows."""
         if few := [size for size in sizes if 0 < size < self._share.world]:
             raise PlanError(
                 f"a batch of this loader has {few[0]} rows, which cannot be divided among the "
@@ -169,8 +169,7 @@ class _RankBatches(Sampler[list[Any]]):
 
 
 def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
-    """Return accelerate's loader for a loader of this rank's rows, padded to the plan's length; accelerate
-    divides only data without a sampler."""
+    """Return accelerate's loader around a loader of this rank's rows, padded to the plan's length."""
     from accelerate.data_loader import prepare_data_loader
 
     stream = isinstance(loader.dataset, IterableDataset)
@@ -191,8 +190,7 @@ def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> 
 
 
 def rows_of_all(model: nn.Module, values: Any) -> Any:
-    """Return tensors with all data-parallel ranks' rows, in the order in which :func:`divided` and
-    :func:`tensoropt.sampler` divide them; scalars unchanged.
+    """Return tensors with the rows of all data-parallel ranks, one share after another; scalars unchanged.
 
     Args:
         values: a tensor with this rank's rows, or a structure of tensors, the same structure on all ranks.

@@ -36,18 +36,18 @@ _REFUSED = {
     "ddp_broadcast_buffers": _DDP,
     "ddp_static_graph": _DDP,
 }
-"""Training arguments that a plan cannot follow, with reasons; False and None are fine."""
+"""Training argument that a plan cannot follow -> reason; the values False and None are fine."""
 _REFUSED_PARTS = {
     "model_init": "a plan is for one model; build it, and pass it as model",
     "compute_loss_func": _MODEL_LOSS,
 }
-"""Arguments of Trainer itself that a plan cannot follow."""
+"""Argument of ``Trainer`` itself that a plan cannot follow -> reason."""
 _ACCELERATOR = ("split_batches", "dispatch_batches")
 _ORDERS = ("random", "sequential")
 
 
 def check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> None:
-    """Refuse arguments that a plan cannot follow.
+    """Refuse arguments of a trainer that a plan cannot follow.
 
     Raises:
         PlanError: names the first refused argument, the reason and the remedy.
@@ -86,8 +86,7 @@ def check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> Non
 
 
 def check_accelerator(accelerator: Any) -> None:
-    """Refuse accelerate settings outside of Trainer's arguments: by ``accelerate launch``, its file or the
-    environment.
+    """Refuse settings of accelerate made outside of Trainer's arguments, such as by ``accelerate launch``.
 
     Raises:
         PlanError: accelerate is configured for something that a plan cannot follow.

@@ -1,7 +1,7 @@
 """Hugging Face's ``Trainer`` for a model that runs by a plan.
 
-It overrides methods that assume that ranks train copies of the model: the model is not wrapped, a rank loads
-the rows of its share, and the loss is already the global batch's.
+:class:`PlanTrainer` overrides methods that assume that ranks train copies of the model. It does not wrap the
+model, a rank loads the rows of its share, and the loss is already the global batch's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PlanTrainer(Trainer):
             parallelized one.
         args: the training arguments.
         plan: a plan or its file.
-        more: as for ``Trainer``.
+        more: arguments of ``Trainer``.
 
     Raises:
         PlanError: an argument that plans do not support; also errors of :func:`tensoropt.parallelize`.
@@ -113,7 +113,7 @@ class PlanTrainer(Trainer):
         return model
 
     def _prepared_loader(self, loader: DataLoader[Any], *_: Any, **__: Any) -> DataLoader[Any]:
-        """Return a loader of this rank's rows, given one with the same number of rows per batch."""
+        """Return a loader of this rank's rows, given one with as many rows per batch."""
         model = self._parallel.model
         return prepared_by(self.accelerator, divided(loader, model, parts=True), model)
 
@@ -136,7 +136,7 @@ class PlanTrainer(Trainer):
     # -- the loss -------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **more: Any) -> torch.Tensor:
-        """Run one batch of a step; explain failures of a subclass's own loss.
+        """Run one batch of a step, and explain failures of a subclass's own loss.
 
         Raises:
             PlanError: a subclass's ``compute_loss`` needs more than the model's loss.
@@ -164,8 +164,8 @@ class PlanTrainer(Trainer):
     ) -> Any:
         """Return the global batch's loss, weighted by its share of all accumulated batches' targets.
 
-        With ``num_items_in_batch`` a model divides the sum of its targets' losses by it; under a plan it
-        returns their mean, which is multiplied by the number of these targets instead.
+        With ``num_items_in_batch`` Trainer expects the sum of the targets' losses divided by that number.
+        Under a plan the model returns their mean, which is here multiplied by the number of these targets.
         """
         targets = None
         if num_items_in_batch is not None:

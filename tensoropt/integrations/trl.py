@@ -1,7 +1,7 @@
 """TRL's ``SFTTrainer`` for a model that runs by a plan.
 
-Texts become batches as in TRL. The loss is the plan's: TRL would compute the same number from hidden states
-and the head's weight, which no rank need have whole.
+Texts become batches as in TRL. The loss is the plan's. TRL would compute the same number from hidden states
+and the head's weight, which need not be whole on any rank.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _LEFT_OUT = (
 class PlanSFTTrainer(PlanTrainer, SFTTrainer):
     """An ``SFTTrainer`` whose model runs by a plan, in a ``torchrun`` job; every rank makes one.
 
-    Losses, gradient norms, schedules and token counts equal those of an ``SFTTrainer`` in one process; its
-    metrics of logits (``entropy``, ``mean_token_accuracy``) are left out. Batches are padded to the explored
+    Losses, gradient norms, schedules and token counts equal those of an ``SFTTrainer`` in one process.
+    Metrics of logits (``entropy``, ``mean_token_accuracy``) are left out. Batches are padded to the explored
     length, which ``max_length`` may not exceed. Batches and checkpoints are as for
     :class:`~tensoropt.integrations.transformers.PlanTrainer`.
 
     Args:
-        model: as for ``PlanTrainer``, with its adapters if any.
+        model: the model, as for ``PlanTrainer``, with its adapters if any.
         args: an ``SFTConfig`` with ``bf16=False`` and ``gradient_checkpointing=False``.
         plan: a plan or its file, for a call with ``input_ids``, ``attention_mask`` and ``labels``.
-        more: as for ``SFTTrainer``.
+        more: arguments of ``SFTTrainer``.
 
     Warns:
         UserWarning: metrics are left out (on rank 0).
@@ -92,7 +92,7 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """Return the loss, weighted as by ``PlanTrainer``; counts all ranks' tokens."""
+        """Return the loss, weighted as by ``PlanTrainer``, and count the tokens of all ranks."""
         metrics = self._metrics["train" if model.training else "eval"]
         if model.training:
             mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
@@ -151,7 +151,7 @@ def _adds_to_loss(model: Any, coefficient: float | None) -> bool:
 
 
 def _check_inputs(parallel: ParallelModel, args: Any) -> None:
-    """Refuse batches longer than the plan's."""
+    """Refuse a plan for other inputs than texts, and batches longer than the plan's."""
     shapes = parallel.input_shapes()
     if shapes.keys() != _INPUTS:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""Attention in blocks: the queries of one rank, and the kernel for some queries over some keys."""
+"""Attention in blocks: the queries that a rank has, and kernels for some queries over some keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Block = tuple[torch.Tensor, torch.Tensor]
 
 
 class QueryPiece(NamedTuple):
-    """One rank's part of one atom of the queries' dim.
+    """One rank's part of one factor (atom) of the queries' dim.
 
     Element ``i`` is query ``(first + i) * stride``, where ``first = start + coordinate(axes) * step``; in
     zig-zag order the second half begins at ``mirror - first``.
@@ -61,7 +61,7 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
 
 
 class Stretch(NamedTuple):
-    """``length`` consecutive local rows from ``first`` on, at ``position`` of the sequence."""
+    """A run of ``length`` local rows from ``first`` on, which begins at ``position`` of the sequence."""
 
     first: int
     position: int
@@ -69,7 +69,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stretch]:
-    """Return a rank's stretches of queries in the order of its rows."""
+    """Return a rank's runs of consecutive queries, in the order of its rows."""
     starts = [p.start + (context.coordinate(p.axes) * p.step if p.axes else 0) for p in pieces]
     outer, *inner = pieces
     if outer.mirror is None:
@@ -82,7 +82,7 @@ def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stret
 
 
 def _contiguous(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int]) -> Iterator[Stretch]:
-    """Yield the stretches of the local queries from ``row`` on; ``pieces`` begin at ``starts``."""
+    """Yield the runs of consecutive queries, from local row ``row`` on; ``pieces`` begin at ``starts``."""
     # Positions follow one another within the innermost pieces that are whole, and one piece outside them.
     inner, extents = len(pieces) - 1, [piece.size * piece.stride for piece in pieces]
     while inner > 0 and not starts[inner] and extents[inner] == pieces[inner - 1].stride:
@@ -102,7 +102,7 @@ _CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "produc
 def block_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device_type: str | None = None, *, masked: bool = False
 ) -> str:
-    """Return the kernel of one block: the device's flash kernel or, where it does not apply, matrix products.
+    """Return the name of a block's kernel: the device's flash kernel or, where that fails, matrix products.
 
     CUDA's flash kernel takes 16-bit types, heads of up to 256 in multiples of 8, and no mask.
 
@@ -127,8 +127,8 @@ class Queries(NamedTuple):
     """Some queries, the keys and values that they see, and how scores are masked and scaled.
 
     Attributes:
-        mask: added to the scores, in the queries' dtype or wider; broadcasts to them.
-        causal: query ``i`` sees only the first ``i + 1`` keys.
+        mask: the tensor added to the scores, in the queries' dtype or wider; it broadcasts to them.
+        causal: whether query ``i`` sees only the first ``i + 1`` keys.
     """
 
     q: torch.Tensor
@@ -140,7 +140,7 @@ class Queries(NamedTuple):
 
     @property
     def for_flash(self) -> torch.Tensor | None:
-        """The mask in four dims."""
+        """The mask expanded to four dims, as flash kernels take it."""
         if self.mask is None:
             return None
         shape = (1,) * (4 - self.mask.dim()) + self.mask.shape
@@ -198,7 +198,7 @@ def _scores(of: Queries) -> torch.Tensor:
 
 
 def finite(lse: torch.Tensor) -> torch.Tensor:
-    """Return log-sum-exps with 0 for queries that see nothing."""
+    """Return log-sum-exps with 0 in place of -inf, for queries that see no key."""
     return lse.masked_fill(lse == float("-inf"), 0.0)
 
 

@@ -15,16 +15,16 @@ from tensoropt.ops.index_space import AtomGraph, IndexSpace, Operand, Rule, cano
 from tensoropt.ops.layouts import Layout, chunk, local_shape
 
 MICRO_AXIS = 0
-"""The micro-batch axis of every mesh: a split in time."""
+"""The number of the micro-batch axis of every mesh, which splits a step in time."""
 
 _KERNEL_NAMESPACES = frozenset({"kernels", "loss_kernels", "expert_kernels", "quantised_kernels"})
-"""The namespaces of kernels, as in profile stores and saved explorations."""
+"""The namespaces of this project's kernels, as in profile stores and saved explorations."""
 
 
 BY_VALUES = "all_to_all_v"
-"""An all-to-all whose sizes depend on values (MPI's name); its bytes are an expectation."""
+"""The kind of an all-to-all whose sizes depend on values (MPI's name); its size is an expectation."""
 RING_SEND = "ring_send"
-"""Messages from every rank of a group to the next one, in a ring."""
+"""The kind of messages from every rank of a group to the next one, in a ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class InnerCollective:
     """A collective inside a kernel.
 
     Attributes:
-        bytes: for :data:`BY_VALUES` the busiest rank's, for a :data:`RING_SEND` one message's.
+        bytes: its size in bytes: for :data:`BY_VALUES` the busiest rank's, for :data:`RING_SEND` a message's.
         count: whether it sums a number that can be counted before the step (a mean's targets).
-        beside: the share of the kernel's work that overlaps with such collectives; 0 if it blocks.
+        beside: the share of the kernel's work that overlaps with such collectives; 0 if the kernel waits.
     """
 
     kind: str
@@ -63,13 +63,11 @@ class LocalCall:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it runs one of our kernels, not PyTorch's operator."""
+        """Whether it runs one of this project's kernels, not PyTorch's operator."""
         return self.function.split(".")[0] in _KERNEL_NAMESPACES
 
     def arguments(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with each :class:`Ref` replaced by ``tensors(name)``, and literals
-        resolved.
-        """
+        """Return the arguments, with ``tensors(name)`` for each :class:`Ref`, and literals resolved."""
         args = tuple(literal(map_refs(a, tensors)) for a in self.args)
         return args, {k: literal(map_refs(v, tensors)) for k, v in self.kwargs.items()}
 
@@ -84,11 +82,11 @@ def literal(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class OperatorShard:
-    """One rank's part of an operator; without a coordinate, the largest.
+    """One rank's part of an operator; without a coordinate, the largest part.
 
     Attributes:
-        choices: for each mesh axis (the micro-batch axis first), a loop dim or a negative code.
-        mesh: sizes of all axes, the micro-batch count first.
+        choices: for each mesh axis (the micro-batch axis first), the loop to split or a negative code.
+        mesh: the sizes of all axes, the number of micro-batches first.
         zigzag: whether sequences are cut in zig-zag order.
     """
 
@@ -104,7 +102,7 @@ class OperatorShard:
         return self.atoms.spaces[self.op.name]
 
     def split(self, loops: Collection[int]) -> tuple[int, ...]:
-        """Return the mesh axes with more than one part that split any of these loops."""
+        """Return the mesh axes with more than one part that split any of ``loops``."""
         return tuple(a for a, c in enumerate(self.choices) if c in loops and self.mesh[a] > 1)
 
     def steps(self, size: int, axes: Sequence[int]) -> int | tuple[int, ...]:
@@ -137,7 +135,7 @@ class OperatorShard:
         return self.shape(self.space.writes[index], written=True)
 
     def loop_named(self, prefix: str) -> list[int]:
-        """Return the loops of this name in a rule: one, or one per atom."""
+        """Return the loops with this name in a rule: one, or one per factor (atom) of a dim."""
         return [
             i for i, d in enumerate(self.space.dims) if d.name == prefix or d.name.startswith(prefix + ".")
         ]
@@ -149,19 +147,19 @@ class OperatorShard:
 
 
 _Localiser = Callable[[OperatorShard, LocalCall], LocalCall]
-"""(shard, the operator's own call) -> the call that computes the shard."""
+"""A function from a shard and the operator's own call to the call that computes the shard."""
 Kernel = Callable[..., Any]
-"""Called as ``kernel(context, name, *static, *args, **kwargs)``; see :class:`LocalCall`."""
+"""A function called as ``kernel(context, name, *static, *args, **kwargs)``; see :class:`LocalCall`."""
 FlopCount = Callable[..., int]
-"""Counts FLOP from an ATen call's arguments and its result ``out_val``."""
+"""A function that counts FLOP from an ATen call's arguments and its result ``out_val``."""
 Shape = Callable[[Ref], tuple[int, ...]]
 _IndexLimits = Callable[[tuple[Any, ...], Shape], Iterable[tuple[str, tuple[int, int]]]]
-"""(arguments, operand's shape) -> name and (lowest, highest + 1) of each operand with indices."""
+"""A function from arguments and shapes to name and (lowest, highest + 1) of each index operand."""
 _Adjust = Callable[[Operator, OperatorGraph, dict[str, torch.Tensor], torch.Generator], None]
 
 
 class CostClass(StrEnum):
-    """Classes of operators with similar shares of a device's peak; names are in profile stores."""
+    """Classes of operators that reach similar shares of a device's peak; profile stores have the names."""
 
     MATRIX = "matrix product"
     CONVOLUTION = "convolution"
@@ -175,7 +173,7 @@ class CostClass(StrEnum):
 
 
 class Precision(Enum):
-    """The precision of an operator under mixed precision; by default its operands'."""
+    """The precision of an operator under mixed precision; by default that of its operands."""
 
     NARROW = "bfloat16"
     WIDE = "float32"
@@ -206,10 +204,10 @@ class Samples:
 
     Attributes:
         positive: whether floats lie in (0, 1) in rule checks and discovery.
-        domains: input index -> domain, in timings too.
-        limits: the range of index operands.
+        domains: number of an input -> its domain, in timings too.
+        limits: a function that returns the range of each index operand.
         timed: whether timings draw indices within ``limits``, not 0 and 1.
-        row_ends: (input with the ends of groups of rows, the rows' input).
+        row_ends: numbers of two inputs: the ends of groups of rows, and the rows.
         adjust: a function that changes the drawn values at the end.
     """
 
@@ -222,7 +220,7 @@ class Samples:
 
 
 class LinearOperands(NamedTuple):
-    """Argument positions of a linear operator; ``transposed`` if the weight is (outputs, inputs)."""
+    """The argument positions of a linear operator; ``transposed`` if the weight is (outputs, inputs)."""
 
     read: int
     weight: int
@@ -238,10 +236,10 @@ class OpSpec:
     ``targets``.
 
     Attributes:
-        targets: ATen overloads, ``aten.linear.default``.
+        targets: ATen overloads, such as ``aten.linear.default``.
         without_rule: names, without namespace and overload, of operators that have no rule.
-        rule: the index space; without one, discovery looks for it.
-        localiser: returns the call that computes a shard; by default the same call on smaller tensors.
+        rule: the function that describes the index space; without one, discovery looks for splits.
+        localiser: a function that returns a shard's call; by default the same call on smaller tensors.
         kernels: the kernels that such calls use, by the names in profile stores and saved explorations.
         samples: random operands for the rule checker, discovery and timings.
         cost_class: the cost class of the operator and of ``kernels``.
@@ -251,13 +249,14 @@ class OpSpec:
         flops: FLOP counters by schema (``aten::_grouped_mm``) that PyTorch lacks.
         reserve: overload -> numbers that cuDNN reserves per step, unit and layer in training; an estimate
             (:mod:`tensoropt.profiling.cuda_kernels`).
-        random: its own call draws random numbers, so the rule checker compares pieces to its localised form.
-        draws: whether a particular call draws random numbers, if PyTorch's tag says so for all.
-        batch_statistics: it needs the statistics of the whole batch, so training refuses micro-batches.
-        evaluated: the call in eval mode.
-        counted_targets: a mean over targets that are not ignored, counted before the step.
-        equal_shards: its kernel derives a shard's place from its size, so all must be equal.
-        linear: its operands, if it is linear in its input and has no kernel of ours.
+        random: whether its own call draws random numbers; then the rule checker compares localised calls.
+        draws: a function that tells which calls draw random numbers, if PyTorch's tag says so for all.
+        batch_statistics: whether it needs the whole batch's statistics, so that training refuses
+            micro-batches.
+        evaluated: a function that returns the call in eval mode.
+        counted_targets: whether it is a mean over targets that are not ignored, counted before the step.
+        equal_shards: whether shards must be equal, because its kernel derives a shard's place from its size.
+        linear: the positions of its operands, if it is linear in its input and has no kernel here.
     """
 
     targets: tuple[str, ...] = ()

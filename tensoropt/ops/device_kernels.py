@@ -38,7 +38,7 @@ def has_kernel(target: str, device_type: str) -> bool | None:
 
 @cache
 def _cpu_only() -> frozenset[str]:
-    """Return PyTorch's operators, without namespace, with kernels for CPUs and not CUDA."""
+    """Return the PyTorch operators, without namespace, with kernels for CPUs but none for CUDA."""
     spec = importlib.util.find_spec("torchgen")
     if spec is None or spec.origin is None:
         return frozenset()
@@ -47,7 +47,7 @@ def _cpu_only() -> frozenset[str]:
 
 
 def _cpu_only_of(table: str) -> frozenset[str]:
-    """Parse PyTorch's table of native functions; return the operators with kernels for CPUs, not CUDA."""
+    """Parse PyTorch's table of native functions; return the operators with kernels for CPUs only."""
     keys: dict[str, set[str]] = {}
     delegates: dict[str, str] = {}
     for entry in re.split(r"^- func: ", table, flags=re.MULTILINE)[1:]:

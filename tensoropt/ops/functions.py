@@ -1,7 +1,7 @@
-"""Functions with their own backward (``torch.autograd.Function``) as operators, each kept whole.
+"""A model's ``torch.autograd.Function`` classes as operators that are never split.
 
-Targets are the class's name with a hash of its code and non-tensor arguments, in the namespace
-``tensoropt_functions``.
+The target of such an operator is the class's name with a hash of its code and non-tensor arguments, in the
+namespace ``tensoropt_functions``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIMPLE = (
 
 
 class NotConstant(Exception):  # noqa: N818 - says what an argument is; capture makes an error of it
-    """Raised for a value that cannot be compared across processes."""
+    """Raised for an argument whose value cannot be compared between processes."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Slot:
 
 @dataclass
 class FunctionCall:
-    """A call of a function without its tensors.
+    """A call of a ``torch.autograd.Function``, without its tensors.
 
     Attributes:
-        leaves, spec: pytree of its arguments, with a :class:`Slot` for each tensor.
+        leaves, spec: the leaves and structure of its arguments' pytree, with a :class:`Slot` for each tensor.
         results: its results, with a :class:`Slot` for each tensor.
-        single: whether it returns no tuple.
+        single: whether it returns one value, and not a tuple.
     """
 
     cls: type[torch.autograd.Function]
@@ -60,12 +60,12 @@ class FunctionCall:
         return sum(isinstance(leaf, Slot) for leaf in self.leaves)
 
     def run(self, tensors: Sequence[Any]) -> Any:
-        """Run the function itself on these tensors."""
+        """Run the function itself, with ``tensors`` in place of the slots."""
         leaves = [tensors[leaf.index] if isinstance(leaf, Slot) else leaf for leaf in self.leaves]
         return apply(self.cls, *pytree.tree_unflatten(leaves, self.spec))
 
     def returned(self, made: Sequence[torch.Tensor]) -> Any:
-        """Return the function's result from its tensors."""
+        """Return the function's result, given the tensors in it."""
         results = [made[value.index] if isinstance(value, Slot) else value for value in self.results]
         return results[0] if self.single else tuple(results)
 
@@ -75,19 +75,19 @@ class FunctionCall:
 
 
 _calls: dict[str, FunctionCall] = {}
-"""The calls by operator name; the last captured one counts, as its code and constants are equal."""
+"""The last captured call by operator name; all calls of one name have equal code and constants."""
 
 _ORIGINAL = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 apply: Callable[..., Any] = types.FunctionType(
     _ORIGINAL.__code__, _ORIGINAL.__globals__, "apply", None, _ORIGINAL.__closure__
 )
-"""PyTorch's own ``Function.apply``, also while capture replaces it."""
+"""PyTorch's own ``Function.apply``, which is also there while capture replaces it."""
 
 _tracing = False
 
 
 def set_tracing(tracing: bool) -> bool:
-    """Set whether operators stay whole under autograd, as in traces; return the previous setting."""
+    """Set whether autograd sees each operator as one node, as in traces; return the previous setting."""
     global _tracing
     before, _tracing = _tracing, tracing
     return before
@@ -111,7 +111,7 @@ class _TracedOperator(torch.autograd.Function):
 
 
 def operator_of(call: FunctionCall) -> Any:
-    """Return the operator of this call; NotConstant if an argument or the code has no distinctive text."""
+    """Return the operator of a call; NotConstant if its code or arguments cannot be compared as text."""
     words = re.sub(r"\W", "_", call.cls.__qualname__.replace("<locals>", "")).strip("_")
     name = f"{re.sub('_+', '_', words)}_{_digest(call)}"
     if name not in _calls:
@@ -163,7 +163,7 @@ def _digest(call: FunctionCall) -> str:
 
 
 def _constant_text(value: Any) -> str:
-    """Return a constant as text, equal in every process; NotConstant if no text is distinctive."""
+    """Return a constant as text, equal in every process; NotConstant if it has no such text."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, _SIMPLE):
@@ -194,7 +194,7 @@ _OF_EVERY_CLASS = frozenset({
 
 
 def _code_of(cls: type) -> Iterator[str]:
-    """Yield the parts of the code of a class and its bases, up to PyTorch's."""
+    """Yield the code of a class and its bases as text, up to PyTorch's own class."""
     for base in cls.__mro__:
         if base is torch.autograd.Function:
             return

@@ -18,24 +18,24 @@ from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, Atoms
 
 NONE = REPLICATE
-"""The assignment of an axis that splits nothing."""
+"""The choice of an axis that splits no loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopDim:
-    """One loop of the nest.
+    """One loop of an operator's loop nest.
 
     Attributes:
-        name: unique within the operator.
-        size: global trip count.
+        name: its name, unique within the operator.
+        size: its global trip count.
         splittable: whether a mesh axis may cut it.
         uneven: whether it may be cut unevenly (vocabularies, output features).
         growing: whether later elements take more work, as in causal attention.
         along: for a joint loop, the loops of different operands that it cuts at once; the kernel exchanges
             data between the parts.
-        aligned: whether these loops run over the same positions; only the first may be cut by itself.
+        aligned: whether the loops of ``along`` run over the same positions; only the first may be cut alone.
         small_parts: whether it may be cut unevenly into parts of any size (samples, positions, heads).
-        blocks: whether only the outermost atom may be cut, as the kernel finds a part by its start.
+        blocks: whether only the outermost factor may be cut, because the kernel finds a part by its start.
     """
 
     name: str
@@ -56,11 +56,13 @@ class LoopDim:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One tensor that is read or written: per dim, its loops, outermost first.
+    """A tensor that an operator reads or writes, and the loops that address it.
 
-    An empty tuple is a dim without loop: size 1, broadcast, or opaque. ``added``: outside the contraction (a
-    bias). ``synced``: contracted loops that the kernel reduces itself (a batch norm's statistics). ``means``:
-    loops of an average, which the kernel divides so that parts add up.
+    Attributes:
+        dims: for each tensor dim its loops, outermost first; none if its size is 1, or if it is never split.
+        added: whether it is added outside the contraction, like a bias.
+        synced: contracted loops that the kernel reduces itself (a batch norm's statistics).
+        means: loops of an average, by whose parts the kernel divides, so that the parts add up.
     """
 
     tensor: str
@@ -71,22 +73,22 @@ class Operand:
 
     @property
     def loops(self) -> tuple[int, ...]:
-        """Its loops in order; after refinement, one per atom."""
+        """Its loops in order; after refinement, one per factor (atom) of a dim."""
         return tuple(loop for dim in self.dims for loop in dim)
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSpace:
-    """The loop dims and operands of one operator.
+    """The loops and operands of one operator.
 
     Attributes:
-        reads, writes: operands in argument and output order.
-        linear: in all activations jointly, so that partial sums may pass through.
-        cheap: only moves or rescales data; it follows its producer.
-        known: made by a rule or by discovery, not the fallback.
-        discovered: by running the operator in pieces.
-        additive: the backward of a sum of gradients is the sum of their backwards, so they may be added
-        afterwards.
+        reads, writes: the operands in argument and output order.
+        linear: whether it is linear in all activations jointly, so that partial sums may pass through.
+        cheap: whether it only moves or rescales data, so that it follows its producer's splits.
+        known: whether a rule or discovery made it, and not the fallback.
+        discovered: whether discovery made it, by running the operator in pieces.
+        additive: whether the backward of a sum of gradients is the sum of their backwards, so that they may
+            be added afterwards.
     """
 
     dims: tuple[LoopDim, ...]
@@ -100,11 +102,10 @@ class IndexSpace:
 
 
 def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
-    """Return the placement code of an operand on an axis with this choice (the table in the README of
-    ``ops``).
+    """Return an operand's placement code on an axis with this choice (table in the README of ``ops``).
 
-    ``choice`` is a loop dim, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. A sharded operand's code is the
-    loop's position among the operand's loops; after refinement, the atom's.
+    ``choice`` is a loop, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. A sharded operand's code is the loop's
+    position among the operand's loops; after refinement, the number of the dims' factor (atom).
     """
     if choice < 0:
         return choice
@@ -129,9 +130,9 @@ def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, writt
 
 
 Loops = int | None | Sequence[int]
-"""Loops of a tensor's dim: one, several from the outermost on, or None if it is never split."""
+"""The loops of a tensor's dim: one, several from the outermost on, or None if it is never split."""
 Rule = Callable[["Builder"], None]
-"""Describes one operator, or raises :class:`Opaque`."""
+"""A function that describes one operator to a builder, or raises :class:`Opaque`."""
 
 
 class Opaque(Exception):  # noqa: N818 - a signal, not an error
@@ -139,10 +140,10 @@ class Opaque(Exception):  # noqa: N818 - a signal, not an error
 
 
 def alike(names: str) -> Callable[[Rule], Rule]:
-    """Name the arguments that a rule need not read, as they mean the same for a part of the operands.
+    """Mark arguments that mean the same for a part of the operands, so that a rule need not read them.
 
     Args:
-        names: separated by blanks; ``*`` for all that are no tensors.
+        names: their names, separated by blanks; ``*`` for all that are no tensors.
     """
 
     def marked(rule: Rule) -> Rule:
@@ -167,8 +168,8 @@ def need_not_ask(rule: Rule, argument: str) -> bool:
 class Builder:
     """Collects the loops and operands of one operator.
 
-    Labels are per tensor dim: a loop, a sequence of loops (outermost first), or None if never split. Dims of
-    size 1 have none.
+    Labels say, for each tensor dim, its loop, its loops (outermost first), or None if it is never split. Dims
+    of size 1 have no loop.
     """
 
     def __init__(self, op: Operator, graph: OperatorGraph):
@@ -205,7 +206,7 @@ class Builder:
         return self.tensor(self.arg(0)).shape
 
     def dim(self, index: int, name: str | None = None, default: int | None = None) -> int:
-        """Return an argument that is a dim of the first one, counted from its front."""
+        """Return an argument that is the number of a dim of the first argument, counted from the front."""
         dim: int = self.arg(index, name, default) % max(len(self.shape), 1)
         return dim
 
@@ -225,10 +226,10 @@ class Builder:
         return len(self._loops) - 1
 
     def together(self, name: str, loops: Sequence[int], *, aligned: bool = False) -> None:
-        """Add a way to cut loops of different operands at once along one axis.
+        """Add a joint loop, which cuts loops of different operands at once along one axis.
 
         Args:
-            aligned: they run over the same positions; the first decides whether they can be cut.
+            aligned: whether they run over the same positions; the first then decides whether they can be cut.
         """
         # Of its size only the loops' own count, which `fits` in configurations.py divides.
         sizes = [self._loops[loop].size for loop in loops]
@@ -240,7 +241,7 @@ class Builder:
         return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
 
     def around(self, touched: Collection[int], *, added: bool = False) -> list[Loops]:
-        """Add a loop per dim of the first argument, and read it; the touched dims stay whole."""
+        """Read the first argument with one new loop per dim; the ``touched`` dims stay whole."""
         labels: list[Loops] = [
             None if i in touched else self.loop(f"d{i}", size) for i, size in enumerate(self.shape)
         ]
@@ -248,7 +249,7 @@ class Builder:
         return labels
 
     def along(self, *touched: int) -> list[Loops]:
-        """Do as :meth:`around`, and write every result with the same loops."""
+        """Read the first argument as in :meth:`around`, and write every result with the same loops."""
         labels = self.around(touched)
         for index in range(len(self.op.outputs)):
             self.write(labels, index)
@@ -269,13 +270,13 @@ class Builder:
         return Operand(name, tuple(dims), **fields)
 
     def read(self, value: Any, labels: Sequence[Loops], *, added: bool = False) -> None:
-        """Describe a tensor argument; None is ignored."""
+        """Describe a tensor argument by the loops of its dims; None is ignored."""
         if isinstance(value, Ref):
             # A list, because a tensor that is read twice (`x @ x.T`) is addressed differently each time.
             self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added=added))
 
     def write(self, labels: Sequence[Loops], index: int = 0, **loops: Sequence[int]) -> None:
-        """Describe an output; ``loops`` are ``synced`` and ``means`` of :class:`Operand`."""
+        """Describe an output by the loops of its dims; ``loops``: ``synced`` and ``means`` of its operand."""
         name = self.op.outputs[index]
         self._writes[name] = self._operand(name, labels, **{kind: tuple(of) for kind, of in loops.items()})
 
@@ -288,7 +289,7 @@ class Builder:
         )
 
     def build(self, known: bool = True) -> IndexSpace:
-        """Return the described index space; other tensors have no loops."""
+        """Return the index space; tensors that were not described have no loops."""
         reads = []
         for name in self.op.inputs():
             described = self._reads.get(name)
@@ -303,7 +304,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class AtomGraph:
-    """The index spaces of a graph, refined into atoms.
+    """An operator graph with loops refined into atoms: the finest factors of dims that views need.
 
     Attributes:
         graph: the operator graph.
@@ -329,7 +330,7 @@ class AtomGraph:
         return gcd(*(self.atom_sizes(name)[position] for name, position in self.zigzag))
 
     def lost(self) -> dict[str, str]:
-        """Target -> why discovery could not run it, in words."""
+        """Return, by target, the reason why discovery could not run the operator."""
         targets = self.graph.by_name
         return {
             targets[name].target: discovery.refused
@@ -343,5 +344,5 @@ class AtomGraph:
 
 
 def canonical(tensor: Tensor, code: int) -> int:
-    """Return the canonical placement code: R/P is R without a gradient."""
+    """Return the canonical placement code: for a tensor without a gradient, R in place of R/P."""
     return REPLICATE if code == PARTIAL_GRAD and not tensor.requires_grad else code

@@ -1,4 +1,4 @@
-"""Kernels that families share (averages as parts that add up), and the context of a kernel."""
+"""Kernels that several families share (means whose parts add up), and the context of a kernel."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ShardContext(Protocol):
         return partial(_received, value.clone(), value)
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count summed over ``axes``, including all micro-batches."""
+        """Return a count summed over ``axes``, including those of all micro-batches."""
         return value
 
 
@@ -70,7 +70,7 @@ def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
 
 
 def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence[int]) -> int:
-    """Return the start of a rank's shard; ``steps``: the distance between shards, or one per axis."""
+    """Return the start of a rank's shard; ``steps``: the distance between shards, or one for each axis."""
     if isinstance(steps, int):
         return context.coordinate(axes) * steps
     return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))
@@ -93,7 +93,7 @@ class SingleDevice(ShardContext):
 def _mean_as_sum(
     context: ShardContext, name: str, target: str, count: int, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Return a mean over split dims: the sum (``target``) divided by the global count."""
+    """Return a part of a mean over split dims: the sum (``target``) divided by the global count."""
     total: torch.Tensor = resolve_overload(target)(*args, **kwargs)
     return total / count
 

@@ -1,6 +1,6 @@
-"""Placements: how one tensor and its gradient are placed on one mesh axis, and on the whole mesh.
+"""Placements: how a tensor and its gradient are placed on one mesh axis, and on the whole mesh.
 
-A placement is a pair (forward, gradient), one of four, as a small integer that is fast to hash and compare.
+A placement is one of four pairs (forward, gradient), as a small integer that is fast to hash and compare.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GATHERED_AHEAD = -6
 
 Layout = tuple[int, ...]
 Atoms = tuple[tuple[int, ...], ...]
-"""The atom sizes of each tensor dim, outermost first; none for a dim of size 1."""
+"""For each dim of a tensor the sizes of its factors (atoms), outermost first; none for a dim of size 1."""
 
 _NAMES = {
     REPLICATE: "R",
@@ -30,7 +30,7 @@ _NAMES = {
     REDUCED_LAST: "held/P",
     GATHERED_AHEAD: "ahead",
 }
-"""The names that plans use."""
+"""Placement code -> its name in plans."""
 _CODES = {name: code for code, name in _NAMES.items()}
 
 
@@ -40,7 +40,7 @@ def placement_name(code: int) -> str:
 
 
 def placement_code(name: str) -> int:
-    """Inverse of :func:`placement_name`; ``ValueError`` for anything else."""
+    """Return the code of a placement's name in plans; ``ValueError`` for any other text."""
     if name.startswith("S(") and name.endswith(")"):
         return int(name[2:-1])
     if name not in _CODES:
@@ -77,7 +77,7 @@ def flat_index(mesh: Sequence[int], coordinate: Sequence[int], axes: Sequence[in
 def local_atoms(
     atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
 ) -> Atoms:
-    """Return the atom sizes of one shard; by default of the largest."""
+    """Return the atom sizes of the shard at ``coordinate``; by default of the largest shard."""
     sizes = [size for dim in atoms for size in dim]
     for axis, code in enumerate(layout):
         if code >= 0:
@@ -92,5 +92,5 @@ def local_atoms(
 def local_shape(
     atoms: Atoms, layout: Layout, mesh: tuple[int, ...], coordinate: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """Return the shape of one shard of a tensor with these atoms; by default of the largest."""
+    """Return the shape of the shard of a tensor at ``coordinate``; by default of the largest shard."""
     return tuple(math.prod(dim) for dim in local_atoms(atoms, layout, mesh, coordinate))

@@ -1,4 +1,4 @@
-"""Convert an operator, with a choice per mesh axis, into the call that computes one shard."""
+"""Conversion of an operator, with a choice per mesh axis, to the call that computes one shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's operators by the names that graphs use."""
+"""Lookup of PyTorch's operators by the names that graphs use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def resolve_overload(name: str) -> Callable[..., Any]:
 
 
 def packet_of(target: str) -> str:
-    """Return the name without namespace and overload: ``linear`` for ``aten.linear.default``."""
+    """Return an operator's name without namespace and overload: ``linear`` for ``aten.linear.default``."""
     return target.split(".")[1]
 
 

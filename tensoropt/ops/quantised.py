@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits: schemes of bytes, and linear layers that multiply with them."""
+"""Weights of 8 or 4 bits: their encodings (schemes), and linear layers that multiply by them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch import nn
 from tensoropt.errors import TensorOptError, suggest
 
 _BLOCK = 64
-"""The inputs that share a scale in 4-bit schemes; bitsandbytes' default."""
+"""The number of inputs that share a scale in 4-bit schemes; bitsandbytes' default."""
 _GROUP = 256
-"""The most scales in a group, which share a scale of their own; bitsandbytes' number."""
+"""The largest number of scales that share a scale of their own (a group); bitsandbytes' number."""
 _NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
     1.0,
 )  # fmt: skip
-"""Appendix E of QLoRA."""
+"""The numbers of 4-bit NormalFloat (QLoRA, appendix E)."""
 _FP4 = tuple(
     sign * value / 12 for sign in (1.0, -1.0) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 )
-"""Sign, two exponent bits, one mantissa bit, divided by the largest number, as in bitsandbytes."""
+"""The 4-bit floats of bitsandbytes (sign, 2 exponent bits, 1 mantissa bit), divided by the largest."""
 _TABLES = {"nf4": _NF4, "fp4": _FP4}
 _DOUBLE = "-double"
 SCHEMES = ("int8", *_TABLES, *(f"{name}{_DOUBLE}" for name in _TABLES))
 _MOST_AT_ONCE = 1 << 24
-"""The most numbers made in float32 at once, 64 MiB; an assumption."""
+"""The largest number of elements made in float32 at once, 64 MiB; an assumption."""
 
 
 class Scheme(NamedTuple):
@@ -40,7 +40,7 @@ class Scheme(NamedTuple):
 
     Attributes:
         table: the numbers that half bytes stand for; empty for ``int8``.
-        nested: whether scales are bytes, too.
+        nested: whether the scales are encoded as bytes, too.
     """
 
     table: tuple[float, ...]
@@ -61,11 +61,11 @@ class Scheme(NamedTuple):
 
 
 class WeightBytes(NamedTuple):
-    """The bytes of a matrix, or of some of its rows and blocks.
+    """A quantised matrix, or some of its rows and blocks.
 
     Attributes:
         codes: ``[outputs, inputs]`` int8, or ``[outputs, inputs / 2]`` uint8.
-        scales: ``[outputs]``, or ``[outputs, blocks]``; bytes if they are nested.
+        scales: ``[outputs]``, or ``[outputs, blocks]``; uint8 codes if they are nested.
         nested: ``[outputs, groups]``, the scales of groups of scales.
         offset: the mean of nested scales.
     """
@@ -78,7 +78,7 @@ class WeightBytes(NamedTuple):
 
 @lru_cache
 def nested_table() -> tuple[float, ...]:
-    """Return the 256 numbers that byte scales stand for, as bitsandbytes' ``create_dynamic_map`` makes them.
+    """Return the 256 numbers that encoded scales stand for, as in bitsandbytes' ``create_dynamic_map``.
 
     Dettmers, *8-Bit Approximations for Parallelism in Deep Learning*, ICLR 2016.
     """
@@ -124,7 +124,7 @@ def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
 
 
 def _nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
-    """Return the index of the nearest number of a table for each value, as bytes."""
+    """Return, for each value, the index of the nearest number of a table, as uint8."""
     numbers = torch.tensor(table, dtype=values.dtype, device=values.device)
     ordered, places = numbers.sort(stable=True)
     found = torch.bucketize(values, (ordered[1:] + ordered[:-1]) / 2)
@@ -158,7 +158,7 @@ def _parts(rows: int, columns: int) -> Iterator[slice]:
 
 
 def _scales(stored: torch.Tensor, nested: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
-    """Return the scales ``[rows, blocks]`` of nested bytes."""
+    """Return the scales ``[rows, blocks]`` that nested codes stand for."""
     table = torch.tensor(nested_table(), dtype=nested.dtype, device=stored.device)
     scales = table.index_select(0, stored.flatten().int()).view(*nested.shape, -1)
     scales = scales.mul_(nested.unsqueeze(-1)).view(stored.shape)
@@ -204,7 +204,7 @@ class QuantisedProduct(torch.autograd.Function):
 # -- as an operator of PyTorch, which an export keeps whole ------------------------------------------------
 
 OPERATOR = "tensoropt_quantised.linear.default"
-"""The same product as an operator, in modules and in exported graphs."""
+"""The name of the same product as an operator, in modules and in exported graphs."""
 _NAME = "tensoropt_quantised::linear"
 torch.library.define(
     _NAME,
@@ -221,12 +221,11 @@ def _shape_of_product(x: torch.Tensor, codes: torch.Tensor, *_: Any) -> torch.Te
 
 
 class QuantisedLinear(nn.Module):
-    """A linear layer with a frozen quantised weight: the buffers ``codes``, ``scales`` and, if nested,
-    ``nested`` and ``offset``.
+    """A linear layer with a frozen quantised weight, in parameters named as in :class:`WeightBytes`.
 
     Args:
         bias: the layer's bias, or None.
-        compute: the dtype of the product; by default the input's, which the result has.
+        compute: the dtype of the product; by default the input's. The result has the input's dtype.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The registry of operators: the specs of all families, and queries."""
+"""The registry of operators: the specs of all families, and functions that look them up."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _NOTHING_SAID = OpSpec()
 
 
 def spec_of(target: str) -> OpSpec:
-    """Return the spec of this overload, or default values."""
+    """Return the spec of an overload; one of default values if no family describes it."""
     return _BY_TARGET.get(target, _NOTHING_SAID)
 
 
 def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
-    """Return the index space of one operator; without a rule, one without loops."""
+    """Return the index space of one operator; without a rule, a space without loops."""
     builder = Builder(op, graph)
     rule = spec_of(op.target).rule
     # Not known: callers may let discovery look for splits.
@@ -102,7 +102,7 @@ def samples_of(target: str) -> Samples:
 
 
 def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    """Yield name and upper bound of a call's index operands; ``shape``: name -> local shape."""
+    """Yield the name and upper bound of each index operand of a call; ``shape``: name -> local shape."""
     samples = _KERNEL_SAMPLES.get(call.function) if call.is_kernel else samples_of(call.function)
     if samples is None or samples.limits is None or not samples.timed:
         return
@@ -111,7 +111,7 @@ def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> It
 
 
 def precision_of(target: str) -> Precision | None:
-    """Return an operator's precision under mixed precision; None for its operands'."""
+    """Return an operator's precision under mixed precision; None if it is that of its operands."""
     return _PRECISION.get(packet_of(target))
 
 
@@ -144,17 +144,17 @@ def flops_of(schema: str) -> FlopCount | None:
 
 
 def reserve_of(target: str) -> int | None:
-    """Return the numbers that cuDNN reserves per step, unit and layer; None for other operators."""
+    """Return how many numbers cuDNN reserves per step, unit and layer; None for other operators."""
     return spec_of(target).reserve.get(target)
 
 
 def draws_of(target: str) -> Callable[[Operator], bool] | None:
-    """Return a predicate of calls that draw random numbers, if PyTorch's tag is not precise."""
+    """Return a function that tells which calls draw random numbers; None if PyTorch's tag tells it."""
     return _DRAWS.get(packet_of(target))
 
 
 def evaluated(op: Operator, call: LocalCall) -> LocalCall:
-    """Return the call in eval mode."""
+    """Return the form in eval mode of an operator's local call."""
     change = spec_of(op.target).evaluated
     return call if change is None else change(op, call)
 

@@ -1,4 +1,4 @@
-"""Attention of split queries: one kernel per block of keys, merged by log-sum-exps.
+"""Attention for a part of the queries: one kernel per block of keys, merged by log-sum-exps.
 
 Keys and values are whole on every rank, or go around a ring (Liu et al., arXiv 2310.01889).
 """
@@ -29,11 +29,11 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.layouts import chunk
 
 RING_FORM = "kernels.ring_attention"
-"""The kernel of attention with keys and values split along with the queries."""
+"""The name of the kernel of attention with keys and values split along with the queries."""
 BLOCKS_FORM = "kernels.causal_attention_in_blocks"
-"""The kernel that replaces causal attention if its queries are split."""
+"""The name of the kernel that replaces causal attention if its queries are split."""
 RING = "ring"
-"""The loop of queries, keys and values split along one axis."""
+"""The name of the loop that splits queries, keys and values along one axis."""
 
 
 class Ring(NamedTuple):
@@ -41,9 +41,9 @@ class Ring(NamedTuple):
 
     Attributes:
         axes, parts: the mesh axes, and the number of ranks.
-        place: the place that stands for all, one with the most work; None if the rank is known.
-        keys: for each place, (position, length) of its stretches of keys.
-        rows: the most keys of any rank, the size of messages.
+        place: the position in the ring of a rank with the most work; None if this rank's own is known.
+        keys: for each position in the ring, (position in the sequence, length) of its runs of keys.
+        rows: the largest number of keys of a rank, for the size of messages.
     """
 
     axes: tuple[int, ...]
@@ -78,7 +78,7 @@ def ring_of(shard: OperatorShard, axes: tuple[int, ...], *, causal: bool) -> Rin
 
 
 def ring_collectives(shard: OperatorShard, ring: Ring) -> tuple[InnerCollective, ...]:
-    """Return a rank's messages: keys and values, in backward also gradients; the last one is exposed."""
+    """Return a rank's messages of keys, values and, in backward, gradients; only the last is exposed."""
     elements = 0
     for operand in shard.space.reads[1:3]:
         shape = shard.shape(operand, written=False)
@@ -130,7 +130,7 @@ def causal_attention_in_blocks(
     v: Tensor,
     scale: float | None,
 ) -> Tensor:
-    """Return causal attention of a rank's queries over all keys: a ring of this rank alone.
+    """Return causal attention of a rank's queries over all keys, as in a ring of this rank alone.
 
     Args:
         pieces, q, k, v, scale: as for :func:`ring_attention`; keys and values are whole.
@@ -141,11 +141,11 @@ def causal_attention_in_blocks(
 
 
 class _Pair(NamedTuple):
-    """Some of the rank's queries and keys.
+    """A block of attention: some of the rank's queries and some of the keys.
 
     Attributes:
-        rows, columns: (first, end) among the local ones.
-        causal: query ``i`` sees only the first ``i + 1`` of these keys.
+        rows, columns: (first, end) of the queries, and of the keys, among the local ones.
+        causal: whether query ``i`` sees only the first ``i + 1`` of these keys.
     """
 
     rows: tuple[int, int]
@@ -154,7 +154,7 @@ class _Pair(NamedTuple):
 
 
 class _Turns:
-    """A rank's steps around the ring, and the keys that its ``queries`` see in each (None: all)."""
+    """A rank's steps around the ring, and the keys that its ``queries`` see in each; None sees all."""
 
     def __init__(self, context: ShardContext, ring: Ring, queries: Sequence[Stretch] | None):
         self.context, self.ring, self.queries = context, ring, queries
@@ -164,11 +164,11 @@ class _Turns:
         return ((self.place - step) % self.ring.parts for step in range(self.ring.parts))
 
     def send(self, value: Tensor) -> Callable[[], Tensor]:
-        """Begin to send to the next rank, and to receive from the previous one."""
+        """Begin to send to the next rank; return a function that awaits what the previous one sends."""
         return self.context.send_around(value, self.ring.axes)
 
     def pairs(self, place: int, queries: int) -> Iterator[_Pair]:
-        """Yield the blocks of a place's keys that the rank's queries, ``queries`` in number, see."""
+        """Yield the blocks of ``queries`` local queries and the keys of the rank at ``place`` in the ring."""
         column = 0
         for position, length in self.ring.keys[place]:
             if self.queries is None:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: batch, heads and queries split; keys and values stay whole or circulate."""
+"""Scaled dot-product attention: batch, heads and queries may be split; keys stay whole or circulate."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tensoropt.ops.ring_attention import (
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 _MATH_FORM = "kernels.attention_with_dropout"
-"""The kernel of attention with dropout."""
+"""The name of the kernel of attention with dropout."""
 
 
 @alike("dropout_p scale")
 def _attention(b: Builder) -> None:
     """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
-    Queries split if there is no dropout; a causal flag becomes blocks of keys that depend on the rank. Keys
-    can split along with as many queries (``ring``), unless the mask is trained. Grouped-query attention
-    (``enable_gqa``) splits key/value heads, or the query heads of every group.
+    Queries may be split if there is no dropout; a causal flag then becomes blocks of keys that depend on the
+    rank. Keys may be split along with as many queries (``ring``), unless the mask is trained. Grouped-query
+    attention (``enable_gqa``) allows splits of key/value heads, or of the query heads of every group.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.arg(7, "enable_gqa", False)
@@ -151,8 +151,8 @@ def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> in
 def _skipping(count: FlopCount, position: int) -> FlopCount:
     """Return the FLOP count of a kernel that skips what a causal mask hides, about half of the blocks.
 
-    1.7 to 1.8 times faster (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2); the efficient kernel,
-    cuDNN's and the CPU's (``FlashAttentionKernel.cpp``) do the same.
+    Such a kernel is 1.7 to 1.8 times faster (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2). The
+    efficient kernel, cuDNN's and the CPU's (``FlashAttentionKernel.cpp``) skip the same.
 
     Args:
         position: the position of ``is_causal`` among the arguments.

@@ -1,4 +1,4 @@
-"""A batch norm in steps: sums of each piece of the batch, statistics of their total, normalised pieces."""
+"""A batch norm in steps: sums over each piece of the batch, statistics of the total, normalised pieces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BatchNormSteps(NamedTuple):
 
 
 def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSteps | None:
-    """Return the steps of a training batch norm, or None for other operators; results 1 and 2 are dropped."""
+    """Return the steps of a training batch norm, without its results 1 and 2; None for other operators."""
     if op.target != BATCH_NORM or op.args[5] is not True:
         return None
     x, weight, bias, running_mean, running_var, _, momentum, eps = op.args
@@ -77,7 +77,7 @@ def steps_before(op: Operator, producer: Mapping[str, Operator]) -> tuple[Operat
 
 
 def _batch_norm_sums(b: Builder) -> None:
-    """Split channels, and the batch with partial sums."""
+    """Allow splits of channels, and of the batch with partial sums."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     b.read(b.arg(0), [n, c] + [None] * (len(shape) - 2))
@@ -85,7 +85,7 @@ def _batch_norm_sums(b: Builder) -> None:
 
 
 def _batch_norm_statistics(b: Builder) -> None:
-    """Split channels."""
+    """Allow splits of channels."""
     c = b.loop("channels", b.tensor(b.arg(0)).shape[1])
     b.read(b.arg(0), [None, c])
     for index in (1, 2):
@@ -96,7 +96,7 @@ def _batch_norm_statistics(b: Builder) -> None:
 
 
 def _batch_norm_by_statistics(b: Builder) -> None:
-    """Split batch and channels; the statistics are an operand."""
+    """Allow splits of batch and channels; the statistics are an operand."""
     _, c = by_channel(b, 2, 3)
     b.read(b.arg(1), [None, c])
 
@@ -107,8 +107,8 @@ def _batch_norm_by_statistics(b: Builder) -> None:
 class _Sums(torch.autograd.Function):
     """The sums of a piece's values and squares per channel, in float64.
 
-    From the piece's own mean and variance, so that nothing cancels (Chan, Golub and LeVeque, *Updating
-    Formulae and a Pairwise Algorithm for Computing Sample Variances*, 1979).
+    They come from the piece's own mean and variance, so that nothing cancels (Chan, Golub and LeVeque,
+    *Updating Formulae and a Pairwise Algorithm for Computing Sample Variances*, 1979).
     """
 
     @staticmethod
@@ -180,7 +180,7 @@ class _ByStatistics(torch.autograd.Function):
 
 
 def batch_norm_sums(context: ShardContext, name: str, x: torch.Tensor, training: bool) -> torch.Tensor:
-    """Return the sums of ``x`` and its squares, (2, channels) float64; none in eval mode."""
+    """Return the sums of ``x`` and its squares, (2, channels) float64; zeros in eval mode."""
     if not training:
         return x.new_zeros((2, x.shape[1]), dtype=torch.float64)
     sums: torch.Tensor = _Sums.apply(x)
@@ -197,7 +197,7 @@ def batch_norm_statistics(
     count: int,
     training: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return statistics (2, channels) of ``count`` values per channel, and the new running ones."""
+    """Return mean and variance (2, channels) of ``count`` values per channel, and the new running ones."""
     dtype = torch.promote_types(running_mean.dtype, torch.float32)
     if not training:
         return torch.stack((running_mean, running_var)).to(dtype), running_mean, running_var

@@ -18,7 +18,7 @@ def _is_transposed(op: Operator) -> bool:
 
 @alike("stride padding output_padding dilation")
 def _convolution(b: Builder) -> None:
-    """Split batch, output channels and, without groups, input channels; spatial dims stay whole."""
+    """Allow splits of the batch, and of groups or, without groups, of input and output channels."""
     transposed = _is_transposed(b.op)
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
     shape, weight = b.tensor(x).shape, b.tensor(w).shape
@@ -38,7 +38,7 @@ def _convolution(b: Builder) -> None:
 
 
 def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the call with its share of the groups."""
+    """Return the call with this shard's share of the groups."""
     if not shard.split(shard.loop_named("groups")):
         return call
     channels = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[1]

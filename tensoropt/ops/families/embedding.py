@@ -1,4 +1,4 @@
-"""Embeddings and embedding bags: the vocabulary is a contracted loop."""
+"""Embeddings and embedding bags: a split of the vocabulary gives partial sums."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _embedding(b: Builder) -> None:
 def _embedding_bag(b: Builder) -> None:
     """``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
 
-    The vocabulary is contracted, except for maxima. Bags split if constant offsets show equal lengths.
+    The vocabulary is contracted, except for maxima. Bags may be split if constant offsets show equal lengths.
     """
     w, index, offsets = b.arg(0), b.arg(1), b.arg(2)
     by_frequency, mode, factors, last = b.arg(3), b.arg(4), b.arg(6), b.arg(7)
@@ -96,7 +96,7 @@ def _vocabulary_embedding(
     padding_idx: int = -1,
     *_: Any,
 ) -> torch.Tensor:
-    """Return the rows in this rank's vocabulary shard, and zeros for the others: a partial sum.
+    """Return the rows in this rank's vocabulary shard, and zeros for all others: a partial sum.
 
     Args:
         axes, steps: the axes that split the vocabulary, and the distance between shards.

@@ -15,15 +15,15 @@ from tensoropt.ops.overloads import resolve_overload
 
 _NATIVE, _FALLBACK = "aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"
 GROUPED_PRODUCTS = frozenset((_NATIVE, _FALLBACK))
-"""Products of rows sorted by expert: (rows, a matrix per expert, ends of the experts' rows)."""
+"""Products of rows sorted by expert; arguments: rows, a matrix per expert, ends of the experts' rows."""
 COUNTS = frozenset(("aten.histc.default", "aten.bincount.default"))
 
 
 def _grouped_mm(b: Builder) -> None:
     """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows sorted by expert end at ``offs[e]``.
 
-    It splits over rows, over output and input features (Megatron's pair inside every expert), and over
-    experts as a partial sum.
+    Rows, output and input features (Megatron's pair inside every expert) may be split, and experts, as a
+    partial sum.
     """
     x, w, offs = b.arg(0), b.arg(1), b.arg(2, "offs")
     left, right = b.tensor(x).shape, b.tensor(w).shape
@@ -40,7 +40,7 @@ def _grouped_mm(b: Builder) -> None:
 
 @alike("bins minlength")
 def _histogram(b: Builder) -> None:
-    """Split the values, with partial counts; the bins stay whole."""
+    """Allow splits of the values, with partial counts; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
         raise Opaque(b.op.name)
     # Equal bounds stand for the least and the largest value, which a part of the values does not know.

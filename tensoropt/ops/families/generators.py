@@ -1,4 +1,4 @@
-"""Random numbers: every element is a hash of its global index, so that every dim can split."""
+"""Random numbers: every element is a hash of its global index, so that every dim may be split."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tensoropt.ops.overloads import resolve_overload
 
 @alike("size low high")
 def _random(b: Builder) -> None:
-    """Split every dim: an element depends only on its global index."""
+    """Allow splits of every dim, as an element depends only on its global index."""
     b.write(b.loops(b.output().shape))
 
 
 @alike("*")
 def _random_like(b: Builder) -> None:
-    """Split every dim of the result and of the operand, which gives its shape or its probabilities."""
+    """Allow splits of every dim of the result and of the operand with its shape or probabilities."""
     b.along()
 
 
 @alike("p train")
 def _dropout(b: Builder) -> None:
-    """Split every dim; the mask depends only on the global index, so dropout is linear."""
+    """Allow splits of every dim; dropout is linear, as the mask depends only on the global index."""
     broadcast(b)
     b.linear = True
 
@@ -43,10 +43,10 @@ def _dropout(b: Builder) -> None:
 
 
 def pieces_of(shard: OperatorShard, operand: Operand) -> tuple[Any, ...]:
-    """Return (local size, global stride, step, axes) per atom of an output, in zig-zag order with the number
-    of shards.
+    """Return (local size, global stride, step, axes) for each factor (atom) of an output's dims.
 
-    An atom that an inner axis cuts unevenly has two entries.
+    A factor in zig-zag order also has the number of shards. One that an inner axis cuts unevenly has two
+    entries.
     """
     sizes = shard.atoms.atom_sizes(operand.tensor)
     layout = shard.layout(operand, written=True)
@@ -71,7 +71,7 @@ def pieces_of(shard: OperatorShard, operand: Operand) -> tuple[Any, ...]:
 
 
 def _local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of dropout with a hashed mask, on one device too, so that runs agree."""
+    """Return a call of dropout with a hashed mask, even on one device, so that runs agree."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
 
@@ -116,7 +116,7 @@ def _signed(value: int) -> int:
 _GOLDEN, _MIX = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9)
 """The increment and first multiplier of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
 _STEP = _signed(0xD6E8FEB86659FD93)
-"""Separates the streams of steps; any odd number with well-spread bits."""
+"""The multiplier of the step's number, which separates steps; any odd number with well-spread bits."""
 
 
 def _key(seed: int, name: str) -> int:
@@ -132,9 +132,9 @@ def keep_mask(
     """Return a counter-based dropout mask, True where kept: a hash of (seed, operator, step, global index).
 
     Args:
-        shape: local shape of the result.
-        pieces: (local size, global stride, shard step, axes[, shards if zig-zag]) per atom: element ``i`` has
-            the global index ``(coordinate(axes) * step + i) * stride``.
+        shape: the local shape of the result.
+        pieces: (local size, global stride, shard step, axes[, shards if zig-zag]) of each factor of the dims:
+            element ``i`` has the global index ``(coordinate(axes) * step + i) * stride``.
     """
     state = _hashed(context, name, pieces, device)
     # 24 bits are what a float32 holds exactly, so p and the hash are compared without rounding.
@@ -173,8 +173,7 @@ def _random_kernel(
     scale: float = 1.0,
     *_: Any,
 ) -> Tensor:
-    """Return ``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) from hashes of global
-    indices.
+    """Return ``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) by hashed global indices.
 
     ``randn`` is the Box-Muller transform of two uniform numbers.
     """
@@ -198,7 +197,7 @@ _SEEDING = threading.Lock()
 
 
 def _seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that draws random numbers itself, whole, from one seed on all ranks."""
+    """Run an operator that draws random numbers itself, unsplit, with one seed on all ranks."""
     function = resolve_overload(target)
     # PyTorch's generator belongs to the process: threads that stand for ranks must not seed it between each
     # other's draws. Seeding also seeds all GPUs; this must not affect what the script draws next on its GPU.

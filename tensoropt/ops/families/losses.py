@@ -1,4 +1,4 @@
-"""Losses: rows are summed, classes may be split, and a mean divides by the count of the whole batch."""
+"""Losses: rows are summed, classes may be split, and a mean divides by the count over the whole batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensoropt.ops.kernels import ShardContext, start_of
 from tensoropt.ops.overloads import resolve_overload
 
 _NONE, _MEAN, _SUM = 0, 1, 2
-"""``at::Reduction``."""
+"""The values of ``at::Reduction``."""
 _REDUCTION = {
     "aten.binary_cross_entropy.default": 3,
     "aten.binary_cross_entropy_with_logits.default": 4,
@@ -27,7 +27,7 @@ _REDUCTION = {
 } | dict.fromkeys(
     (f"aten.{name}_loss.default" for name in ("mse", "l1", "smooth_l1", "huber", "soft_margin")), 2
 ) | {"aten.kl_div.default": 2}  # fmt: skip
-"""Losses of single elements -> the position of their reduction."""
+"""Element-wise loss -> position of its argument ``reduction``."""
 
 
 # -- index spaces ---------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ _REDUCTION = {
 
 @alike("ignore_index label_smoothing")
 def _cross_entropy(b: Builder) -> None:
-    """Split rows, as partial sums (a mean divides by the whole batch's mass), and classes."""
+    """Allow splits of classes, and of rows with partial sums; a mean divides by the whole batch's count."""
     logits, target, weight = b.arg(0), b.arg(1), b.arg(2, "weight")
     reduction = b.arg(3, "reduction", 1)
     shape, labels_shape = b.tensor(logits).shape, b.tensor(target).shape
@@ -56,7 +56,7 @@ def _cross_entropy(b: Builder) -> None:
 
 @alike("ignore_index")
 def _nll_loss(b: Builder) -> None:
-    """Split rows, as partial sums; classes stay whole, as a row looks up one of them."""
+    """Allow splits of rows with partial sums; classes stay whole, as a row looks up one of them."""
     inputs, target = b.arg(0), b.arg(1)
     shape = b.tensor(inputs).shape
     if len(shape) == 1:
@@ -69,7 +69,7 @@ def _nll_loss(b: Builder) -> None:
 
 @alike("beta delta full log_input log_target margin")
 def _elementwise_loss(b: Builder) -> None:
-    """Split every dim of the operands; weights of elements or classes broadcast to them."""
+    """Allow splits of every dim of the operands; weights of elements or classes broadcast to them."""
     x, position = b.tensor(b.arg(0)).shape, _REDUCTION[b.op.target]
     if x != b.tensor(b.arg(1)).shape:
         raise Opaque(b.op.name)
@@ -94,7 +94,7 @@ def _local_elementwise_loss(shard: calls.OperatorShard, call: calls.LocalCall) -
 
 
 def _summed(call: calls.LocalCall, position: int, count: int) -> calls.LocalCall:
-    """Turn the mean (the argument at ``position``) into a sum divided by the ``count`` of all ranks."""
+    """Replace a mean (reduction at ``position``) by a sum divided by ``count``, the terms of all ranks."""
     function: Any = resolve_overload(call.function)
     kwargs = dict(call.kwargs)
     # By position up to the reduction, because `target` is also the name of an argument of the kernel.
@@ -165,7 +165,7 @@ def is_mean(op: Operator) -> bool:
 
 
 def target_mass(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int) -> torch.Tensor:
-    """Return the divisor of a mean over targets: the number of those not ignored, or their weights' sum."""
+    """Return the divisor of a mean: the number of targets that are not ignored, or their weights' sum."""
     counted = target != ignore_index
     if weight is None:
         return counted.sum()
@@ -189,9 +189,9 @@ def _over_whole_batch(
 class _SplitCrossEntropy(torch.autograd.Function):
     """Cross entropy of every row, for logits ``[rows, classes, ...]`` whose classes are split over ``axes``.
 
-    ``mass * logsumexp(x) - sum_c share_c x_c``, with the target's distribution ``share`` (smoothed, weighted)
-    of sum ``mass``. It reduces the maximum, then exponentials and shared logits together; backward, ``mass *
-    softmax - share``, reduces nothing.
+    A row's loss is ``mass * logsumexp(x) - sum_c share_c x_c``, with the target's distribution ``share``
+    (smoothed, weighted) of sum ``mass``. Forward reduces the maximum, then exponentials and shared logits
+    together. Backward, ``mass * softmax - share``, reduces nothing.
     """
 
     @staticmethod
@@ -313,7 +313,7 @@ def _classes(args: tuple[Any, ...], shape: calls.Shape) -> Iterator[tuple[str, t
 def _ignore_some(
     op: Operator, graph: OperatorGraph, values: dict[str, torch.Tensor], generator: torch.Generator
 ) -> None:
-    """Make some targets ignored, unevenly over the rows, so that a shard's mean differs."""
+    """Set some targets to the ignored one, unevenly over the rows, so that shards have other means."""
     (name,) = iter_refs(op.args[1])
     if graph.tensors[name].dtype in FLOATING:
         return

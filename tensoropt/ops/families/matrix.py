@@ -65,7 +65,7 @@ def _matmul(b: Builder) -> None:
 
 @alike("path")
 def _einsum(b: Builder) -> None:
-    """Take the loops from the equation."""
+    """Take one loop per letter of the equation."""
     equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)
     if "..." in equation or "->" not in equation or len(tensors) > 2:
         raise Opaque(b.op.name)
@@ -103,7 +103,7 @@ def _bilinear(b: Builder) -> None:
 
 
 def _lu_unpack(b: Builder) -> None:
-    """Split batch dims; each matrix stays whole, as PyTorch's kernel does not check pivots."""
+    """Allow splits of batch dims; each matrix stays whole, as PyTorch's kernel does not check pivots."""
     if not all((b.arg(2, "unpack_data", True), b.arg(3, "unpack_pivots", True))):
         return
     loops = b.loops(b.tensor(b.arg(0)).shape[:-2])

@@ -15,19 +15,19 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 from tensoropt.ops.kernels import ShardContext
 
 BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
-"""A batch norm in training, which returns the new running statistics as well."""
+"""The operator of a batch norm in training, which returns the new running statistics as well."""
 
 # -- index spaces ---------------------------------------------------------------------------------
 
 
 def _layer_norm(b: Builder) -> None:
-    """Split leading dims; the normalised ones stay whole."""
+    """Allow splits of leading dims; the normalised ones stay whole."""
     rank = len(b.shape)
     b.along(*range(rank - len(b.arg(1)), rank))
 
 
 def _weight_norm(b: Builder) -> None:
-    """``w = g v / |v|``, one norm for every index of one dim: that dim splits."""
+    """``w = g v / |v|``; the dim with one norm per index may be split."""
     dim = b.dim(2, "dim", 0)
     # Loops for the other dims, too: their atoms spread from the weight to its direction.
     labels: list[Loops] = [b.loop(f"d{i}", s, splittable=i == dim) for i, s in enumerate(b.shape)]
@@ -37,7 +37,7 @@ def _weight_norm(b: Builder) -> None:
 
 
 def _group_norm(b: Builder) -> None:
-    """Split batch and groups; the channels of a group stay together."""
+    """Allow splits of batch and groups; the channels of a group stay together."""
     shape, groups = b.tensor(b.arg(0)).shape, b.arg(1)
     n = b.loop("batch", shape[0])
     g = b.loop("groups", groups)
@@ -50,7 +50,7 @@ def _group_norm(b: Builder) -> None:
 
 
 def by_channel(b: Builder, *parameters: int) -> tuple[int, int]:
-    """Split batch and channels of the first argument and of the result.
+    """Allow splits of batch and channels of the first argument and of the result.
 
     Args:
         parameters: the positions of arguments with one number per channel.
@@ -70,14 +70,14 @@ def by_channel(b: Builder, *parameters: int) -> tuple[int, int]:
 
 @alike("use_input_stats")
 def _instance_norm(b: Builder) -> None:
-    """Split batch and channels, unless running statistics are kept."""
+    """Allow splits of batch and channels, unless running statistics are kept."""
     if b.arg(3) is not None or b.arg(4) is not None:
         raise Opaque(b.op.name)
     by_channel(b, 1, 2)
 
 
 def _batch_norm_training(b: Builder) -> None:
-    """Split channels, and the batch, whose statistics the kernel synchronises."""
+    """Allow splits of channels, and of the batch, whose statistics the kernel synchronises."""
     if not b.arg(5):
         raise Opaque(b.op.name)
     n, c = by_channel(b, 1, 2, 3, 4)
@@ -88,7 +88,7 @@ def _batch_norm_training(b: Builder) -> None:
 
 @alike("training")
 def _batch_norm_inference(b: Builder) -> None:
-    """Split batch and channels; the statistics are operands."""
+    """Allow splits of batch and channels; the statistics are operands."""
     by_channel(b, 1, 2, 3, 4)
 
 
@@ -137,7 +137,7 @@ def statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
 def normalised(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> Tensor:
-    """Return ``x`` normalised with these statistics; weight and bias are cast to their dtype."""
+    """Return ``x`` normalised by ``mean`` and ``var``; weight and bias are cast to the dtype of ``mean``."""
     weight, bias = (None if of is None else of.to(mean.dtype) for of in (weight, bias))
     result: Tensor = torch.ops.aten._native_batch_norm_legit_no_training(
         x, weight, bias, mean, var, 0.0, eps
@@ -148,7 +148,7 @@ def normalised(
 class _SyncBatchNorm(torch.autograd.Function):
     """Batch norm of a batch split over ``axes``, with the whole batch's statistics forward and backward.
 
-    One kernel per pass, on GPUs those of PyTorch's ``SyncBatchNorm``; statistics are float32 for narrower
+    Each pass has one kernel, on GPUs that of PyTorch's ``SyncBatchNorm``; statistics are float32 for narrower
     inputs.
     """
 
@@ -221,7 +221,7 @@ def _gradient_of(grad: Tensor, *_: Any) -> Tensor:
 
 
 _SHAPES = torch.library.Library("aten", "IMPL", "Meta")
-"""Shapes of results of PyTorch's own kernels, for fake tensors."""
+"""Functions that return only shapes, for fake tensors, of PyTorch's kernels that lack them."""
 _OF_KERNELS = {"batch_norm_update_stats": _statistics_of, "batch_norm_backward_elemt": _gradient_of}
 for _name, _shapes in _OF_KERNELS.items():
     if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_name}", "Meta"):

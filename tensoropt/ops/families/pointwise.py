@@ -39,7 +39,7 @@ _POSITIVE = """
 _WIDE = """
     exp.default expm1.default tan.default asin.default sinh.default cosh.default
 """
-"""Operators in float32 under mixed precision, as they amplify relative errors."""
+"""Operators computed in float32 under mixed precision, as they amplify relative errors."""
 _POSITIVE_AND_WIDE = """
     acos.default log.default log1p.default log2.default rsqrt.default pow.Tensor_Scalar pow.Scalar
     pow.Tensor_Tensor pow.Tensor_Scalar_out log10.default
@@ -67,7 +67,7 @@ def broadcast(b: Builder) -> None:
 
 @alike("*")
 def _pointwise(b: Builder) -> None:
-    """Split every dim; the operator is linear only if it scales by a number."""
+    """Allow splits of every dim; the operator is linear only if it scales by a number."""
     broadcast(b)
     # Multiplying by a number is linear; a product of two activations is not jointly linear.
     scalar = isinstance(b.arg(1), (int, float))
@@ -76,14 +76,14 @@ def _pointwise(b: Builder) -> None:
 
 @alike("*")
 def _linear_pointwise(b: Builder) -> None:
-    """Split every dim of a linear operator."""
+    """Allow splits of every dim of a linear operator."""
     broadcast(b)
     b.linear = True
 
 
 @alike("*")
 def _addition(b: Builder) -> None:
-    """Split every dim of a sum, which is linear in both operands jointly."""
+    """Allow splits of every dim of a sum, which is linear in two tensors jointly."""
     broadcast(b)
     # x + number is affine: a partial sum plus the number on every rank would count the number several times.
     b.linear = all(isinstance(a, Ref) for a in b.op.args[:2])
@@ -91,7 +91,7 @@ def _addition(b: Builder) -> None:
 
 @alike("*")
 def _cast(b: Builder) -> None:
-    """Split every dim of a cast, which is linear if it loses no digits."""
+    """Allow splits of every dim of a cast, which is linear if it loses no digits."""
     broadcast(b)
     source = b.tensor(b.arg(0))
     # A cast to a narrower type rounds, and the sum of rounded partial sums is not the rounded sum.
@@ -101,7 +101,7 @@ def _cast(b: Builder) -> None:
 
 
 def _prelu(b: Builder) -> None:
-    """Split every dim; there is one slope for all, or one per channel (dim 1)."""
+    """Allow splits of every dim; there is one slope for all, or one per channel (dim 1)."""
     shape, slopes = b.output().shape, b.tensor(b.arg(1)).shape
     loops = b.loops(shape)
     b.read(b.arg(0), loops)

@@ -1,4 +1,4 @@
-"""Pooling and resizing of images: batch and channels split, windows keep the other dims whole."""
+"""Pooling and resizing of images: batch and channels may be split; windows keep the other dims whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 @alike("*")
 def _pooling(b: Builder) -> None:
-    """Split batch and channels; spatial dims stay whole."""
+    """Allow splits of batch and channels; spatial dims stay whole."""
     shape = b.shape
     # The name says how many dims a window has; the dims in front are batch and channels, or channels alone.
     spatial = next((d for d in (1, 3) if f"{d}d." in b.op.target), 2)
@@ -20,7 +20,7 @@ def _pooling(b: Builder) -> None:
 
 @alike("upscale_factor downscale_factor")
 def _pixel_shuffle(b: Builder) -> None:
-    """``[..., c * r * r, h, w] <-> [..., c, h * r, w * r]``: the factors are inner atoms on both sides."""
+    """``[..., c * r * r, h, w] <-> [..., c, h * r, w * r]``; the factors ``r`` are never split."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     low, high = (before, after) if "unshuffle" not in b.op.target else (after, before)
     lead = b.loops(before[:-3])

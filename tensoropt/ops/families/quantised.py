@@ -10,11 +10,11 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.quantised import QuantisedProduct, Scheme
 
 QUANTISED_LINEAR = "quantised_kernels.quantised_linear"
-"""The operator and kernel: (x, codes, scales, nested scales, offset, bias, scheme)."""
+"""The operator's and kernel's name; arguments: x, codes, scales, nested scales, offset, bias, scheme."""
 
 
 def _quantised_linear(b: Builder) -> None:
-    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``; i is made of groups, blocks and places."""
+    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``; ``i`` is (group, block, place in the block)."""
     x, codes, scales, nested, _, bias, name = b.op.args
     scheme = Scheme.of(name)
     outputs, width = b.tensor(codes).shape

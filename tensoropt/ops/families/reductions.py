@@ -1,4 +1,4 @@
-"""Reductions: a sum's dim is contracted; extremes, orderings, norms and distances keep it whole."""
+"""Reductions: a sum's dim may be split; extremes, orderings, norms and distances keep it whole."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, con
 
 
 def _sum(b: Builder) -> None:
-    """Contract the reduced dims, by default all, and split the others."""
+    """Allow splits of every dim; the reduced dims, by default all, give partial sums."""
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=True)
     b.linear = b.cheap = True
 
 
 _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable": 2}
-"""The position of the dim among the arguments."""
+"""Operator -> position of the dim among its arguments."""
 
 
 @alike("k largest sorted descending stable")
 def _dim_reduction(b: Builder) -> None:
-    """Split all dims but the reduced or sorted one."""
+    """Allow splits of all dims but the reduced or sorted one."""
     if b.op.target in _ORDERING:
         b.along(b.dim(_ORDERING[b.op.target], "dim", -1))
         return
@@ -50,13 +50,13 @@ def _dim_reduction(b: Builder) -> None:
 
 @alike("ord correction unbiased")
 def _norm_or_variance(b: Builder) -> None:
-    """Split the dims that are not reduced; roots do not add up, and deviations need the mean."""
+    """Allow splits of unreduced dims only, as roots do not add up, and deviations need the mean."""
     dims = b.arg(2 if "norm" in b.op.target else 1, "dim")
     _reduced(b, dims, b.arg(3, "keepdim", False), contracted=False)
 
 
 def _cosine_similarity(b: Builder) -> None:
-    """Split all dims but the compared one."""
+    """Allow splits of all dims but the compared one."""
     if b.tensor(b.arg(1)).shape != b.shape:
         raise Opaque(b.op.name)
     dim = b.dim(2, "dim", 1)

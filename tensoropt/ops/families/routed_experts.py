@@ -31,16 +31,16 @@ from tensoropt.ops.kernels import ShardContext
 from tensoropt.ops.overloads import resolve_overload
 
 EXPERTS = "expert_kernels.experts"
-"""The operator and kernel: (x, choice, its weights, the experts' weights, body, number of experts)."""
+"""The operator's and kernel's name; arguments: x, choice, factors, experts' weights, body, expert count."""
 DISPATCH = "dispatch"
-"""The loop that splits both experts and tokens along one axis."""
+"""The name of the loop that splits both experts and tokens along one axis."""
 _SPLIT, _SLICE = "aten.split.Tensor", "aten.slice.Tensor"
 TRANSPOSE, INDEX = "aten.transpose.int", "aten.index.Tensor"
 ROWS, EXPERT_OF_ROW, ENDS = "$x", "$experts", "$ends"
 
 
 class BodyCall(NamedTuple):
-    """A call of the body; names that begin with ``$`` are operands."""
+    """A call in a body (one expert's computation); names that begin with ``$`` are operands."""
 
     target: str
     args: tuple[Any, ...]
@@ -81,25 +81,25 @@ def _operands_of(value: Any) -> list[str]:
 
 
 class _Whole(Exception):  # noqa: N818 - a signal, not an error
-    """Raised for bodies whose features cannot be split, as their use is unknown; they stay whole."""
+    """Raised for a body whose hidden features must stay whole, because their use is unknown."""
 
 
 _Dim = tuple[str, ...] | None
-"""A dim in terms of ``features`` and ``parts``, outermost first; None for any other."""
+"""A dim as the product of ``features`` and ``parts``, outermost first; None for any other dim."""
 
 
 class _Features:
     """The hidden features of every expert: outputs of the first products, contracted by the last one.
 
     Attributes:
-        size: their number.
-        parts: the number of equal parts of first products' results, a gate among them.
-        dims: weight -> its dims without the experts'.
-        added: the weights added to the last product.
+        size: the number of features.
+        parts: the number of equal parts of first products' results, such as a gate and a value.
+        dims: number of a weight -> its dims, without that of the experts.
+        added: the numbers of the weights added to the last product.
     """
 
     def __init__(self, body: _Body, shapes: Sequence[tuple[int, ...]]):
-        """Read a body on weights of these shapes; raise _Whole if they cannot be split."""
+        """Read a body on weights of these shapes; raise _Whole if its features cannot be split."""
         self.shapes = shapes
         self.dims: dict[int, list[_Dim]] = {}
         self.added: set[int] = set()
@@ -215,7 +215,7 @@ def _experts(b: Builder) -> None:
 
 
 class _SplitExperts(NamedTuple):
-    """An axis along which the experts are split.
+    """A mesh axis along which the experts are split.
 
     Attributes:
         axis, parts: its number and size.
@@ -269,7 +269,7 @@ def _expected_rows(rows: int, split: Sequence[_SplitExperts], imbalance: float) 
 
     Args:
         rows: the number of rows of each rank's tokens.
-        imbalance: the busiest rank's rows over the mean.
+        imbalance: the rows of the busiest rank, divided by the mean.
     """
     peers = math.prod(one.parts for one in split if one.exchanged)
     blocks = math.prod(one.parts for one in split)
@@ -290,7 +290,7 @@ def _narrowed(body: _Body, parts: int) -> _Body:
 
 
 class _Rows(torch.autograd.Function):
-    """Rows ``index`` of tokens repeated ``times`` times."""
+    """The rows ``index`` of a matrix that has each token's row ``times`` times."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, times: int) -> torch.Tensor:
@@ -374,7 +374,7 @@ def _routes(
 
 
 def _blocks(context: ShardContext, split: Sequence[_SplitExperts]) -> list[int]:
-    """Return the number of the expert block of each rank in the exchange group; without one, of this rank."""
+    """Return the number of the expert block of each rank in the exchange group, or of this rank alone."""
     blocks = [0]
     for one in split:
         along = range(one.parts) if one.exchanged else [context.coordinate((one.axis,))]
@@ -417,9 +417,9 @@ def experts(
     Args:
         x: ``[tokens, width]``.
         choice: ``[tokens, chosen]``, numbers of experts.
-        scale: ``[tokens, chosen]``, their factors.
+        scale: ``[tokens, chosen]``, the factors of their results.
         weights: ``[experts,...]``, of this rank's experts.
-        body: an expert's computation.
+        body: an expert's computation, as data of :class:`BodyCall`.
         count: the number of all experts.
         split: :class:`_SplitExperts` of each axis that splits the experts.
         expected: the predicted rows of this rank, for fake tensors and single processes.

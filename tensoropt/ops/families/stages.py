@@ -1,4 +1,4 @@
-"""The ends of a pipeline's stages: operators for tensors that arrive and depart."""
+"""The ends of a pipeline's stages: operators for tensors that are received and sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.ops.index_space import Builder
 from tensoropt.ops.kernels import ShardContext
 
 ARRIVE, DEPART = "tensoropt.arrive.default", "tensoropt.depart.default"
-"""The targets of a received tensor, and of one that is sent."""
+"""The targets of the operators for a received tensor, and for a sent one."""
 
 
 class _Passed(torch.autograd.Function):
@@ -37,19 +37,18 @@ class _Depart(_Passed):
 
 
 def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return the received tensor."""
+    """Return the tensor that a stage receives."""
     arrived: torch.Tensor = _Arrive.apply(value)
     return arrived
 
 
 def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return the sent tensor, always as a separate result."""
+    """Return the tensor that a stage sends, always as a separate result."""
     departed: torch.Tensor = _Depart.apply(value)
     return departed
 
 
 def _passed(b: Builder) -> None:
-    """Split every dim."""
     b.along()
     b.linear = True
 

@@ -166,8 +166,8 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.N
     ``softmax(q k^T * scale + causal mask) v``; return the inserted calls, or None if it is not.
 
     Nothing else may read the intermediate results, all of which must have one floating-point dtype. There may
-    be no dropout: with dropout, attention computes its weights as a tensor even under the flag, and the mask
-    is small next to the weights.
+    be no dropout: with dropout, attention runs in its math form even under the flag, which stores the
+    attention weights, and the mask is small next to these weights.
     """
     if str(node.target) not in _BY_HAND or len(node.all_input_nodes) != 2:
         return None
@@ -205,7 +205,7 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.N
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:
-    """Skip calls that return their operand unchanged; None if another node reads a result in between."""
+    """Return the node behind calls that return their operand; None if another node reads their results."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and _readers(node) == 1:
         source = renamed(node)
         if source is None:

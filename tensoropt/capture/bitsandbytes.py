@@ -53,7 +53,7 @@ def replace_layers(model: nn.Module) -> tuple[str, ...]:
     schemes = {str(layer.scheme) for layer in made.values()}
     rounded = "; on GPUs, bitsandbytes also rounds their inputs to int8" if "int8" in schemes else ""
     return (
-        f"{len(made)} layers of bitsandbytes were replaced by layers with the same weight bytes "
+        f"{len(made)} layers of bitsandbytes became layers with the same weight bytes "
         f"({', '.join(sorted(schemes))}), which can be split{rounded}",
     )
 
@@ -76,7 +76,7 @@ def _of_4_bits(name: str, layer: Any) -> QuantisedLinear:
     if columns != layer.in_features or columns % state.blocksize:
         raise CaptureError(
             f"`{name}` has a scale for every {state.blocksize} weights, which do not divide the "
-            f"{columns} inputs of a row, so that no rank could have whole rows; leave the layer out of "
+            f"{columns} inputs of a row, so that rows cannot be divided over ranks; leave the layer out of "
             "quantisation (llm_int8_skip_modules)"
         )
     scheme = state.quant_type + _NESTED * state.nested
@@ -114,6 +114,6 @@ def _check_table(name: str, own: torch.Tensor, ours: tuple[float, ...]) -> None:
     ):
         return
     raise CaptureError(
-        f"`{name}` has a table of values of its own (quant_map), and only those that bitsandbytes makes for "
-        "nf4 and fp4 are known; quantise it with one of these"
+        f"`{name}` has a custom table of values (quant_map), and only the tables of bitsandbytes for nf4 and "
+        "fp4 are supported; quantise the layer with nf4 or fp4"
     )

@@ -280,8 +280,8 @@ class Converter:
         if target in _OF_ONE_TYPE and len({t.dtype for t in reads}) > 1:
             types = " and ".join(dict.fromkeys(t.dtype for t in reads))
             raise CaptureError(
-                f"the model multiplies {types} at {_source(node)}, which PyTorch does not; give inputs and "
-                "weights one type (`.to(x.dtype)`)"
+                f"the model multiplies {types} at {_source(node)}, which PyTorch does not support; give "
+                "inputs and weights one type (`.to(x.dtype)`)"
             )
         # Export does not record gradients: an activation has one if anything it is computed from has one.
         differentiable = self.mode == "train" and target not in _WITHOUT_GRADIENT

@@ -41,7 +41,7 @@ class _Exporting:
     Attributes:
         reentrant: function called in place of a reentrant checkpoint.
         keep: whether calls of autograd functions become operators.
-        inside: whether an autograd function's own code is running, which may call further ones.
+        inside: whether an autograd function's own code is running; functions called there stay part of it.
     """
 
     reentrant: Callable[..., Any]
@@ -127,7 +127,7 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
     except (NotConstant, RecursionError) as what:
         raise _refused(
             cls,
-            f"it is given {what}, which a plan cannot name; pass tensors, numbers and texts to apply(), and "
+            f"it is given {what}, which a plan cannot store; pass tensors, numbers and texts to apply(), and "
             "the tensors of a module in place of the module",
         ) from None
     # An operand that gets no gradient is read detached, so that the graph expresses this too.

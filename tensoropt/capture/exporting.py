@@ -152,8 +152,8 @@ def _export(
 def _as_it_trains(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[_Checkpoints, list[str]]]:
-    """While open, the model's code runs as it is captured: without caches and recomputation, and passing its
-    own checks of values.
+    """While open, the model's code runs as it is captured: without caches and recomputation, and with every
+    check of values passed.
 
     Yields:
         The replaced checkpoints, and a list of notes on the branches taken, filled while the code runs.
@@ -266,7 +266,7 @@ def _no_cache(model: torch.nn.Module) -> Iterator[None]:
 
 def _unmoved() -> contextlib.AbstractContextManager[object]:
     """While open, make ``layer.to(dtype)`` inside ``forward`` do nothing if the layer already has the dtype.
-    Export would take the call for a replacement of the layer's weights; routers of sparse models use it."""
+    Export would take such a call, which routers of experts make, for a replacement of the layer's weights."""
     move = torch.nn.Module.to
 
     def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:

@@ -2,8 +2,8 @@
 
 The set of parameters that get a gradient is always compared, in a step of the model on tensors without
 values. Loss, gradients and buffers are compared if the model is small and has values. Changes that the
-model's code makes to the model are undone. The module also has the reverse conversion: a module that runs an
-operator graph call by call, also in double precision."""
+model's code makes to the model are undone. This file also has the reverse conversion: a PyTorch module that
+runs an operator graph call by call, also in double precision."""
 
 from __future__ import annotations
 
@@ -222,8 +222,8 @@ def _shadow(value: torch.Tensor) -> torch.Tensor:
 
 
 _MOST_PARAMETERS, _MOST_ACTIVATIONS = 1 << 22, 1 << 24
-"""The largest number of elements, in a model's parameters and in all results of its operators, for which
-values are compared. They bound the comparison to tenths of a second on one core; they are assumptions."""
+"""The largest numbers of elements, of a model's parameters and of all results of its operators, for which
+values are compared. These assumptions bound a comparison's duration to tenths of a second on one core."""
 _LOSS_TOLERANCE, _REST_TOLERANCE = 1e-3, 1e-2
 """Relative differences, of the loss and of gradients and buffers, that are accepted as rounding. A lost
 backward gives several per cent or more. Larger differences are compared with the effect of rounding."""
@@ -267,8 +267,8 @@ def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 @contextlib.contextmanager
 def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
-    """While open, replace the model's tensors with tensors without values; yield the call with such tensors,
-    too."""
+    """While open, replace the model's tensors with tensors without values; yield the call with replaced
+    tensors."""
     tensors = tensors_of(subject, call)
     fake = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
     if fake is not None:
@@ -300,7 +300,7 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     if not graph.tensors[graph.outputs[0]].requires_grad:
         raise CaptureError(
             "the loss of the captured graph has no gradient, although the model's own has one: torch.export "
-            "lost the path from the parameters to the loss; look for values that leave PyTorch on it "
+            "lost the path from the parameters to the loss; look for values on this path that leave PyTorch "
             "(.data, .numpy(), set_grad_enabled)"
         )
     if _OVERWRITTEN in step.problem:
@@ -316,9 +316,9 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     lost, more = (shown_names(sorted(names), 3) for names in (own - captured, captured - own))
     if lost:
         raise CaptureError(
-            f"the captured graph loses the gradient of {lost}, which the model itself trains; look "
-            "for what torch.export does not see between it and the loss (values that leave PyTorch, "
-            "gradients taken inside forward), or freeze it with requires_grad_(False)"
+            f"the captured graph loses the gradient of {lost}, which the model itself trains; look for code "
+            "between this parameter and the loss that torch.export does not see (values that leave PyTorch, "
+            "gradients taken inside forward), or freeze the parameter with requires_grad_(False)"
         )
     if more:
         return (f"the graph trains {more}, which gets no gradient from the model's own backward",)
@@ -379,7 +379,7 @@ def check_numbers(
         if _within(found, _LOSS_TOLERANCE, _REST_TOLERANCE):
             return ()
         if any(draws_numbers(op) for op in graph.operators):
-            return ("the graph's gradients were not compared with the model's own: both draw random numbers",)
+            return ("the graph's gradients were not compared with the model's, as both draw random numbers",)
         allowed = rounding(own, parameters, model, model_step, graph)
     change = max(allowed.gradient.size, allowed.buffer.size)
     loss = max(allowed.loss, _LOSS_TOLERANCE)

@@ -213,7 +213,7 @@ def broadcast_narrowed(value: Tensor) -> Tensor:
 
 
 VIEW, COPYING_VIEW = "aten.view.default", "aten._unsafe_view.default"
-"""Calls that change a shape. Export writes the second one, after a copy, for a reshape of an operand whose
+"""The calls that change a shape. Export writes a copy and the second call for a reshape of an operand whose
 memory layout is incompatible."""
 
 _FILLED = {f"aten.{name}.default": 1 for name in ("ones", "ones_like", "new_ones")} | {
@@ -246,7 +246,7 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def filled(node: torch.fx.Node, folder: Folder) -> Tensor | None:
-    """Return the result of a call that fills a tensor with one number, as one expanded element, or None."""
+    """Return the result of a call that fills a tensor with one number, as one expanded element, else None."""
     target, value = str(node.target), node.meta.get("val")
     if not isinstance(value, Tensor):
         return None

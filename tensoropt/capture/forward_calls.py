@@ -112,8 +112,8 @@ class _ForwardCalls(TorchFunctionMode):
         return self.passing(frame)
 
     def passing(self, frame: FrameType | None) -> bool | None:
-        """Return the value that a test needs so that nothing is raised or warned; None if the test is not a
-        guard, and decides something else. PyTorch's own guards are passed in the same way as the model's.
+        """Return the value of a test with which nothing is raised or warned; None if the test decides more
+        than raising or warning. PyTorch's own guards are passed in the same way as the model's.
         """
         for asking in (asking_frame(_FOLDER), frame):
             answer = None if asking is None else _passing(asking)
@@ -146,7 +146,7 @@ class _ForwardCalls(TorchFunctionMode):
 
 
 def _passing(frame: FrameType) -> bool | None:
-    """Return the value that a test in ``frame`` needs to pass a guard; None if ``frame`` is in no guard.
+    """Return the value of the test in ``frame`` with which a guard is passed; None if there is no guard.
 
     A guard may combine tests with ``and``, ``or`` and ``not``. The position in the line identifies the test,
     and each test gets the value with which the whole guard is passed.

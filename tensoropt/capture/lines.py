@@ -116,7 +116,7 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def raised_by_model(error: BaseException) -> BaseException | None:
-    """Return the error, or the cause of it, that a ``raise`` or ``assert`` in the model's own code raised."""
+    """Return the error, or its cause, that a ``raise`` or ``assert`` in the model's code raised, or None."""
     for cause in causes(error):
         trace: TracebackType | None = cause.__traceback__
         while trace is not None and trace.tb_next is not None:

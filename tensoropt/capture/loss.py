@@ -13,10 +13,10 @@ from tensoropt.errors import CaptureError
 
 
 class WithLoss(torch.nn.Module):
-    """A model that returns its scalar loss and nothing else: ``forward(*args) = loss(model(*args))``.
+    """A wrapper that returns only a model's scalar loss: ``forward(*args) = loss(model(*args))``.
 
     After a call, ``returned`` describes the model's own output: its type and the position of the loss in it.
-    This is stored in a :class:`Cell`, because ``torch.export`` restores a module's attributes.
+    The description is in a :class:`Cell`, because ``torch.export`` restores a module's attributes.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor] | None):

@@ -140,7 +140,7 @@ def _depends_on_mode(module: nn.Module) -> bool:
 
 
 def keep_no_grad(exported: Any) -> None:
-    """Detach every result of the regions of an exported program that ran without gradients, in place.
+    """Detach, in an exported program, every result of a region that ran without gradients.
 
     Raises:
         CaptureError: a region writes to a tensor that has a gradient.

@@ -60,7 +60,7 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
 
 
 def reading(op: Operator, names: Mapping[str, str]) -> Operator:
-    """Return the operator, reading other tensors: ``names`` maps old names to new ones."""
+    """Return the operator with new names of the tensors that it reads; ``names`` maps old names to new."""
 
     def renamed(name: str) -> Ref:
         return Ref(names.get(name, name))

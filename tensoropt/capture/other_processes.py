@@ -1,4 +1,4 @@
-"""The refusal of models that communicate with other processes: gather losses over ranks, reduce statistics.
+"""The refusal of models that communicate with other processes, for example to gather losses over ranks.
 
 A graph describes one process, so the model's code finds no process group during capture. If the code asks for
 a group, in the step or when the model is built, the step is run once more in a pretended group of two ranks.
@@ -67,9 +67,9 @@ def refuse_communication(run: Callable[[Any], object], build: Callable[[], Any] 
         # What PyTorch does about an error in a collective raises others.
         if lines := _REFUSED.get():
             raise CaptureError(
-                f"{lines[0]} communicates with other processes if there are any, which is not supported: a "
-                "plan divides the batch over ranks and reduces by itself; leave that out of forward (a loss, "
-                "and the statistics of batch norms, are those of the whole batch anyway)"
+                f"{lines[0]} communicates with other processes if there are any, which is not supported: the "
+                "plan itself divides the batch over ranks and communicates; leave that out of forward (under "
+                "a plan, the loss and the statistics of batch norms are those of the whole batch)"
             )
     finally:
         _REFUSED.reset(refused)

@@ -108,16 +108,16 @@ def refusal(
         line = failing_line(own)
         return CaptureError(
             f"{name}'s own code raises {type(own).__name__}{f' at {line}' if line else ''}: "
-            f"{_first_lines(own).rstrip('.')}; it has to run on the example inputs"
+            f"{_first_lines(own).rstrip('.')}; the model has to run on the example inputs"
         )
     if kind is OBJECT:
         for path, leaf in _named_leaves(model, args, kwargs or {}):
             if not isinstance(leaf, _PASSED):
                 return CaptureError(
                     f"the input {path} is of the class {type(leaf).__module__}.{type(leaf).__qualname__}, "
-                    "which a captured call cannot hold; pass a tensor (torch.as_tensor), a Python number, or "
-                    "a tuple or plain dict of them; a function is given to the model in __init__; for a "
-                    "dataclass call torch.export.register_dataclass before"
+                    "which a captured call cannot contain; pass a tensor (torch.as_tensor), a Python number, "
+                    "or a tuple or plain dict of them; give functions to the model in __init__; for a "
+                    "dataclass, call torch.export.register_dataclass before"
                 )
     if kind is not None:
         return kind.refused(name, line, _first_lines(error, 1))
@@ -181,7 +181,7 @@ _INSIDE = (
 def _check_kind(name: str, tensor: torch.Tensor) -> None:
     kind = kind_of_tensor(tensor)
     if kind is not None:
-        raise CaptureError(f"{name} is {kind[0]}, which no plan can hold; {kind[1]}")
+        raise CaptureError(f"{name} is {kind[0]}, which no plan supports; {kind[1]}")
 
 
 def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -192,8 +192,8 @@ def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
         _check_kind(f"the input {name}", tensor)
         if tensor.numel() == 0:
             raise CaptureError(
-                f"the input {name} of shape {tuple(tensor.shape)} is empty; pass a batch of at least one "
-                "sample, of the size that a step has"
+                f"the input {name} of shape {tuple(tensor.shape)} is empty; pass the whole batch of a step, "
+                "with at least one sample"
             )
 
 

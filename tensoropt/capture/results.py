@@ -147,7 +147,7 @@ class Cell:
 
 
 class WithResults(torch.nn.Module):
-    """A model that returns the tensors of its output, and nothing else.
+    """A wrapper that returns only the tensors of a model's output.
 
     Args:
         model: the model.

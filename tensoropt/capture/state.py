@@ -156,7 +156,7 @@ def _compare(
         if old is None or old != new:
             raise CaptureError(
                 f"the model makes its buffer {shown} in forward, or gives it another shape or type, so that "
-                "the next step finds another model; give it a tensor of the last shape in __init__ "
+                "the next step would need another graph; give it a tensor of the final shape in __init__ "
                 "(register_buffer), with padding where a part is empty"
             )
     elif isinstance(previous, torch.Tensor):
@@ -207,8 +207,8 @@ class _Data(TorchFunctionMode):
         if not alike or not any(changed is tensor for tensor in stored):
             raise CaptureError(
                 "the model sets .data of a tensor that is no buffer, or to one of another shape or type, "
-                "which a graph cannot hold; compute a new tensor instead, and detach() whatever should have "
-                "no gradient"
+                "which a graph cannot represent; compute a new tensor instead, and detach() the parts that "
+                "should have no gradient"
             )
         with torch.no_grad():
             changed.copy_(value)

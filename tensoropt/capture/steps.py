@@ -137,7 +137,7 @@ DRAWN = (
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
-    """Restore, at the end, the attributes of a model's modules and the contents of lists, dicts and sets.
+    """On exit, restore the attributes of a model's modules and the contents of their lists, dicts and sets.
 
     Args:
         values: whether values of parameters and buffers are restored, too, if code wrote into them.
@@ -182,7 +182,7 @@ class ModelStep:
 
 
 class Apart(NamedTuple):
-    """The largest relative differences between two steps, with the name of the gradient and the buffer."""
+    """The largest relative differences between two steps, with names of the gradient and of the buffer."""
 
     loss: float
     gradient: Worst

@@ -60,10 +60,9 @@ _KINDS = {
 }
 _GRADIENT = Unsupported(
     "computes a gradient inside forward",
-    "a step has one backward pass, and a plan no second derivative, so that a gradient penalty cannot be "
-    "added outside of a parallelized model either; write it by finite differences (what the layers give for "
-    "x and for x plus a small step, both in forward), use spectral_norm in its place, or train this model "
-    "unsplit",
+    "a step has one backward pass, and a plan computes no second derivatives, not even for a gradient "
+    "penalty outside of the model; write the penalty by finite differences (of the outputs for x and for x "
+    "plus a small step, both in forward), use spectral_norm in its place, or train this model unsplit",
 )
 _MADE = Unsupported(
     "makes a parameter in forward, where no optimizer sees it",
@@ -115,14 +114,14 @@ _OF_FILES = (
     (r"torch/nested/", Unsupported("makes a nested tensor", _KINDS["a nested tensor"])),
     (r"torch/(_functorch/eager_transforms|autograd/functional)\.py$", _GRADIENT),
 )
-"""(Pattern of a PyTorch file in an error's traceback, row), or None if the file is that of an operator that
-takes functions. The innermost file that matches decides."""
+"""Pairs (pattern of a PyTorch file in an error's traceback, row). The row is None for files of operators that
+take functions (:func:`higher_order`). The innermost file that matches decides."""
 _OF_MESSAGES = (
     (r"FlexAttention", higher_order("flex_attention")),
     (
         r"process group|group cannot be None|torch\.distributed|c10d",
         Unsupported(
-            "communicates with other processes", "leave that out: the search decides how to spread the model"
+            "communicates with other processes", "leave that out: the plan decides how ranks communicate"
         ),
     ),
     (

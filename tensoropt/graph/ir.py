@@ -219,7 +219,7 @@ def validate(graph: OperatorGraph) -> None:
     """Check that names are unique and that each tensor is made once, before it is read.
 
     Raises:
-        AssertionError: they are not; the message names the operator or tensor.
+        AssertionError: one of these is not so; the message names the operator or tensor.
     """
     defined = {name for name, t in graph.tensors.items() if t.kind != "activation"}
     names: set[str] = set()
@@ -255,7 +255,7 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
 
 
 def graph_from_dict(data: Mapping[str, Any]) -> OperatorGraph:
-    """Return the graph, with its fingerprint, from which :func:`graph_to_dict` made ``data``."""
+    """Return the graph of which :func:`graph_to_dict` made ``data``; the fingerprint is the same."""
     parts = dict(data)
     parts["tensors"] = {name: Tensor(name, tuple(shape), *rest) for name, shape, *rest in data["tensors"]}
     parts["operators"] = tuple(_operator_from_dict(op) for op in data["operators"])

@@ -235,7 +235,7 @@ def _two_tower(
 
 
 class _ImageTransformer(nn.Module):
-    """A vision transformer ``(b, 3, s, s) -> (b, d)`` over patches and a class token; returns the latter."""
+    """A vision transformer ``(b, 3, s, s) -> (b, d)``, which returns the output of its class token."""
 
     def __init__(self, image: int, patch: int, hidden: int, layers: int) -> None:
         super().__init__()

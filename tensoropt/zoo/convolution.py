@@ -112,7 +112,7 @@ def _resnet(batch: int, depth: int = 50, image: int = 224, stem: int = 64, class
 def _wide_resnet(
     batch: int, depth: int = 152, width: float = 6.0, image: int = 224, stem: int = 64, classes: int = 1000
 ) -> Recipe:
-    """Wide ResNet, with every number of channels after the stem multiplied."""
+    """Wide ResNet; width multiplies every number of channels after the stem."""
     require_one_of(_DEPTHS, depth=depth)
     return _residual(batch, _DEPTHS[depth], stem, width, image, classes)
 

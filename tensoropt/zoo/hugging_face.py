@@ -156,7 +156,7 @@ def _build_mixtral(
     """Mixtral decoder: a mixture of experts in every layer, language-model loss."""
     _require_rotary_heads(heads, key_value_heads, hidden)
     require_at_least(chosen, f"a token goes to {chosen} of them", experts=experts)
-    require_multiple(8, "bfloat16 rows of grouped products are 16-byte multiples", hidden=hidden, inner=inner)
+    require_multiple(8, "bfloat16 rows have to be multiples of 16 bytes", hidden=hidden, inner=inner)
     import transformers
 
     config = transformers.MixtralConfig(

@@ -20,7 +20,7 @@ from tensoropt.ops.quantised import QuantisedLinear, Scheme, quantised
 from tensoropt.units import read_number, read_whole
 
 LORA = "lora"
-"""The option's name."""
+"""The name of the option for adapters."""
 _EXAMPLE = "r=16,alpha=32,targets=q_proj+v_proj"
 _KEYS = ("r", "alpha", "dropout", "targets", "base")
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
@@ -84,8 +84,8 @@ class Lora:
 def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
     """Add adapters to some layers of a model, freeze everything else, and return the model.
 
-    If a ``transformers`` model inside of it has all parameters, peft wraps this inner model, so that its
-    ``save_pretrained`` writes the adapters.
+    If a ``transformers`` model inside of ``model`` has all parameters, peft wraps this inner model, so that
+    its ``save_pretrained`` writes the adapters.
 
     Args:
         model: a model on the CPU or the meta device, which is changed in place.

@@ -286,6 +286,6 @@ def _gnmt(
     target: int = 50,
 ) -> Recipe:
     """GNMT: LSTM translation with attention."""
-    require_at_least(2, "attention stands between the first and the others", layers=layers)
+    require_at_least(2, "attention is between the first layer and the others", layers=layers)
     model = GNMT(vocabulary, hidden, layers)
     return model, tuple(tokens(vocabulary, batch, n) for n in (source, target, target)), {}

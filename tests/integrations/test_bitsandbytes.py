@@ -32,7 +32,7 @@ def test_layers_of_ours_compute_what_theirs_do(folder, kind):
         p.untyped_storage().data_ptr() for p in ours.parameters() if p.dtype in (torch.uint8, torch.int8)
     }
     (note,) = replace_layers(ours)
-    assert note.startswith(f"7 layers of bitsandbytes were replaced by layers with the same weight bytes ({kind})")
+    assert note.startswith(f"7 layers of bitsandbytes became layers with the same weight bytes ({kind})")
     assert replace_layers(ours) == ()
     layers = [module for module in ours.modules() if isinstance(module, QuantisedLinear)]
     assert {layer.scheme for layer in layers} == {kind}

@@ -1,6 +1,6 @@
 """Tracing of repeated blocks: a block of layers is traced twice, however often the model repeats it.
 
-The model's own code runs as usual, except in a module that is alike to one already traced in a similar call:
+The model's own code runs as usual, except in a module that is alike to two that were traced in similar calls:
 there, one opaque operator stands for the whole module (``tracing.py``). Once the program is functional and
 decomposed, the traced block's nodes replace that operator, with the parameters of the module that was called
 (``writing_out.py``). Two modules are alike if they have the same trees of submodules, classes, shapes and

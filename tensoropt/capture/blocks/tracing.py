@@ -237,7 +237,7 @@ def _all_known(leaves: Sequence[Any]) -> bool:
 
 
 def _same(before: tuple[list[Any], pytree.TreeSpec], after: tuple[list[Any], pytree.TreeSpec]) -> bool:
-    """Return whether two flattened argument structures hold the same objects: a call may extend a list."""
+    """Return whether two flattened structures of arguments hold the same objects (calls may extend lists)."""
     return before[1] == after[1] and all(a is b for a, b in zip(before[0], after[0], strict=True))
 
 
@@ -249,7 +249,7 @@ def _call(leaves: Sequence[Any], spec: pytree.TreeSpec, tensors: Sequence[torch.
 
 
 def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Sequence[torch.Tensor]) -> None:
-    """Raise :class:`Unlike` if new tensors share memory with others, where a write would change both."""
+    """Raise :class:`Unlike` if new tensors share memory with inputs, stored tensors or one another."""
     stored = (*block.module.parameters(), *block.module.buffers())
     storages = {t.untyped_storage()._cdata for t in (*entered, *stored)}
     for tensor in made:

@@ -87,7 +87,7 @@ class _Body:
     """The computation of a traced block.
 
     Attributes:
-        nodes: the nodes that its outputs depend on, in execution order.
+        nodes: the nodes on which the block's outputs depend, in execution order.
 
     Raises:
         Unlike: the block reads other tensors than its inputs and stored tensors, changes a stored tensor, or
@@ -122,7 +122,7 @@ class _Body:
                 raise Unlike(likeness, f"{inner.name} is read outside it")
 
     def computes_as(self, other: _Body, stored: _Stored) -> bool:
-        """Return whether the nodes equal those of ``other`` once these read this block's stored tensors."""
+        """Return whether the nodes equal those of ``other``, apart from the stored tensors that they read."""
         if len(self.nodes) != len(other.nodes):
             return False
         own = dict(zip(other.nodes, self.nodes, strict=True))

@@ -245,8 +245,8 @@ class Importer:
         return self._parameter(tensor.name, data)
 
     def _parameter(self, name: str, data: torch.Tensor) -> Traced:
-        """Return a weight as a parameter. Exporters may write a weight repeatedly (a class token for each
-        image of the batch, a table row for each position). Then one repetition is trained.
+        """Return a weight as a parameter. If an exporter repeated the weight (a class token for each image of
+        the batch, a table row for each position), one repetition is trained.
         """
         once = self.weights.once(name, data)
         if once.shape == data.shape:

@@ -108,7 +108,7 @@ def _import(
     inputs, batch = bind_inputs(graph, dims)
     names = [i.name for i in inputs]
     if len(set(names)) != len(names):
-        raise OnnxError("it has two inputs of one name")
+        raise OnnxError("it has two inputs with the same name")
     importer = Importer(model, folder, device, batch)
     values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
     results = importer.convert(values, output_names)

@@ -1,4 +1,4 @@
-"""Reading of an ONNX file as a checked model: functions are inlined, nodes sorted, and names defined once.
+"""Reading of an ONNX file as a checked model, with functions inlined, nodes sorted and names defined once.
 
 Nothing in a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
 the first error is raised as an :class:`OnnxError`.

@@ -255,7 +255,7 @@ class FxBuilder:
         return tuple(parts)
 
     def node(self, value: OnnxValue) -> fx.Node:
-        """Return the fx node of a value; a constant becomes a buffer when a live call first reads it."""
+        """Return the fx node of a value; a constant becomes a buffer when a node first reads the constant."""
         if value.node is None:
             assert value.data is not None
             hint = value.hint or f"constant_{len(self._taken)}"

@@ -134,7 +134,7 @@ def _squeeze(call: Call) -> Traced:
         dims = [positive(d, x.ndim) for d in dims]
         if any(x.shape[d] != 1 for d in dims):
             raise OnnxError(
-                f"it squeezes dims {dims} of a tensor of shape {list(x.shape)}; only size 1 can be"
+                f"it squeezes dims {dims} of shape {list(x.shape)}, but only dims of size 1 can be squeezed"
             )
         return torch.squeeze(x, tuple(dims)) if dims else x
     if axes is None:

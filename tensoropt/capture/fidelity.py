@@ -386,7 +386,7 @@ def check_numbers(
     if _within(found, loss, max(change, _REST_TOLERANCE)):
         return (
             f"rounding changes the model's gradients by {change / ROUNDING_FACTOR:.0e}, so the graph's "
-            f"gradients were only checked to agree with them within {change:.0e}",
+            f"gradients were compared with them only to within {change:.0e}",
         )
     differs, size = "loss", found.loss
     if size <= loss:

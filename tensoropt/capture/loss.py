@@ -115,8 +115,8 @@ def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
     if not untrained:
         return ()
     return (
-        f"of the model's outputs only '{returned.key}' is trained; {', '.join(untrained.values())} has a "
-        f"gradient, too, but is left out unless '{returned.key}' includes it",
+        f"of the model's outputs only '{returned.key}' is trained; {', '.join(untrained.values())} could be "
+        f"trained, too, but is left out unless '{returned.key}' includes it",
     )
 
 

@@ -363,7 +363,7 @@ class Converter:
         return names, {buffer: self._new_value(value, kept_results) for buffer, value in buffers.items()}
 
     def _new_value(self, node: torch.fx.Node, kept_results: set[str]) -> str:
-        """Return the name of the tensor with a buffer's new value. Its memory outlives the step, so a result
+        """Return the name of the tensor with a buffer's new value. The value outlives the step, so a result
         that shares memory, or is already in ``kept_results``, is copied by an additional operator.
 
         Args:

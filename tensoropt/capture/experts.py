@@ -98,7 +98,7 @@ class _Layer:
     # -- reading ----------------------------------------------------------------------------------
 
     def replaced(self, number: int) -> OperatorGraph:
-        """Return the graph with this layer as one operator; ``number``, the layer's position, names it.
+        """Return the graph with this layer as one operator, called ``experts`` or ``experts_{number}``.
 
         Raises:
             _Unlike: the layer is not of the form of ``transformers``.

@@ -34,8 +34,8 @@ from tensoropt.errors import CaptureError
 
 
 def _instance_norm(*args: Any, **kwargs: Any) -> Any:
-    """Decompose an instance norm with running statistics. The operator changes them although its schema does
-    not say so; the decomposed form returns their new values."""
+    """Decompose an instance norm with running statistics. The operator changes the statistics although its
+    schema does not say so; the decomposed form returns the new statistics."""
     operator = torch.ops.aten.instance_norm.default
     bound = dict(zip((argument.name for argument in operator._schema.arguments), args, strict=False)) | kwargs
     if bound["running_mean"] is None or not bound["use_input_stats"]:

@@ -199,7 +199,7 @@ def kept_constants(constants: Mapping[str, Tensor]) -> dict[str, tuple[str, int]
 
 
 def broadcast_narrowed(value: Tensor) -> Tensor:
-    """Return a view of ``value`` with every dim along which it is constant narrowed to size 1."""
+    """Return a view of ``value`` with size 1 along each dim where the elements do not change."""
     for dim, size in enumerate(value.shape):
         if size <= 1:
             continue
@@ -336,7 +336,7 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
 
 
 def _arange_dim(value: Tensor, size: int) -> int | None:
-    """Return the dim along which an index tensor counts ``0 .. size - 1``, if it is constant along others."""
+    """Return the only dim along which an index tensor changes, if it counts ``0 .. size - 1`` there."""
     if value.is_meta or value.dtype == torch.bool:
         return None
     if size == 1:

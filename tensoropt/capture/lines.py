@@ -22,7 +22,7 @@ import torch
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _MODELS = str(Path(__file__).parents[1] / "zoo") + os.sep
-"""The folder of this package's only models. Other files of the package on a stack are the capture's own."""
+"""The folder of the zoo, whose files count as models; the other files of this package do not."""
 _EXPORTING = str(Path(__file__).parent / "exporting.py")
 _PYTHON = str(Path(sysconfig.get_path("stdlib"))) + os.sep
 

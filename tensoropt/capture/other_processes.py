@@ -2,8 +2,8 @@
 
 A graph describes one process, so the model's code finds no process group during capture. If the code asks for
 a group, in the step or when the model is built, the step is run once more in a pretended group of two ranks.
-A model that communicates there is refused, because in a job it would do so in addition to the plan. PyTorch's
-own layers are not tested.
+A model that communicates there is refused, because in a job it would communicate in addition to the plan.
+PyTorch's own layers are not tested.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class _Policy:
         return self.results[key]
 
     def _parameters(self) -> None:
-        """Give parameters that all operators read in bfloat16 this dtype, with float32 master weights."""
+        """Give parameters the dtype bfloat16 if all operators read them so, with float32 master weights."""
         wants: dict[str, set[str]] = {}
         for operands in self.read_as.values():
             for name, dtype in operands.items():

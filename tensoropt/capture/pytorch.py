@@ -144,7 +144,7 @@ def capture(
 
     Args:
         model: any module that ``torch.export`` accepts, on any device; on the meta device for big models.
-            Layers of bitsandbytes are replaced in it (:mod:`tensoropt.capture.bitsandbytes`).
+            The model's layers of bitsandbytes are replaced (:mod:`tensoropt.capture.bitsandbytes`).
         args, kwargs: example inputs at the global batch size, on any device.
         loss: function of the model's output that returns a scalar. It is needed in training unless the output
             contains one scalar, or a scalar called ``loss``.

@@ -1,5 +1,5 @@
-"""A wrapper module that returns only the tensors of a model's output, and the output's structure: where its
-tensors and the loss are, and how it is rebuilt from them."""
+"""A wrapper module that returns only the tensors of a model's output, and the structure from which the output
+is rebuilt and in which the loss is found."""
 
 from __future__ import annotations
 

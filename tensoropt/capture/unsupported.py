@@ -1,6 +1,6 @@
-"""A table of actions of a model that cannot be captured or trained, each with what to do instead.
+"""A table of operations in models that cannot be captured or trained, each with what to do instead.
 
-An action is recognised by PyTorch's error, or by the model's call if PyTorch raises no error. The message
+An operation is recognised by PyTorch's error, or by the model's call if PyTorch raises no error. The message
 names the model's own line. Other faults are found by comparing the graph with the model.
 """
 
@@ -29,7 +29,7 @@ class Unsupported:
     """One row of the table.
 
     Attributes:
-        what: the model's action, as the end of a sentence "the model ...".
+        what: what the model does, as the end of a sentence "the model ...".
         remedy: what to do instead.
     """
 
@@ -203,7 +203,7 @@ _own = threading.local()
 
 @contextlib.contextmanager
 def own_calls() -> Iterator[None]:
-    """While open, refuse no calls, because the capture itself makes them while the model's code runs."""
+    """While open, refuse no calls: the capture itself makes them, although the model's code runs."""
     before, _own.calls = getattr(_own, "calls", False), True
     try:
         yield

@@ -219,7 +219,7 @@ def validate(graph: OperatorGraph) -> None:
     """Check that names are unique and that each tensor is made once, before it is read.
 
     Raises:
-        AssertionError: one of these is not so; the message names the operator or tensor.
+        AssertionError: an operator or a tensor violates this; the message has its name.
     """
     defined = {name for name, t in graph.tensors.items() if t.kind != "activation"}
     names: set[str] = set()

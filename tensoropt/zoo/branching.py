@@ -132,7 +132,7 @@ class _SearchedCell(nn.Module):
 
 class AmoebaNet(nn.Module):
     """AmoebaNet-D: a stem, two reduction cells, three runs of ``layers / 3`` normal cells with a reduction
-    cell between runs, and a dense layer. The first run has ``filters`` channels; each run doubles them.
+    cell between runs, and a dense layer. The first run has ``filters`` channels, each next run twice as many.
     """
 
     def __init__(self, layers: int, filters: int, classes: int) -> None:

@@ -1,6 +1,6 @@
 """Converters of whole layers in forms that PyTorch has: attention (opset 23), norms, dropout, LSTM, GRU, RNN.
 
-Batch norm uses the file's running statistics, unless it was exported for training. ONNX stacks gates as
+A batch norm uses the file's running statistics unless its node is exported for training. ONNX stacks gates as
 i, o, f, c (LSTM) and z, r, h (GRU); PyTorch as i, f, g, o and r, z, n.
 """
 

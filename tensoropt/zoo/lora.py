@@ -36,7 +36,8 @@ class Lora:
         alpha: numerator of the factor ``alpha / r`` that scales adapters' outputs; None for peft's default.
         dropout: dropout probability of the adapters' inputs.
         targets: last parts of the names of layers that get adapters, or ``all-linear``; by default peft's
-            choice for an architecture of ``transformers``, else every linear layer but the output's.
+            choice for an architecture of ``transformers``, else ``all-linear``. With ``all-linear``, a model
+            of ``transformers`` gets no adapters on its output layer.
         base: quantisation scheme (:data:`tensoropt.ops.quantised.SCHEMES`) of frozen weights; "" for none.
     """
 

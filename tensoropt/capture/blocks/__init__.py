@@ -1,8 +1,8 @@
 """Tracing of repeated blocks: a block of layers is traced twice, however often the model repeats it.
 
-The model's own code runs as usual, except in a module that is alike to two that were traced in similar calls:
-there, one opaque operator stands for the whole module (``tracing.py``). Once the program is functional and
-decomposed, the traced block's nodes replace that operator, with the parameters of the module that was called
+The model's own code runs as usual until two similar calls of alike modules are traced. Every later such call
+becomes one opaque operator, which stands for the whole module (``tracing.py``). In the functional and
+decomposed program, the traced block's nodes replace that operator, with the parameters of the called module
 (``writing_out.py``). Two modules are alike if they have the same trees of submodules, classes, shapes and
 other contents; numbers and names may differ if the traced block did not read them (``likeness.py``). If one
 trace cannot represent all alike modules, these modules are traced one by one. The graph is the same either

@@ -179,8 +179,8 @@ class _TrainedConstants:
         return data
 
     def _is_computed(self, data: torch.Tensor) -> bool:
-        """Return whether a constant of integers was computed (positions). In a file without marks, zeros or
-        ones alone are weights: those of a fresh bias or a fresh norm.
+        """Return whether a constant has integers that an exporter computed, such as positions. In a file
+        without marks, zeros and ones are weights: those of a fresh bias or a fresh norm.
         """
         if not torch.equal(data, data.round()):
             return False

@@ -1,9 +1,9 @@
-"""Attention masks: those that hide the future become PyTorch's flag ``is_causal``, those that hide nothing
-are dropped.
+"""The replacement of constant attention masks: a causal mask becomes PyTorch's flag ``is_causal``, and a mask
+that hides nothing is dropped.
 
-The flag means the same as a mask that a model writes out, as an operand or in attention by hand
-(``softmax(q k^T * scale + mask) v``), keeps no ``[queries, keys]`` tensor, and lets kernels skip what it
-hides. Only a constant that hides exactly all ``key > query`` becomes the flag."""
+The mask may be an operand of attention, or an addend in attention written out by hand
+(``softmax(q k^T * scale + mask) v``). With the flag no ``[queries, keys]`` tensor exists, and kernels skip
+hidden positions. Only a constant that hides exactly all ``key > query`` becomes the flag."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from tensoropt.graph import Operator
 from tensoropt.ops.families.attention import ATTENTION
 
 _NOTHING, _FUTURE = "nothing", "future"
-"""The two kinds of masks that are recognised: one that hides nothing, and one that hides the future."""
+"""What a recognised mask hides: nothing, or the future (a causal mask)."""
 _HIDDEN = -1e4
-"""The largest addend that hides a score: exp(-104) is already 0 in float32, and scores differ by tens."""
+"""The largest number that hides a position when it is added to the position's score: exp(-104) is already 0
+in float32, and scores differ by tens."""
 _LEAST_FACTOR = 0.02
-"""The least factor that may scale scores after a mask: ``_HIDDEN`` times this still gives zero weight."""
+"""The least factor by which scores may be multiplied after a mask was added: ``_HIDDEN`` times this factor
+still gives an attention weight of zero."""
 _SOFTMAX = "aten.softmax.int"
 _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
 
 def _hides(value: Any, inverted: bool) -> str | None:
-    """Return what a mask ``[..., queries, keys]`` hides; it is boolean (True is visible, or hidden if
-    ``inverted``) or added to the scores. None for anything else."""
+    """Return what a mask ``[..., queries, keys]`` hides, None for any mask that is not recognised. A boolean
+    mask is True at visible positions (hidden ones if ``inverted``); any other mask is added to the scores."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.dim() < 2:
         return None
     boolean = value.dtype == torch.bool
@@ -50,11 +52,11 @@ def _hides(value: Any, inverted: bool) -> str | None:
 
 
 class MaskReader:
-    """A reader that determines what the constant masks of a graph hide, examining each once.
+    """A reader of a graph's constant masks, which finds out once per mask what the mask hides.
 
     Attributes:
-        flagged: number of attention calls whose mask was dropped.
-        by_hand: number of attentions written out by hand that became one call.
+        flagged: number of attention calls whose mask was dropped or replaced by the flag.
+        by_hand: number of attention computations written out by hand that became one call.
     """
 
     def __init__(self, folder: Folder, read_stored: bool):
@@ -63,13 +65,13 @@ class MaskReader:
         self.flagged = self.by_hand = 0
 
     def known(self, node: Any) -> bool:
-        """Return whether the graph may depend on the value of ``node``."""
+        """Return whether the value of ``node`` is known and may influence the graph."""
         if not isinstance(node, torch.fx.Node) or node not in self._folder:
             return False
         return self._read_stored or self._folder.decides(node)
 
     def number(self, node: Any) -> float | None:
-        """Return the single number that an argument or a constant holds everywhere."""
+        """Return the number that all elements of an argument or a constant have; None if there is none."""
         if isinstance(node, (int, float)):
             return float(node)
         if not self.known(node):
@@ -81,7 +83,8 @@ class MaskReader:
         return None if value.is_meta or value.numel() != 1 else float(value)
 
     def hides(self, node: Any, *, inverted: bool = False) -> str | None:
-        """Return what a mask hides (True is hidden if ``inverted``); None if its value is not known."""
+        """Return what a mask hides, None if the mask is not recognised or its value is not known. True means
+        hidden if ``inverted``, otherwise visible."""
         if not self.known(node):
             return None
         value = self._folder.value(node)
@@ -91,31 +94,30 @@ class MaskReader:
         return self._found[key]
 
     def notes(self, operators: Iterable[Operator]) -> tuple[str, ...]:
-        """Return notes on the decisions, in words, for the operators that are left."""
+        """Return notes for the user on replaced masks, and on ``operators`` that compute large constants."""
         notes = []
         if self.flagged:
             notes.append(
-                f"{self.flagged} masks of attention that hide the future, or nothing, are left out: the flag "
-                "is_causal says the same"
+                f"{self.flagged} attention masks are left out: those that hide the future are replaced by "
+                "the flag is_causal, the others hide nothing"
             )
         if self.by_hand:
             notes.append(
-                f"attention that the model computes by hand under a causal mask, {self.by_hand} times, runs "
-                "as scaled_dot_product_attention with is_causal"
+                f"attention that the model writes out with a causal mask ({self.by_hand} times) runs as "
+                "scaled_dot_product_attention with is_causal"
             )
         places = [self._folder.live[op.name] for op in operators if op.name in self._folder.live]
         if places:
             notes.append(
-                f"{len(places)} results that depend on constants only are too large to be kept, and are "
-                f"computed in every step: {', '.join(dict.fromkeys(places))}; in place of a causal mask, "
-                "scaled_dot_product_attention takes is_causal=True, which costs less"
+                f"{len(places)} results that depend on constants only are too large to be stored, and are "
+                f"computed in every step: {', '.join(dict.fromkeys(places))}; if they are causal masks, pass "
+                "is_causal=True to scaled_dot_product_attention instead, which costs less"
             )
         return tuple(notes)
 
 
 def with_flag(node: torch.fx.Node, masks: MaskReader) -> None:
-    """Drop the mask operand of an attention call if it hides nothing; replace it with the causal flag if it
-    hides the future."""
+    """Drop the mask of an attention call if the mask hides nothing; replace a causal mask with the flag."""
     if str(node.target) != ATTENTION:
         return
     given = arguments_of(node)
@@ -135,7 +137,7 @@ def with_flag(node: torch.fx.Node, masks: MaskReader) -> None:
 def _attention_before(
     node: torch.fx.Node, q: torch.fx.Node, k_transposed: torch.fx.Node, v: torch.fx.Node, scale: float
 ) -> list[torch.fx.Node]:
-    """Insert before ``node`` the calls that compute the same; the last one is the attention."""
+    """Insert causal attention before ``node``; return the inserted calls, of which attention is the last."""
     calls: list[torch.fx.Node] = []
     aten = torch.ops.aten
     k = _untransposed(k_transposed)
@@ -160,12 +162,12 @@ def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.Node] | None:
-    """Return calls, inserted before ``node``, of which the last computes the same with the causal flag, if
-    ``node`` is the last product of ``softmax(q k^T * scale + causal mask) v``.
+    """Insert an equivalent causal attention call before ``node`` if ``node`` is the last product of
+    ``softmax(q k^T * scale + causal mask) v``; return the inserted calls, or None if it is not.
 
-    Only if nothing else reads the intermediate results, all are of one floating type, and there is no dropout
-    in between: with dropout, attention runs in its math form even under the flag, and the mask is small next
-    to the attention weights.
+    Nothing else may read the intermediate results, all of which must have one floating-point dtype. There may
+    be no dropout: with dropout, attention runs in its math form even under the flag, which stores the
+    attention weights, and the mask is small next to these weights.
     """
     if str(node.target) not in _BY_HAND or len(node.all_input_nodes) != 2:
         return None
@@ -203,7 +205,7 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.N
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:
-    """Return the node behind calls that change nothing; None if another node reads an intermediate result."""
+    """Return the node behind calls that return their operand; None if another node reads their results."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and _readers(node) == 1:
         source = renamed(node)
         if source is None:

@@ -1,10 +1,10 @@
-"""Conversion of ``bitsandbytes`` layers to layers of TensorOpt with the same bytes.
+"""Conversion of ``bitsandbytes`` layers to TensorOpt's quantised layers, whose weights have the same bytes.
 
-A layer of bitsandbytes keeps scales outside its parameters, where no module's state dict lists them, and
-multiplies in a function that takes objects; neither can be exported or split. TensorOpt's layers compute the
-same: ``Linear4bit`` in its compute type, ``Linear8bitLt`` as in training on a CPU, with unrounded activations
-(on a GPU, LLM.int8() rounds those to int8, too). Scales that are themselves quantised get one scale per group
-within a row, which takes a few bytes more than bitsandbytes' one per 256 blocks across rows.
+A layer of bitsandbytes keeps its scales outside of the state dict, and multiplies in a function that takes
+Python objects; neither can be exported or split. TensorOpt's layers compute the same: ``Linear4bit`` in its
+compute dtype, ``Linear8bitLt`` as in training on a CPU, without rounding of activations (on a GPU, LLM.int8()
+rounds activations to int8, too). Scales that are themselves quantised get one scale per group within a row,
+which takes a few bytes more than bitsandbytes' scale per 256 blocks across rows.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ _NESTED = "-double"
 
 
 def replace_layers(model: nn.Module) -> tuple[str, ...]:
-    """Replace the quantised linear layers of ``bitsandbytes`` in a model, in place; return a note, if there
-    were any.
+    """Replace the quantised linear layers of ``bitsandbytes`` in a model, in place.
+
+    Returns:
+        A note for the user, or nothing if the model has no such layer.
 
     Raises:
-        CaptureError: a layer cannot be converted; the message has its name and the remedy.
+        CaptureError: a layer cannot be converted; the message has the layer's name and the remedy.
     """
     package: Any = sys.modules.get("bitsandbytes")
     if package is None:  # then no layer is one of its
@@ -51,8 +53,8 @@ def replace_layers(model: nn.Module) -> tuple[str, ...]:
     schemes = {str(layer.scheme) for layer in made.values()}
     rounded = "; on GPUs, bitsandbytes also rounds their inputs to int8" if "int8" in schemes else ""
     return (
-        f"{len(made)} layers of bitsandbytes are now layers of the same bytes ({', '.join(sorted(schemes))})"
-        f", which can be split{rounded}",
+        f"{len(made)} layers of bitsandbytes became layers with the same weight bytes "
+        f"({', '.join(sorted(schemes))}), which can be split{rounded}",
     )
 
 
@@ -63,7 +65,7 @@ def _of_4_bits(name: str, layer: Any) -> QuantisedLinear:
     if state is None:
         scheme = weight.quant_type + _NESTED * bool(weight.compress_statistics)
         if not weight.is_meta:
-            raise CaptureError(f"`{name}` has no bytes yet; move the model to a device first: .to('cpu')")
+            raise CaptureError(f"`{name}` is not quantised yet; move the model to a device first: .to('cpu')")
         return QuantisedLinear(quantised(weight, scheme), scheme, bias, compute)
     if getattr(state, "packing_format_for_cpu", False):
         raise CaptureError(
@@ -74,7 +76,7 @@ def _of_4_bits(name: str, layer: Any) -> QuantisedLinear:
     if columns != layer.in_features or columns % state.blocksize:
         raise CaptureError(
             f"`{name}` has a scale for every {state.blocksize} weights, which do not divide the "
-            f"{columns} inputs of a row, so that no rank could have whole rows; leave the layer out of "
+            f"{columns} inputs of a row, so that rows cannot be divided over ranks; leave the layer out of "
             "quantisation (llm_int8_skip_modules)"
         )
     scheme = state.quant_type + _NESTED * state.nested
@@ -97,11 +99,11 @@ def _of_8_bits(name: str, layer: Any) -> QuantisedLinear:
     weight = layer.weight
     if weight.dtype != torch.int8:
         if not weight.is_meta:
-            raise CaptureError(f"`{name}` has no bytes yet; move the model to a device first: .to('cpu')")
+            raise CaptureError(f"`{name}` is not quantised yet; move the model to a device first: .to('cpu')")
         return QuantisedLinear(quantised(weight, "int8"), "int8", layer.bias)
     scales = layer.state.SCB if weight.SCB is None else weight.SCB
     if scales is None:
-        raise CaptureError(f"`{name}` has bytes without scales (SCB); load the model anew")
+        raise CaptureError(f"`{name}` has quantised weights without scales (SCB); load the model anew")
     stored = WeightBytes(weight.data, scales.float() * (1.0 / _LARGEST_INT8))
     return QuantisedLinear(stored, "int8", layer.bias)
 
@@ -112,6 +114,6 @@ def _check_table(name: str, own: torch.Tensor, ours: tuple[float, ...]) -> None:
     ):
         return
     raise CaptureError(
-        f"`{name}` has a table of values of its own (quant_map), and only those that bitsandbytes makes for "
-        "nf4 and fp4 are known; quantise it with one of these"
+        f"`{name}` has a custom table of values (quant_map), and only the tables of bitsandbytes for nf4 and "
+        "fp4 are supported; quantise the layer with nf4 or fp4"
     )

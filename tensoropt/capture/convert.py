@@ -1,7 +1,7 @@
 """The conversion of an exported program into an operator graph: one pass over its nodes.
 
-Calls that only rename a tensor are skipped; anything that depends on no input and no parameter is folded into
-a constant, which is stored at broadcast-reduced shape.
+Calls that return a tensor unchanged are skipped. A tensor that depends on no input and no parameter is folded
+into a constant, which is stored with size 1 along each dim where its values do not change.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WITHOUT_GRADIENT = frozenset(
     {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
 )
 _RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
-"""Indices of results without a gradient, where the first has one: statistics, which a norm that is applied
-twice reads."""
+"""Indices of an operator's results that have no gradient although the first result has one: the statistics of
+a batch norm, which the norm reads if it is applied a second time."""
 _OF_ONE_TYPE = frozenset({
     "aten.linear.default", "aten.addmm.default", "aten.mm.default", "aten.bmm.default",
     "aten.baddbmm.default", "aten.matmul.default", "aten.convolution.default",
@@ -44,11 +44,11 @@ class Converter:
 
     Args:
         exported: the program.
-        prefix: what precedes the model's own names in those of ``model``.
-        mode: the purpose of the graph.
+        prefix: prefix of names in ``model`` that is removed to get the user's own names.
+        mode: whether the graph is for training or inference.
         model: the exported module.
-        stored: the model's stored tensors by name, if it was exported without them (``fidelity.py``).
-        read_stored: whether attention masks that the model stores may determine the graph.
+        stored: the model's tensors by name, if meta tensors replaced them for the export (``fidelity.py``).
+        read_stored: whether the values of attention masks among the model's buffers may influence the graph.
     """
 
     def __init__(
@@ -152,8 +152,7 @@ class Converter:
     # -- calls ------------------------------------------------------------------------------------
 
     def convert(self) -> OperatorGraph:
-        """Return the numbered operator graph; raise :class:`CaptureError` for anything that a graph cannot
-        hold."""
+        """Return the operator graph; raise :class:`CaptureError` if the program cannot be represented."""
         inputs = self._placeholders()
         for node in self.exported.graph.nodes:
             if node.op == "call_function":
@@ -281,8 +280,8 @@ class Converter:
         if target in _OF_ONE_TYPE and len({t.dtype for t in reads}) > 1:
             types = " and ".join(dict.fromkeys(t.dtype for t in reads))
             raise CaptureError(
-                f"the model multiplies {types} at {_source(node)}, which PyTorch does not; give inputs and "
-                "weights one type (`.to(x.dtype)`)"
+                f"the model multiplies {types} at {_source(node)}, which PyTorch does not support; give "
+                "inputs and weights one type (`.to(x.dtype)`)"
             )
         # Export does not record gradients: an activation has one if anything it is computed from has one.
         differentiable = self.mode == "train" and target not in _WITHOUT_GRADIENT
@@ -353,7 +352,7 @@ class Converter:
                 buffers[by_key[self._key(spec.target)]] = argument
             elif spec.kind.name == "USER_INPUT_MUTATION":
                 self.notes.append(
-                    f"input {spec.target} is changed in place by the model; a plan leaves it alone"
+                    f"the model changes its input {spec.target} in place; a plan leaves the input unchanged"
                 )
             else:
                 # `state.py` has already refused changed parameters.
@@ -364,11 +363,11 @@ class Converter:
         return names, {buffer: self._new_value(value, kept_results) for buffer, value in buffers.items()}
 
     def _new_value(self, node: torch.fx.Node, kept_results: set[str]) -> str:
-        """Return the tensor that holds a buffer's new value: an operator's result with its own memory,
-        because it outlives the step; a copy if the result would otherwise share memory or be kept twice.
+        """Return the name of the tensor with a buffer's new value. The value outlives the step, so a result
+        that shares memory, or is already in ``kept_results``, is copied by an additional operator.
 
         Args:
-            kept_results: results that are already kept for another purpose; this one is added to them.
+            kept_results: names of the graph's results so far; the new value's name is added.
         """
         name = self._reference(node)
         if self.tensors[name].kind != "activation" or name in kept_results or self._is_view(name):

@@ -1,10 +1,10 @@
-"""``torch.autograd.Function`` classes inside a model, kept whole with their own backward.
+"""``torch.autograd.Function`` classes inside a model, which become one operator each with their own backward.
 
-Export sees what a function's forward calls and differentiates that, so a backward that is not the derivative
-of its forward (straight-through rounding: Bengio et al., arXiv 1308.3432; gradient reversal: Ganin and
-Lempitsky, ICML 2015) would be lost. While a model is exported, every call of such a function becomes one
-operator, which runs the function itself. Its behaviour is examined on tensors without values: which of its
-operands get a gradient, which of its results have one, whether it draws random numbers or writes to its
+Export records the calls inside a function's forward and differentiates these calls, so a backward that is not
+the derivative of its forward (straight-through rounding: Bengio et al., arXiv 1308.3432; gradient reversal:
+Ganin and Lempitsky, ICML 2015) would be lost. While a model is exported, every call of such a function is
+one operator, which runs the function itself. The function is run first on tensors without values, to find out
+which operands get a gradient, which results have one, and whether it draws random numbers or writes to its
 inputs.
 """
 
@@ -28,20 +28,20 @@ from tensoropt.errors import CaptureError
 from tensoropt.ops.functions import FunctionCall, NotConstant, Slot, apply, operator_of, set_tracing
 
 _PYTORCH_KEPT = ("torch.nn.",)
-"""PyTorch modules whose functions are layers. The functions in its other modules are the building blocks of
-autograd and export themselves."""
+"""Prefixes of PyTorch's modules whose autograd functions are layers. Autograd functions in PyTorch's other
+modules are building blocks of autograd and of export."""
 _HOOKS = "BackwardHookFunction"
-"""The function that passes tensors on for a module's backward hooks, which are refused by name elsewhere."""
+"""The autograd function by which PyTorch runs a module's backward hooks, which are refused elsewhere."""
 
 
 @dataclass
 class _Exporting:
-    """The state shared with the functions of a model that is currently exported.
+    """The state of an export that calls of autograd functions read.
 
     Attributes:
-        reentrant: replaces a reentrant checkpoint.
-        keep: whether calls become operators.
-        inside: whether a function's own code is running; functions that it calls are part of it.
+        reentrant: function called in place of a reentrant checkpoint.
+        keep: whether calls of autograd functions become operators.
+        inside: whether an autograd function's own code is running; functions called there stay part of it.
     """
 
     reentrant: Callable[..., Any]
@@ -54,11 +54,11 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def own_backwards(reentrant: Callable[..., Any], *, keep: bool = True) -> Iterator[None]:
-    """While open, a call of a ``torch.autograd.Function`` on this thread is one operator.
+    """While open, a call of a ``torch.autograd.Function`` on this thread becomes one operator.
 
     Args:
-        reentrant: called in place of ``CheckpointFunction.apply``, with the same arguments.
-        keep: whether calls become operators; without it, only checkpoints are treated specially.
+        reentrant: function called in place of ``CheckpointFunction.apply``, with the same arguments.
+        keep: whether calls become operators; if False, only checkpoints are replaced.
     """
     original: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
     code = original.__code__
@@ -76,8 +76,8 @@ def own_backwards(reentrant: Callable[..., Any], *, keep: bool = True) -> Iterat
 
 
 class _Replaced:
-    """The code that ``Function.apply`` runs during an export; only code with the same closure cells can
-    replace it, so this too refers to ``__class__``."""
+    """The code that ``Function.apply`` runs during an export. It refers to ``__class__`` because Python
+    requires that replaced code has the same closure cells as the original."""
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         __class__  # type: ignore[name-defined]  # noqa: B018
@@ -127,7 +127,7 @@ def _kept(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dic
     except (NotConstant, RecursionError) as what:
         raise _refused(
             cls,
-            f"it is given {what}, which a plan cannot name; pass tensors, numbers and texts to apply(), and "
+            f"it is given {what}, which a plan cannot store; pass tensors, numbers and texts to apply(), and "
             "the tensors of a module in place of the module",
         ) from None
     # An operand that gets no gradient is read detached, so that the graph expresses this too.
@@ -147,7 +147,7 @@ def _examined(
     by running the call forward and backward on tensors without values.
 
     Raises:
-        CaptureError: its behaviour cannot be kept.
+        CaptureError: one operator cannot represent the call.
     """
     cls = call.cls
     mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None) or FakeTensorMode()

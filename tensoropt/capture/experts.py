@@ -1,9 +1,9 @@
 """Replacement of each layer of experts, which models write as a dozen operators, with one operator.
 
-The dozen are those of ``transformers`` (``grouped_mm_experts_forward`` in ``integrations/moe.py``): expert
-numbers are sorted, tokens gathered in that order, multiplied with one matrix per group of rows, scaled by the
-router's weights, put back in order, and summed per token. Exactly this form is replaced, by an operator that
-can be split where the dozen cannot (:mod:`tensoropt.ops.families.routed_experts`)."""
+The operators are those of ``transformers`` (``grouped_mm_experts_forward`` in ``integrations/moe.py``).
+Expert numbers are sorted; tokens are gathered in that order, multiplied with one matrix per expert, scaled by
+the router's weights, put back in order, and summed per token. No other form is replaced. The one operator can
+be split over ranks where the dozen cannot (:mod:`tensoropt.ops.families.routed_experts`)."""
 
 from __future__ import annotations
 
@@ -49,21 +49,22 @@ def with_experts(graph: OperatorGraph) -> OperatorGraph:
     if not left:
         return graph
     note = (
-        f"{left} products of experts are not in the form that transformers writes, so that no plan sends "
-        "rows to the ranks that hold their experts"
+        f"{left} grouped products of experts are not in the form that transformers writes, so no plan can "
+        "send tokens to the ranks that hold their experts"
     )
     return replace(graph, notes=(*graph.notes, note))
 
 
 class _Layer:
-    """A layer of experts, whose operators are read in order, starting at the sort of its expert numbers.
+    """A layer of experts, recognised by reading its operators in order from the sort of expert numbers.
 
     Attributes:
-        role: the role of each tensor that depends on the order of rows: ``ids``, ``order``, ``token``,
-            ``counts``, ``ends``, ``inverse``, ``rows``, ``factors``, ``scaled``, ``back``.
-        named: names of values in the body, by tensor of the graph.
-        weights: the tensors other than rows that the body reads, in order.
-        gone: the names of the operators that the layer replaces.
+        role: role of each tensor that depends on the sorted order: ``ids``, ``order``, ``token``, ``counts``,
+            ``ends``, ``inverse``, ``rows``, ``factors``, ``scaled``, ``back``, ``by token``.
+        body: calls on the sorted rows (one row per token and chosen expert) that the new operator runs.
+        named: name of a tensor in the body, by its name in the graph.
+        weights: names of the tensors other than rows that the body reads, in order.
+        gone: names of the operators that the new operator replaces.
     """
 
     def __init__(self, graph: OperatorGraph, sort: Operator):
@@ -85,7 +86,7 @@ class _Layer:
         self.tokens, self.chosen = shape
 
     def _flattened(self, name: str, reader: Operator) -> str:
-        """Return the tensor that ``name`` views with one row per choice of an expert."""
+        """Return the tensor ``[tokens, experts per token]`` of which ``name`` is a flattened view."""
         view = self.graph.producer.get(name)
         if view is None or view.target not in _VIEWS:
             raise _Unlike
@@ -97,7 +98,7 @@ class _Layer:
     # -- reading ----------------------------------------------------------------------------------
 
     def replaced(self, number: int) -> OperatorGraph:
-        """Return the graph with this layer, the graph's ``number``-th, as one operator.
+        """Return the graph with this layer as one operator, called ``experts`` or ``experts_{number}``.
 
         Raises:
             _Unlike: the layer is not of the form of ``transformers``.
@@ -185,7 +186,7 @@ class _Layer:
         self.role[op.outputs[0]] = "counts"
 
     def _is_inverse(self, op: Operator) -> bool:
-        """Return whether ``op`` writes 0, 1, 2, ... at the positions that the order of rows gives."""
+        """Return whether ``op`` inverts the sorted order, by writing 0, 1, 2, ... at the order's indices."""
         _, places, values, *_ = op.args
         if not all(isinstance(value, Ref) for value in (*places, values)):
             return False
@@ -210,8 +211,8 @@ class _Layer:
         self.role[op.outputs[0]] = "rows"
 
     def _weight(self, name: str) -> Mapping[str, str]:
-        """Return {tensor: its name in the body} for a tensor not made of rows; a transposed parameter is
-        transposed inside the body, so that the operator reads the parameter itself."""
+        """Return {``name``: the weight's name in the body}. A transposed parameter is transposed inside the
+        body, so that the new operator reads the parameter itself."""
         maker = self.graph.producer.get(name)
         if maker is not None and maker.target == TRANSPOSE and len(self.graph.consumers[name]) == 1:
             (source, *dims), shape = maker.args, self.graph.tensors[name].shape

@@ -1,7 +1,7 @@
 """``torch.export`` of a model as it trains, without code that runs only under export or to generate text.
 
-Checkpointed code (``torch.utils.checkpoint``) is traced once, with the gradients that it has in the model:
-the plan chooses what is recomputed.
+Checkpointed code (``torch.utils.checkpoint``) is traced once, with the gradients that it has in the model.
+Which blocks are recomputed is a choice of the plan.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tensoropt.errors import CaptureError
 
 
 def _instance_norm(*args: Any, **kwargs: Any) -> Any:
-    """Write out an instance norm that tracks statistics: it changes them, although its schema does not say
-    so. Written out, the new values become results."""
+    """Decompose an instance norm with running statistics. The operator changes the statistics although its
+    schema does not say so; the decomposed form returns the new statistics."""
     operator = torch.ops.aten.instance_norm.default
     bound = dict(zip((argument.name for argument in operator._schema.arguments), args, strict=False)) | kwargs
     if bound["running_mean"] is None or not bound["use_input_stats"]:
@@ -47,13 +47,13 @@ _WRITTEN_OUT = {torch.ops.aten.instance_norm.default: _instance_norm}
 
 
 class _Checkpoints:
-    """The checkpoints of a model's code, which compute once; ``notes`` tell the user about those used."""
+    """Replacements of a model's own checkpoints that recompute nothing; ``notes`` are for the user."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
     def reentrant(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        """Do what ``CheckpointFunction.apply`` does in a step, without computing anything twice."""
+        """Run ``function`` as ``CheckpointFunction.apply`` does in a step, but without recomputation."""
         self.notes.append(_REPLACED)
         if torch.is_grad_enabled() and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             self.notes.append(_IDLE)
@@ -62,7 +62,7 @@ class _Checkpoints:
         return function(*args)
 
     def traced(self) -> contextlib.AbstractContextManager[object]:
-        """While open, non-reentrant checkpoints simply call their function."""
+        """While open, non-reentrant checkpoints call their function without recomputation."""
 
         def plain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
             self.notes.append(_REPLACED)
@@ -76,7 +76,7 @@ _REPLACED = (
 )
 _IDLE = (
     "a reentrant checkpoint gives no gradient, as in the model: none of its input tensors requires one; "
-    "use_reentrant=False would train what is inside"
+    "use_reentrant=False would train the parameters inside"
 )
 _EAGER_NOTE = (
     "the model could not be exported with torch.compiler.is_compiling() true; it was exported as it runs "
@@ -90,13 +90,13 @@ _Exported = tuple[torch.export.ExportedProgram, EagerStep | None, tuple[str, ...
 def export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
 ) -> _Exported:
-    """Return (flat, functional program, the module's own step in training, notes on decisions).
+    """Return (functional program, the module's own step or None in inference, notes for the user).
 
-    Under a compiler some models skip code that they need here (T5 and its relatives make their mask in eager
-    mode only). A model that is refused is therefore exported a second time as in eager mode.
+    Some models skip code under a compiler that the graph needs (T5 and its relatives make their mask in eager
+    mode only). If the export fails, the model is therefore exported a second time as in eager mode.
 
     Raises:
-        Exception: both attempts failed; this is the second's error, which is about the model itself.
+        Exception: both attempts failed. It is the error of the second one, which is about the model itself.
     """
     try:
         return _export(subject, args, kwargs, training)
@@ -152,11 +152,11 @@ def _export(
 def _as_it_trains(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[_Checkpoints, list[str]]]:
-    """While open, the model's code runs as it is captured: without caches, with checkpoints that compute
-    once, and with value checks that pass.
+    """While open, the model's code runs as it is captured: without caches and recomputation, and with every
+    check of values passed.
 
     Yields:
-        The checkpoints that were used, and notes on the branches that were decided.
+        The replaced checkpoints, and a list of notes on the branches taken, filled while the code runs.
     """
     on_meta = any(tensor.is_meta for tensor in tensors_of(subject, (args, kwargs)))
     checkpoints = _Checkpoints()
@@ -175,7 +175,7 @@ def _as_it_trains(
 
 
 def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
-    """Return a function that calls ``subject`` in the way it is captured (:func:`_as_it_trains`)."""
+    """Return a function that calls ``subject`` as its code runs during capture (:func:`_as_it_trains`)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _unheard(), _as_it_trains(subject, args, kwargs):
@@ -224,8 +224,8 @@ def _functional(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings, and the partial graph and log that PyTorch prints when it refuses a model; a log
-    that was requested (TORCH_LOGS) is kept."""
+    """Suppress warnings, and the partial graph and log that PyTorch prints when it refuses a model. A log
+    that the user requested with TORCH_LOGS is shown."""
     shown = io.StringIO()
     with _no_log(), warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(shown):
         yield
@@ -235,7 +235,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Suppress what the model's code prints, because it was already printed during the export."""
+    """Suppress output of the model's code, which was already printed during the export."""
     nowhere = io.StringIO()
     with _no_log(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield
@@ -265,9 +265,8 @@ def _no_cache(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _unmoved() -> contextlib.AbstractContextManager[object]:
-    """While open, make ``layer.to(dtype)`` inside ``forward`` a no-op if the layer already has that dtype;
-    export would take it for an exchange of the layer's weights (routers of sparse models keep their dtype in
-    this way)."""
+    """While open, make ``layer.to(dtype)`` inside ``forward`` do nothing if the layer already has the dtype.
+    Export would take such a call, which routers of experts make, for a replacement of the layer's weights."""
     move = torch.nn.Module.to
 
     def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:

@@ -1,9 +1,9 @@
-"""Whether a captured graph computes what its model does: one step of both, compared.
+"""A check that a captured graph computes the same as its model, by comparing one step of each.
 
-Which parameters get a gradient is always compared, in a step of the model on tensors without values; loss,
-gradients and buffers are too where a model is small and has values. Changes that its code makes are undone.
-The reverse conversion is here as well: a module that runs an operator graph call by call, and the same graph
-in double precision."""
+The set of parameters that get a gradient is always compared, in a step of the model on tensors without
+values. Loss, gradients and buffers are compared if the model is small and has values. Changes that the
+model's code makes to the model are undone. This file also has the reverse conversion: a PyTorch module that
+runs an operator graph call by call, also in double precision."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ _WIDER = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"comple
 
 
 def in_double(graph: OperatorGraph) -> OperatorGraph:
-    """Return the graph with every tensor, constant and dtype argument of a narrower precision widened to
-    double.
-    """
+    """Return the graph with every narrower tensor, constant and dtype argument in double precision."""
     return replace(
         graph,
         tensors={
@@ -66,9 +64,8 @@ def _argument(value: Any) -> Any:
 
 
 def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
-    """Make ``tensor`` a parameter (if it is one) or a buffer of ``root`` under a dotted key.
-
-    Missing submodules along the key are created.
+    """Register a tensor in ``root`` under a dotted key, as a parameter if it is an ``nn.Parameter``, else as
+    a buffer. Missing submodules along the key are created.
     """
     module = root
     *path, last = key.split(".")
@@ -83,8 +80,8 @@ def register(root: torch.nn.Module, key: str, tensor: torch.Tensor) -> None:
 
 
 def any_names() -> contextlib.AbstractContextManager[object]:
-    """While open, allow module names with quotes and newlines, or Python keywords; PyTorch writes them into
-    code unchanged."""
+    """While open, allow module names that contain quotes or newlines or are Python keywords, which PyTorch
+    would write into generated code unchanged."""
 
     def written(base: str, target: str) -> str:
         for name in target.split("."):
@@ -96,11 +93,11 @@ def any_names() -> contextlib.AbstractContextManager[object]:
 
 
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default"})
-"""Views that may have to copy, because the graph omits copies that only make a tensor contiguous."""
+"""Views that run as reshapes, because the graph omits copies that only make a tensor contiguous."""
 
 
 class _Rebuilt(nn.Module):
-    """A graph that runs operator by operator, with a model's own parameters and buffers."""
+    """A module that runs a graph operator by operator, with a model's own parameters and buffers."""
 
     def __init__(self, graph: OperatorGraph, model: nn.Module):
         super().__init__()
@@ -146,8 +143,8 @@ class _Rebuilt(nn.Module):
 def rebuild(graph: OperatorGraph, model: nn.Module) -> nn.Module:
     """Return the captured graph as a separate module with the model's own parameters and buffers.
 
-    It takes the graph's inputs (the tensors of the flattened call, in order) and returns its outputs, which
-    in training is the scalar loss.
+    The module takes the graph's inputs (the tensors of the flattened call, in order) and returns the graph's
+    outputs; in training, that is the scalar loss.
 
     Raises:
         CaptureError: the model lacks a parameter or buffer, or a constant has no data (meta device).
@@ -156,7 +153,7 @@ def rebuild(graph: OperatorGraph, model: nn.Module) -> nn.Module:
 
 
 def copied(call: Any) -> Any:
-    """Copy the arguments of a call, which forward may change in place."""
+    """Return a copy of a call's arguments, because forward may change them in place."""
     return pytree.tree_map_only(
         torch.Tensor, lambda v: v.detach().clone().requires_grad_(v.requires_grad), call
     )
@@ -167,9 +164,7 @@ _META = torch.device("meta")
 
 def off_the_cpu(model: nn.Module, call: Any) -> bool:
     """Return whether any tensor of the model, or of an example call (any pytree), is on a device other than
-    the CPU.
-
-    Fake tensors are on no device, and are captured unchanged.
+    the CPU. The answer is False if any of them is a fake tensor, which is captured as it is.
     """
     tensors = tensors_of(model, call)
     fake = any(isinstance(t, FakeTensor) for t in tensors)
@@ -193,15 +188,15 @@ def shadowed(
 ) -> Iterator[Mapping[str, torch.Tensor]]:
     """Replace a model's tensors with meta tensors while the context is open.
 
-    In place rather than on a copy, because modules hold objects that cannot be copied, and tied tensors stay
+    The model itself is changed, because modules may hold objects that cannot be copied. Tied tensors stay
     tied.
 
     Args:
-        convert: makes the replacement of a tensor; by default one on the meta device.
+        convert: returns the replacement of a tensor; by default a meta tensor of equal shape.
 
     Yields:
-        The model's original tensors, by their name in the model: parameters, buffers and tensors that are
-        plain attributes of a module.
+        The original tensors by their name in the model: parameters, buffers and tensors that are plain
+        attributes of a module.
     """
     originals: dict[str, torch.Tensor] = {}
     places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
@@ -227,14 +222,13 @@ def _shadow(value: torch.Tensor) -> torch.Tensor:
 
 
 _MOST_PARAMETERS, _MOST_ACTIVATIONS = 1 << 22, 1 << 24
-"""The most elements, of a model's parameters and of all its operators' results, for which numbers are
-compared: a few tenths of a second on one core. These are assumptions that bound the time, and are not
-tuned."""
+"""The largest numbers of elements, of a model's parameters and of all results of its operators, for which
+values are compared. These assumptions bound a comparison's duration to tenths of a second on one core."""
 _LOSS_TOLERANCE, _REST_TOLERANCE = 1e-3, 1e-2
-"""Relative differences that are accepted as rounding at once; a lost backward differs by at least several per
-cent. Other differences are compared with the effect of rounding on the model."""
+"""Relative differences, of the loss and of gradients and buffers, that are accepted as rounding. A lost
+backward gives several per cent or more. Larger differences are compared with the effect of rounding."""
 _OVERWRITTEN = "modified by an inplace operation"
-"""PyTorch's message about a tensor that backward needs and forward has changed."""
+"""Part of PyTorch's message about a tensor that backward needs and forward has changed."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +238,7 @@ class EagerStep:
     Attributes:
         trained: names of the parameters that get a gradient.
         drew: whether numbers were drawn from Python's or numpy's random module.
-        problem: the reason why it could not be run, or "".
+        problem: the reason why the step could not be run, or "".
     """
 
     trained: frozenset[str] = frozenset()
@@ -253,7 +247,7 @@ class EagerStep:
 
 
 def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerStep:
-    """Run one step of ``subject``, which returns its loss, without a graph, and return the outcome."""
+    """Run one step of ``subject``, a module that returns its loss, on tensors without values."""
     with unchanged(subject), _without_values(subject, (args, dict(kwargs))) as (call, named):
         parameters = {name: p for name, p in subject.named_parameters() if p.requires_grad}
         with seeded(model=subject) as drew:
@@ -273,8 +267,8 @@ def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 @contextlib.contextmanager
 def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
-    """While open, replace the call's tensors, and the model's, with tensors without values; yield the
-    call."""
+    """While open, replace the model's tensors with tensors without values; yield the call with replaced
+    tensors."""
     tensors = tensors_of(subject, call)
     fake = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
     if fake is not None:
@@ -294,19 +288,19 @@ def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
 
 
 def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple[str, ...]:
-    """Return notes on parameters that the graph trains and the module does not, or vice versa.
+    """Compare which parameters the graph and the module's own step train; return notes for the user.
 
     Args:
-        prefix: what precedes the model's own names in those of the step.
+        prefix: prefix of names in ``step`` that is removed to get the user's own names.
 
     Raises:
-        CaptureError: a parameter that has a gradient in the module gets none in the graph, or the graph's
-        loss has none.
+        CaptureError: a parameter that has a gradient in the module gets none in the graph, the graph's loss
+            has no gradient, or the module's own backward fails.
     """
     if not graph.tensors[graph.outputs[0]].requires_grad:
         raise CaptureError(
             "the loss of the captured graph has no gradient, although the model's own has one: torch.export "
-            "lost the path from the parameters to the loss; look for values that leave PyTorch on it "
+            "lost the path from the parameters to the loss; look for values on this path that leave PyTorch "
             "(.data, .numpy(), set_grad_enabled)"
         )
     if _OVERWRITTEN in step.problem:
@@ -322,9 +316,9 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
     lost, more = (shown_names(sorted(names), 3) for names in (own - captured, captured - own))
     if lost:
         raise CaptureError(
-            f"the captured graph loses the gradient of {lost}, which the model itself trains; look "
-            "for what torch.export does not see between it and the loss (values that leave PyTorch, "
-            "gradients taken inside forward), or freeze it with requires_grad_(False)"
+            f"the captured graph loses the gradient of {lost}, which the model itself trains; look for code "
+            "between this parameter and the loss that torch.export does not see (values that leave PyTorch, "
+            "gradients taken inside forward), or freeze the parameter with requires_grad_(False)"
         )
     if more:
         return (f"the graph trains {more}, which gets no gradient from the model's own backward",)
@@ -335,7 +329,7 @@ def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple
 
 
 def can_compare(graph: OperatorGraph, model: nn.Module) -> bool:
-    """Return whether the model has values and is small enough to be computed once."""
+    """Return whether the model has values on the CPU, and is small enough for a comparison of values."""
     stored = [*model.parameters(), *model.buffers()]
     if any(t.device.type != "cpu" or isinstance(t, FakeTensor) for t in stored):
         return False
@@ -350,13 +344,13 @@ def check_numbers(
     graph: OperatorGraph,
     model: nn.Module,
 ) -> tuple[str, ...]:
-    """Return notes on how far the graph's loss, gradients and buffers are from the module's own.
+    """Compare the graph's loss, gradients and buffers with the module's own; return notes for the user.
 
     Args:
-        run: returns the loss of the module's own forward for args and kwargs.
+        run: function of ``args`` and ``kwargs`` that returns the loss of the module's own forward.
 
     Raises:
-        CaptureError: they differ, and neither rounding nor random numbers explain the difference.
+        CaptureError: neither rounding nor random numbers explain a difference.
     """
     call = (args, dict(kwargs))
     # The model already issued its warnings when it was captured.
@@ -385,14 +379,14 @@ def check_numbers(
         if _within(found, _LOSS_TOLERANCE, _REST_TOLERANCE):
             return ()
         if any(draws_numbers(op) for op in graph.operators):
-            return ("the graph's gradients were not compared with the model's own: both draw random numbers",)
+            return ("the graph's gradients were not compared with the model's, as both draw random numbers",)
         allowed = rounding(own, parameters, model, model_step, graph)
     change = max(allowed.gradient.size, allowed.buffer.size)
     loss = max(allowed.loss, _LOSS_TOLERANCE)
     if _within(found, loss, max(change, _REST_TOLERANCE)):
         return (
-            f"rounding changes the model's gradients by {change / ROUNDING_FACTOR:.0e}, so that the graph's "
-            f"were compared with them only to {change:.0e}",
+            f"rounding changes the model's gradients by {change / ROUNDING_FACTOR:.0e}, so the graph's "
+            f"gradients were compared with them only to within {change:.0e}",
         )
     differs, size = "loss", found.loss
     if size <= loss:
@@ -400,10 +394,10 @@ def check_numbers(
         size, name = found.buffer if of_buffer else found.gradient
         differs = f"value of the buffer {name}" if of_buffer else f"gradient of {name}"
     raise CaptureError(
-        f"the captured graph computes another {differs} than the model itself (off by {size:.0e} of it), so "
-        "a plan would train differently; either forward differs from run to run, or it does something that "
-        "torch.export does not see: look for state outside of buffers, values that leave PyTorch, hooks "
-        "on grad_fn, and gradients taken or changed inside forward"
+        f"the captured graph computes another {differs} than the model itself (relative difference "
+        f"{size:.0e}), so a plan would train differently; either forward differs from run to run, or it does "
+        "something that torch.export does not see: look for state outside of buffers, values that leave "
+        "PyTorch, hooks on grad_fn, and gradients taken or changed inside forward"
     )
 
 

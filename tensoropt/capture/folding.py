@@ -1,8 +1,8 @@
-"""Constant folding: anything that depends on no input and no parameter is computed once, at capture.
+"""Constant folding: a tensor that depends on no input and no parameter is computed once, at capture.
 
-Values are stored at broadcast-reduced shape. Calls that depend only on a tensor's shape or dtype become their
-results, and writes into a part of a complex tensor, which PyTorch cannot differentiate, become writes into
-its real and imaginary parts."""
+Constants are stored with size 1 along each dim where their values do not change. Calls that read only a
+tensor's shape or dtype become constants, too. Writes into a part of a complex tensor, which PyTorch cannot
+differentiate, become writes into its real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from torch.utils import _pytree as pytree
 from tensoropt.capture.lines import node_line
 
 _CONSTANT_LIMIT = 256 << 20
-"""The bytes of the largest tensor that is computed at capture and stored as a constant; larger ones are
-computed in every step, as the model itself does."""
+"""The size in bytes of the largest tensor that is computed at capture and stored as a constant. Larger ones
+are computed in every step, as in the model itself."""
 _UNWRITTEN = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
-"""Calls that allocate memory without a value; it is zeroed, since leftover contents would differ between
-processes."""
+"""Calls that return uninitialised memory. Constants made by them are zeroed, because leftover contents would
+differ between processes."""
 _UNTAGGED_POINTWISE = frozenset(
     {torch.ops.aten.__and__.Tensor, torch.ops.aten.__or__.Tensor, torch.ops.aten.__xor__.Tensor}
 )
 _COMPARED_ELEMENTS = 1 << 27
-"""The element count above which only stride-0 dims are reduced; comparing values would take seconds."""
+"""The number of elements above which only dims of stride 0 are reduced to size 1, because comparing values
+would take seconds."""
 
 
 class Folder:
     """The values of the nodes that depend on constants only.
 
-    A model on the meta device must give the same graph as the one with weights, so nothing may be decided by
-    a value that only the latter has: what the model *stores* (buffers, tensors in its code), and anything
-    computed from it. Such constants are distinguished by how they are computed, all others by value.
+    A model on the meta device must give the same graph as the model with weights. So no decision may depend
+    on *stored* values (buffers, tensors in the model's code, and results computed from them), which are
+    unknown on the meta device. Stored values share a constant if they are computed in the same way, other
+    values if they are equal.
 
     Attributes:
-        live: the model's line, by name of each call whose result is too large for a constant.
+        live: line of the model's code, by name of each node whose result is too large for a constant.
     """
 
     def __init__(self) -> None:
@@ -55,9 +57,7 @@ class Folder:
         return node in self._known
 
     def give(self, node: torch.fx.Node, value: Tensor, *, stored: bool = False) -> None:
-        """Set a node's value; ``stored`` says that the model holds the value, and lacks it on the meta
-        device.
-        """
+        """Set a node's value; ``stored`` marks a value that is unknown if the model is on the meta device."""
         self._known[node] = value.detach()
         if stored:
             self._stored.add(node)
@@ -67,18 +67,16 @@ class Folder:
         return self._known[node]
 
     def decides(self, node: torch.fx.Node) -> bool:
-        """Return whether the graph may depend on the value, because it is known wherever the model is
-        captured.
-        """
+        """Return whether a node's value is known on every device, so that the graph may depend on it."""
         return node in self and node not in self._stored
 
     def reads_stored(self, node: torch.fx.Node) -> bool:
-        """Return whether an operand comes from a tensor that the model stores."""
+        """Return whether any operand is a stored value."""
         return any(source in self._stored for source in node.all_input_nodes)
 
     def can_fold(self, node: torch.fx.Node) -> bool:
-        """Return whether all operands of a node are known, running it twice gives the same result, and that
-        is small enough for a constant."""
+        """Return whether a node can become a constant: its operands are known, it draws no random numbers,
+        and its result is small enough. A result that is too large is noted in ``live``."""
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return False  # random numbers are drawn anew in every step
         if not all(source in self for source in node.all_input_nodes):
@@ -90,7 +88,7 @@ class Folder:
         return small
 
     def fold(self, node: torch.fx.Node) -> None:
-        """Compute a node; layers that compute the same from the same constants share the result."""
+        """Compute and record a node's value; equal calls on the same constants share one result."""
         call = (node.args, dict(node.kwargs))
         args, kwargs = pytree.tree_map_only(torch.fx.Node, self._known.__getitem__, call)
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -106,14 +104,14 @@ class Folder:
             self._stored.add(node)
 
     def once(self, key: Any, value: Tensor) -> Tensor:
-        """Return the first value with this key, so that layers share results computed from equal values."""
+        """Return the first value that was passed with an equal ``key``, so that layers share one tensor."""
         made: Tensor = self._results.setdefault(key, (value, ()))[0]
         return made
 
     def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
-        """Record the value of a folded node that a live operator reads; equal constants share a name.
+        """Record a folded node's value, which an operator of the graph reads; return the constant's name.
 
-        Stored constants that are equal share only their memory.
+        Equal constants share a name. Equal stored values share memory, but not a name.
         """
         whole = self.value(node)
         # Comparing a large mask takes seconds; layers share it, so it is compared once.
@@ -168,9 +166,9 @@ def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _pointwise(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute without the dims along which no operand changes, and expand the result.
+    """Compute an elementwise call with size 1 along dims where no operand changes; expand the result.
 
-    A mask of 2,048 equal samples of 8,192 tokens is 64 MiB, not 128 GiB.
+    A mask of 2,048 equal samples of 8,192 tokens then takes 64 MiB instead of 128 GiB.
     """
     tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
     if len(tensors) == 0 or any(t.is_meta for t in tensors):
@@ -195,13 +193,13 @@ def _digest(value: Tensor) -> bytes:
 
 
 def kept_constants(constants: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
-    """Return the bytes of each constant as stored, and the name of the first one that is the same tensor."""
+    """Return, by constant, (first constant that is the same tensor, its size in bytes as stored)."""
     first: dict[int, str] = {}
     return {n: (first.setdefault(id(v), n), v.numel() * v.element_size()) for n, v in constants.items()}
 
 
 def broadcast_narrowed(value: Tensor) -> Tensor:
-    """Return a view of ``value`` with every dim along which it is constant narrowed to size 1."""
+    """Return a view of ``value`` with size 1 along each dim where the elements do not change."""
     for dim, size in enumerate(value.shape):
         if size <= 1:
             continue
@@ -215,7 +213,8 @@ def broadcast_narrowed(value: Tensor) -> Tensor:
 
 
 VIEW, COPYING_VIEW = "aten.view.default", "aten._unsafe_view.default"
-"""A reshape whose operand has an incompatible memory layout is exported as a copy and the second of these."""
+"""The calls that change a shape. Export writes a copy and the second call for a reshape of an operand whose
+memory layout is incompatible."""
 
 _FILLED = {f"aten.{name}.default": 1 for name in ("ones", "ones_like", "new_ones")} | {
     f"aten.{name}.default": 0
@@ -232,8 +231,8 @@ _CHECKS = ("aten._assert", "aten.sym_", "aten._functional_assert")
 
 
 def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Return the assertions, and the numbers that nothing else reads (``assert lengths.max().item() <=
-    width``).
+    """Return the nodes of assertions and of the numbers that only assertions read (``assert
+    lengths.max().item() <= width``).
     """
     checks: set[torch.fx.Node] = set()
     # From the end, so that all readers of a number are known before the number itself.
@@ -247,7 +246,7 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def filled(node: torch.fx.Node, folder: Folder) -> Tensor | None:
-    """Return the result of a call that reads only its operand's shape, as one expanded element."""
+    """Return the result of a call that fills a tensor with one number, as one expanded element, else None."""
     target, value = str(node.target), node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
@@ -269,18 +268,18 @@ _COPIES = frozenset(
 _LYING = frozenset({
     "aten.view_as_complex.default", "aten.view_as_real.default", "aten.view.dtype", "aten.as_strided.default",
 })  # fmt: skip
-"""Calls that reinterpret the memory of their operand, where a conjugate is only a flag: before them, a copy
-is more than a rename."""
+"""Calls that reinterpret the memory of their operand. A copy before such a call must stay: a conjugate is
+only a flag on a tensor until the tensor is copied."""
 _MAYBE_RENAMES = frozenset({
     VIEW, COPYING_VIEW, "aten.reshape.default", "aten.expand.default", "aten.slice.Tensor",
     "aten._to_copy.default", "aten.to.dtype", "aten.type_as.default",
 })  # fmt: skip
-"""Calls that only rename if shape and dtype do not change."""
+"""Calls that return their operand unchanged if shape and dtype do not change."""
 
 
 def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the operand that a call returns unchanged: a copy or a view of equal shape and type, a dropout
-    of nothing, a concatenation with nothing.
+    """Return the operand that a call returns unchanged, or None. Such calls are copies, views of equal shape
+    and dtype, dropouts that drop nothing, and concatenations with empty tensors only.
     """
     target, value = str(node.target), node.meta["val"]
     source: Any = node.args[0] if node.args else None
@@ -302,15 +301,15 @@ def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def with_elements(nodes: Any) -> list[torch.fx.Node]:
-    """Return the tensors of a list that are not empty."""
+    """Return the nodes of a list whose tensors are not empty."""
     return [n for n in nodes if n.meta["val"].numel() > 0]
 
 
 def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
-    """Return the shape of the view to which an ``index`` with ``arange`` along distinct dims is equivalent.
+    """Return the shape of the view that equals an ``index`` with ``arange`` along distinct dims, or None.
 
-    ``mask[batch[:, None, None, None], keys]``, with both indices an ``arange`` over a whole dim, is how masks
-    are written for ``vmap``; it is equivalent to ``mask.view(batch, 1, 1, keys)``.
+    Masks for ``vmap`` are written as ``mask[batch[:, None, None, None], keys]``, where both indices are an
+    ``arange`` over a whole dim. This equals ``mask.view(batch, 1, 1, keys)``.
     """
     source, indices = cast(tuple[Any, Any], node.args[:2])
     before, after = source.meta["val"].shape, node.meta["val"].shape
@@ -337,9 +336,7 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
 
 
 def _arange_dim(value: Tensor, size: int) -> int | None:
-    """Return the dim along which an index tensor counts ``0 .. size - 1`` (it is constant along the
-    others).
-    """
+    """Return the only dim along which an index tensor changes, if it counts ``0 .. size - 1`` there."""
     if value.is_meta or value.dtype == torch.bool:
         return None
     if size == 1:
@@ -358,12 +355,12 @@ _WRITES = {
     "aten.diagonal_scatter.default": "src",
     "aten.index_put.default": "values",
 }
-"""Writes, mapped to the argument that is written."""
+"""Calls that write into a part of a tensor, mapped to the argument with the written values."""
 _DIMS = ("dim", "dim1", "dim2")
 
 
 def write_complex_as_real(graph: torch.fx.Graph) -> None:
-    """Turn writes into complex tensors into writes into their real and imaginary parts, in place."""
+    """Replace writes into complex tensors with writes into their real and imaginary parts."""
     # A conjugate is only a flag on a tensor, and has no parts to view before it is resolved.
     conjugated = any(str(node.target) == "aten._conj.default" for node in graph.nodes)
     for node in list(graph.nodes):
@@ -391,7 +388,7 @@ def write_complex_as_real(graph: torch.fx.Graph) -> None:
 
 
 def arguments_of(node: torch.fx.Node) -> dict[str, Any]:
-    """Return the arguments of a call by name, those that are not passed by their defaults."""
+    """Return the arguments of a call by name, with default values for arguments that are not passed."""
     assert isinstance(node.target, torch._ops.OpOverload)
     declared = node.target._schema.arguments
     passed = dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)

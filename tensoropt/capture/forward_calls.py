@@ -1,9 +1,10 @@
-"""The calls that a model's code makes during export: refused, placed on the model's device, or answered.
+"""Modes that watch a model's PyTorch calls during export: they refuse calls, put tensors on the meta device,
+and answer branches on values.
 
-Export refuses to branch on a value. Branches that do not affect what a step costs are answered here, with a
-note: guards that only raise or warn, tests of whether values are finite, and layers that are dropped at
-random (LayerDrop, Fan et al., arXiv 1909.11556). A tensor that is made from no input and nothing that the
-model stores has the same value in every call, so that a branch on it is answered as in eager mode."""
+``torch.export`` refuses to branch on a tensor's value. Branches that do not affect what a step costs are
+answered here, with a note for the user: guards that only raise or warn, tests of whether values are finite,
+and layers that are dropped at random (LayerDrop, Fan et al., arXiv 1909.11556). A tensor that depends on no
+input and no stored tensor has the same value in every call, so a branch on it is taken as in eager mode."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from tensoropt.capture.lines import asking_frame, calling_frame, is_own, line_of
 from tensoropt.capture.unsupported import refuse_call
 
 _HEALTHY = {"isfinite": True, "isinf": False, "isnan": False}
-"""Tests of every element, mapped to their answers for finite numbers."""
+"""Elementwise tests, mapped to their results for finite numbers."""
 _KEPT = frozenset({"all", "any"})
 _ANSWER = "_tensoropt_answer"
 
@@ -37,7 +38,7 @@ _CHANCE = "_tensoropt_chance"
 _FOLDER = str(Path(__file__).parent)
 _META = torch.device("meta")
 _WITH_VALUES = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
-"""Calls that make tensors from values in Python: the meta device would lose the values."""
+"""Calls that make tensors from Python values, which would be lost on the meta device."""
 _MOVES = frozenset({"to", "cpu", "cuda"})
 
 _BELOW = frozenset({"lt", "le", "less", "less_equal"})
@@ -45,12 +46,12 @@ _ABOVE = frozenset({"gt", "ge", "greater", "greater_equal"})
 
 
 class _ForwardCalls(TorchFunctionMode):
-    """A mode that sees all PyTorch calls in ``forward``.
+    """A mode that handles all PyTorch calls in a model's ``forward``.
 
     Args:
-        notes: filled as the export proceeds.
-        on_meta: whether the model is exported on the meta device. Tensors that it makes or moves are then
-            placed there as well, whatever device its code names.
+        notes: list to which notes for the user are added during the export.
+        on_meta: whether the model is exported on the meta device. Tensors that its code makes or moves are
+            then placed there, whatever device the code names.
     """
 
     def __init__(self, notes: list[str], on_meta: bool):
@@ -111,8 +112,8 @@ class _ForwardCalls(TorchFunctionMode):
         return self.passing(frame)
 
     def passing(self, frame: FrameType | None) -> bool | None:
-        """Return the answer to a question that only decides whether to raise or to warn; None for other
-        questions. PyTorch's own guards are passed in the same way as the model's.
+        """Return the value of a test with which nothing is raised or warned; None if the test decides more
+        than raising or warning. PyTorch's own guards are passed in the same way as the model's.
         """
         for asking in (asking_frame(_FOLDER), frame):
             answer = None if asking is None else _passing(asking)
@@ -138,17 +139,17 @@ class _ForwardCalls(TorchFunctionMode):
             setattr(result, _CHANCE, (args[1] > chance) == (name in _BELOW))
 
     def noted(self, frame: FrameType | None, answer: bool, question: str, branch: str) -> bool:
-        """Return ``answer``, after noting the line that tests a value, and the branch taken."""
+        """Return ``answer``, and add a note on the line that tests a value and on the branch taken."""
         where = "the model" if frame is None else line_of(frame)
         self.notes.append(f"{where} {question}; the graph takes {branch}")
         return answer
 
 
 def _passing(frame: FrameType) -> bool | None:
-    """Return the answer that leads past a guard, if ``frame`` asks a question of one; None otherwise.
+    """Return the value of the test in ``frame`` with which a guard is passed; None if there is no guard.
 
-    A guard's test may combine questions with ``and``, ``or`` and ``not``: the position in the line identifies
-    the question, and each is answered so that the whole test has the right result.
+    A guard may combine tests with ``and``, ``or`` and ``not``. The position in the line identifies the test,
+    and each test gets the value with which the whole guard is passed.
     """
     for node in _guards(frame.f_code.co_filename):
         # Only the lines of the question: inside the body the model is past it.
@@ -176,8 +177,8 @@ def _questions(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]
 
 
 def _places(frame: FrameType) -> Iterator[tuple[int, int]]:
-    """Yield the line and column of a frame's current instruction, and of the one just before: at a branch,
-    the former is that of the whole statement, and the latter that of the test.
+    """Yield (line, column) of a frame's current instruction, and of the one before. At a branch, the current
+    instruction has the position of the whole statement, and the one before that of the test.
     """
     positions = list(frame.f_code.co_positions())
     for index in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
@@ -192,8 +193,8 @@ def _holds(node: ast.expr, place: tuple[int, int]) -> bool:
 
 @cache
 def _guards(filename: str) -> tuple[ast.Assert | ast.If, ...]:
-    """Return the assertions, and the statements ``if ...: raise`` and ``if ...: warn``, of a source file
-    whose tests are plain questions.
+    """Return the guards of a source file: assertions, and ``if`` statements that only raise or warn. Guards
+    with a conditional expression in their test are left out.
     """
     try:
         tree = ast.parse(Path(filename).read_text(encoding="utf-8"))
@@ -223,7 +224,7 @@ def _warns(statement: ast.stmt) -> bool:
 
 
 def _guarded_numbers(answers: _ForwardCalls) -> contextlib.AbstractContextManager[object]:
-    """While open, also pass guards on numbers derived from values (``if x.max().item() > 1: raise``)."""
+    """While open, also pass guards that test numbers derived from values, as in ``if x.max().item() > 1``."""
     original = torch.SymBool.__bool__
 
     def answered(number: torch.SymBool) -> bool:
@@ -240,10 +241,8 @@ def _guarded_numbers(answers: _ForwardCalls) -> contextlib.AbstractContextManage
 
 
 def _open_functions() -> contextlib.AbstractContextManager[object]:
-    """While open, functions of ``torch.nn.functional`` expose the calls that they make, including their own
-    guards.
-
-    Otherwise a mode sees such a function as one call. Operands of other tensor classes are still dispatched.
+    """While open, a mode sees the calls and guards inside functions of ``torch.nn.functional``, and not each
+    function as one call. Operands of tensor subclasses are still dispatched.
     """
 
     def is_dispatched(*operands: Any) -> bool:
@@ -257,7 +256,7 @@ def _open_functions() -> contextlib.AbstractContextManager[object]:
 
 
 def _is_causal(answers: _ForwardCalls) -> Any:
-    """Let layers of ``nn.Transformer`` compare a mask with the causal one; the mask is used unchanged."""
+    """While open, layers of ``nn.Transformer`` do not test whether a mask is causal, and use it unchanged."""
 
     def is_causal_mask(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         if is_causal is None and mask is not None:
@@ -274,10 +273,9 @@ _RANDOM = (
 )  # fmt: skip
 """Parts of the names of functions whose results differ from call to call."""
 _READS = frozenset({"bool", "item", "int", "float", "index"})
-"""The ways in which Python reads a number to branch on."""
+"""The methods by which Python reads a tensor's number to branch on it."""
 _ELEMENTS = 1 << 24
-"""The element count above which tensors are not followed: values that a model branches on are small, and are
-computed."""
+"""The number of elements above which a tensor's value is not computed: models branch on small tensors."""
 
 
 @dataclass(frozen=True)
@@ -359,10 +357,10 @@ def _without_tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def known_values() -> Iterator[None]:
-    """While a model is exported, allow it to branch on values that are the same in every call.
+    """While open, allow an exported model to branch on values that are the same in every call.
 
-    ``transformers`` then makes the masks of eager mode. A mask or positions passed from outside are unknown,
-    and anything made from them stays in the graph.
+    Models of ``transformers`` then make masks as in eager mode. The values of masks and positions among the
+    inputs are unknown, and tensors computed from these inputs stay in the graph.
     """
     # It is not imported for this purpose: if it is not loaded, no model comes from it.
     masks = sys.modules.get("transformers.masking_utils")
@@ -387,11 +385,11 @@ _ANSWERS: Mapping[str, Callable[..., bool]] = {
 
 @contextlib.contextmanager
 def followed_calls(on_meta: bool) -> Iterator[list[str]]:
-    """Follow the calls of a model's code while the context is open, and assume that its values are finite and
-    that its inputs and arguments are valid.
+    """While open, handle a model's PyTorch calls (:class:`_ForwardCalls`), assuming that values are finite
+    and that inputs and arguments are valid.
 
     Yields:
-        Notes on decisions, filled as the export proceeds.
+        A list to which notes for the user are added during the export.
     """
     notes: list[str] = []
     calls = _ForwardCalls(notes, on_meta)
@@ -406,7 +404,7 @@ def _unseeded(notes: list[str]) -> contextlib.AbstractContextManager[object]:
         frame = calling_frame()
         if frame is None:
             return seed(value)
-        notes.append(f"{line_of(frame)} seeds the random numbers in forward; a plan draws its own")
+        notes.append(f"{line_of(frame)} seeds the random numbers in forward; a plan ignores this seed")
         # The script's own random numbers continue as they would have.
         return torch.default_generator
 

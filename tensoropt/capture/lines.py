@@ -1,4 +1,4 @@
-"""Where a model's own code is: the line that runs, that failed, or that made a traced node."""
+"""Functions that find a line of the model's own code: the line that runs, failed, or made a traced node."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ import torch
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _MODELS = str(Path(__file__).parents[1] / "zoo") + os.sep
-"""The only files of this package that are models; the others on a stack are those that capture."""
+"""The folder of the zoo, whose files count as models; the other files of this package do not."""
 _EXPORTING = str(Path(__file__).parent / "exporting.py")
 _PYTHON = str(Path(sysconfig.get_path("stdlib"))) + os.sep
 
 
 def is_ours(filename: str) -> bool:
-    """Return whether a source file is this package's, and no model's."""
+    """Return whether a source file belongs to this package, without the models of the zoo."""
     return filename.startswith(_PACKAGE) and not filename.startswith(_MODELS)
 
 
 def is_own(filename: str) -> bool:
-    """Return whether a source file may be a model's: not PyTorch's, not ours, and not of Python's standard
-    library.
+    """Return whether a source file may be a model's: it belongs neither to PyTorch, nor to this package
+    (except the zoo), nor to Python's standard library.
     """
     if filename.startswith(_MODELS):
         return True
@@ -43,7 +43,7 @@ def is_own(filename: str) -> bool:
 
 
 def calling_frame() -> FrameType | None:
-    """Return the frame where the model's code currently is; None while an export acts by itself."""
+    """Return the innermost frame of the model's code on the stack; None if an export runs no such code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_own(frame.f_code.co_filename):
         if frame.f_code.co_filename == _EXPORTING:
@@ -53,8 +53,8 @@ def calling_frame() -> FrameType | None:
 
 
 def asking_frame(*outside: str) -> FrameType | None:
-    """Return the innermost frame that calls PyTorch, possibly in PyTorch's own code; it skips function modes,
-    each of which passes a call on to the next, and files whose names begin with one of ``outside``.
+    """Return the innermost frame that calls PyTorch, possibly in PyTorch's own code. Function modes, which
+    pass a call on, are skipped, and so are files whose names begin with one of ``outside``.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
@@ -96,13 +96,13 @@ def shown_error(error: BaseException) -> str:
 
 
 def shown_names(names: Sequence[str], most: int) -> str:
-    """Return the first ``most`` names, and how many follow them."""
+    """Return a text with the first ``most`` names and the number of further names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and the errors it was raised from: PyTorch raises its own errors from others."""
+    """Yield an error and the errors from which it was raised, since PyTorch raises its errors from others."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -116,7 +116,7 @@ def frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def raised_by_model(error: BaseException) -> BaseException | None:
-    """Return the error, or the one behind it, that a ``raise`` or ``assert`` in the model's own code made."""
+    """Return the error, or its cause, that a ``raise`` or ``assert`` in the model's code raised, or None."""
     for cause in causes(error):
         trace: TracebackType | None = cause.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -130,9 +130,7 @@ def raised_by_model(error: BaseException) -> BaseException | None:
 
 
 def failing_line(error: BaseException) -> str:
-    """Return ``FILE:LINE (source)`` of the innermost line of an error that belongs to the model, or
-    nothing.
-    """
+    """Return ``FILE:LINE (source)`` of the model's innermost line in an error's traceback, or ""."""
     for cause in causes(error):
         places = ((frame.f_code.co_filename, line) for frame, line in walk_tb(cause.__traceback__))
         if own := [place for place in places if is_own(place[0])]:
@@ -149,14 +147,14 @@ def _places(trace: str) -> list[tuple[str, int]]:
 
 
 def node_line(node: torch.fx.Node) -> str:
-    """Return ``FILE:LINE (source)`` of the line that made a traced node, or nothing."""
+    """Return ``FILE:LINE (source)`` of the line that made a traced node, or ""."""
     places = _places(node.meta.get("stack_trace") or "")
     return _quoted(*places[-1]) if places else ""
 
 
 def own_lines_kept() -> AbstractContextManager[object]:
-    """While open, traced nodes keep the model's innermost line, including that of a helper; PyTorch keeps
-    only those of functions called ``forward``."""
+    """While open, traced nodes record the model's innermost line, even in a helper function. PyTorch records
+    only lines of functions called ``forward``."""
 
     def own(self: object, frames: StackSummary) -> StackSummary:
         return StackSummary.from_list([frame for frame in frames if is_own(frame.filename)][-1:])

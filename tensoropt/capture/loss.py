@@ -1,4 +1,4 @@
-"""The loss of a model: how a module returns it, and a wrapper module that returns nothing else."""
+"""The search for the loss in a model's output, and a wrapper module that returns only the loss."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tensoropt.errors import CaptureError
 
 
 class WithLoss(torch.nn.Module):
-    """A model that returns its scalar loss and nothing else: ``forward(*args) = loss(model(*args))``.
+    """A wrapper that returns only a model's scalar loss: ``forward(*args) = loss(model(*args))``.
 
-    After a call, ``returned`` describes what the model itself returned: its type and where the loss was. It
-    is stored in a cell, because ``torch.export`` restores attributes, including lists.
+    After a call, ``returned`` describes the model's own output: its type and the position of the loss in it.
+    The description is in a :class:`Cell`, because ``torch.export`` restores a module's attributes.
     """
 
     def __init__(self, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor] | None):
@@ -27,14 +27,12 @@ class WithLoss(torch.nn.Module):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on other returned values of the last call that could be trained."""
+        """Notes for the user on other values in the output of the last call that have a gradient."""
         return self._cell.notes
 
     @property
     def returned(self) -> Returned | None:
-        """The way in which the model itself returned its loss in the last call; None before the first
-        call.
-        """
+        """The position of the loss in the model's output of the last call; None before the first call."""
         return self._cell.returned
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -49,8 +47,8 @@ class WithLoss(torch.nn.Module):
 
 
 def find_loss(output: Any) -> tuple[Returned, torch.Tensor]:
-    """Return the scalar loss in a model's output: the output itself, the value called ``loss``, or the only
-    scalar in it.
+    """Return (position of the loss in a model's output, the loss). The loss is the output itself, the value
+    called ``loss``, or the only scalar with a gradient in the output.
 
     Raises:
         CaptureError: there is no differentiable scalar, or there are several and none is called ``loss``.
@@ -94,9 +92,7 @@ def _items(output: Any) -> list[tuple[Any, Any]]:
 
 
 def _losses_below(output: Any, place: str = "out") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each differentiable scalar of an output at any depth, with the expression that reads it from
-    ``out``.
-    """
+    """Yield (expression such as ``out.a['b']``, value) for each scalar of an output that has a gradient."""
     for key, value in _items(output) or [(name, getattr(output, name)) for name in _own_attributes(output)]:
         indexed = isinstance(output, (Mapping, tuple, list))
         inner = f"{place}[{key!r}]" if indexed else f"{place}.{key}"
@@ -119,8 +115,8 @@ def _left_out(output: Any, returned: Returned) -> tuple[str, ...]:
     if not untrained:
         return ()
     return (
-        f"of the model's outputs '{returned.key}' is trained; {', '.join(untrained.values())} could be too, "
-        f"but is left out unless '{returned.key}' includes it",
+        f"of the model's outputs only '{returned.key}' is trained; {', '.join(untrained.values())} could be "
+        f"trained, too, but is left out unless '{returned.key}' includes it",
     )
 
 

@@ -1,9 +1,8 @@
 """``torch.no_grad`` and ``torch.inference_mode`` inside a model, preserved through decomposition.
 
-Decomposition inlines such a region without a trace: its results are detached beforehand.
-
-Also the mode (training or evaluation) of each module during capture, and the attributes that the forward of a
-kind of module reads, in its own code and in the code that it calls.
+Decomposition inlines the calls of such a region and forgets that they ran without gradients. The results of
+the region are therefore detached beforehand. This file also sets a model's mode (training or evaluation)
+during capture, and finds the attributes that a module's forward reads.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from tensoropt.errors import CaptureError
 
 @functools.cache
 def names_read(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the names of the attributes that the forward of a kind of module reads, including those read in
-    the methods and the user's functions that it calls.
+    """Return the names of the attributes that the forward of a class of modules reads, including names read
+    in the methods and in the user's functions that forward calls.
     """
     attribute_names: set[str] = set()
     waiting: list[Any] = [kind.forward]
@@ -52,7 +51,7 @@ def names_read(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and that of the comprehensions and functions inside it."""
+    """Yield a function's code object, and the code objects of comprehensions and functions inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
@@ -73,18 +72,18 @@ def _called(function: Any, names: set[str]) -> list[types.FunctionType]:
 
 _DROPOUTS = nn.modules.dropout._DropoutNd
 _SHOWN = 4
-"""The most modules that a note names."""
+"""The largest number of modules that a note names."""
 
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, mode: Mode) -> Iterator[tuple[str, ...]]:
-    """Put a model in the mode in which it is captured, while the context is open.
+    """While open, put a model in the mode in which it is captured.
 
     For inference, all modules are in eval mode. For training, modules that were set to ``eval()`` by hand
-    stay in it; a model that is in eval mode as a whole, as loaded models are, is set to train.
+    stay in eval mode. A model that is in eval mode as a whole, as loaded models are, is set to train.
 
     Yields:
-        Notes on anything that a user may not expect.
+        Notes for the user on modules whose mode may be unexpected.
     """
     before = {module: module.training for module in model.modules()}
     notes: tuple[str, ...] = ()
@@ -112,13 +111,14 @@ def _train(model: nn.Module) -> tuple[str, ...]:
         module.training = False
     if evaluating:
         shown = [names[m] or type(m).__name__ for m in differ if not m.training]
-        return (f"held in eval mode, as the model has them: {shown_names(shown, _SHOWN)}",) if shown else ()
+        return (f"modules that stay in eval mode, as given: {shown_names(shown, _SHOWN)}",) if shown else ()
     changed = [names[m] or type(m).__name__ for m in differ if m.training]
     if was_training or not changed:
         return ()
     return (
-        "the model was in eval mode and is captured in train mode, which changes what these compute: "
-        f"{shown_names(changed, _SHOWN)}; call train() on the model and eval() on those to keep as they are",
+        "the model was in eval mode and is captured in train mode, which changes what these modules compute: "
+        f"{shown_names(changed, _SHOWN)}; to keep some in eval mode, call train() on the model and eval() on "
+        "these",
     )
 
 
@@ -140,7 +140,7 @@ def _depends_on_mode(module: nn.Module) -> bool:
 
 
 def keep_no_grad(exported: Any) -> None:
-    """Detach, in place, every result of a region that ran without gradients.
+    """Detach, in an exported program, every result of a region that ran without gradients.
 
     Raises:
         CaptureError: a region writes to a tensor that has a gradient.
@@ -160,7 +160,7 @@ def keep_no_grad(exported: Any) -> None:
                     line = node_line(write)
                     raise CaptureError(
                         f"the model{f' at {line}' if line else ''} writes, without gradients, to a tensor "
-                        "that has one (gaussian_nll_loss bounds its variances so); compute a new tensor: "
+                        "that has one (as gaussian_nll_loss does with variances); compute a new tensor: "
                         "x + (bounded(x) - x).detach() has the value of bounded(x) and the gradient of x"
                     )
             for result in [user for user in region.users if user.target is operator.getitem]:
@@ -172,7 +172,7 @@ def keep_no_grad(exported: Any) -> None:
 
 
 def _written(module: fx.GraphModule, region: fx.Node) -> dict[fx.Node, fx.Node]:
-    """Return the tensors from outside that a region writes to, whole or in part, each with the write."""
+    """Return the outer tensors that a region writes to, whole or in part, mapped to the node that writes."""
     inside: Any = module.get_submodule(str(region.args[1].target)).graph  # type: ignore[union-attr]
     placeholders = [node for node in inside.nodes if node.op == "placeholder"]
     bases: dict[fx.Node, Any] = dict(zip(placeholders, region.args[2:], strict=True))
@@ -202,7 +202,7 @@ def _having_gradients(exported: Any, module: fx.GraphModule) -> set[fx.Node]:
 
 
 def inference_as_no_grad() -> contextlib.AbstractContextManager[object]:
-    """While open, ``torch.inference_mode`` only switches gradients off, which export can see."""
+    """While open, ``torch.inference_mode`` only switches gradients off, which export can represent."""
 
     def enter(self: Any) -> None:
         self._tensoropt_before = torch.is_grad_enabled()

@@ -1,6 +1,6 @@
-"""Operators and constants named after the computation and nothing else.
+"""Names of operators and constants that depend on the computation and on nothing else.
 
-``torch.export`` numbers its nodes differently on each device, and a plan names operators.
+A plan refers to operators by name, but ``torch.export`` numbers its nodes differently on each device.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def numbered(graph: OperatorGraph) -> OperatorGraph:
 
 
 def reading(op: Operator, names: Mapping[str, str]) -> Operator:
-    """Return the operator with the tensors that it reads replaced by others, by name."""
+    """Return the operator with new names of the tensors that it reads; ``names`` maps old names to new."""
 
     def renamed(name: str) -> Ref:
         return Ref(names.get(name, name))

@@ -1,9 +1,9 @@
-"""Models that communicate with other processes: losses gathered over ranks, statistics that are reduced.
+"""The refusal of models that communicate with other processes, for example to gather losses over ranks.
 
-A graph describes one process: during capture the model's code finds no process group. If it asks for one, in
-its step or while it is built, the step is run once more in a pretended group of two ranks, and a model that
-communicates there is refused: in a job its ranks would do so in addition to the plan's. PyTorch's own layers
-are not tested.
+A graph describes one process, so the model's code finds no process group during capture. If the code asks for
+a group, in the step or when the model is built, the step is run once more in a pretended group of two ranks.
+A model that communicates there is refused, because in a job it would communicate in addition to the plan.
+PyTorch's own layers are not tested.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PASSING = tuple(
 
 @contextmanager
 def no_other_processes() -> Iterator[list[str]]:
-    """While open, a model's code finds no process group; yields the lines that asked for one."""
+    """While open, a model's code finds no process group; yields a list of the lines that ask for a group."""
     asked: list[str] = []
 
     def found(frame: FrameType) -> None:
@@ -48,8 +48,8 @@ def refuse_communication(run: Callable[[Any], object], build: Callable[[], Any] 
     """Run a model's step as one of two pretended ranks.
 
     Args:
-        run: runs the step of the model that ``build`` returns.
-        build: makes the model; if it fails there, as DDP does when it communicates, nothing is refused.
+        run: function that runs the step of the model that ``build`` returned.
+        build: function that makes the model. If it raises, as DDP does in such a group, nothing is refused.
 
     Raises:
         CaptureError: the step communicates.
@@ -67,17 +67,17 @@ def refuse_communication(run: Callable[[Any], object], build: Callable[[], Any] 
         # What PyTorch does about an error in a collective raises others.
         if lines := _REFUSED.get():
             raise CaptureError(
-                f"{lines[0]} communicates with other processes if there are any, which is not supported: a "
-                "plan divides the batch over ranks and reduces by itself; leave that out of forward (a loss, "
-                "and the statistics of batch norms, are those of the whole batch anyway)"
+                f"{lines[0]} communicates with other processes if there are any, which is not supported: the "
+                "plan itself divides the batch over ranks and communicates; leave that out of forward (under "
+                "a plan, the loss and the statistics of batch norms are those of the whole batch)"
             )
     finally:
         _REFUSED.reset(refused)
 
 
 def _group_found(found: Callable[[FrameType], dist.ProcessGroup | None]) -> AbstractContextManager[object]:
-    """While open, a model's own code that asks for the default group, by any function, gets ``found(frame)``;
-    PyTorch's layers get none."""
+    """While open, a model's own code that asks for the default process group, through any function, gets
+    ``found(frame)``. PyTorch's layers get None."""
     real: Any = distributed_c10d._WorldMeta.__dict__["WORLD"]
 
     def world(cls: Any) -> Any:
@@ -90,7 +90,7 @@ def _group_found(found: Callable[[FrameType], dist.ProcessGroup | None]) -> Abst
 
 
 class _Pretended(dist.ProcessGroup):
-    """A group that knows its size and rank; any other use of it is refused."""
+    """A process group that has a size and a rank; any other use of the group is noted and raises an error."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("size", "rank", "getSize", "getRank") or name.startswith("__"):

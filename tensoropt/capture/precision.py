@@ -1,10 +1,10 @@
 """Mixed precision as a pass over the graph: which operators compute in bfloat16, and the casts between them.
 
 Parameters, their gradients and the optimizer's state stay float32 (master weights). Operators declare their
-class (:class:`tensoropt.ops.calls.Precision`), following PyTorch's autocast (docs, "Autocast Op Reference")
+precision (:class:`tensoropt.ops.calls.Precision`), after PyTorch's autocast (docs, "Autocast Op Reference")
 and Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1): bfloat16 (products, convolutions,
-attention, lookups, norms of one kernel), float32 (losses, softmax, powers, sums), or that of the widest
-tensor with a gradient among their operands. ``torch.autocast`` around the export lacks the meta device.
+attention, lookups, norms of one kernel), float32 (losses, softmax, powers, sums), or the widest dtype of the
+operands that may have a gradient. ``torch.autocast`` is not used, because it lacks the meta device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
     """Return the graph computing in ``dtype``, with float32 master weights; ``float32`` leaves it unchanged.
 
     Raises:
-        CaptureError: there is no policy for this dtype.
+        CaptureError: ``dtype`` is neither float32 nor bfloat16.
     """
     if dtype not in _COMPUTE_DTYPES:
         raise CaptureError(f"unknown dtype '{dtype}'; use {' or '.join(_COMPUTE_DTYPES)}")
@@ -40,12 +40,14 @@ def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
 
 
 class _Policy:
-    """A pass that decides what each operator reads, followed by one that inserts the casts.
+    """A pass that decides in which dtype each operator reads its operands, then one that inserts the casts.
 
     Attributes:
-        now: dtype of each tensor after the pass.
-        carries: tensors that depend on a parameter or a floating-point input; only they widen others.
-        read_as: per operator, the dtype of each operand.
+        now: dtype of each tensor after the pass, by name.
+        carries: names of tensors that depend on a parameter or a floating-point input. No other operand makes
+            an operator compute in float32.
+        read_as: dtype of each floating-point operand, by operator and tensor.
+        kept: targets of operators that stay in float32 because they have no bfloat16 kernel.
     """
 
     def __init__(self, graph: OperatorGraph):
@@ -86,7 +88,7 @@ class _Policy:
             self.constants.pop(name, None)
         notes = self.graph.notes
         if self.kept:
-            notes = (*notes, f"float32 kept, for want of a bfloat16 kernel: {', '.join(self.kept)}")
+            notes = (*notes, f"operators without a bfloat16 kernel stay in float32: {', '.join(self.kept)}")
         return replace(
             self.graph,
             tensors=self.tensors,
@@ -136,9 +138,7 @@ class _Policy:
         return dict.fromkeys(floats, _NARROW if narrow else _WIDE)
 
     def _made(self, op: Operator, dtypes: Mapping[str, str]) -> tuple[str, ...] | None:
-        """Return the dtypes of the outputs, determined on the meta device; None if the operator refuses the
-        operands.
-        """
+        """Return the dtypes of the outputs, found by a call on the meta device; None if the call fails."""
         read = [(n, self.graph.tensors[n].shape, dtypes.get(n, self.now[n])) for n in op.inputs()]
         place = {name: f"t{i}" for i, name in enumerate(dict.fromkeys(op.inputs()))}
         args = map_refs((op.args, tuple(op.kwargs.items())), lambda n: Ref(place[n]))
@@ -148,7 +148,7 @@ class _Policy:
         return self.results[key]
 
     def _parameters(self) -> None:
-        """Make a parameter that every reader wants narrow appear narrow; its stored form stays wide."""
+        """Give parameters the dtype bfloat16 if all operators read them so, with float32 master weights."""
         wants: dict[str, set[str]] = {}
         for operands in self.read_as.values():
             for name, dtype in operands.items():
@@ -173,8 +173,8 @@ class _Policy:
         self.operators.append(op)
 
     def _cast(self, name: str, dtype: str, reader: Operator | None = None) -> str:
-        """Return the tensor in ``dtype``: itself, a folded constant, or the result of one cast for all
-        readers.
+        """Return the name of the tensor in ``dtype``: the tensor itself, a cast constant, or the result of a
+        cast that all readers share.
         """
         tensor = self.tensors[name]
         if tensor.dtype == dtype:
@@ -236,16 +236,14 @@ def _dtypes(op: Operator, operands: Mapping[str, tuple[tuple[int, ...], str]]) -
 
 
 def _representable(value: Any) -> Any:
-    """Return an argument with numbers beyond bfloat16's range (masks filled with float32's least) clamped to
-    it.
-    """
+    """Return an argument with finite numbers clamped to bfloat16's range, such as the fill of a mask."""
     limit = torch.finfo(torch.bfloat16).max
     return pytree.tree_map_only(float, lambda v: v if isinf(v) else min(max(v, -limit), limit), value)
 
 
 def _narrowed(value: Any, dtype: str) -> Any:
-    """Return a constant in a narrower type; finite values stay finite (a row of -inf would be NaN after
-    softmax).
+    """Return a constant in a narrower dtype. Finite values stay finite, because a row of -inf would become
+    NaN in softmax.
     """
     target = getattr(torch, dtype)
     limit = torch.finfo(target).max

@@ -1,8 +1,8 @@
-"""Products with a transposed parameter, which models write out as ``x @ weight.T``, become ``linear``.
+"""Replacement of products with a transposed parameter, written as ``x @ weight.T``, with ``linear``.
 
-A view of a parameter is a tensor of its own to everything downstream: kept for backward, it would keep the
-parameter's gathered copy alive, and its gradient would be made before the parameter's. ``linear`` reads the
-parameter itself, and is split along heads and features as other layers are.
+A view of a parameter would be a separate tensor in all later stages. Saved for backward, the view would keep
+the parameter's gathered copy in memory, and its gradient would be computed before the parameter's. ``linear``
+reads the parameter itself, and is split along heads and features like other layers.
 """
 
 from __future__ import annotations

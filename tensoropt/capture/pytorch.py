@@ -35,14 +35,14 @@ _INPUT_GRADIENTS = "inputs that require a gradient get none: a plan computes gra
 
 
 def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
-    """Return the graph without ``requires_grad`` on tensors that the loss does not depend on smoothly.
+    """Return the graph without ``requires_grad`` on tensors that get no gradient from the loss.
 
-    A parameter that is only read without gradient is never trained: PyTorch's optimizers leave it unchanged,
-    so it counts as frozen here, which a note reports. A parameter that some of its readers train keeps its
-    gradient; :meth:`~tensoropt.sharding.groups.GroupGraph.learns` distinguishes these.
+    A parameter that is only read without gradient is never trained, because PyTorch's optimizers leave it
+    unchanged. Such a parameter counts as frozen, which a note reports. A parameter keeps ``requires_grad`` if
+    some operators give it a gradient (:meth:`~tensoropt.sharding.groups.GroupGraph.learns` tells which do).
 
-    Operators through which no gradient flows read a detached tensor if others differentiate through it, so
-    that each tensor between two operators either has a gradient or has none.
+    An operator through which no gradient flows reads a detached copy of each activation with a gradient. So
+    an activation either gets a gradient from all operators that read it, or from none.
     """
     if not graph.training:
         return graph
@@ -82,8 +82,9 @@ COUNT, _CAST, _COUNTED = "aten.histc.default", "aten._to_copy.default", "float32
 
 
 def _count_in_floats(graph: OperatorGraph) -> OperatorGraph:
-    """Return the graph in which every cast that only feeds a ``histc`` of integers is a cast to float32:
-    ``transformers`` counts tokens per expert so on a CPU, and in int32 elsewhere (both exact up to 2**24)."""
+    """Return the graph with a cast to float32 in place of each cast to integers that only ``histc`` reads.
+    ``transformers`` counts tokens per expert in float32 on a CPU and in int32 elsewhere; both are exact up to
+    2**24, and the graph has to be the same on all devices."""
     tensors, casts = dict(graph.tensors), set()
     for op in graph.operators:
         source = op.inputs()[0] if op.target == COUNT else None
@@ -106,14 +107,15 @@ def _count_in_floats(graph: OperatorGraph) -> OperatorGraph:
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured model: its graph, and how a call maps onto it.
+    """A captured model: its graph, and the structure of its inputs and outputs.
 
     Attributes:
         graph: the operator graph.
-        in_spec: pytree of ``(args, kwargs)``.
-        returned: how the model returns its loss (training); None in inference.
-        out_spec: pytree of the model's output (inference).
         model: the captured module, with its parameters (possibly on the meta device).
+        in_spec: pytree structure of ``(args, kwargs)``.
+        out_spec: pytree structure of the model's output (inference).
+        returned: position of the loss in the model's output (training); None in inference.
+        example: values of the example call, flattened by ``in_spec``.
     """
 
     graph: OperatorGraph
@@ -137,26 +139,26 @@ def capture(
 ) -> Capture:
     """Capture ``model(*args, **kwargs)`` as an operator graph.
 
-    Nothing is computed on a GPU: unless the whole model and all example inputs are on the CPU, they are
-    captured on the meta device, wherever each of them is.
+    Nothing is computed on a GPU. The capture runs on the meta device unless the whole model and all example
+    inputs are on the CPU.
 
     Args:
         model: any module that ``torch.export`` accepts, on any device; on the meta device for big models.
-            Layers of bitsandbytes are replaced in it (:mod:`tensoropt.capture.bitsandbytes`).
+            The model's layers of bitsandbytes are replaced (:mod:`tensoropt.capture.bitsandbytes`).
         args, kwargs: example inputs at the global batch size, on any device.
-        loss: maps the model's output to a scalar; needed in training unless the model's output contains a
-            scalar, which is then taken to be the loss.
+        loss: function of the model's output that returns a scalar. It is needed in training unless the output
+            contains one scalar, or a scalar called ``loss``.
         mode: ``"train"`` keeps only the loss and expects a backward pass; ``"inference"`` keeps all outputs.
         dtype: the dtype in which operators compute: ``float32`` keeps the model's own dtypes, ``bfloat16``
             adds casts and keeps float32 master weights (:mod:`tensoropt.capture.precision`).
-        compare: whether the graph and the model itself compute the loss and gradients of a small model once,
-            for comparison (:mod:`tensoropt.capture.fidelity`).
-        read_stored: whether an attention mask that the model stores may become a flag; a model on the meta
-            device has no values to decide this, so its graph is always the one without.
+        compare: whether the loss and gradients of a small model are computed both by the graph and by the
+            model, and compared (:mod:`tensoropt.capture.fidelity`).
+        read_stored: whether attention masks among the model's buffers are read, to replace causal masks with
+            the flag ``is_causal``. A model on the meta device has no values, and so keeps such masks.
 
     Raises:
-        CaptureError: the export fails (with its reason), no loss is found, or the graph would train
-            differently from the model.
+        CaptureError: the export fails (the message has the reason), no loss is found, or the graph would
+            train differently from the model.
     """
     if isinstance(model, WithLoss):
         # The fourth item that a model file may return: its own loss.

@@ -1,5 +1,5 @@
-"""Replacement of each linear layer with quantised weights (:class:`~tensoropt.ops.quantised.QuantisedLinear`)
-with one operator."""
+"""Replacement of each quantised linear layer (:class:`~tensoropt.ops.quantised.QuantisedLinear`) with one
+operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.ops.quantised import OPERATOR, Scheme
 
 
 def with_quantised_linear(graph: OperatorGraph) -> OperatorGraph:
-    """Return the graph with one operator for each linear layer whose weights are quantised bytes."""
+    """Return the graph with one operator for each linear layer whose weights are quantised."""
     return replace(
         graph,
         operators=tuple(
@@ -21,8 +21,8 @@ def with_quantised_linear(graph: OperatorGraph) -> OperatorGraph:
 
 
 def weights_in_bytes(graph: OperatorGraph) -> tuple[set[str], int]:
-    """Return the schemes of the quantised weights, and how many more weights these represent than their
-    parameters have elements."""
+    """Return (schemes of the quantised weights, number of weights minus number of elements that store them).
+    A stored byte may hold several weights."""
     schemes, counted = set(), dict[str, int]()
     for op in graph.operators:
         if op.target == QUANTISED_LINEAR:

@@ -1,7 +1,7 @@
-"""Reasons why a model or its example inputs cannot be captured, with the model's own line and the remedy.
+"""Errors for models and example inputs that cannot be captured, with the model's own line and the remedy.
 
-Forward hooks are traced. Backward hooks would be lost, together with their effect on gradients: they are
-looked for on modules and parameters, and among the calls of a backward that runs once without values.
+Forward hooks are traced. Backward hooks would be lost, together with their effect on gradients, and are
+therefore refused: those of modules and parameters, and those called in a backward that runs without values.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tensoropt.capture.unsupported import OBJECT, kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
 
 _REMEDY = (
-    "a plan's backward runs no hooks; remove it first, or write what it does to the gradient as a "
-    "torch.autograd.Function that forward calls (the identity forward, the hook's arithmetic in backward), "
-    "which is kept"
+    "a plan's backward runs no hooks; remove the hook, or write its effect on the gradient as a "
+    "torch.autograd.Function that forward calls (with the identity in forward and the hook's arithmetic in "
+    "backward)"
 )
 
 
 def check_hooks(model: nn.Module) -> None:
-    """Refuse hooks on gradients that a model's modules and parameters have.
+    """Refuse a model whose modules or parameters have hooks on gradients.
 
     Raises:
-        CaptureError: there is one; the message names its owner, file and line.
+        CaptureError: there is such a hook; the message names the module or parameter, and the hook's line.
     """
     for name, owner in (*model.named_modules(), *model.named_parameters()):
         for kind in ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks"):
@@ -49,8 +49,8 @@ def check_hooks(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def refusing_hooks() -> Iterator[None]:
-    """Refuse hooks that a backward calls while the context is open, wherever forward registers them: on
-    tensors, modules, autograd nodes, or saved tensors."""
+    """While open, detect hooks that a backward calls, wherever forward registered them (on tensors, modules,
+    autograd nodes, or saved tensors); raise :class:`CaptureError` at the end if there were any."""
     hooks: list[CodeType] = []
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
@@ -92,7 +92,7 @@ def refusal(
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> CaptureError:
-    """Return the error to raise for an export with these example inputs that failed with ``error``."""
+    """Return the error to raise if the export of a model with these example inputs failed with ``error``."""
     ours = next((cause for cause in causes(error) if isinstance(cause, CaptureError)), None)
     if ours is not None:
         return CaptureError(str(ours))
@@ -108,16 +108,16 @@ def refusal(
         line = failing_line(own)
         return CaptureError(
             f"{name}'s own code raises {type(own).__name__}{f' at {line}' if line else ''}: "
-            f"{_first_lines(own).rstrip('.')}; it has to run on the example inputs"
+            f"{_first_lines(own).rstrip('.')}; the model has to run on the example inputs"
         )
     if kind is OBJECT:
         for path, leaf in _named_leaves(model, args, kwargs or {}):
             if not isinstance(leaf, _PASSED):
                 return CaptureError(
                     f"the input {path} is of the class {type(leaf).__module__}.{type(leaf).__qualname__}, "
-                    "which a captured call cannot hold; pass a tensor (torch.as_tensor), a Python number, or "
-                    "a tuple or plain dict of them; a function is given to the model in __init__; for a "
-                    "dataclass call torch.export.register_dataclass before"
+                    "which a captured call cannot contain; pass a tensor (torch.as_tensor), a Python number, "
+                    "or a tuple or plain dict of them; give functions to the model in __init__; for a "
+                    "dataclass, call torch.export.register_dataclass before"
                 )
     if kind is not None:
         return kind.refused(name, line, _first_lines(error, 1))
@@ -127,12 +127,12 @@ def refusal(
 
 
 _PASSED = (torch.Tensor, int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, Enum)
-"""The types that a call may hold; numpy's numbers are not among them, although some are floats."""
+"""The types of values that a captured call may contain."""
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse an object that is not a model, a model that is already distributed, and one on several
-    devices."""
+    """Raise :class:`CaptureError` for an object that is no module, and for a model that is distributed
+    already, was made by ``torch.jit``, has lazy or unsupported tensors, or is on several devices."""
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"{type(model).__name__} is not a torch.nn.Module; pass the module itself")
     for path, module in model.named_modules():
@@ -145,7 +145,7 @@ def check_model(model: torch.nn.Module) -> None:
         wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), "")
         if wrapper:
             raise CaptureError(
-                f"{named} is wrapped in {wrapper}, which spreads it in a way of its own; {_INSIDE}"
+                f"{named} is wrapped in {wrapper}, which distributes the model in its own way; {_INSIDE}"
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
@@ -154,7 +154,7 @@ def check_model(model: torch.nn.Module) -> None:
             )
         if hasattr(tensor, "ds_id") or isinstance(tensor, DTensor):
             how = "partitioned by DeepSpeed (ZeRO stage 3)" if hasattr(tensor, "ds_id") else "a DTensor"
-            raise CaptureError(f"`{name}` is {how}, spread over ranks already; {_INSIDE}")
+            raise CaptureError(f"`{name}` is {how}, distributed over ranks already; {_INSIDE}")
         _check_kind(f"`{name}`", tensor)
     places: dict[str, str] = {}
     for name, tensor in model.named_parameters():
@@ -163,7 +163,7 @@ def check_model(model: torch.nn.Module) -> None:
         shown = " and ".join(f"{name} on {device}" for device, name in list(places.items())[:2])
         raise CaptureError(
             f"the model is on several devices ({shown}); build it on one, because the search decides how to "
-            "spread it"
+            "distribute it"
         )
 
 
@@ -173,34 +173,34 @@ _WRAPPERS = frozenset({
 })  # fmt: skip
 """The names of classes that distribute a model."""
 _INSIDE = (
-    "pass what is inside (its attribute .module; with fully_shard, parallelize_module or deepspeed.zero.Init "
-    "the model built without them), because the search decides how to spread it"
+    "pass the model itself (the wrapper's attribute .module; for fully_shard, parallelize_module or "
+    "deepspeed.zero.Init, a model built without them), because the search decides how to distribute it"
 )
 
 
 def _check_kind(name: str, tensor: torch.Tensor) -> None:
     kind = kind_of_tensor(tensor)
     if kind is not None:
-        raise CaptureError(f"{name} is {kind[0]}, which no plan can hold; {kind[1]}")
+        raise CaptureError(f"{name} is {kind[0]}, which no plan supports; {kind[1]}")
 
 
 def check_inputs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse example inputs for which no plan can be made: empty ones, and unsupported kinds of tensors."""
+    """Raise :class:`CaptureError` for example inputs that are empty or unsupported kinds of tensors."""
     for name, tensor in _named_leaves(model, args, kwargs):
         if not isinstance(tensor, torch.Tensor):
             continue
         _check_kind(f"the input {name}", tensor)
         if tensor.numel() == 0:
             raise CaptureError(
-                f"the input {name} of shape {tuple(tensor.shape)} is empty; pass a batch of at least one "
-                "sample, of the size that a step has"
+                f"the input {name} of shape {tuple(tensor.shape)} is empty; pass the whole batch of a step, "
+                "with at least one sample"
             )
 
 
 def _named_leaves(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield every value of a call with its name: that of the argument, and the value's position inside it."""
+    """Yield (name, value) of every value in a call; the name has the argument and the position inside it."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

@@ -1,5 +1,5 @@
-"""The outputs of a model: a wrapper module that returns only their tensors, the rebuilding of the model's own
-output from these, and the position of the loss in it."""
+"""A wrapper module that returns only the tensors of a model's output, and the structure from which the output
+is rebuilt and in which the loss is found."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tensoropt.errors import CaptureError
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A placeholder for a tensor of an output: the tensor's number among those that are returned."""
+    """A placeholder for a tensor in an output; ``number`` is the position among the returned tensors."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class OutputPlaces:
-    """The places of the tensors in an output of a model.
+    """The structure of a model's output, with a placeholder for each tensor.
 
     Attributes:
-        kind: the class of an output that pytree cannot flatten; otherwise None.
-        spec: pytree of the output, or of its contents by name if pytree cannot flatten it.
-        leaves: the leaves of ``spec``, with a :class:`_Tensor` for each tensor.
-        loss: the number of the loss among the tensors; None if there is none.
+        kind: class of an output that pytree cannot flatten; otherwise None.
+        spec: pytree structure of the output, or of its contents by name if pytree cannot flatten it.
+        leaves: leaves of ``spec``, with a :class:`_Tensor` in place of each tensor.
+        loss: position of the loss among the output's tensors; None if there is no loss.
     """
 
     kind: type | None
@@ -42,12 +42,12 @@ class OutputPlaces:
     def of(
         cls, output: Any, loss: Any, *, everything: bool = True
     ) -> tuple[OutputPlaces, tuple[torch.Tensor, ...]]:
-        """Return the places of an output's tensors, and the tensors.
+        """Return (structure of an output, the output's tensors).
 
         Args:
-            loss: the value at the position of the loss; None for a model without one.
-            everything: False to keep, if there is a loss, only that, numbers and texts, with None in place of
-                all else.
+            loss: the value at the position of the loss; None for a model without a loss.
+            everything: whether all leaves are kept. If False and there is a loss, None replaces all leaves
+                except the loss, numbers and texts.
         """
         leaves, spec = pytree.tree_flatten(output)
         kind = None
@@ -65,7 +65,7 @@ class OutputPlaces:
         return cls(kind, spec, places, place), tuple(tensors)
 
     def rebuild(self, tensors: Sequence[torch.Tensor | None]) -> Any:
-        """Return the model's output with these tensors in it."""
+        """Return the model's output with ``tensors`` in place of the placeholders."""
         leaves = [tensors[leaf.number] if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves]
         contents = pytree.tree_unflatten(leaves, self.spec)
         if self.kind is None:
@@ -96,9 +96,10 @@ def attributes_of(value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Returned:
-    """Position of the loss in a model's output: alone (``container`` None), or in a container under ``key``.
+    """The position of the loss in a model's output.
 
-    ``item`` distinguishes items from attributes.
+    The output is the loss itself if ``container`` is None. Otherwise ``container`` is the output's class, and
+    the loss is the output's item ``key`` (if ``item``) or its attribute ``key``.
     """
 
     container: type | None
@@ -108,28 +109,27 @@ class Returned:
 
     @classmethod
     def inside(cls, output: Any, key: Any, loss: torch.Tensor, *, item: bool) -> Returned:
-        """Return the position of a loss that an output holds."""
+        """Return the position of a loss that is the item or attribute ``key`` of an output."""
         return cls(type(output), key, item, OutputPlaces.of(output, loss, everything=False)[0])
 
     def rebuild(self, loss: torch.Tensor) -> Any:
-        """Rebuild the model's output, with None in place of other tensors.
+        """Return the model's output with ``loss`` in it, and None in place of other tensors.
 
         Raises:
-            CaptureError: objects of this class cannot be built from the loss alone.
+            CaptureError: an object of the output's class cannot be built from the loss alone.
         """
         if self.container is None:
             return loss
         if self.places is None or self.places.loss is None:
             raise CaptureError(
                 f"the model returns its loss in {self.container.__module__}.{self.container.__qualname__}, "
-                "and no object of this class can be made with the loss alone, all that a plan returns in "
-                "training; return it in an attribute, a dict or a tuple, or alone"
+                "and no object of this class can be made from the loss alone, which is all that a plan "
+                "returns in training; return the loss in an attribute, a dict or a tuple, or alone"
             )
         return self.places.rebuild([loss])
 
     def loss_in(self, output: Any) -> Any:
-        """Return the value at the position of the loss in an output of the model; None if there is no such
-        position."""
+        """Return the value at the position of the loss in an output; None if there is none."""
         if self.container is None:
             return output
         with contextlib.suppress(Exception):  # whatever a user's class does
@@ -138,8 +138,8 @@ class Returned:
 
 
 class Cell:
-    """A cell for what the last call returned, outside the module's attributes (which export forbids
-    setting)."""
+    """An object that stores the structure of a module's last output, because export forbids that forward sets
+    the module's own attributes."""
 
     results: OutputPlaces | None = None
     returned: Returned | None = None
@@ -147,13 +147,13 @@ class Cell:
 
 
 class WithResults(torch.nn.Module):
-    """A model that returns the tensors of its output, and nothing else.
+    """A wrapper that returns only the tensors of a model's output.
 
     Args:
         model: the model.
-        loss: maps its output to the loss, which is then all that is returned.
-        returned: how the model returns its loss.
-        everything: False to return the loss alone, if there is one.
+        loss: function of the model's output that returns the loss; only the loss is then returned.
+        returned: position of the loss in the model's output.
+        everything: whether all tensors are returned. If False and there is a loss, only the loss is returned.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class WithResults(torch.nn.Module):
 
     @property
     def results(self) -> OutputPlaces:
-        """The places of the tensors in the output of the last call."""
+        """The structure of the last call's output."""
         assert self._cell.results is not None, "called once"
         return self._cell.results
 

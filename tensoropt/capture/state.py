@@ -1,8 +1,8 @@
-"""State that forward changes: buffers get their new values from the graph, all else is refused or noted.
+"""State that forward changes: new values of buffers are results of the graph; other changes are refused or
+noted.
 
-Export would silently lose what is assigned to buffers (except the outermost module's), what is changed
-through ``.data``, and whatever a module keeps outside its buffers (parameters, plain tensors, lists, Python
-numbers).
+Export would silently lose assignments to buffers (except the outermost module's), changes through ``.data``,
+and changes of a module's other state (parameters, plain tensors, lists, Python numbers).
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class _Changes:
     """The changes that one run of the model's forward makes to the state of its modules.
 
     Attributes:
-        reassigned: plain tensors of modules that were replaced.
-        notes: notes on what a plan leaves unchanged.
+        reassigned: names of plain tensors (neither buffers nor parameters) that forward replaced.
+        notes: notes for the user on state that a plan leaves unchanged.
     """
 
     reassigned: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     def check(self, exported: Any, prefix: str) -> None:
-        """Refuse parameters that forward changes, and tensors that forward changes but the graph holds as
-        constants."""
+        """Raise :class:`CaptureError` if forward changes a parameter, or a plain tensor that the graph has as
+        a constant."""
         for spec in exported.graph_signature.output_specs:
             if spec.kind.name == "PARAMETER_MUTATION":
                 name = spec.target.removeprefix(prefix)
@@ -74,7 +74,7 @@ class _Changes:
 
 
 def plain_tensor_changed(name: str) -> CaptureError:
-    """Return the error to raise for a tensor that forward changes and that no state dict has."""
+    """Return the error to raise for a tensor that forward changes although no state dict contains it."""
     place = "in a list or variable" if name.startswith("lifted_tensor") else name
     return CaptureError(
         f"the model changes its tensor {place} in forward, but it is neither a buffer nor a "
@@ -84,16 +84,16 @@ def plain_tensor_changed(name: str) -> CaptureError:
 
 @contextlib.contextmanager
 def watched(subject: nn.Module, prefix: str) -> Iterator[_Changes]:
-    """While open, watch how runs of a model's forward change what modules keep outside buffers.
+    """While open, record how a model's forward changes the state of its modules.
 
-    ``.data`` is read and set in a way that export can see.
+    Reads and writes of ``.data`` become operators that export can represent.
 
     Args:
         subject: the exported module.
-        prefix: what precedes the model's own names in those of ``subject``.
+        prefix: prefix of names in ``subject`` that is removed to get the user's own names.
 
     Raises:
-        CaptureError: forward makes a buffer, or gives one another shape.
+        CaptureError: forward makes a buffer, or gives a buffer another shape or dtype.
     """
     changes = _Changes()
     forward = type(subject).forward
@@ -156,7 +156,7 @@ def _compare(
         if old is None or old != new:
             raise CaptureError(
                 f"the model makes its buffer {shown} in forward, or gives it another shape or type, so that "
-                "the next step finds another model; give it a tensor of the last shape in __init__ "
+                "the next step would need another graph; give it a tensor of the final shape in __init__ "
                 "(register_buffer), with padding where a part is empty"
             )
     elif isinstance(previous, torch.Tensor):
@@ -171,10 +171,10 @@ def _compare(
 
 
 def _write_exchanged(before: Mapping[_Place, _Kept], modules: Mapping[str, nn.Module]) -> None:
-    """Write what forward has assigned to buffers into the original tensors, and put these back.
+    """Copy tensors that forward assigned to buffers into the original tensors, which become buffers again.
 
-    Export tracks writes, and of assignments only those of the outermost module. At the end of forward nothing
-    reads the old values any more.
+    Export tracks writes into tensors, but assignments only in the outermost module. Nothing reads the old
+    values after the end of forward.
     """
     exchanged = []
     for place, was in before.items():
@@ -189,8 +189,8 @@ def _write_exchanged(before: Mapping[_Place, _Kept], modules: Mapping[str, nn.Mo
 
 
 class _Data(TorchFunctionMode):
-    """A mode that turns ``.data`` into operators, because it bypasses autograd and is invisible to export: a
-    read becomes ``detach``, a write becomes a copy without gradient."""
+    """A mode that turns uses of ``.data``, which export does not see, into operators: a read becomes
+    ``detach``, and a write becomes a copy without gradient."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -207,8 +207,8 @@ class _Data(TorchFunctionMode):
         if not alike or not any(changed is tensor for tensor in stored):
             raise CaptureError(
                 "the model sets .data of a tensor that is no buffer, or to one of another shape or type, "
-                "which a graph cannot hold; compute a new tensor instead, and detach() whatever should have "
-                "no gradient"
+                "which a graph cannot represent; compute a new tensor instead, and detach() the parts that "
+                "should have no gradient"
             )
         with torch.no_grad():
             changed.copy_(value)
@@ -219,7 +219,7 @@ _GET, _SET = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignor
 
 
 def _is_the_models() -> bool:
-    """Return whether the current caller of PyTorch is the model's code, or that of PyTorch's modules."""
+    """Return whether the current call of PyTorch comes from the model's code or from ``torch.nn``."""
     frame = asking_frame()
     file = "" if frame is None else frame.f_code.co_filename
     return not file.startswith(_LIBRARY) or file.startswith(f"{_LIBRARY}/nn/")

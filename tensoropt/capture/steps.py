@@ -1,7 +1,7 @@
-"""One step of a model, whose state is restored afterwards, and its differences from another step.
+"""One step of a model, after which the model's state is restored, and the differences between two steps.
 
-NaN and infinity must be in the same places; otherwise the difference is infinite, which unlike NaN survives
-``max``.
+If NaN and infinity are not at the same positions in both steps, the difference is infinite: ``max`` keeps
+infinity, but not NaN.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tensoropt.graph import OperatorGraph
 LEAST_SCALE = 1e-30
 """The least value by which a difference is divided to make it relative."""
 LEAST_OUTPUT = 1e-12
-"""The same for a model's outputs and its loss."""
+"""The least value by which a difference of a model's outputs or loss is divided."""
 GRADIENT_FLOOR = 1e-3
-"""The same for gradients, as a share of the model's largest: those of BERT's key biases are near 0."""
+"""The least value by which a difference of gradients is divided, as a share of the largest element of all
+gradients: the gradients of BERT's key biases are near 0."""
 ROUNDING_FACTOR = 10.0
-"""Up to this factor times the effect of changing all parameters by rounding counts as rounding; an
-assumption."""
+"""A difference counts as rounding up to this factor times the effect of a rounding error in every parameter;
+an assumption."""
 _UNIT = {"float64": 1e-15, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
-"""The relative rounding error of one value, by the lowest precision in which anything is computed; widest
-first."""
+"""The relative rounding error of one value, by the narrowest dtype in the graph; widest dtype first."""
 
 
 class Worst(NamedTuple):
@@ -41,13 +41,14 @@ class Worst(NamedTuple):
 
 
 def worst(differences: Mapping[str, float]) -> Worst:
-    """Return the largest difference; 0 without a name if there are none."""
+    """Return the largest difference and its name; 0 and "" if there are no differences."""
     name = max(differences, key=differences.__getitem__, default="")
     return Worst(differences[name], name) if name else Worst(0.0, "")
 
 
 def difference(got: Tensor, want: Tensor, whole: Tensor | None = None, floor: float = 0.0) -> float:
-    """Return the largest difference, relative to the largest finite value of ``whole``, or to ``floor``.
+    """Return the largest absolute difference, divided by the larger of ``floor`` and the largest finite
+    absolute value of ``whole``.
 
     Args:
         got: the result.
@@ -55,8 +56,8 @@ def difference(got: Tensor, want: Tensor, whole: Tensor | None = None, floor: fl
         whole: the whole tensor if ``want`` is a piece; by default ``want``.
 
     Returns:
-        0 for equal and for empty tensors; inf if one is NaN or infinite and the other is not the same, and
-        for tensors of different shapes.
+        0 for equal and for empty tensors; inf for different shapes, and if NaN or infinity is in only one of
+        the two tensors at some position.
     """
     if got.shape != want.shape:
         return math.inf
@@ -98,8 +99,8 @@ _SEED = 0
 
 @contextlib.contextmanager
 def seeded(seed: int = _SEED, model: nn.Module | None = None) -> Iterator[Callable[[], bool]]:
-    """Seed Python's and numpy's generators, and restore their state at the end; while open, modules that hold
-    generators draw from copies of these.
+    """While open, seed Python's and numpy's global generators, and let modules that have own generators draw
+    from copies; restore all at the end.
 
     Yields:
         A function that returns whether a number has been drawn so far.
@@ -136,11 +137,10 @@ DRAWN = (
 
 @contextlib.contextmanager
 def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
-    """While open, record what the code of a model's modules changes in them; restore it at the end.
+    """On exit, restore the attributes of a model's modules and the contents of their lists, dicts and sets.
 
     Args:
-        values: also restore the contents of changed tensors; otherwise tensors are only put back in their
-            places.
+        values: whether values of parameters and buffers are restored, too, if code wrote into them.
     """
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
@@ -169,7 +169,7 @@ def unchanged(model: nn.Module, *, values: bool = False) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ModelStep:
-    """The losses of a model's calls, the gradients of the first, and the buffers after the last, by name."""
+    """The losses of a model's calls, the gradients of the first loss, and the buffers after the last call."""
 
     losses: Sequence[Tensor]
     gradients: Mapping[str, Tensor]
@@ -177,12 +177,12 @@ class ModelStep:
 
     @property
     def finite(self) -> bool:
-        """Whether losses and gradients are numbers."""
+        """Whether all losses and gradients are finite."""
         return all(bool(value.isfinite().all()) for value in (*self.losses, *self.gradients.values()))
 
 
 class Apart(NamedTuple):
-    """The largest differences between two steps, and what differs most."""
+    """The largest relative differences between two steps, with names of the gradient and of the buffer."""
 
     loss: float
     gradient: Worst
@@ -195,9 +195,9 @@ def run_step(
     """Run a step of a model, and restore the model's state afterwards.
 
     Args:
-        run: returns the loss of a call.
-        parameters: the trained parameters, by name; one that gets no gradient counts as having a zero one.
-        calls: how often ``run`` is called; each call reads the buffers that the previous one wrote.
+        run: function that returns the loss of one call.
+        parameters: the trained parameters, by name; a parameter without a gradient gets a gradient of zeros.
+        calls: number of calls of ``run``; each call reads the buffers that the previous call wrote.
     """
     with torch.random.fork_rng(devices=[]), unchanged(model, values=True), torch.enable_grad():
         torch.manual_seed(0)
@@ -211,10 +211,11 @@ def run_step(
 
 
 def apart(actual: ModelStep, expected: ModelStep, floor: float | None = None) -> Apart:
-    """Return how far a step is from the expected one, in the buffers that both have.
+    """Return the largest relative differences of a step from an expected one, for buffers that both have.
 
     Args:
-        floor: the least scale of gradients; by default a share of the expected step's largest.
+        floor: least value by which differences of gradients are divided; by default ``GRADIENT_FLOOR`` times
+            the largest element of the expected gradients.
     """
     if floor is None:
         floor = GRADIENT_FLOOR * largest_of(expected.gradients.values())
@@ -239,8 +240,8 @@ def rounding(
     expected: ModelStep,
     graph: OperatorGraph,
 ) -> Apart:
-    """Return differences that rounding explains: several times the change of the model's own step if all of
-    its parameters change by rounding."""
+    """Return the differences that rounding explains: ``ROUNDING_FACTOR`` times those between the model's own
+    steps without and with a random rounding error in every parameter."""
     unit = _UNIT[precision(graph)]
     generator = torch.Generator().manual_seed(0)
     changes = []
@@ -256,6 +257,6 @@ def rounding(
 
 
 def precision(graph: OperatorGraph) -> str:
-    """Return the lowest floating precision in a graph."""
+    """Return the narrowest floating-point dtype in a graph."""
     used = {tensor.dtype for tensor in graph.tensors.values()}
     return next((dtype for dtype in reversed(_UNIT) if dtype in used), "float32")

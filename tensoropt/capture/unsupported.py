@@ -1,8 +1,7 @@
-"""What cannot be captured or trained, and is not found by comparing the graph with the model: a short table,
-each row with what to do instead.
+"""A table of operations in models that cannot be captured or trained, each with what to do instead.
 
-A row is recognised in an error of PyTorch's, or, where PyTorch raises none, at the call; the refusal names
-the model's own line.
+An operation is recognised by PyTorch's error, or by the model's call if PyTorch raises no error. The message
+names the model's own line. Other faults are found by comparing the graph with the model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Unsupported:
     """One row of the table.
 
     Attributes:
-        what: what the model does, as the end of "the model ...".
+        what: what the model does, as the end of a sentence "the model ...".
         remedy: what to do instead.
     """
 
@@ -38,7 +37,7 @@ class Unsupported:
     remedy: str
 
     def refused(self, model: str, line: str, said: str = "") -> CaptureError:
-        """Return the error to raise; ``line`` is the model's own, ``said`` what PyTorch said."""
+        """Return the error to raise; ``line`` is a line of the model's code, ``said`` PyTorch's message."""
         where, words = f" at {line}" if line else "", f" (PyTorch: {said})" if said else ""
         return CaptureError(f"{model}{where} {self.what}, which is not supported; {self.remedy}{words}")
 
@@ -51,7 +50,7 @@ VALUE = Unsupported(
     "cross_entropy), and a batch norm with momentum=None (use momentum=0.1)",
 )
 SPARSE_GRADIENT = Unsupported(
-    "gives an embedding a sparse gradient", "pass sparse=False: gradients are summed and sent as they are"
+    "gives an embedding a sparse gradient", "pass sparse=False, because only dense gradients are reduced"
 )
 _KINDS = {
     "a sparse tensor": "keep it dense (`.to_dense()`), or write the product with index_select and index_add",
@@ -61,10 +60,9 @@ _KINDS = {
 }
 _GRADIENT = Unsupported(
     "computes a gradient inside forward",
-    "a step has one backward pass, and a plan no second derivative, so that a gradient penalty cannot be "
-    "added outside of a parallelized model either; write it by finite differences (what the layers give for "
-    "x and for x plus a small step, both in forward), use spectral_norm in its place, or train this model "
-    "unsplit",
+    "a step has one backward pass, and a plan computes no second derivatives, not even for a gradient "
+    "penalty outside of the model; write the penalty by finite differences (of the outputs for x and for x "
+    "plus a small step, both in forward), use spectral_norm in its place, or train this model unsplit",
 )
 _MADE = Unsupported(
     "makes a parameter in forward, where no optimizer sees it",
@@ -100,7 +98,7 @@ _TAKE_FUNCTIONS = frozenset(
 
 
 def higher_order(name: str) -> Unsupported:
-    """Return the row of an operator that takes functions."""
+    """Return the row for an operator that takes functions as arguments."""
     return Unsupported(
         f"uses {name if name in _TAKE_FUNCTIONS else 'an operator'}, which takes functions",
         "write what it computes in plain calls: torch.where for a branch, a Python loop (which is unrolled) "
@@ -116,13 +114,14 @@ _OF_FILES = (
     (r"torch/nested/", Unsupported("makes a nested tensor", _KINDS["a nested tensor"])),
     (r"torch/(_functorch/eager_transforms|autograd/functional)\.py$", _GRADIENT),
 )
-"""PyTorch files in an error's traceback, mapped to the model's action; the innermost match decides."""
+"""Pairs (pattern of a PyTorch file in an error's traceback, row). The row is None for files of operators that
+take functions (:func:`higher_order`). The innermost file that matches decides."""
 _OF_MESSAGES = (
     (r"FlexAttention", higher_order("flex_attention")),
     (
         r"process group|group cannot be None|torch\.distributed|c10d",
         Unsupported(
-            "communicates with other processes", "leave that out: the search decides how to spread the model"
+            "communicates with other processes", "leave that out: the plan decides how ranks communicate"
         ),
     ),
     (
@@ -148,8 +147,8 @@ _OF_MESSAGES = (
 
 
 def of_error(error: BaseException) -> Unsupported | None:
-    """Return the row that explains this error; None if there is none, or if the model's own code raised it,
-    because its message says nothing about what PyTorch cannot do."""
+    """Return the row that explains an error of PyTorch; None if no row does, or if the model's own code
+    raised the error, whose message then says nothing about PyTorch."""
     if raised_by_model(error) is not None:
         return None
     for frame in frames_of(error):
@@ -164,7 +163,7 @@ def of_error(error: BaseException) -> Unsupported | None:
 
 
 def kind_of_tensor(value: torch.Tensor) -> tuple[str, str] | None:
-    """Return (what a tensor is, the remedy) for those that no plan can hold; None for ordinary ones."""
+    """Return (kind, remedy) of a tensor that no plan supports (sparse, nested, quantized), otherwise None."""
     kind = ""
     if value.is_nested:
         kind = "a nested tensor"
@@ -182,7 +181,7 @@ _QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2,
 
 
 def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a PyTorch call that can be recognised by its name and arguments, with the model's line."""
+    """Raise :class:`CaptureError` if a PyTorch call, by its name and arguments, is not supported."""
     kind = _CALLS.get(name)
     if name in ("requires_grad_", "__set__") and isinstance(args[0], torch.nn.Parameter):
         wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
@@ -193,7 +192,7 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def _refuse_at_the_call(kind: Unsupported) -> None:
-    """Refuse what the model's code calls; do nothing if PyTorch itself makes the call."""
+    """Raise the error of a row for the current call; do nothing if no code of the model makes the call."""
     frame = None if getattr(_own, "calls", False) else calling_frame()
     if frame is not None:
         raise kind.refused("the model", quoted_line(frame))
@@ -204,7 +203,7 @@ _own = threading.local()
 
 @contextlib.contextmanager
 def own_calls() -> Iterator[None]:
-    """While open nothing is refused, because capture itself calls PyTorch below the model's code."""
+    """While open, refuse no calls: the capture itself makes them, although the model's code runs."""
     before, _own.calls = getattr(_own, "calls", False), True
     try:
         yield
@@ -214,7 +213,8 @@ def own_calls() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """While open, refuse at the call whatever PyTorch does not show to function modes."""
+    """While open, refuse calls that function modes do not see: gradients inside forward, new parameters, and
+    operators that take functions."""
     registered = torch.nn.Module.register_parameter
     helpers = torch._higher_order_ops.utils
     run = helpers._hop_compile_and_call

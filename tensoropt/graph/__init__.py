@@ -1,4 +1,4 @@
-"""The computation: tensors, operators and the graph they form (no PyTorch needed)."""
+"""The computation of a model as plain data: tensors, operators and their graph, without PyTorch."""
 
 from tensoropt.graph.ir import (
     DTYPE_BYTES,

@@ -48,8 +48,8 @@ class Tensor:
     """One tensor of the graph at its global shape.
 
     ``key``: a parameter's or buffer's ``state_dict`` key, or an input's position in the flattened call.
-    ``dtype``: the one that operators read. ``master_dtype``: a parameter's wider stored dtype, cast at every
-    use.
+    ``dtype``: the dtype in which operators read the tensor. ``master_dtype``: a wider dtype in which a
+    parameter is stored, and from which it is cast at every use.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Tensor:
 class Operator:
     """One ATen-level call; ``args``/``kwargs`` hold a :class:`Ref` in place of each tensor.
 
-    ``module`` is the dotted path of the submodule that made the call; ``source`` is the user's line.
+    ``module`` is the dotted path of the submodule that made the call; ``source`` is the line of its code.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Operator:
     source: str = ""
 
     def inputs(self) -> tuple[str, ...]:
-        """Return the tensors that it reads, in argument order, with repetitions."""
+        """Return the names of the tensors that the operator reads, in argument order, with repetitions."""
         return self._inputs
 
     @cached_property
@@ -107,7 +107,7 @@ class Operator:
 
 
 def iter_refs(value: Any) -> Iterator[str]:
-    """Yield the tensors in an argument, or a structure of arguments, in order."""
+    """Yield the names of the tensors in an argument, or in nested lists and tuples of them, in order."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, (tuple, list)):
@@ -116,7 +116,7 @@ def iter_refs(value: Any) -> Iterator[str]:
 
 
 def map_refs(value: Any, function: Callable[[str], Any]) -> Any:
-    """Return ``value`` with every :class:`Ref` replaced by ``function(name)``; lists and tuples stay."""
+    """Return ``value`` with every :class:`Ref`, also in lists and tuples, replaced by ``function(name)``."""
     if isinstance(value, Ref):
         return function(value.name)
     if isinstance(value, tuple):
@@ -132,17 +132,19 @@ class OperatorGraph:
 
     Attributes:
         tensors: all tensors, by name.
-        operators: in execution order.
+        operators: operators in execution order.
         inputs: names of the tensors that a caller passes, in the order of the flattened call.
         outputs: names of the returned tensors; in training the first is the scalar loss.
-        mutations: buffer name -> name of the tensor holding its value after the step.
-        constants: values of constants (``torch.Tensor``, before broadcast); absent on the meta device.
-        kept_constants: constant -> (bytes as stored, the first constant that shares its memory).
-        aliases: state-dict keys that share a parameter: further key -> the key in ``tensors``.
+        mutations: name of the tensor with a buffer's value after the step, by the buffer's name.
+        constants: values of constants by name, with size 1 along dims where they do not change; meta tensors
+            if the model is on the meta device.
+        kept_constants: (first constant with the same memory, its size in bytes as stored), by constant.
+        aliases: ``state_dict`` key in ``tensors``, by further key of the same (tied) parameter.
         training: whether a backward pass follows.
+        notes: notes for the user on decisions of the capture.
         compute_dtype: ``float32`` for the model's own dtypes; ``bfloat16`` with inserted casts
             (:mod:`tensoropt.capture.precision`).
-        expert_imbalance: the busiest expert rank's predicted rows over the mean.
+        expert_imbalance: predicted tokens of the busiest rank in expert parallelism, over the ranks' mean.
     """
 
     tensors: Mapping[str, Tensor]
@@ -163,7 +165,7 @@ class OperatorGraph:
 
     @property
     def constant_bytes(self) -> int:
-        """The bytes of the constants, whole on every rank; shared memory counts once."""
+        """The size in bytes of the constants, all of which every rank stores; shared memory counts once."""
         kept = (self.kept_constants[name] for name in self.tensors if name in self.kept_constants)
         return sum(dict(kept).values())
 
@@ -173,7 +175,7 @@ class OperatorGraph:
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Operator, ...]]:
-        """The operators that read each tensor, once each and in order."""
+        """The operators that read each tensor, each once and in execution order, by the tensor's name."""
         readers: dict[str, dict[str, Operator]] = {}
         for op in self.operators:
             for name in op.inputs():
@@ -186,7 +188,7 @@ class OperatorGraph:
 
     @cached_property
     def largest_trained(self) -> tuple[int, int]:
-        """The elements of the largest trained parameter, and the number of that size; (0, 0) if none."""
+        """(Elements of the largest trained parameter, number of parameters of that size); (0, 0) if none."""
         sizes = [tensor.elements for tensor in self.parameters if tensor.requires_grad]
         return max(sizes, default=0), sizes.count(max(sizes, default=0))
 
@@ -214,7 +216,11 @@ class OperatorGraph:
 
 
 def validate(graph: OperatorGraph) -> None:
-    """Check the invariants that every pass must preserve; ``AssertionError`` names the culprit."""
+    """Check that names are unique and that each tensor is made once, before it is read.
+
+    Raises:
+        AssertionError: an operator or a tensor violates this; the message has its name.
+    """
     defined = {name for name, t in graph.tensors.items() if t.kind != "activation"}
     names: set[str] = set()
     for op in graph.operators:
@@ -249,7 +255,7 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
 
 
 def graph_from_dict(data: Mapping[str, Any]) -> OperatorGraph:
-    """Inverse of :func:`graph_to_dict`; the fingerprint is preserved."""
+    """Return the graph of which :func:`graph_to_dict` made ``data``; the fingerprint is the same."""
     parts = dict(data)
     parts["tensors"] = {name: Tensor(name, tuple(shape), *rest) for name, shape, *rest in data["tensors"]}
     parts["operators"] = tuple(_operator_from_dict(op) for op in data["operators"])

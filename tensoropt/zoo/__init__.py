@@ -1,4 +1,4 @@
-"""The models of the papers, by name, at the papers' sizes and at laptop sizes.
+"""Models of published papers, by name, at the papers' sizes and at laptop sizes.
 
 In: a name. Out: a :class:`ZooModel`, a module whose forward returns a scalar loss, with example inputs.
 """

@@ -1,8 +1,8 @@
 """Networks with large branches: AmoebaNet-D, two-tower retrieval, CLIP.
 
-AmoebaNet's paper and its released TensorFlow code disagree on the states that a normal cell concatenates; the
-code's are used, as GPipe's parameter counts need them (torchgpipe's benchmark). The last two score all pairs
-of a batch, so their loss is not a mean over samples.
+AmoebaNet's paper and its released TensorFlow code disagree on the states that a normal cell concatenates. The
+model here follows the code, because GPipe's parameter counts need its states (torchgpipe's benchmark).
+Two-tower retrieval and CLIP score all pairs of a batch, so their loss is not a mean over samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _AMOEBA = (
 
 @dataclass(frozen=True)
 class _Cell:
-    """A searched cell: state n + 2 sums operations 2n and 2n + 1; states ``out`` are concatenated."""
+    """A cell found by architecture search, whose states ``out`` are concatenated. State n + 2 is the sum of
+    operations 2n and 2n + 1; an operation is (number of the state that it reads, kind)."""
 
     operations: tuple[tuple[int, str], ...]
     out: tuple[int, ...]
@@ -45,7 +46,7 @@ _AMOEBA_REDUCTION = _Cell(
 
 
 class _Active(nn.Module):
-    """ReLU, convolution without bias, batch norm."""
+    """A ReLU, a convolution without bias, and a batch norm."""
 
     def __init__(
         self, channels: int, out: int, kernel: tuple[int, int] = (1, 1), stride: tuple[int, int] = (1, 1)
@@ -60,7 +61,7 @@ class _Active(nn.Module):
 
 
 class _Halve(nn.Module):
-    """Half the resolution by two 1x1 convolutions on the even and the odd pixels."""
+    """A halving of the resolution by two 1x1 convolutions, of the even and of the odd pixels."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -101,7 +102,10 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
 
 
 class _SearchedCell(nn.Module):
-    """One cell, which reads the outputs of the last two cells, ``previous`` and ``before``."""
+    """One cell, which reads the outputs of the last cell (``previous``) and of the one before (``before``).
+
+    ``halves``: whether this cell halves the resolution. ``halved``: whether the last cell did.
+    """
 
     def __init__(
         self, cell: _Cell, before: int, previous: int, channels: int, halves: bool, halved: bool
@@ -127,8 +131,8 @@ class _SearchedCell(nn.Module):
 
 
 class AmoebaNet(nn.Module):
-    """AmoebaNet-D: a stem, two reductions, three runs of ``layers / 3`` normal cells with reductions between,
-    a dense layer. ``filters`` are the channels of the first run of cells; each run doubles them.
+    """AmoebaNet-D: a stem, two reduction cells, three runs of ``layers / 3`` normal cells with a reduction
+    cell between runs, and a dense layer. The first run has ``filters`` channels, each next run twice as many.
     """
 
     def __init__(self, layers: int, filters: int, classes: int) -> None:
@@ -174,7 +178,9 @@ _CLIP = "Radford et al., Learning Transferable Visual Models, ICML 2021 (section
 
 
 class _Tower(nn.Module):
-    """Mean embedding of ``ids (b, length)`` with ``features (b, features)`` -> ``(b, hidden[-1])``."""
+    """Dense layers over the mean embedding of ``ids (b, length)`` and ``features (b, features)``; the result
+    is ``(b, hidden[-1])``.
+    """
 
     def __init__(self, vocabulary: int, embedding: int, features: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -190,7 +196,7 @@ class _Tower(nn.Module):
 
 
 class _TwoTower(nn.Module):
-    """A tower for queries and a smaller one for items, with a softmax over the batch's items."""
+    """A tower for queries and a smaller tower for items, with a softmax over the batch's items."""
 
     def __init__(self, vocabularies: tuple[int, int], embedding: int, features: tuple[int, int],
                  hidden: tuple[int, ...], temperature: float) -> None:  # fmt: skip
@@ -229,7 +235,7 @@ def _two_tower(
 
 
 class _ImageTransformer(nn.Module):
-    """``(b, 3, s, s) -> (b, d)``: blocks over image patches and a class token, whose output is returned."""
+    """A vision transformer ``(b, 3, s, s) -> (b, d)``, which returns the output of its class token."""
 
     def __init__(self, image: int, patch: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -249,7 +255,7 @@ class _ImageTransformer(nn.Module):
 
 
 class _TextTransformer(nn.Module):
-    """``(b, s) -> (b, d)``: causal blocks over a text; returns the last position's output."""
+    """A causal transformer ``(b, s) -> (b, d)`` over a text; returns the output of the last position."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -278,7 +284,7 @@ def _blocks(hidden: int, layers: int, *, causal: bool) -> nn.ModuleList:
 
 
 class Clip(nn.Module):
-    """A tower for images and one for texts, with a contrastive loss over all pairs of the batch."""
+    """A tower for images and a tower for texts, with a contrastive loss over all pairs of the batch."""
 
     def __init__(self, images: _ImageTransformer, texts: _TextTransformer, embedding: int) -> None:
         super().__init__()

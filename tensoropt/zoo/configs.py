@@ -1,8 +1,8 @@
 """Models of the ``transformers`` package from a ``config.json`` of the Hugging Face Hub or of a folder, with
 random weights.
 
-A class is built if it computes a loss and :data:`_INPUTS` can make its inputs from the config. The ending of
-its name decides the labels.
+A class can be built if it computes a loss and if :data:`_INPUTS` can make all of its inputs from the config.
+The ending of the class's name decides the labels.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tensoropt.zoo.registry import Recipe, ZooError, tokens
 HUB = "hf:"
 _CONFIG = "config.json"
 _SEQUENCE, _IMAGE, _WAVE, _CHOICES = 4096, 224, 160_000, 4
-"""The largest default of the sequence length (many configs allow far more than anybody trains on); defaults
-of an image's side and of a recording's samples (10 s at 16 kHz); answers per multiple-choice question.
-Assumptions."""
+"""The largest default of the sequence length (many configs allow far more than anybody trains on); default
+side of an image in pixels; default number of samples of a recording (10 s at 16 kHz); number of answers per
+multiple-choice question. All are assumptions."""
 _POSITIONS = ("max_target_positions", "max_position_embeddings", "n_positions", "max_seq_len")
 _VOCABULARY, _LABELS = "vocab_size", "num_labels"
 _TARGETS: Mapping[str, tuple[str, str | int]] = {
@@ -41,13 +41,13 @@ _TARGETS: Mapping[str, tuple[str, str | int]] = {
     "Classification": ("samples", _LABELS),
     "ForSemanticSegmentation": ("pixels", _LABELS),
 }
-"""Ending of a class's name -> what a label belongs to, and the number of labels or its config field."""
+"""Ending of a class's name -> (what each label belongs to, number of classes or the config's field of it)."""
 _INSTEAD = "write a function that returns (model, args), and give file.py:function"
 
 
 def from_config(name: str) -> Callable[..., Recipe]:
-    """Return a builder of a config's model, with the parameters ``batch`` and, if it reads tokens,
-    ``sequence``.
+    """Return a builder of a config's model. The builder has the parameters ``batch`` and, if the model reads
+    tokens, ``sequence``.
 
     Args:
         name: ``hf:ID``, a folder with a ``config.json``, or that file; ``HF_HUB_OFFLINE`` is respected.
@@ -77,7 +77,7 @@ def from_config(name: str) -> Callable[..., Recipe]:
 
 
 def builder(network: Any, config: Any) -> Callable[..., Recipe]:
-    """Return the builder of a class of ``transformers``.
+    """Return a builder of a model of the class ``network`` of ``transformers``.
 
     Raises:
         ZooError: unsupported inputs or labels; the caller puts the class's name before the message.
@@ -114,7 +114,7 @@ def builder(network: Any, config: Any) -> Callable[..., Recipe]:
 
 
 def _check(network: Any, config: Any, taken: Mapping[str, Any], known: list[str], head: Any) -> None:
-    """Refuse a class with unsupported inputs or labels."""
+    """Raise :class:`ZooError` for a class without a loss, or with unsupported inputs or labels."""
     if not {"labels", "start_positions", "return_loss"} & set(taken):
         import transformers
 
@@ -140,7 +140,7 @@ def _refuse_unknown(architecture: str, transformers: Any) -> Any:
 
 
 def _size(config: Any, *names: str, usual: int | None = None) -> Any:
-    """Return the first of these fields that a config, or a config nested in it, has."""
+    """Return the first of the fields ``names`` in a config or in a config nested in it, else ``usual``."""
     inner = [getattr(config, part, None) for part in getattr(config, "sub_configs", ())]
     for one in (config, *inner):
         for name in names:
@@ -160,19 +160,19 @@ def _image(config: Any) -> tuple[int, int]:
 
 
 def _pixels(config: Any, batch: int, _: int) -> Tensor:
-    """Return images, or frames of videos."""
+    """Return images, or videos if the config has a number of frames."""
     frames = _size(config, "num_frames", usual=0)
     channels = _size(config, "num_channels", "in_channels", usual=3)
     return torch.randn(batch, *([frames] if frames else []), channels, *_image(config))
 
 
 def _spectra(config: Any, batch: int, _: int) -> Tensor:
-    """Return spectrograms as Whisper reads them: two frames per position."""
+    """Return spectrograms as Whisper reads them, with two frames per position of the encoder."""
     return torch.randn(batch, _size(config, "num_mel_bins"), 2 * _size(config, "max_source_positions"))
 
 
 def _wave(config: Any, batch: int, _: int) -> Tensor:
-    """Return waveforms, or spectrograms if the config has mel bins."""
+    """Return waveforms, or spectrograms if the config has a number of mel bins."""
     bins = _size(config, "num_mel_bins", usual=0)
     return torch.randn(batch, *([_size(config, "max_length"), bins] if bins else [_WAVE]))
 

@@ -1,6 +1,6 @@
 """Networks for images: ``x (batch, channels, size, size)``, ``labels (batch,)`` -> mean cross entropy.
 
-U-Net and DeepLab-V3 label every pixel: ``labels (batch, size, size)``.
+For U-Net and DeepLab-V3, which classify every pixel, the labels are ``(batch, size, size)``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 3
 
 
 class ConvNorm(nn.Sequential):
-    """Convolution without bias, then batch norm."""
+    """A convolution without bias, then a batch norm."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
         padding = dilation * (kernel // 2)
@@ -35,7 +35,7 @@ class ConvNorm(nn.Sequential):
 
 
 class Bottleneck(nn.Module):
-    """1x1 down, 3x3 (with the stride), 1x1 up to four times the middle width, and the shortcut."""
+    """A residual block: 1x1 down to ``middle`` channels, 3x3 (with the stride), 1x1 up to ``4 * middle``."""
 
     def __init__(self, channels: int, middle: int, stride: int, dilation: int = 1) -> None:
         super().__init__()
@@ -52,9 +52,9 @@ class Bottleneck(nn.Module):
 
 
 def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int = 32) -> nn.Sequential:
-    """Return stem and stages, ``(b, 3, s, s) -> (b, 32 * stem * width, s / output_stride, ...)``.
+    """Return stem and stages of a ResNet, ``(b, 3, s, s) -> (b, 32 * stem * width, s / output_stride, ...)``.
 
-    Stages that would go beyond ``output_stride`` keep their resolution and dilate instead (DeepLab).
+    Stages after ``output_stride`` is reached keep the resolution, and dilate their convolutions (DeepLab).
     """
     require_at_least(1 / stem, f"the first stage has {stem} times as many channels", width=width)
     layers: list[nn.Module] = [
@@ -74,7 +74,7 @@ def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int 
 
 
 class _Classifier(nn.Module):
-    """Features, mean over the image, one dense layer, cross entropy."""
+    """A classifier: ``features``, the mean over the image, one dense layer, and cross entropy."""
 
     def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def _resnet(batch: int, depth: int = 50, image: int = 224, stem: int = 64, class
 def _wide_resnet(
     batch: int, depth: int = 152, width: float = 6.0, image: int = 224, stem: int = 64, classes: int = 1000
 ) -> Recipe:
-    """Wide ResNet, every width after the stem multiplied."""
+    """Wide ResNet; width multiplies every number of channels after the stem."""
     require_one_of(_DEPTHS, depth=depth)
     return _residual(batch, _DEPTHS[depth], stem, width, image, classes)
 
@@ -123,7 +123,7 @@ _Kernel = int | tuple[int, int]
 
 
 class Conv(nn.Sequential):
-    """Convolution without bias, batch norm, ReLU. ``padding`` keeps the size unless it is given."""
+    """A convolution without bias, a batch norm and a ReLU. Padding keeps the size unless ``valid``."""
 
     def __init__(
         self, channels: int, out: int, kernel: _Kernel, stride: int = 1, valid: bool = False
@@ -182,7 +182,7 @@ def _wide(channels: int, c: list[int]) -> Branches:
 
 
 class Inception(_Classifier):
-    """Inception modules in sequence; ``share`` multiplies their channels."""
+    """Inception-v3, a sequence of modules with branches; ``share`` multiplies all numbers of channels."""
 
     def __init__(self, share: float, classes: int) -> None:
         def s(*widths: int) -> list[int]:
@@ -242,7 +242,8 @@ def _double(channels: int, out: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """``depth`` halvings and back; each level's features are concatenated on the way up.
+    """A U-Net, which halves the resolution ``depth`` times and doubles it as often; the features of each
+    resolution on the way down are concatenated on the way up.
 
     Convolutions are padded (the paper's are not), so that sizes match without cropping.
     """
@@ -275,7 +276,7 @@ def _unet(batch: int, image: int = 512, width: int = 64, depth: int = 4, classes
 
 
 class DeepLab(nn.Module):
-    """Dilated residual trunk, atrous spatial pyramid, classifier, bilinear upsampling to the image."""
+    """A dilated ResNet, an atrous spatial pyramid, a classifier, and bilinear upsampling to the image."""
 
     def __init__(self, blocks: tuple[int, ...], stem: int, width: float, pyramid: int, classes: int) -> None:
         super().__init__()
@@ -314,8 +315,8 @@ def _deeplab_v3(
 ) -> Recipe:
     """DeepLab-V3 on a dilated ResNet (output stride 16) of ``depth`` layers.
 
-    ``width`` multiplies every width of the ResNet after its stem, as in a wide ResNet; ``pyramid`` is the
-    channels of the pyramid.
+    ``width`` multiplies every number of channels of the ResNet after its stem, as in a wide ResNet.
+    ``pyramid`` is the number of channels of each branch of the pyramid.
     """
     require_one_of(_DEPTHS, depth=depth)
     model = DeepLab(_DEPTHS[depth], stem, width, pyramid, classes)
@@ -328,7 +329,7 @@ _VGG = "Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015 (tab
 
 
 class Chain(nn.Module):
-    """Features, flatten, classifier, cross entropy."""
+    """A classifier: ``features``, flattened, then ``classifier`` and cross entropy."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
@@ -393,7 +394,7 @@ def _vgg(
 ) -> Recipe:
     """VGG: five stages of 3x3 convolutions, three dense layers.
 
-    ``width`` is the first stage's channels (64 in the paper); it doubles up to 8 times ``width``.
+    The first stage has ``width`` channels (64 in the paper); each stage doubles them, up to ``8 * width``.
     """
     require_one_of(_VGG_STAGES, depth=depth)
     require_at_least(32, "five stages halve it", image=image)

@@ -1,7 +1,7 @@
 """Small decoder language models in plain PyTorch.
 
-The mixture of experts sends tokens by a 0/1 matrix of fixed capacity (GShard, algorithm 1), so that no shape
-depends on data and experts are a dim of a batched product.
+The mixture of experts sends tokens to experts of a fixed capacity by a product with a 0/1 matrix (GShard,
+algorithm 1). So no shape depends on data, and the experts are a dim of a batched product.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tensoropt.zoo.registry import Recipe, register, require_at_least, require_m
 
 
 class FeedForward(nn.Module):
-    """``(b, s, d) -> (b, s, d)`` through four times the width."""
+    """A feed-forward layer ``(b, s, d) -> (b, s, d)`` with an inner width of ``4 * d``."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and ``feed``, each with layer norm and residual: ``(b, s, d) -> (b, s, d)``."""
+    """Attention and ``feed``, each with a layer norm before and a residual: ``(b, s, d) -> (b, s, d)``."""
 
     def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module, causal: bool = True) -> None:
         super().__init__()
@@ -49,7 +49,8 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """``ids, labels (batch, sequence)`` to the mean cross entropy; labels are already shifted."""
+    """A language model: ``ids, labels (batch, sequence)`` to the mean cross entropy; labels are already
+    shifted."""
 
     def __init__(
         self, vocabulary: int, sequence: int, layers: int, hidden: int, heads: int, dropout: float
@@ -94,9 +95,9 @@ _GSHARD = "Lepikhin et al., GShard, ICLR 2021; Jiang et al., Mixtral of Experts,
 
 
 class Experts(nn.Module):
-    """Top-``chosen`` routing of ``x (b, s, d)`` over gated feed-forward experts; ``(b, s, d)`` back.
+    """Gated feed-forward experts ``(b, s, d) -> (b, s, d)``; each token goes to its ``chosen`` best experts.
 
-    An expert takes at most ``capacity`` tokens; the others use the residual.
+    An expert takes at most ``slack`` times its equal share of tokens; for further tokens it returns zeros.
     """
 
     def __init__(self, hidden: int, inner: int, experts: int, chosen: int, slack: float) -> None:
@@ -126,7 +127,7 @@ class Experts(nn.Module):
 
 
 class _MixtureDecoder(nn.Module):
-    """``ids, labels (batch, sequence)`` to the mean cross entropy."""
+    """A language model with the given blocks: ``ids, labels (batch, sequence)`` to the mean cross entropy."""
 
     def __init__(self, vocabulary: int, sequence: int, hidden: int, blocks: nn.ModuleList) -> None:
         super().__init__()

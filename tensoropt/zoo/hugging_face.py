@@ -1,4 +1,4 @@
-"""Transformers defined by the ``transformers`` package, an optional extra, with random weights."""
+"""Language models of the ``transformers`` package, an optional extra, with random weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _mixtral = partial(_of_package, paper=_MIXTRAL, batch=1)
 
 
 class ModelLoss(nn.Module):
-    """A model of ``transformers`` reduced to its loss: logits are dropped, not kept alive."""
+    """A model of ``transformers`` that returns only its loss, so that no logits stay in memory."""
 
     def __init__(self, network: nn.Module, **options: Any) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ModelLoss(nn.Module):
         return self.network(**inputs, **self._options).loss
 
     def save_pretrained(self, folder: str | os.PathLike[str], **settings: Any) -> None:
-        """Save the model in its package's format; if it has adapters, save only these."""
+        """Save the model in its package's format; of a model with adapters, save only the adapters."""
         self.network.save_pretrained(folder, **settings)  # type: ignore[operator]
 
 
@@ -156,7 +156,7 @@ def _build_mixtral(
     """Mixtral decoder: a mixture of experts in every layer, language-model loss."""
     _require_rotary_heads(heads, key_value_heads, hidden)
     require_at_least(chosen, f"a token goes to {chosen} of them", experts=experts)
-    require_multiple(8, "bfloat16 rows of grouped products are 16-byte multiples", hidden=hidden, inner=inner)
+    require_multiple(8, "bfloat16 rows have to be multiples of 16 bytes", hidden=hidden, inner=inner)
     import transformers
 
     config = transformers.MixtralConfig(

@@ -1,6 +1,6 @@
-"""LoRA: low-rank adapters beside frozen linear layers (Hu et al., ICLR 2022), of the package ``peft``.
+"""LoRA: low-rank adapters beside frozen linear layers (Hu et al., ICLR 2022), made by the package ``peft``.
 
-As an option behind a name, so that command lines and plans build the same model:
+Adapters are an option behind a model's name, so that command lines and plans build the same model:
 ``gpt2?lora=r=16,alpha=32,targets=c_attn``.
 """
 
@@ -20,24 +20,25 @@ from tensoropt.ops.quantised import QuantisedLinear, Scheme, quantised
 from tensoropt.units import read_number, read_whole
 
 LORA = "lora"
-"""The option's name."""
+"""The name of the option for adapters."""
 _EXAMPLE = "r=16,alpha=32,targets=q_proj+v_proj"
 _KEYS = ("r", "alpha", "dropout", "targets", "base")
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
-"""Ending of a class of ``transformers`` -> the task's name in peft."""
+"""Ending of a class's name in ``transformers`` -> the task's name in peft."""
 
 
 @dataclass(frozen=True)
 class Lora:
-    """The settings of adapters.
+    """The settings of LoRA adapters.
 
     Attributes:
-        r: the rank.
-        alpha: outputs are scaled by ``alpha / r``; None for peft's default.
-        dropout: the dropout of the adapters' inputs.
-        targets: the layers' last names, or ``all-linear``; by default peft's for an architecture of
-            ``transformers``, else every linear layer but the output's.
-        base: the scheme (:data:`tensoropt.ops.quantised.SCHEMES`) of frozen weights; "" for none.
+        r: rank of the adapters.
+        alpha: numerator of the factor ``alpha / r`` that scales adapters' outputs; None for peft's default.
+        dropout: dropout probability of the adapters' inputs.
+        targets: last parts of the names of layers that get adapters, or ``all-linear``; by default peft's
+            choice for an architecture of ``transformers``, else ``all-linear``. With ``all-linear``, a model
+            of ``transformers`` gets no adapters on its output layer.
+        base: quantisation scheme (:data:`tensoropt.ops.quantised.SCHEMES`) of frozen weights; "" for none.
     """
 
     r: int
@@ -48,8 +49,10 @@ class Lora:
 
     @classmethod
     def of(cls, text: str) -> Lora:
-        """Parse ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4``; TensorOptError if
-        malformed.
+        """Return the settings in ``r=16,alpha=32,dropout=0.05,targets=q_proj+v_proj,base=nf4``.
+
+        Raises:
+            TensorOptError: the text is malformed.
         """
         chosen: dict[str, str] = {}
         for part in text.split(","):
@@ -57,7 +60,7 @@ class Lora:
             if not equals or not value:
                 raise TensorOptError(f"lora: '{part[:40]}' is no KEY=VALUE; write {_EXAMPLE}")
             if key not in _KEYS:
-                raise TensorOptError(f"lora: there is no '{key[:40]}'; {suggest(key, _KEYS)}")
+                raise TensorOptError(f"lora: there is no key '{key[:40]}'; {suggest(key, _KEYS)}")
             if key in chosen:
                 raise TensorOptError(f"lora: '{key}' is given twice; give it once")
             chosen[key] = value
@@ -82,11 +85,11 @@ class Lora:
 def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
     """Add adapters to some layers of a model, freeze everything else, and return the model.
 
-    If one ``transformers`` model holds all parameters, peft wraps that one, so that its ``save_pretrained``
-    writes the adapters.
+    If a ``transformers`` model inside of ``model`` has all parameters, peft wraps this inner model, so that
+    its ``save_pretrained`` writes the adapters.
 
     Args:
-        model: on the CPU or the meta device; changed in place.
+        model: a model on the CPU or the meta device, which is changed in place.
 
     Raises:
         TensorOptError: no layer matches the targets, or a weight cannot be stored as ``lora.base``.
@@ -126,11 +129,11 @@ def with_adapters(model: nn.Module, lora: Lora) -> nn.Module:
 
 
 def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collection[str] = ()) -> str:
-    """Return ``LoRA r16``, or ``LoRA r16 on nf4``, for a model that trains only such adapters; else "".
+    """Return a text such as ``LoRA r16 on nf4`` for a model that trains only LoRA adapters; else "".
 
     Args:
-        trained: (key, shape) of the trained parameters.
-        schemes: the schemes of quantised weights.
+        trained: (key, shape) of each trained parameter.
+        schemes: quantisation schemes of the model's weights.
     """
     ranks = set()
     for key, shape in trained:
@@ -143,7 +146,7 @@ def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collec
 
 
 def _store_in_bytes(model: nn.Module, scheme: str, kept: nn.Module | None) -> None:
-    """Quantise frozen linear layers' weights, except ``kept``'s, as ``transformers`` and bitsandbytes do."""
+    """Quantise the weights of frozen linear layers except ``kept``, as bitsandbytes does."""
     from transformers.pytorch_utils import Conv1D
 
     owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
@@ -180,7 +183,7 @@ def _package_model(model: nn.Module) -> str | None:
 
 
 def _targets(model: nn.Module, lora: Lora) -> list[str] | str | None:
-    """Return the targets for peft; None for its own choice."""
+    """Return the value of peft's setting ``target_modules``; None for peft's own choice."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     named = lora.targets != ("all-linear",)
@@ -194,7 +197,7 @@ def _targets(model: nn.Module, lora: Lora) -> list[str] | str | None:
 
 
 def _linear_layers(model: nn.Module) -> list[str]:
-    """Return the linear layers whose forward is called; ``nn.MultiheadAttention`` does not call its own."""
+    """Return the names of the linear layers whose forward is called (not so in ``nn.MultiheadAttention``)."""
     from transformers.pytorch_utils import Conv1D
 
     inside = {

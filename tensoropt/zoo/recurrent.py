@@ -1,6 +1,6 @@
 """Sequence models and perceptrons: LSTM language models, GNMT, the first Transformer, MLPs.
 
-LSTMs exist as unrolled cells and as whole ``nn.LSTM`` layers, which give different graphs.
+LSTMs are built from unrolled cells or from whole ``nn.LSTM`` layers, which give different graphs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, attention over the encoder (in a decoder), feed-forward; norms after the sums."""
+    """Self-attention, attention over the encoder's output (in a decoder) and feed-forward layers, each with a
+    residual sum and then a norm."""
 
     def __init__(self, hidden: int, heads: int, inner: int, dropout: float, decoder: bool) -> None:
         super().__init__()
@@ -59,14 +60,15 @@ class Layer(nn.Module):
 
 
 def _sinusoids(length: int, hidden: int) -> Tensor:
-    """Return the positions ``(length, hidden)`` of section 3.5."""
+    """Return the position encodings ``(length, hidden)`` of Vaswani et al., section 3.5."""
     rate = 10000 ** (-torch.arange(0, hidden, 2) / hidden)
     angle = torch.arange(length).unsqueeze(1) * rate
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
 
 
 class Transformer(nn.Module):
-    """``source (b, s)``, ``target, labels (b, t)``; one matrix embeds both sides and scores the words."""
+    """An encoder-decoder: ``source (b, s)``, ``target, labels (b, t)`` to the mean cross entropy. One matrix
+    embeds both sides and computes the scores."""
 
     positions: Tensor
 
@@ -125,7 +127,7 @@ def _transformer(
 
 
 class MLP(nn.Module):
-    """``x (batch, features)`` through ``layers`` linear layers with ReLU between, then cross entropy."""
+    """A perceptron: ``x (batch, features)`` through ``layers`` linear layers and ReLUs to cross entropy."""
 
     def __init__(self, features: int, hidden: int, classes: int, layers: int) -> None:
         super().__init__()
@@ -152,7 +154,7 @@ _GNMT = "Wu et al., Google's Neural Machine Translation System, 2016"
 class LSTMCell(nn.Module):
     """One LSTM step: ``x (b, in), h (b, hidden), c (b, hidden)`` to the new ``h, c``.
 
-    Four pairs of linear layers, so that splitting a gate's features splits the hidden state.
+    Each gate has linear layers of its own, so that splitting a gate's features splits the hidden state.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -167,7 +169,7 @@ class LSTMCell(nn.Module):
 
 
 class Unrolled(nn.Module):
-    """Layers of :class:`LSTMCell`: ``x (b, steps, hidden)`` to the last layer's outputs, same shape."""
+    """Layers of :class:`LSTMCell`: ``x (b, steps, hidden)`` to the last layer's outputs of the same shape."""
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
@@ -186,7 +188,7 @@ class Unrolled(nn.Module):
 
 
 class Whole(nn.Module):
-    """The same layers as one ``nn.LSTM``."""
+    """LSTM layers as one ``nn.LSTM``, with inputs and outputs as in :class:`Unrolled`."""
 
     def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
@@ -197,7 +199,7 @@ class Whole(nn.Module):
 
 
 class _RecurrentLanguageModel(nn.Module):
-    """``ids, labels (batch, steps)`` to the mean cross entropy."""
+    """A language model: ``ids, labels (batch, steps)`` to the mean cross entropy."""
 
     def __init__(self, recurrent: nn.Module, vocabulary: int, hidden: int) -> None:
         super().__init__()
@@ -234,10 +236,10 @@ def _recurrent_language_model(
 
 
 class GNMT(nn.Module):
-    """Encoder (bidirectional first layer), attention, decoder; residuals from the third layer on.
+    """A translation model: ``source (b, s)``, ``target, labels (b, t)`` to the mean cross entropy.
 
-    ``source (b, s)``, ``target, labels (b, t)``. The first decoder layer's outputs query attention, as in v2
-    of the model, so that no step waits for the previous one.
+    The encoder's first layer is bidirectional, and residuals begin at the third layer. The outputs of the
+    decoder's first layer query attention, as in v2 of the model, so that no step waits for the previous one.
     """
 
     def __init__(self, vocabulary: int, hidden: int, layers: int) -> None:
@@ -284,6 +286,6 @@ def _gnmt(
     target: int = 50,
 ) -> Recipe:
     """GNMT: LSTM translation with attention."""
-    require_at_least(2, "attention stands between the first and the others", layers=layers)
+    require_at_least(2, "attention is between the first layer and the others", layers=layers)
     model = GNMT(vocabulary, hidden, layers)
     return model, tuple(tokens(vocabulary, batch, n) for n in (source, target, target)), {}

@@ -1,4 +1,4 @@
-"""The names of the zoo and their models."""
+"""The registry of the zoo's models, which builds a model from its name and options."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tensoropt.zoo.lora import LORA, Lora, with_adapters
 
 
 def tokens(vocabulary: int, *shape: int) -> Tensor:
-    """Return int64 token numbers in ``[0, vocabulary)``."""
+    """Return random int64 token numbers in ``[0, vocabulary)``, of the given shape."""
     return torch.randint(0, vocabulary, shape)
 
 
 def images(batch: int, channels: int, size: int) -> Tensor:
-    """Return a standard normal float32 image ``(batch, channels, size, size)``."""
+    """Return standard normal float32 images ``(batch, channels, size, size)``."""
     return torch.randn(batch, channels, size, size)
 
 
@@ -32,14 +32,14 @@ Recipe = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 class ZooError(TensorOptError, ValueError):
-    """The zoo lacks the name or option, or cannot build the model with its value."""
+    """An unknown model or option, or a value of an option with which a model cannot be built."""
 
 
 def require_multiple(of: int, why: str, **options: int) -> None:
     """Raise :class:`ZooError` for an option that is no multiple of ``of``.
 
     Args:
-        why: ends the sentence "... is no multiple of 4, as ...".
+        why: the reason, as the end of the sentence "... is no multiple of 4, as ...".
     """
     for name, value in options.items():
         if value % of:
@@ -52,7 +52,7 @@ def require_at_least(least: float, why: str, **options: float) -> None:
     """Raise :class:`ZooError` for an option that is less than ``least``.
 
     Args:
-        why: ends the sentence "... is below 32, as ...".
+        why: the reason, as the end of the sentence "... is below 32, as ...".
     """
     for name, value in options.items():
         if value < least:
@@ -69,9 +69,9 @@ def require_one_of(values: Collection[int], **options: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZooEntry:
-    """One registered name with its default batch in samples.
+    """One registered model.
 
-    ``requires``: a package of the extra ``zoo``.
+    ``batch``: default batch in samples. ``requires``: package of the extra ``zoo`` that the builder imports.
     """
 
     name: str
@@ -84,12 +84,16 @@ class ZooEntry:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The options of :func:`build` but ``batch``, with defaults."""
+        """The options of the model except ``batch``, mapped to their defaults."""
         parameters = inspect.signature(self.builder).parameters
         return {name: p.default for name, p in parameters.items() if name != "batch"}
 
     def with_sequence(self, length: int) -> str:
-        """Return the option that sets the sequence's length; ZooError if it reads none or several."""
+        """Return ``OPTION=LENGTH`` with the option that sets the model's sequence length.
+
+        Raises:
+            ZooError: the model reads no sequence, or several.
+        """
         option = next((name for name in _LENGTHS if name in self.overrides), None)
         if option is None:
             raise ZooError(
@@ -111,27 +115,27 @@ class ZooModel:
 
     @property
     def parameter_count(self) -> int:
-        """The number of scalars; tied parameters count once."""
+        """The number of elements of all parameters; tied parameters count once."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of all parameters in the model's own dtypes."""
+        """The size in bytes of all parameters, in the model's own dtypes."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
 
 _LENGTHS = ("sequence", "steps")
-"""The options for the length of a sequence."""
+"""The names of options that set the length of a sequence."""
 _ENTRIES: dict[str, ZooEntry] = {}
 
 
 def register(
     name: str, *, paper: str, size: _Size, batch: int, requires: str | None = None, **fixed: Any
 ) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
-    """Register a builder under ``name``, with new defaults ``fixed`` of its keywords.
+    """Return a decorator that registers a builder under ``name``, with ``fixed`` as new defaults of options.
 
-    The first line of the builder's docstring is the description. ``requires`` names a package that it imports
-    lazily.
+    The first line of the builder's docstring is the model's description. ``requires`` names a package that
+    the builder imports when it is called.
     """
 
     def add(builder: Callable[..., Recipe]) -> Callable[..., Recipe]:
@@ -152,12 +156,12 @@ def register(
 
 
 def list_models() -> tuple[ZooEntry, ...]:
-    """Return every registered model by name."""
+    """Return all registered models, sorted by name."""
     return tuple(_ENTRIES[name] for name in sorted(_ENTRIES))
 
 
 def entry(name: str) -> ZooEntry:
-    """Return the registered model ``name``; :class:`ZooError` with the nearest names otherwise."""
+    """Return the registered model ``name``; raise :class:`ZooError` with similar names if there is none."""
     if name in _ENTRIES:
         return _ENTRIES[name]
     hint = suggest(name, _ENTRIES)
@@ -173,16 +177,16 @@ def build(
 ) -> ZooModel:
     """Build the model ``name`` with random weights and example inputs on ``device``.
 
-    ``name`` may have options, ``deeplab-v3?width=2&image=224``, as any model has ``lora="r=16"``
-    (:mod:`tensoropt.zoo.lora`); ``overrides`` win. On ``meta`` nothing is allocated. The global random state
-    is kept.
+    ``name`` may contain options (``deeplab-v3?width=2&image=224``), which ``overrides`` replace. Every model
+    has the option ``lora``, as in ``lora="r=16"`` (:mod:`tensoropt.zoo.lora`). On ``meta`` nothing is
+    allocated. The global random state is not changed.
 
     Args:
-        batch: samples; by default the entry's.
+        batch: batch in samples; by default the registered one.
 
     Raises:
         ZooError: unknown name or option, a value that the model cannot have, or a batch below 1.
-        MissingExtraError: the definition's package is not installed.
+        MissingExtraError: a package that the model needs is not installed.
     """
     name, written = read_name(name)
     chosen, overrides = entry(name), {**written, **overrides}
@@ -218,7 +222,7 @@ def build(
 def read_name(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of a text such as ``deeplab-v3?width=2&image=224``.
 
-    Values have their default's type: whole number, number or switch; the value of ``lora`` stays a text.
+    Each value has the type of the option's default: int, float or bool. The value of ``lora`` stays a text.
 
     Raises:
         ZooError: an unknown, repeated or empty option, a malformed value, or one out of range.
@@ -228,11 +232,11 @@ def read_name(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_options(name: str, written: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options in ``OPTION=VALUE&OPTION=VALUE``, each value of its default's type.
+    """Return the options in ``OPTION=VALUE&OPTION=VALUE``; each value has the type of the option's default.
 
     Args:
-        name: the model's.
-        known: all options with their defaults.
+        name: the model's name, for messages.
+        known: all options of the model, with their defaults.
 
     Raises:
         ZooError: as in :func:`read_name`.
@@ -296,4 +300,4 @@ def _read_switch(text: str) -> bool:
 
 
 _READERS: dict[type, Callable[[str], Any]] = {int: read_whole, float: read_number, bool: _read_switch}
-"""Type of the default -> the reader of an option's value."""
+"""Type of an option's default -> function that reads the option's value from a text."""

@@ -73,7 +73,7 @@ def test_a_model_file_says_how_losses_add_up():
 
 def test_what_else_could_be_trained_is_named():
     notes = capture(*gradients.build_named_loss()).graph.notes
-    assert any("'loss' is trained; out['auxiliary'] could be too" in note for note in notes)
+    assert any("only 'loss' is trained; out['auxiliary'] could be trained" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_the_graph_is_that_of_the_model_as_it_was_set():
     assert not {op.target for op in graph.operators} & {"aten.dropout.default"}
     # Only the norm that trains has new statistics.
     assert {graph.tensors[name].key.split(".")[0] for name in graph.mutations} == {"last"}
-    assert any("held in eval mode" in note and "norm, drop" in note for note in graph.notes)
+    assert any("stay in eval mode" in note and "norm, drop" in note for note in graph.notes)
     assert not model.norm.training
 
 
@@ -75,7 +75,7 @@ def net(*held, new_head=False, train=()):
 
 ALL = {"", "layer", "norm", "drop"}
 MODES = {
-    "one held": (net("norm"), {"drop"}, "^held in eval mode, as the model has them: norm$"),
+    "one held": (net("norm"), {"drop"}, "^modules that stay in eval mode, as given: norm$"),
     "all": (net(""), {"norm", "drop"}, "was in eval mode and is captured in train mode.*norm, drop"),
     "a new head in a loaded model": (net("", new_head=True), {"norm", "drop"}, "was in eval mode"),
     "a part that trains": (net("", train=["drop"]), {"drop"}, "norm"),
@@ -129,7 +129,7 @@ class ByFunction(nn.Linear):
 def test_what_forward_calls_may_depend_on_the_mode(kind):
     model = nn.Sequential(kind(8, 8).eval(), nn.BatchNorm1d(8))
     _, notes = trained(model)
-    assert notes == (() if kind is nn.Linear else ("held in eval mode, as the model has them: 0",))
+    assert notes == (() if kind is nn.Linear else ("modules that stay in eval mode, as given: 0",))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_layers_of_ours_compute_what_theirs_do(folder, kind):
         p.untyped_storage().data_ptr() for p in ours.parameters() if p.dtype in (torch.uint8, torch.int8)
     }
     (note,) = replace_layers(ours)
-    assert note.startswith(f"7 layers of bitsandbytes are now layers of the same bytes ({kind})")
+    assert note.startswith(f"7 layers of bitsandbytes became layers with the same weight bytes ({kind})")
     assert replace_layers(ours) == ()
     layers = [module for module in ours.modules() if isinstance(module, QuantisedLinear)]
     assert {layer.scheme for layer in layers} == {kind}
@@ -85,7 +85,7 @@ def test_what_has_no_bytes_or_no_whole_blocks_is_refused():
         capture(nn.Sequential(layer), (torch.randn(4, size),), loss=lambda y: y.square().mean())
 
     layer = bitsandbytes.nn.Linear4bit(128, 64)
-    with pytest.raises(CaptureError, match=r"`0` has no bytes yet; .*\.to\('cpu'\)"):
+    with pytest.raises(CaptureError, match=r"`0` is not quantised yet; .*\.to\('cpu'\)"):
         of(layer, 128)
     with pytest.raises(CaptureError, match="every 64 weights, which do not divide the 96 inputs"):
         of(bitsandbytes.nn.Linear4bit(96, 64).to("cpu"), 96)

@@ -254,7 +254,7 @@ build_changing_function = middle(
 )
 # Refused: the parameters that its module reads would be constants.
 build_module_in_function = middle(
-    lambda x: Through.apply(x, nn.Identity()), r"Through \(.*given an? Identity, which a plan cannot name"
+    lambda x: Through.apply(x, nn.Identity()), r"Through \(.*given an? Identity, which a plan cannot store"
 )
 
 

@@ -33,7 +33,7 @@ def test_what_is_written_is_read():
 
 @pytest.mark.parametrize(("text", "message"), [
     ("16", "'16' is no KEY=VALUE; write r=16,alpha=32"),
-    ("rank=16", "there is no 'rank'"),
+    ("rank=16", "there is no key 'rank'"),
     ("alpha=32", "has no rank; write r=16"),
     ("r=4,r=8", "'r' is given twice"),
     ("r=many", "lora: 'many'"),

@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 Likeness = tuple[Any, ...]
-"""A value that is equal for modules that are alike."""
+"""A description of a module that is equal for alike modules."""
 Place = tuple[str, str]
-"""The path of a submodule in its block, and the name of an attribute."""
+"""An attribute inside a block: (path of the submodule that has the attribute, name of the attribute)."""
 
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-"""The types of values that are fully described by their type and text."""
+"""The types of values that are fully described by their type and ``repr``."""
 _STORED = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A tensor's properties apart from its values: shape, strides and types."""
+    """A tensor's shape, strides, dtype, device and ``requires_grad``, without its values."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -45,11 +45,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Block:
-    """A module that is like others.
+    """A module that may be alike to others.
 
     Attributes:
-        simple: numbers, flags and names that it holds, which may differ between alike modules.
-        objects: other objects that it holds, such as a model's config; alike modules hold the same ones.
+        simple: numbers, flags and texts that the module holds, which may differ between alike modules.
+        objects: other objects that the module holds, such as a config; alike modules hold the same objects.
     """
 
     module: nn.Module
@@ -58,18 +58,16 @@ class Block:
     objects: Sequence[Any]
 
     def state(self) -> Any:
-        """Return the state that a module's code may change besides tensors, compared before and after a
-        call.
-        """
+        """Return the module's state apart from tensor values, to be compared before and after a call."""
         block = _block(self.module)
         return block.likeness, repr(block.simple), [_shallow(value) for value in self.objects]
 
 
 def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[Block]:
-    """Return the outermost modules that are like another module.
+    """Return the outermost modules that are alike to another module of the model.
 
     Args:
-        apart: likenesses that are skipped; modules inside such modules may be returned.
+        apart: likenesses of modules that are not returned; submodules of these modules may be returned.
     """
     blocks = {m: _block(m) for m in model.modules() if m is not model and _may_stand_for_others(m)}
     alike = Counter(block.likeness for block in blocks.values())
@@ -88,9 +86,7 @@ def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[B
 
 
 def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
-    """Return the places of numbers, flags and names that differ between modules of one likeness, by
-    likeness.
-    """
+    """Return, by likeness, the attributes whose numbers, flags or texts differ between alike modules."""
     first: dict[Likeness, Block] = {}
     places_of: dict[Likeness, set[Place]] = {}
     for block in blocks:
@@ -101,16 +97,12 @@ def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Return whether two values are equal and of one type: 1, 1.0 and True are different to a model's
-    code.
-    """
+    """Return whether two values are equal and of one type, because code can tell 1, 1.0 and True apart."""
     return repr(first) == repr(second)
 
 
 def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the parameters and buffers under all their names, in an order that is equal for alike
-    modules.
-    """
+    """Return (name, tensor) for all names of parameters and buffers, in an order equal for alike modules."""
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
@@ -154,11 +146,11 @@ def _is_simple(value: Any) -> bool:
 
 
 def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
-    """Return a value that identifies another: the path for a module of the block, the object itself for most
-    other objects.
+    """Return what identifies an attribute's value in a likeness: the path of a module inside the block, the
+    contents of a container, the ``id`` of most other objects.
 
     Args:
-        objects: receives the objects that are identified by themselves.
+        objects: list to which the objects identified by ``id`` are added.
     """
 
     def contents(inner: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Run a model's code, tracing each of its blocks once or replacing it with one operator."""
+"""Run a model's code, tracing calls of its repeated blocks or replacing such calls with one operator each."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _LIBRARY.define("enter(Tensor[] tensors, int call) -> Tensor[]")
 _LIBRARY.define("leave(Tensor[] tensors, int call) -> Tensor[]")
 _LIBRARY.define("repeat(Tensor[] tensors, int call, int traced) -> Tensor[]")
 OPS = torch.ops.tensoropt_blocks
-"""``enter`` and ``leave`` pass on the inputs and outputs of a traced block; ``repeat`` stands for a whole
-block like the one that was traced in the call ``traced``."""
+"""Operators of the traced program: ``enter`` and ``leave`` pass on the inputs and outputs of a traced block;
+``repeat`` stands for a whole block that is alike to the one traced in the call numbered ``traced``."""
 
 
 class Unlike(Exception):  # noqa: N818 - never reaches a user; it says what is to be traced one by one
-    """Raised when one block's trace cannot stand for the blocks that are like it.
+    """Raised when one block's trace cannot represent the blocks that are alike to it.
 
     Attributes:
-        likeness: that of the modules which have to be traced one by one.
+        likeness: the likeness of the modules that have to be traced one by one.
     """
 
     def __init__(self, likeness: Likeness, why: str):
@@ -51,14 +51,15 @@ class Traced:
     """A traced call of a block.
 
     Attributes:
-        number: the number of this call among all calls of blocks.
-        call: the properties in which another call must be equal.
-        reads: the numbers, flags and names that it read, among those in which alike modules differ.
-        outputs: the origin of each output: ``("input", i)``, ``("made", i)`` or ``("value", v)``.
-        spec: pytree of the outputs.
-        made: layouts of the tensors that it made.
-        confirms: an earlier traced call of an alike block, which must compute the same.
-        confirmed: whether another call was traced that must compute the same.
+        number: position of this call among all calls of blocks.
+        call: modes of autograd and autocast, and the arguments without tensor values; equal in similar calls.
+        reads: attributes that the block read, among those that differ between alike modules.
+        outputs: origin of each output: ``("input", i)`` for the i-th input tensor, ``("made", i)`` for the
+            i-th new tensor, ``("value", v)`` for a value ``v`` that is no tensor.
+        spec: pytree structure of the outputs.
+        made: layouts of the new tensors.
+        confirms: an earlier traced call of an alike block, which must compute the same as this call.
+        confirmed: whether a second call was traced, to be compared with this one.
     """
 
     number: int
@@ -72,20 +73,20 @@ class Traced:
     confirmed: bool = False
 
     def stands_for(self, block: Block, call: Any) -> bool:
-        """Return whether ``block`` does the same in this call as in the traced one."""
+        """Return whether this trace represents the call ``call`` of ``block``."""
         if self.block.likeness != block.likeness or self.call != call:
             return False
         return all(same_value(self.block.simple[place], block.simple[place]) for place in self.reads)
 
     def returned(self, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Any:
-        """Return the block's outputs, given the call's inputs and the tensors that it made."""
+        """Return the block's outputs, given the call's input tensors and new tensors."""
         tensors = {"input": inputs, "made": made}
         leaves = [value if kind == "value" else tensors[kind][value] for kind, value in self.outputs]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
 class TracedBlocks:
-    """The blocks of a model while it is exported.
+    """The repeated blocks of a model, and their calls, while the model is exported.
 
     Args:
         model: the exported model.
@@ -108,7 +109,11 @@ class TracedBlocks:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """While open, alike modules in the model's code are traced once; may raise :class:`Unlike`."""
+        """While open, calls of blocks that are already traced become one operator each.
+
+        Raises:
+            Unlike: one trace cannot represent all alike modules.
+        """
         global _active
         before, _active = _active, self
         try:
@@ -232,9 +237,7 @@ def _all_known(leaves: Sequence[Any]) -> bool:
 
 
 def _same(before: tuple[list[Any], pytree.TreeSpec], after: tuple[list[Any], pytree.TreeSpec]) -> bool:
-    """Return whether arguments still hold what they held before the call: a list that was passed in may have
-    grown.
-    """
+    """Return whether two flattened structures of arguments hold the same objects (calls may extend lists)."""
     return before[1] == after[1] and all(a is b for a, b in zip(before[0], after[0], strict=True))
 
 
@@ -246,7 +249,7 @@ def _call(leaves: Sequence[Any], spec: pytree.TreeSpec, tensors: Sequence[torch.
 
 
 def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Sequence[torch.Tensor]) -> None:
-    """Require that tensors made by a block have their own memory, since changing a view changes its base."""
+    """Raise :class:`Unlike` if new tensors share memory with inputs, stored tensors or one another."""
     stored = (*block.module.parameters(), *block.module.buffers())
     storages = {t.untyped_storage()._cdata for t in (*entered, *stored)}
     for tensor in made:
@@ -257,7 +260,7 @@ def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Seq
 
 @contextlib.contextmanager
 def _watched(block: Block, places: set[Place]) -> Iterator[tuple[set[Place], set[str]]]:
-    """While open, record which of these places a block's code reads, and the attributes that it sets."""
+    """While open, record which attributes in ``places`` a block's code reads, and which ones it sets."""
     reads: set[Place] = set()
     written: set[str] = set()
     parts = dict(block.module.named_modules(remove_duplicate=False))

@@ -1,4 +1,4 @@
-"""Write out the nodes of traced blocks wherever a block like them was called."""
+"""Copy the nodes of a traced block to each place in the program where an alike block was called."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tensoropt.capture.blocks.tracing import OPS, Traced, TracedBlocks, Unlike
 
 
 def write_out(blocks: TracedBlocks, exported: torch.export.ExportedProgram) -> None:
-    """Replace every operator that stands for a block with the block's nodes.
+    """Replace every operator that stands for a block with the nodes of the traced block.
 
     Args:
         exported: a functional and decomposed program, whose graph is changed in place.
 
     Raises:
-        Unlike: a block's trace does not stand for a block that is like it.
+        Unlike: a block's trace cannot represent another block that is alike to it.
     """
     graph = exported.graph
     stored = _Stored.of(blocks.model, exported)
@@ -52,12 +52,12 @@ def write_out(blocks: TracedBlocks, exported: torch.export.ExportedProgram) -> N
 
 @dataclass(frozen=True)
 class _Stored:
-    """The placeholders that hold what a model stores.
+    """The placeholder nodes of a model's parameters and buffers.
 
     Attributes:
-        name_of: names of parameters and buffers, by placeholder.
+        name_of: name of the parameter or buffer, by placeholder.
         changed: names of the buffers that the program changes.
-        node_of: placeholders by the identity of the model's tensor; of tied tensors, export takes one.
+        node_of: placeholder by ``id`` of the model's tensor; tied tensors share one placeholder.
     """
 
     name_of: Mapping[fx.Node, str]
@@ -78,7 +78,7 @@ class _Stored:
         return cls({node: name for name, node in nodes.items()}, changed, node_of)
 
     def counterparts(self, module: nn.Module, other: nn.Module) -> dict[fx.Node, fx.Node]:
-        """Map the placeholders of ``module``'s stored tensors to those of the same tensors of ``other``."""
+        """Map the placeholders of ``module``'s stored tensors to those of ``other``'s, name by name."""
         pairs = zip(stored_tensors(module), stored_tensors(other), strict=True)
         return {self.node_of[id(a)]: self.node_of[id(b)] for (_, a), (_, b) in pairs if id(a) in self.node_of}
 
@@ -87,10 +87,11 @@ class _Body:
     """The computation of a traced block.
 
     Attributes:
-        nodes: the nodes that its outputs depend on, in execution order.
+        nodes: the nodes on which the block's outputs depend, in execution order.
 
     Raises:
-        Unlike: it depends on more than its inputs and stored tensors, or more depends on it than its outputs.
+        Unlike: the block reads other tensors than its inputs and stored tensors, changes a stored tensor, or
+            has results that are read outside but are no outputs.
     """
 
     def __init__(self, traced: Traced, enter: fx.Node | None, leave: fx.Node, stored: _Stored):
@@ -121,7 +122,7 @@ class _Body:
                 raise Unlike(likeness, f"{inner.name} is read outside it")
 
     def computes_as(self, other: _Body, stored: _Stored) -> bool:
-        """Return whether the nodes equal those of another body, applied to this body's stored tensors."""
+        """Return whether the nodes equal those of ``other``, apart from the stored tensors that they read."""
         if len(self.nodes) != len(other.nodes):
             return False
         own = dict(zip(other.nodes, self.nodes, strict=True))
@@ -143,7 +144,7 @@ class _Body:
     def copied(
         self, repeat: fx.Node, stored: _Stored, module: nn.Module, paths: Mapping[int, str]
     ) -> list[fx.Node]:
-        """Copy the nodes in front of ``repeat`` as ``module`` runs them; return the outputs."""
+        """Copy the nodes in front of ``repeat``, reading ``module``'s stored tensors; return the outputs."""
         counterparts = stored.counterparts(self.traced.block.module, module)
         new = {node: _arguments(repeat)[0][_arguments(node)[1]] for node in self.given}
         before, after = paths[id(self.traced.block.module)], paths[id(module)]

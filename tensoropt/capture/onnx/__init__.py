@@ -1,4 +1,4 @@
-"""Importing ONNX files as trainable ``fx.GraphModule``s of PyTorch calls, which are then explored like any
+"""Import of ONNX files as trainable ``fx.GraphModule``s of PyTorch calls, which are then explored like any
 other model."""
 
 from tensoropt.errors import import_extra

@@ -1,7 +1,7 @@
-"""Conversion of a file's nodes in one pass that collects all obstacles.
+"""Conversion of an ONNX file's nodes to PyTorch calls, in one pass that collects all errors.
 
-A node that fails does not stop the pass; nodes that depend on it are skipped. So the final error names every
-obstacle.
+A node that fails does not stop the pass; only nodes that depend on it are skipped. The final error therefore
+names every node that cannot be converted.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tensoropt.capture.onnx.weights import (
 
 @dataclass(frozen=True)
 class Call:
-    """One node, as its converter receives it.
+    """One ONNX node, as its converter receives it.
 
     Attributes:
-        op: the operator's name.
-        operands: one per input; None if an optional input is left out.
-        attributes: plain Python values; tensors as ``torch.Tensor``, subgraphs unchanged.
-        wanted: for each output, whether anything reads it.
-        batch: (the file's batch size, the requested one), if a fixed size was replaced.
-        run: evaluates a subgraph on given inputs and returns its outputs.
+        op: name of the ONNX operator.
+        operands: one value per input; None if an optional input is left out.
+        attributes: attributes of the node by name, as Python values, tensors, or ONNX graphs.
+        wanted: for each output, whether the output is read.
+        batch: (batch size in the file, requested batch size), if a fixed size was replaced.
+        run: function that evaluates a subgraph on given inputs and returns the subgraph's outputs.
     """
 
     op: str
@@ -61,7 +61,7 @@ class Call:
         return value
 
     def optional(self, index: int) -> Traced:
-        """Return the operand at a position; None if it is left out."""
+        """Return the operand at a position; None if the file leaves it out."""
         return self.operands[index] if index < len(self.operands) else None
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -69,14 +69,14 @@ class Call:
         return self.attributes.get(name, default)
 
     def wants(self, index: int) -> bool:
-        """Return whether anything reads an output."""
+        """Return whether the output at a position is read."""
         return index < len(self.wanted) and self.wanted[index]
 
     def known(self, index: int, role: str = "") -> torch.Tensor:
         """Return the data of an operand that must be constant.
 
         Raises:
-            OnnxError: it depends on an input of the model.
+            OnnxError: the operand depends on an input of the model.
         """
         value = self[index]
         if value.data is None:
@@ -86,21 +86,21 @@ class Call:
         return value.data
 
     def ints(self, index: int, role: str = "") -> list[int]:
-        """Return a constant operand, as a list of whole numbers."""
+        """Return a constant operand as a list of integers."""
         return [int(v) for v in self.known(index, role).reshape(-1).tolist()]
 
     def ints_or(self, index: int, default: Any, role: str = "") -> Any:
-        """Return a constant operand as whole numbers; ``default`` if it is left out."""
+        """Return a constant operand as a list of integers; ``default`` if the file leaves it out."""
         return default if self.optional(index) is None else self.ints(index, role)
 
     def scalar(self, index: int, default: Any = None, role: str = "") -> Any:
-        """Return a constant operand with one element as a Python number; ``default`` if it is left out."""
+        """Return a constant operand of one element as a Python number, or ``default`` if it is left out."""
         if self.optional(index) is None:
             return default
         return self.known(index, role).reshape(()).item()
 
     def dim(self, name: str = "axis", default: int = 0) -> int:
-        """Return an attribute that names a dim of operand 0, counted from the front."""
+        """Return the dim of operand 0 that an attribute names, counted from the front."""
         return positive(int(self.attribute(name, default)), self[0].ndim)
 
 
@@ -120,7 +120,7 @@ _CONVERTERS: dict[str, _Converter] = {}
 
 
 def converter(*names: str) -> Callable[[_Converter], _Converter]:
-    """Register a function as the converter of standard operators, by name."""
+    """Return a decorator that registers a function as the converter of ONNX operators, by name."""
 
     def register(function: _Converter) -> _Converter:
         _CONVERTERS.update(dict.fromkeys(names, function))
@@ -130,7 +130,7 @@ def converter(*names: str) -> Callable[[_Converter], _Converter]:
 
 
 def converters(**functions: _Converter) -> None:
-    """Register the converters of operators that are one call each."""
+    """Register converters by ONNX operator name, for operators that are one PyTorch call."""
     _CONVERTERS.update(functions)
 
 
@@ -146,20 +146,20 @@ _FAILED: Any = object()
 
 
 class _Scope(NamedTuple):
-    """The values of one graph so far, and its initializers, which are read when something needs them."""
+    """The values of one graph so far, and its initializers, which are read when a node needs them."""
 
     values: dict[str, Any]
     stored: Mapping[str, onnx.TensorProto]
 
 
 class Importer:
-    """Converts the graph of one file.
+    """The conversion of one file's graph.
 
     Args:
         model: the model, checked and inlined.
         folder: the model file's folder, the only source of external data; None for models in memory.
-        device: ``meta`` keeps only the weights' shapes.
-        batch: (the file's batch size, the requested one), if a fixed one was replaced.
+        device: device of the weights; on ``meta`` only their shapes are read.
+        batch: (batch size in the file, requested batch size), if a fixed size was replaced.
     """
 
     def __init__(
@@ -177,10 +177,10 @@ class Importer:
     # -- one graph --------------------------------------------------------------------------------
 
     def convert(self, inputs: Mapping[str, OnnxValue], outputs: Sequence[str]) -> list[OnnxValue]:
-        """Convert everything that the named tensors depend on; return these tensors.
+        """Convert all nodes that the tensors named ``outputs`` depend on; return these tensors.
 
         Raises:
-            OnnxError: lists every unsupported operator with its nodes, and every other obstacle.
+            OnnxError: a node cannot be converted. The message lists all unsupported operators and errors.
         """
         scope = _Scope(dict(inputs), self._initializers(self.model.graph))
         self._evaluate(self.model.graph.node, scope, outputs)
@@ -226,8 +226,8 @@ class Importer:
         return scope.values[name]
 
     def _stored(self, tensor: onnx.TensorProto, scope: _Scope) -> Traced:
-        """Return a constant of the file: a parameter if it is a weight. Exporters write a table that both
-        embeds and projects twice, once transposed; it stays one parameter here.
+        """Return an initializer, as a parameter if it is a weight. Exporters write an embedding table that is
+        tied to the output layer twice, once transposed. Here both are one parameter.
         """
         shape, dtype = shape_and_dtype(tensor)
         weight = tensor.name in self.weights and dtype.is_floating_point
@@ -245,8 +245,8 @@ class Importer:
         return self._parameter(tensor.name, data)
 
     def _parameter(self, name: str, data: torch.Tensor) -> Traced:
-        """Return a weight as a parameter. An exporter that computed it may have repeated it (a class token
-        for each image of the batch, a table row for each position): one repetition is then trained.
+        """Return a weight as a parameter. If an exporter repeated the weight (a class token for each image of
+        the batch, a table row for each position), one repetition is trained.
         """
         once = self.weights.once(name, data)
         if once.shape == data.shape:

@@ -25,11 +25,11 @@ class ImportedModel:
     """An imported file as a PyTorch module.
 
     Attributes:
-        module: takes the file's inputs in order; returns its output, or a tuple of several. Weights are
-            parameters, other constants buffers, under the file's names as far as Python allows.
-        inputs: its inputs, with all sizes bound.
-        outputs: the file's names for the returned tensors.
-        notes: remarks for users: the added loss, batch norms with running statistics.
+        module: module that takes the file's inputs in order and returns its output, or a tuple of outputs.
+            Weights are parameters and other constants buffers, under the file's names if Python allows.
+        inputs: the module's inputs, with all sizes bound.
+        outputs: names of the returned tensors in the file.
+        notes: notes for the user on the added loss and on batch norms with running statistics.
     """
 
     module: fx.GraphModule
@@ -38,7 +38,7 @@ class ImportedModel:
     notes: tuple[str, ...]
 
     def example(self, seed: int = 0, device: str = "cpu") -> tuple[torch.Tensor, ...]:
-        """Return inputs that the model accepts: indices stay within their table."""
+        """Return random inputs that the model accepts: indices are within the table that they index."""
         generator = torch.Generator().manual_seed(seed)
         return tuple(i.example(generator, device) for i in self.inputs)
 
@@ -69,13 +69,13 @@ def import_onnx(
         source: a file, whose external data is read only from its folder, or a model in memory.
         dims: sizes of dims that the file leaves open, by name (``batch``) or as ``input[position]``, which
             also replaces a fixed size.
-        outputs: tensors to return instead of the file's outputs; anything else is left out.
+        outputs: names of tensors to return instead of the file's outputs; other nodes are left out.
         loss: ``auto`` or a name in :data:`~tensoropt.capture.onnx.signature.LOSSES` makes the module return a
             scalar loss; None makes it return the outputs.
-        device: ``meta`` keeps only the shapes of large weights.
+        device: device of the module's tensors; on ``meta`` only the shapes of large weights are read.
 
     Raises:
-        OnnxError: the file is malformed or hostile, a dim is open, operators are unsupported (all are
+        OnnxError: the file is malformed or hostile, a dim has no size, operators are unsupported (all are
             listed), or shapes depend on an input's values.
     """
     name = "the model" if isinstance(source, onnx.ModelProto) else str(source)
@@ -108,7 +108,7 @@ def _import(
     inputs, batch = bind_inputs(graph, dims)
     names = [i.name for i in inputs]
     if len(set(names)) != len(names):
-        raise OnnxError("it has two inputs of one name")
+        raise OnnxError("it has two inputs with the same name")
     importer = Importer(model, folder, device, batch)
     values: dict[str, Traced] = {i.name: importer.builder.input(i.name, i.shape, i.dtype) for i in inputs}
     results = importer.convert(values, output_names)

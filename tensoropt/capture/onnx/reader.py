@@ -1,4 +1,4 @@
-"""Reading a file as a checked ``ModelProto``: functions inlined, nodes sorted, every name defined once.
+"""Reading of an ONNX file as a checked model, with functions inlined, nodes sorted and names defined once.
 
 Nothing in a file is executed or trusted: sizes, counts and nesting are bounded before anything is built, and
 the first error is raised as an :class:`OnnxError`.
@@ -19,15 +19,15 @@ from tensoropt.capture.onnx.values import OnnxError
 from tensoropt.units import format_bytes
 
 _MIN_OPSET, _OPSET, _MAX_OPSET = 7, 18, 28
-"""Files older than ``_OPSET`` are converted to it. Below opset 7 broadcasting was a separate attribute; above
-the maximum, operators may have meanings that are not covered."""
+"""The oldest opset that is read, the opset to which older files are converted, and the newest one. Below 7
+broadcasting was a separate attribute; above the newest, operators may have meanings that are not covered."""
 _UNKNOWN = "unknown"
 _SMALL_BYTES = 4096
-"""The largest constants whose values the conversion sees: axes, sizes, bounds."""
+"""The size in bytes below which onnx's version converter gets a constant's values (axes, sizes, bounds)."""
 MAX_NODES = 500_000
 """Maximum number of nodes after inlining; the largest exported language models have tens of thousands."""
 _MAX_FILE_BYTES = 2**31
-"""Protobuf's own limit; larger models store their weights in files next to the model."""
+"""The largest size of a file, protobuf's own limit. Larger models have their weights in separate files."""
 _MAX_NESTING = 16
 """Maximum nesting of subgraphs (If in If) and of function calls."""
 
@@ -58,7 +58,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def checked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its own functions inlined, if all counts and names are valid."""
+    """Return the model with its functions inlined, after checking its opset, number of nodes and nesting."""
     opsets = _opsets_of(model)
     if not _MIN_OPSET <= opsets.get("", _MIN_OPSET) <= _MAX_OPSET:
         raise OnnxError(
@@ -76,11 +76,11 @@ def checked(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def newer(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
-    """Return the model converted to opset 18 or newer, constants unchanged; only nodes that ``outputs``
-    depend on are converted.
+    """Return the model in opset 18 or newer. A model that is converted keeps its constants, and only the
+    nodes that ``outputs`` depend on.
 
     Raises:
-        OnnxError: onnx cannot convert it.
+        OnnxError: onnx cannot convert the model.
     """
     version = _opsets_of(model).get("", _OPSET)
     if version >= _OPSET:
@@ -133,7 +133,7 @@ def newer(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
 
 
 def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield a graph's nodes, each followed by those of its subgraphs."""
+    """Yield a graph's nodes, each followed by the nodes of its subgraphs."""
     for node in graph.node:
         yield node
         for inner in subgraphs(node):
@@ -220,7 +220,7 @@ def ordered(
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """Return the names that a node reads, including those that its subgraphs read from outside."""
+    """Return the names of tensors that a node reads, including those that its subgraphs read from outside."""
     names = [name for name in node.input if name]
     for graph in subgraphs(node):
         names += read_outside(graph)
@@ -228,7 +228,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def read_outside(graph: onnx.GraphProto) -> list[str]:
-    """Return the names that a subgraph reads from outside."""
+    """Return the names of tensors that a subgraph reads from enclosing graphs."""
     names: list[str] = []
     inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     for node in graph.node:
@@ -238,6 +238,6 @@ def read_outside(graph: onnx.GraphProto) -> list[str]:
 
 
 def label(node: onnx.NodeProto) -> str:
-    """Return a node's label, by which it can be found in a viewer."""
+    """Return a text with a node's operator and name, by which the node can be found in a viewer."""
     name = node.name or (node.output[0] if node.output else "")
     return f"{node.domain + '.' if node.domain else ''}{node.op_type} '{name}'"

@@ -25,7 +25,7 @@ class Input:
     """One input of a file, with all its sizes bound.
 
     Attributes:
-        below: for integers, the size of the table that they index; None if they index none.
+        below: size of the table that an integer input indexes; None if it indexes no table.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Input:
     below: int | None = None
 
     def example(self, generator: torch.Generator, device: str) -> torch.Tensor:
-        """Return random normal numbers; for integers, indices within their table, else ones (a mask)."""
+        """Return normal numbers, random indices into the table, or ones if there is no table (a mask)."""
         if device == "meta":
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         if self.dtype.is_floating_point:
@@ -47,7 +47,7 @@ class Input:
 def bind_inputs(
     graph: onnx.GraphProto, dims: Mapping[str, int]
 ) -> tuple[list[Input], tuple[int, int] | None]:
-    """Return the inputs with all sizes bound, and the (old, new) batch size if a fixed one was replaced.
+    """Return (inputs with all sizes bound, (old, new) batch size if a fixed batch size was replaced).
 
     Args:
         graph: the graph; its inputs that are not initializers are the model's inputs.
@@ -55,7 +55,7 @@ def bind_inputs(
             replaces a fixed size.
 
     Raises:
-        OnnxError: a dim has no size, or a given name is not a dim of the file; lists all of them.
+        OnnxError: dims have no size, or given names are no dims of the file. The message lists all of them.
     """
     stored = {t.name for t in graph.initializer}
     # Old files list their initializers among the inputs.
@@ -186,11 +186,11 @@ LOSSES: dict[str, Callable[[FxBuilder, Sequence[Traced]], _Made]] = {
 def with_loss(
     builder: FxBuilder, name: str, results: Sequence[Traced], outputs: Sequence[str]
 ) -> tuple[list[Traced], list[Input], str]:
-    """Return (the loss alone, the inputs that it needs, a sentence on it).
+    """Return ([loss], additional inputs that the loss needs, a sentence that describes the loss).
 
     Args:
-        name: a name in :data:`LOSSES`, or ``auto``: a scalar output called ``loss``; else cross entropy if an
-            output is called ``logits``; else squared error, which has a gradient for any output.
+        name: a name in :data:`LOSSES`, or ``auto``. With ``auto``, the loss is a scalar output called
+            ``loss``; else cross entropy if an output is called ``logits``; else the squared error.
     """
     if name == "auto":
         for value, output in zip(results, outputs, strict=True):

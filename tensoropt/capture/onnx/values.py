@@ -1,8 +1,8 @@
-"""Tensors during import: constants with data, all others with an fx node; and the errors for refused files.
+"""Tensors during the import of an ONNX file, the fx graph that is built from them, and the import's error.
 
-Converters are plain PyTorch code over :class:`OnnxValue`. A call on known operands is computed at once, which
-folds the shape arithmetic of exported files; any other call becomes an fx node and is run on the meta device
-for its shape.
+Converters are plain PyTorch code over :class:`OnnxValue`: a constant with data, or the result of an fx node.
+A call on constants is computed at once, which folds the shape arithmetic of exported files. Any other call
+becomes an fx node, and is run on the meta device for its shape.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ class OnnxError(CaptureError):
 
 
 FOLDED_BYTES = 2**31
-"""The total bytes that folding may allocate: a file of a few bytes can ask for terabytes (ConstantOfShape,
-Tile)."""
+"""The largest total size in bytes of folded constants: a file of a few bytes can ask for terabytes
+(ConstantOfShape, Tile)."""
 
 
 Traced = Any
-"""The static type of :class:`OnnxValue` for converters, which treat it as a tensor, as PyTorch's functions
-do."""
+"""The type annotation for an :class:`OnnxValue` in converters, which use it as a tensor."""
 
 
 def _operator(func: Callable[..., Any]) -> Callable[[Any, Any], Any]:
@@ -45,9 +44,9 @@ class OnnxValue:
     """A tensor of the graph being built.
 
     Attributes:
-        meta: its shape and dtype, as a meta tensor.
-        data: its content, if known at import.
-        hint: the file's name for it, used if it becomes a buffer.
+        meta: meta tensor with the value's shape and dtype.
+        data: the values, if known at import.
+        hint: name in the file, used if the value becomes a buffer.
     """
 
     builder: FxBuilder
@@ -58,7 +57,7 @@ class OnnxValue:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes, as whole numbers."""
+        """The sizes of the dims."""
         return tuple(self.meta.shape)
 
     @property
@@ -95,7 +94,7 @@ class OnnxValue:
     __mul__ = __rmul__ = _operator(torch.mul)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> OnnxValue:
-        """Call ``tensor.name(*args)``, for methods without a function."""
+        """Call ``tensor.name(*args)``, for methods that are no functions of ``torch``."""
         return self.builder.method(name, self, *args, **kwargs)
 
     def to(self, dtype: torch.dtype) -> OnnxValue:
@@ -112,12 +111,12 @@ class OnnxValue:
 
 
 class FxBuilder:
-    """Collects a module's calls as an fx graph, with parameters and buffers under the file's names.
+    """A builder of a module's fx graph, with parameters and buffers under the file's names.
 
     Attributes:
-        device: the device of the module's tensors; folded values are computed on the CPU.
-        bounds: for inputs that index a table, the smallest table's size.
-        module_name: the name of the node being converted.
+        device: device of the module's tensors; folded values are computed on the CPU.
+        bounds: size of the smallest table that an input indexes, by the input's node.
+        module_name: name of the ONNX node that is being converted.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -132,11 +131,11 @@ class FxBuilder:
     # -- leaves -----------------------------------------------------------------------------------
 
     def known(self, data: torch.Tensor, hint: str = "") -> Traced:
-        """Return a value with known data; ``hint`` names it if it becomes a buffer."""
+        """Return a constant; ``hint`` is its name if it becomes a buffer."""
         return OnnxValue(self, torch.empty_like(data, device="meta"), data, hint=hint)
 
     def constant(self, data: Any, dtype: torch.dtype | None = None) -> Traced:
-        """Return a known value made from a number, a list or a tensor."""
+        """Return a constant made from a number, a list or a tensor."""
         return self.known(torch.as_tensor(data, dtype=dtype))
 
     def input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
@@ -145,13 +144,13 @@ class FxBuilder:
         return OnnxValue(self, torch.empty(shape, dtype=dtype, device="meta"), node=node, hint=name)
 
     def late_input(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Traced:
-        """Add an input discovered during import; it comes last."""
+        """Add an input after all others, such as a loss's labels."""
         last = [node for node in self.graph.nodes if node.op == "placeholder"][-1:]
         with self.graph.inserting_after(*last) if last else self.graph.inserting_before(None):
             return self.input(name, shape, dtype)
 
     def bound(self, value: Traced, size: int) -> None:
-        """Record that a value, and the input that it was cast or reshaped from, indexes a table."""
+        """Record that the input from which ``value`` was computed indexes a table of ``size`` rows."""
         node = value.node
         while node is not None and node.op != "placeholder":
             sources = node.all_input_nodes
@@ -163,7 +162,7 @@ class FxBuilder:
             self.bounds[node] = min(size, self.bounds.get(node, size))
 
     def parameter(self, name: str, data: torch.Tensor) -> Traced:
-        """Return a parameter of the module, without data for converters, so that nothing folds it."""
+        """Return a parameter of the module, as a value without data, so that no call folds it."""
         key = self._register(name, torch.nn.Parameter(data))
         node = self.graph.get_attr(key)
         return OnnxValue(self, torch.empty_like(data, device="meta"), node=node, hint=name)
@@ -191,8 +190,8 @@ class FxBuilder:
     # -- calls ------------------------------------------------------------------------------------
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute ``func(*args, **kwargs)`` at once if it has operands that are all known, otherwise add it
-        as a node."""
+        """Compute ``func(*args, **kwargs)`` at once if it has operands and all are constants; otherwise add
+        the call as a node."""
         return self._record("call_function", func, func, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +231,7 @@ class FxBuilder:
                 self.reserve(result.untyped_storage().nbytes())
 
     def reserve(self, count_bytes: int) -> None:
-        """Count the bytes that folding is about to allocate.
+        """Add to the total size of folded constants, before ``count_bytes`` are allocated.
 
         Raises:
             OnnxError: the total exceeds :data:`FOLDED_BYTES`.
@@ -256,7 +255,7 @@ class FxBuilder:
         return tuple(parts)
 
     def node(self, value: OnnxValue) -> fx.Node:
-        """Return the fx node of a value; a constant becomes a buffer when a live call first reads it."""
+        """Return the fx node of a value; a constant becomes a buffer when a node first reads the constant."""
         if value.node is None:
             assert value.data is not None
             hint = value.hint or f"constant_{len(self._taken)}"

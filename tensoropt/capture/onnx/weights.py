@@ -1,7 +1,7 @@
-"""Reading a file's constants, and deciding which of them are trained weights.
+"""Reading of an ONNX file's constants, and the decision which of them are trained weights.
 
-Files of PyTorch's newer exporter mark them; in others a constant's position in an operator decides, or its
-values.
+PyTorch's newer exporter marks weights in the file. In other files, the position of a constant among an
+operator's inputs decides, or the constant's values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def torch_dtype(code: int, label: str) -> torch.dtype:
     """Return the PyTorch dtype of an ONNX element type.
 
     Raises:
-        OnnxError: there is none (text), or PyTorch cannot compute in it (complex, wide unsigned, a few bits).
+        OnnxError: PyTorch has no such dtype (text), or cannot compute in it (complex, wide unsigned, 4 bits).
     """
     dtype = _DTYPES.get(code)
     if dtype is None:
@@ -49,7 +49,7 @@ def torch_dtype(code: int, label: str) -> torch.dtype:
 
 
 def shape_and_dtype(tensor: onnx.TensorProto) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the shape and dtype of a tensor, without reading it."""
+    """Return the shape and dtype of a tensor, without reading its data."""
     shape = tuple(int(d) for d in tensor.dims)
     if any(d < 0 for d in shape):
         raise OnnxError(f"tensor '{tensor.name}' has the shape {list(shape)}; sizes cannot be negative")
@@ -63,8 +63,8 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path | None) -> torch.Tensor:
         folder: the model file's folder, the only source of external data; None for models in memory.
 
     Raises:
-        OnnxError: it has fewer or more bytes than its shape requires, an unknown type, or external data
-            outside of the model's folder (which onnx checks).
+        OnnxError: the tensor's data does not fit its shape, has an unknown dtype, or lies outside of the
+            model's folder (which onnx checks).
     """
     shape, dtype = shape_and_dtype(tensor)
     try:
@@ -92,7 +92,7 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path | None) -> torch.Tensor:
 
 
 def attribute_value(attribute: onnx.AttributeProto, folder: Path | None) -> Any:
-    """Return a node's attribute as plain Python; tensors as ``torch.Tensor``, graphs unchanged."""
+    """Return a node's attribute as a Python value, a ``torch.Tensor``, or an ONNX graph."""
     kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
     if kind not in ("TENSOR", "STRING", "STRINGS", "FLOAT", "FLOATS", "INT", "INTS", "GRAPH"):
         raise OnnxError(f"its attribute '{attribute.name}' has the type {kind}, which cannot be imported")
@@ -115,21 +115,21 @@ _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "MatMul": (0, 1),
 }
 _COMBINED = frozenset({"Add", "Concat", "Mul", "Sum"})
-"""Calls whose operands may be a weight, a mask or a grid of positions: their values decide."""
+"""Operators whose operands may be weights, masks or grids of positions, which only values can tell apart."""
 _PASSED_ON = frozenset({
     "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile",
     "Transpose", "Unsqueeze",
 })  # fmt: skip
-"""Calls through which a weight stays a weight, since files transpose and reshape weights before use."""
+"""Operators whose result is a weight if operand 0 is one: files transpose and reshape weights before use."""
 _GENERATED = "ConstantOfShape"
 INSPECTED_ELEMENTS = 2**22
-"""Larger constants are weights whatever their values, which need not be read."""
+"""The number of elements above which a constant is taken for a weight without reading its values."""
 _MASK_VALUE = -50.0
-"""A constant with only zeros and values below this is an attention mask."""
+"""A constant that has only zeros and values of at most this number is an attention mask."""
 
 
 DECLARED = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""The metadata key by which PyTorch's exporter marks parameters, buffers and constants."""
+"""The metadata key with which PyTorch's exporter marks parameters, buffers and constants."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class _TrainedConstants:
     """The constants of a graph that may be trained, by name.
 
     Attributes:
-        declared: constants that the exporter marks as parameters; if there are any, it has computed the
-            unmarked ones.
-        placed: constants used in a position where an operator takes a weight.
-        combined: constants that are only added, multiplied or concatenated.
+        declared: names of constants that the exporter marks as parameters. If there are any, constants
+            without a mark were computed by the exporter.
+        placed: names of constants that an operator reads in the position of a weight.
+        combined: names of constants that are only added, multiplied or concatenated.
     """
 
     declared: frozenset[str]
@@ -166,9 +166,8 @@ class _TrainedConstants:
         return name in self.placed or not self._is_computed(data)
 
     def once(self, name: str, data: torch.Tensor) -> torch.Tensor:
-        """Return a weight without its repetitions: size 1 along each dim whose slices are all equal. A
-        constant with a single value is a freshly initialised weight, not a repetition, and so is any marked
-        parameter.
+        """Return a weight without repetitions, with size 1 along each dim whose slices are all equal. Marked
+        parameters, and weights with a single value (freshly initialised ones), are returned unchanged.
         """
         fresh = data.is_meta or data.numel() > INSPECTED_ELEMENTS or data.dim() < 2
         if fresh or name in self.declared or bool((data == data.flatten()[0]).all()):
@@ -180,8 +179,8 @@ class _TrainedConstants:
         return data
 
     def _is_computed(self, data: torch.Tensor) -> bool:
-        """Return whether a constant was computed: integers beyond 0 and 1 are positions, and so are 0 and 1
-        in a file that marks parameters. A fresh norm's ones and a fresh bias's zeros are weights.
+        """Return whether a constant has integers that an exporter computed, such as positions. In a file
+        without marks, zeros and ones are weights: those of a fresh bias or a fresh norm.
         """
         if not torch.equal(data, data.round()):
             return False
@@ -189,9 +188,9 @@ class _TrainedConstants:
 
 
 def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
-    """Return the float initializers, and constants made by nodes, that are used as weights.
+    """Return the initializers, and constants made by nodes, whose marks or uses are those of weights.
 
-    :meth:`_TrainedConstants.holds` checks sizes and values later.
+    Their dtypes and values are checked later (:meth:`_TrainedConstants.holds`).
     """
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in every_node(graph):
@@ -225,10 +224,8 @@ def _leaves(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _use(name: str, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> bool | None:
-    """Return True if a constant is used where an operator takes a weight, False if only combined, None if
-    neither.
-
-    Calls that pass the constant on are followed.
+    """Return True if an operator reads a constant in the position of a weight, False if the constant is only
+    added, multiplied or concatenated, else None. Results of operators in ``_PASSED_ON`` are followed.
     """
     todo, seen, combined = [name], {name}, False
     while todo:

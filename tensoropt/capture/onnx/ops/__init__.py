@@ -1,4 +1,4 @@
-"""Converters by operator family; importing this module registers all of them."""
+"""Converters of ONNX operators, by family; importing this package registers all of them."""
 
 from importlib import import_module
 from pkgutil import iter_modules

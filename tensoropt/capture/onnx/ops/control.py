@@ -1,4 +1,4 @@
-"""Control flow, resolved at import: a branch is chosen, a loop is unrolled."""
+"""Converters of control flow, which is resolved at import: a branch is chosen, a loop is unrolled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _loop(call: Call) -> Any:
             body, [call.builder.constant(step, torch.int64), call.builder.constant(True), *state]
         )
         if results[0].data is None:
-            raise OnnxError("when it ends depends on the values of an input")
+            raise OnnxError("its number of iterations depends on the values of an input")
         running = bool(results[0].data)
         state = results[1 : 1 + len(state)]
         for items, result in zip(collected, results[1 + len(state) :], strict=True):

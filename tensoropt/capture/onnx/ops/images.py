@@ -1,4 +1,4 @@
-"""Images and their windows: convolution, pooling, resizing."""
+"""Converters of convolution, pooling and resizing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Window:
     """A sliding window over the spatial dims.
 
     Attributes:
-        pads: (before, after) for each spatial dim.
+        pads: padding (before, after) of each spatial dim.
     """
 
     kernel: tuple[int, ...]
@@ -128,7 +128,7 @@ def _fits(window: _Window) -> bool:
 def _max_pool(call: Call) -> Traced:
     x = call[0]
     if call.wants(1) or not x.floating:
-        raise OnnxError("its second output (indices) and whole numbers cannot be imported")
+        raise OnnxError("an output of indices, and a pooling of integers, cannot be imported")
     window, ceil = _pool_window(call)
     padding = window.padding
     if not _fits(window):

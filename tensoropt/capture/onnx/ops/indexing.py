@@ -1,4 +1,4 @@
-"""Gathers, scatters and selections."""
+"""Converters of gathers, scatters and selections."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tensoropt.capture.onnx.values import OnnxError, Traced
 
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
-    """Return an index without negative entries, which ONNX counts from the end but PyTorch's gather and
-    scatter reject.
+    """Return an index without negative entries. ONNX counts these from the end of a dim, but PyTorch's gather
+    and scatter reject them.
     """
     # Known and not negative is the usual case, and needs no operators.
     if index.data is not None and not bool((index.data < 0).any()):
@@ -48,7 +48,7 @@ def gather(call: Call) -> Traced:
 
 
 def _tuples(index: Traced) -> list[Traced]:
-    """Return what tuples along the last dim say of each dim that they index."""
+    """Return one index tensor per indexed dim, from index tuples along the last dim."""
     return list(torch.unbind(index.to(torch.int64), -1))
 
 

@@ -1,6 +1,6 @@
-"""Whole layers, in the forms that PyTorch supports: attention (opset 23), norms, dropout, LSTM, GRU and RNN.
+"""Converters of whole layers in forms that PyTorch has: attention (opset 23), norms, dropout, LSTM, GRU, RNN.
 
-Batch norm uses the file's running statistics, unless it was exported for training. ONNX stacks gates as
+A batch norm uses the file's running statistics unless its node is exported for training. ONNX stacks gates as
 i, o, f, c (LSTM) and z, r, h (GRU); PyTorch as i, f, g, o and r, z, n.
 """
 
@@ -25,7 +25,9 @@ def _attention(call: Call) -> Any:
     beyond = any(call.optional(i) is not None for i in (4, 5, 6)) or any(map(call.wants, (1, 2, 3)))
     beyond = beyond or call.attribute("softcap", 0.0) or not call.attributes.keys() <= _KNOWN
     if beyond or (causal and mask is not None):
-        raise OnnxError("past keys, lengths, windows, caps, or a mask beside is_causal cannot be imported")
+        raise OnnxError(
+            "past keys, sequence lengths, windows, a softcap, or a mask beside is_causal cannot be imported"
+        )
     flat = q.ndim == 3
     if flat:
         q = _to_heads(q, call.attribute("q_num_heads"))
@@ -41,7 +43,7 @@ def _attention(call: Call) -> Any:
 
 
 def _to_heads(x: Traced, heads: int) -> Traced:
-    """Return (batch, sequence, heads * size) as (batch, heads, sequence, size)."""
+    """Reshape ``(batch, sequence, heads * size)`` to ``(batch, heads, sequence, size)``."""
     batch, sequence, hidden = x.shape
     return x.reshape(batch, sequence, heads, hidden // heads).permute(0, 2, 1, 3)
 
@@ -118,7 +120,7 @@ def _dropout(call: Call) -> Any:
 # -- recurrent ------------------------------------------------------------------------------------
 
 _TORCH_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-"""The position of each of PyTorch's gates in ONNX's stack."""
+"""Positions of the gates in ONNX's stacked weights, in PyTorch's order."""
 _ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic, comparisons, activations, matrix products; reductions and search along dims; losses; random
+"""Converters of arithmetic, comparisons, activations, matrix products, reductions, sorting, losses and random
 numbers."""
 
 from __future__ import annotations
@@ -158,9 +158,7 @@ def _clip(call: Call) -> Traced:
 
 @converter("Gemm")
 def _gemm(call: Call) -> Traced:
-    """Return ``alpha * A' @ B' + beta * C``, as ``linear`` in the form to which PyTorch exports linear
-    layers.
-    """
+    """Return ``alpha * A' @ B' + beta * C``, as one ``linear`` if PyTorch exports linear layers like this."""
     a, b, c = call[0], call[1], call.optional(2)
     if a.ndim != 2 or b.ndim != 2:
         raise OnnxError(f"it takes matrices, but has operands of {a.ndim} and {b.ndim} dims")
@@ -218,8 +216,7 @@ def _cross_entropy(call: Call) -> Any:
 
 @converter("RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike")
 def _random(call: Call) -> Traced:
-    """Return random numbers, which differ from ONNX Runtime's. They are never folded, but drawn in every
-    step."""
+    """Return random numbers, which differ from ONNX Runtime's and are drawn anew in every step."""
     like, code = call.op.endswith("Like"), call.attribute("dtype")
     shape = list(call[0].shape if like else call.attribute("shape"))
     dtype = torch_dtype(code, "its result") if code else (call[0].dtype if like else torch.float32)

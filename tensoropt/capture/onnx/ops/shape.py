@@ -1,4 +1,4 @@
-"""Shapes: reshaping, joining, cutting, padding, and shape arithmetic that is folded."""
+"""Converters that reshape, join, cut and pad tensors, or compute shapes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _squeeze(call: Call) -> Traced:
         dims = [positive(d, x.ndim) for d in dims]
         if any(x.shape[d] != 1 for d in dims):
             raise OnnxError(
-                f"it squeezes dims {dims} of a tensor of shape {list(x.shape)}; only size 1 can be"
+                f"it squeezes dims {dims} of shape {list(x.shape)}, but only dims of size 1 can be squeezed"
             )
         return torch.squeeze(x, tuple(dims)) if dims else x
     if axes is None:
@@ -238,7 +238,7 @@ def _pad(call: Call) -> Traced:
 
 
 def pad_constant(x: Traced, pads: Sequence[tuple[int, int]], value: Any = 0) -> Traced:
-    """Return a tensor with its last dims padded, or cut if negative: (before, after) for each."""
+    """Pad the last dims of a tensor with ``value``, by (before, after) per dim; a negative padding cuts."""
     if not any(any(p) for p in pads):
         return x
     # PyTorch lists pads starting from the last dim.
@@ -251,7 +251,7 @@ def pad_constant(x: Traced, pads: Sequence[tuple[int, int]], value: Any = 0) -> 
 
 
 def _pad_by_copies(x: Traced, dim: int, before: int, after: int, mode: str) -> Traced:
-    """Return a tensor with reflect, edge or wrap padding, by known indices of the copied positions."""
+    """Pad one dim with copies of its elements (``reflect``, ``edge`` or ``wrap``)."""
     if before == after == 0:
         return x
     if mode not in ("reflect", "edge", "wrap"):

@@ -1,4 +1,4 @@
-"""Hardware: devices, links, the meshes that a cluster can be viewed as, and the sources of cluster
+"""Clusters: their devices and links, their views as meshes of ranks, and the sources of their
 descriptions."""
 
 from tensoropt.cluster.catalog import (

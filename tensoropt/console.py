@@ -37,8 +37,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def option_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Return a parsing function of `tensoropt.units` as an option's ``type``, so that errors name the
-    option."""
+    """Return a parsing function as an option's ``type``, so that its errors name the option."""
 
     def convert(text: str) -> _Value:
         try:
@@ -189,8 +188,7 @@ def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
 
 
 def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
-    """Return rows (the first is the header) as aligned text: columns ``left`` to the left, others to the
-    right."""
+    """Return rows (the first is the header) as text; columns ``left`` are aligned to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -210,8 +208,7 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
     process, may call this, not functions called from a notebook.
 
     Args:
-        for_good: whether to leave stdout redirected, for a process about to end, since exit handlers print,
-            too.
+        for_good: whether stdout stays redirected, for a process about to end, as exit handlers print, too.
     """
     before = sys.stdout
     if before is None or sys.stderr is None:  # started with one of them closed: nothing to separate

@@ -48,11 +48,7 @@ class MissingExtraError(TensorOptError, ImportError):
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> Any:
-    """Return an imported module of an optional extra.
-
-    Args:
-        extra: the name of the extra, as in ``pip install 'tensoropt[EXTRA]'``.
-        needed_by: the feature that needs the module, for the message.
+    """Return a module that is installed with the optional extra ``extra``.
 
     Raises:
         MissingExtraError: the module, or a package that it imports, is not installed.

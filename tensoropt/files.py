@@ -131,11 +131,8 @@ def unpack(content: bytes) -> Any:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass or pydantic model by name, for the argument ``default`` of
-    :func:`json.dumps`.
-
-    A ``TypeAdapter`` of the class reads them back.
-    """
+    """Return a record's fields by name: the ``default`` with which :func:`json.dumps` writes dataclasses and
+    pydantic models. A ``TypeAdapter`` of their class reads them back."""
     if is_dataclass(record):
         return {field.name: getattr(record, field.name) for field in fields(record)}
     return dict(record)
@@ -270,7 +267,6 @@ def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
 
     Args:
         kind: the kind of file, for error messages.
-        refused: the class of errors.
 
     Raises:
         refused: the file is missing, cannot be read, or is neither.

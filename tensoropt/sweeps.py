@@ -27,8 +27,7 @@ _MOST_BATCHES = 12
 
 @dataclass(frozen=True)
 class Sweep:
-    """The explorations of one model, and why it could not be explored on some clusters or batch sizes, by
-    name."""
+    """The explorations of one model, and why it could not be explored elsewhere, by name."""
 
     explorations: list[Exploration] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""Types shared by several stages: arrays by element type, sources of predicted durations, progress
-reports."""
+"""Types shared by several stages: arrays, sources of predicted durations, progress reports."""
 
 from __future__ import annotations
 

@@ -117,13 +117,12 @@ def _parse(text: str, kind: _Kind) -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """Return the size in bytes that a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9`` states."""
+    """Return the bytes stated by a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9``."""
     return _parse(text, _SIZE)
 
 
 def parse_seconds(text: str) -> float:
-    """Return the duration in seconds that a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``
-    states."""
+    """Return the seconds stated by a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``."""
     return _parse(text, _TIME)
 
 
@@ -138,8 +137,7 @@ def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
 
 
 def limit_seconds(exact: float | None, said: float | str | None) -> float | None:
-    """Return a limit given as ``time_s`` or as ``time`` (seconds, or text such as ``300ms``); None for no
-    limit."""
+    """Return a limit given as ``time_s`` or ``time`` (seconds, or ``300ms``); None for no limit."""
     return _limit("time_s", exact, "time", said, parse_seconds)
 
 
@@ -158,20 +156,17 @@ def _limit(
 
 
 def parse_bandwidth(text: str) -> float:
-    """Return the bytes per second that a text such as ``450GB/s``, ``100 Gbit/s``, ``25Gbps`` or ``1e9``
-    states."""
+    """Return the bytes per second stated by a text such as ``450GB/s``, ``100 Gbit/s`` or ``25Gbps``."""
     return _parse(text, _BANDWIDTH)
 
 
 def parse_flops(text: str) -> float:
-    """Return the FLOP per second that a text such as ``60TFLOPS``, ``312 TFLOP/s``, ``1.2P`` or ``60e12``
-    states."""
+    """Return the FLOP per second stated by a text such as ``60TFLOPS``, ``312 TFLOP/s`` or ``1.2P``."""
     return _parse(text, _FLOPS)
 
 
 def parse_count(text: str) -> float:
-    """Return the number that a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` states (K to T: powers
-    of 1,000)."""
+    """Return the number stated by a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (T is 10¹²)."""
     return _parse(text, _COUNT)
 
 
@@ -273,7 +268,7 @@ def write_counts(value: str | Sequence[int]) -> str:
 
 
 def read_size(text: str) -> float:
-    """Return the size in bytes that a text such as ``24GiB`` states, as the memory of a device."""
+    """Return the bytes of a device's memory stated by a text such as ``24GiB``."""
     size = parse_bytes(text)
     if not 0 < size < 2**60:
         raise TensorOptError(f"'{text[:40]}' is not the size of a device's memory; write for example 24GiB")

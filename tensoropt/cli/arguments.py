@@ -292,8 +292,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def computing_on(question: Any, clusters: Collection[Any], progress: ProgressDisplay) -> Any:
-    """Return the question with a dtype that all of these clusters compute in; show the reason for that
-    dtype."""
+    """Return the question with a dtype that all these clusters compute in; show the reason for it."""
     from tensoropt.question.compute_dtype import AUTO, dtype_of
 
     if question.settings.dtype == AUTO and (why := dtype_of(question.model, clusters)[1]):

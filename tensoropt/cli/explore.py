@@ -175,8 +175,7 @@ def _over_clusters(
 def _over_batches(
     question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]
 ) -> arguments.Answer:
-    """Return the answer at several batches, each captured separately, as operators have the batch in their
-    shapes."""
+    """Return the answer at several batches, each captured separately, as shapes depend on the batch."""
     from tensoropt.cluster import load_cluster
     from tensoropt.question.model_source import default_batch
     from tensoropt.sweeps import over_batches

@@ -1,5 +1,4 @@
-"""The verb ``measure``, which times this machine's links, describes its devices, or shows its profile
-store."""
+"""The verb ``measure``: times this machine's links, describes its devices, shows its profile store."""
 
 from __future__ import annotations
 

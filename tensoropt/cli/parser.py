@@ -77,8 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _on_all_hosts(options: argparse.Namespace, progress: ProgressDisplay) -> int:
-    """Run a verb in the first process of a job, if the verb may measure there; the other processes serve
-    it."""
+    """Run a verb in the first process of a job if the verb may measure there; the others serve it."""
     # `measure host` runs on all hosts at once, as each detects its own devices.
     together = VERBS[options.verb].measures and getattr(options, "what", "") != "host"
     if together and "WORLD_SIZE" in os.environ:

@@ -1,5 +1,4 @@
-"""Clusters: their devices and links, their views as meshes of ranks, and the sources of their
-descriptions."""
+"""Clusters: their devices and links, their views as meshes of ranks, and the sources of descriptions."""
 
 from tensoropt.cluster.catalog import (
     ASSUMED,

@@ -34,8 +34,8 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def process_memory_figures() -> Mapping[str, Any]:
-    """Return the GPU memory of a process beside its step's tensors, from ``presets/memory.yaml``, with
-    sources."""
+    """Return the GPU memory of a process beside its step's tensors, with sources
+    (``presets/memory.yaml``)."""
     return _preset("memory")
 
 
@@ -77,8 +77,7 @@ def link(name: str) -> Link:
 
 
 def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
-    """Return the description of a cluster preset and the number of nodes from its ``xN`` suffix; None if
-    unknown."""
+    """Return a cluster preset's description and the node count of its ``xN`` suffix; None if unknown."""
     clusters = _preset("clusters")
     if name in clusters:
         return clusters[name], None
@@ -98,8 +97,7 @@ def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
 
 
 def named_kind(reported: str) -> str:
-    """Return the catalogue's name for a GPU, given the name that NVML and PyTorch report; unlisted names are
-    kept."""
+    """Return the catalogue's name for a GPU that NVML and PyTorch report; unlisted names are kept."""
     kind = kind_by_nvml_name(reported)
     return reported.replace(" ", "-") if kind is None else kind.name
 
@@ -304,8 +302,7 @@ def job_spread() -> _JobSpread:
 
 
 def slower_beside(cluster: Cluster) -> float:
-    """Return the fraction by which computing slows down while collectives run, of the device kind with the
-    largest."""
+    """Return the fraction by which collectives slow down computing on the device kind that suffers most."""
     if cluster.device_type != "cuda":
         return 0.0
     return max(reached_by(kind).slower_beside for kind in cluster.devices)

@@ -218,8 +218,7 @@ def _devices(value: object, label: str) -> list[DeviceKind]:
 
 
 def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
-    """Return a level's link and the number of links per child: ``IB-400G`` or ``{link: IB-400G, count:
-    8}``."""
+    """Return a level's link and the number of links per child."""
     if key not in links:
         raise ClusterError(
             f"links lacks {key}, needed for {why}; add for example {key}: "

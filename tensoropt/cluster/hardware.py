@@ -74,8 +74,7 @@ class DeviceKind:
             object.__setattr__(self, "price_per_hour", price)
 
     def flops_of(self, dtype: str) -> float:
-        """Return the peak FLOP/s for a dtype, with or without ``torch.``; that of float32 for an unlisted
-        dtype."""
+        """Return the peak FLOP/s for a dtype (``torch.`` is ignored); float32's for an unlisted dtype."""
         # Assumption: a dtype that is not listed is computed as fast as float32.
         return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
 
@@ -91,8 +90,7 @@ class DeviceKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link, on which a message takes ``latency_s + bytes / bandwidth_bytes_per_s`` per hop, in each
-    direction at once.
+    """A link, on which a message takes ``latency_s + bytes / bandwidth_bytes_per_s`` per hop and direction.
 
     Attributes:
         dedicated: whether it is a wire between just two devices (NVLink without a switch); a device can use
@@ -150,16 +148,14 @@ class Mesh:
         return "x".join(str(size) for size in self.shape)
 
     def normalise_axes(self, axes: Iterable[int]) -> tuple[int, ...]:
-        """Return the sorted axis numbers without repeats; raise ClusterError for an axis that the mesh
-        lacks."""
+        """Return the sorted axis numbers without repeats; raise ClusterError for an unknown axis."""
         chosen = tuple(sorted(set(axes)))
         if any(not 0 <= axis < self.axis_count for axis in chosen):
             raise ClusterError(f"mesh {self.label} has axes 0 to {self.axis_count - 1}, not {chosen}")
         return chosen
 
     def groups(self, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of ranks that differ only along ``axes``; each is ascending, and the first ranks
-        are, too."""
+        """Return the groups of ranks that differ only along ``axes``, each ascending, by first rank."""
         return _groups(self.shape, self.normalise_axes(axes))
 
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
@@ -240,8 +236,7 @@ def _aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A level of a cluster's hierarchy: ``size`` children, each connected to the others by ``link_count``
-    links.
+    """A level of a cluster's hierarchy: ``size`` children, connected to each other by ``link_count`` links.
 
     For the node level, ``link_count`` is the number of network cards per node, which all of the node's
     devices share.
@@ -263,8 +258,8 @@ class Cluster:
 
     Attributes:
         devices: the device kind of each rank.
-        levels: the levels of links, outermost first (``node``, ``gpu``); their sizes multiply to the number
-            of devices.
+        levels: the levels of links, outermost first (``node``, ``gpu``); the product of sizes is the device
+            count.
         pairs: links of single pairs ``(low rank, high rank)`` that differ from the link of their level.
     """
 
@@ -321,8 +316,7 @@ class Cluster:
 
     @property
     def device_type(self) -> str:
-        """PyTorch's type of the devices, ``cpu`` or ``cuda``; ``cuda`` for GPUs with CPU ranks beside
-        them."""
+        """PyTorch's type of the devices, ``cpu`` or ``cuda``; ``cuda`` for GPUs beside CPU ranks."""
         return self.device_types[0]
 
     @property
@@ -415,8 +409,7 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """A hash (16 hex digits) of the speeds and sizes of devices and links, but not of names, prices,
-        sources and compute capabilities."""
+        """A hash of the speeds and sizes of devices and links, without names, prices and sources."""
         data = self.to_dict()
         del data["name"], data["source"]
         for part in (
@@ -446,8 +439,7 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
-        """Return the cluster that :meth:`to_dict` wrote; raise ClusterError if a key is missing or a value is
-        impossible."""
+        """Return the cluster that :meth:`to_dict` wrote; raise ClusterError for other or impossible data."""
         try:
             kinds = [DeviceKind(**kind) for kind in data["kinds"]]
             return cls(

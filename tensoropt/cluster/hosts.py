@@ -1,7 +1,5 @@
-"""Functions that join several hosts, copies of this one or those of a ``torchrun`` job, into one cluster.
-
-The caller names the network between them (:func:`tensoropt.detect`); `measure links` times it.
-"""
+"""Functions that join several hosts into one cluster: copies of this host, or the hosts of a ``torchrun`` job
+(:func:`tensoropt.detect`). The caller names the network between them; `measure links` times it."""
 
 from __future__ import annotations
 

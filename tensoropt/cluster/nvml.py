@@ -1,5 +1,4 @@
-"""The GPUs of this machine and their links, read through NVML (package ``nvidia-ml-py``, module
-``pynvml``)."""
+"""The GPUs of this machine and their links, read through NVML (package ``nvidia-ml-py``)."""
 
 from __future__ import annotations
 
@@ -22,9 +21,8 @@ from tensoropt.units import counted
 def levels_from_pairs(
     pairs: Mapping[tuple[int, int], Link], device_count: int, name: str
 ) -> tuple[Level, ...]:
-    """Return the levels of links that the links of all pairs of devices show: nested blocks of consecutive
-    ranks with faster links inside than outside. Each level's link is its slowest one; without such blocks
-    there is one level."""
+    """Return the levels that the links of all pairs show: nested blocks of ranks with faster links inside
+    than outside. Each level's link is its slowest one."""
 
     def slowest(links: list[Link]) -> Link:
         return min(links, key=lambda link: (link.bandwidth_bytes_per_s, -link.latency_s))
@@ -99,8 +97,7 @@ def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], di
 
 
 def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
-    """Return (count, version) of the active NVLinks, by the bus id of the other end (``switch`` for
-    NVSwitch)."""
+    """Return (count, version) of the active NVLinks, by bus id of the other end, or ``switch``."""
     counts: Counter[str] = Counter()
     versions: dict[str, int] = {}
     for index in range(_MAX_NVLINKS):
@@ -159,8 +156,7 @@ def _or(nvml: Any, function: Any, handle: Any, default: int) -> int:
 
 
 def _bus_id(value: bytes | str) -> str:
-    """Return a PCI bus id in one canonical form, as NVML pads the domain to 4 or 8 digits depending on the
-    call."""
+    """Return a PCI bus id in one form; NVML pads the domain to 4 or 8 digits depending on the call."""
     domain, _, rest = _text_of(value).lower().strip("\x00").partition(":")
     return f"{int(domain, 16):x}:{rest}"
 
@@ -224,8 +220,7 @@ def _opened(nvml: Any) -> Iterator[Any]:
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """Return the handles of the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, by number or by the prefix of a
-    UUID."""
+    """Return the handles of the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, by number or UUID prefix."""
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
@@ -250,8 +245,7 @@ def _partitioned(nvml: Any, gpu: Any) -> bool:
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:
-    """Return the catalogue's kind with this device's memory; a kind with NVML's own figures for an unlisted
-    device."""
+    """Return the catalogue's kind with this device's memory; NVML's own figures if it is unlisted."""
     name = _text_of(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     kind = kind_by_nvml_name(name)

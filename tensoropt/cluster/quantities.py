@@ -1,5 +1,4 @@
-"""Functions that read sizes, times and bandwidths in cluster files, with helpful errors for impossible
-values."""
+"""Functions that read sizes, times and bandwidths in cluster files and explain impossible values."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ _MOST_NAMED = 4
 """The largest number of baselines in the sentence; tables list all."""
 _GIB = 2.0**30
 _ALIKE = 0.03
-"""The relative difference in step time up to which it is not mentioned, being within the error of
-predictions."""
+"""The relative difference in step time, within the error of predictions, that is not mentioned."""
 _LEAST = 0.001
 """The least share of the step time that counts as a gain."""
 
@@ -62,8 +61,7 @@ class Baseline(NamedTuple):
         point, needs_bytes: that plan's point, and the memory that it needs on a device.
         fits: whether that memory is within the limit.
         longer: its step time divided by the recommended plan's, less 1; None if either plan does not fit.
-        note: why the strategy cannot be chosen (it computes something else than the plan at ``row``); "" if
-            it can.
+        note: why it cannot be chosen (it computes something else than the plan at ``row``); "" if it can.
     """
 
     title: str
@@ -124,8 +122,7 @@ class Budgeted:
         return "" if self.row is None else self.findings.names[self.row]
 
     def costs(self) -> str:
-        """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``; if no plan fits, the leanest plan's
-        memory."""
+        """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``, or the least memory if none fits."""
         if self.leanest is None:
             return "there is no plan"
         if self.row is None:
@@ -141,8 +138,7 @@ class Budgeted:
         return ", ".join([*figures, *_pace_words(self.findings, self.row)])
 
     def beside(self) -> list[str]:
-        """Return sentences on baselines that do not fit, the others' step times, and the gain from more
-        memory."""
+        """Return sentences on baselines that do not fit, other baselines, and the gain from more memory."""
         if self.chosen is None:
             return []
         plans = [base for base in self.baselines if not base.note]
@@ -204,11 +200,8 @@ class Budgeted:
 def answer(
     findings: Findings, budget_bytes: float | None = None, headroom: float | str | None = None
 ) -> Budgeted:
-    """Return the recommended plan within a budget (by default the exploration's own), with baselines.
-
-    Args:
-        headroom: the memory to keep free (:func:`~tensoropt.costs.device_fit.usable_bytes`).
-    """
+    """Return the recommended plan and its baselines within a budget, by default the exploration's own, and a
+    headroom (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
     if budget_bytes is None and headroom is None:
         budget_bytes = findings.settings.get("memory_bytes")
     limit = findings.usable_bytes(budget_bytes, headroom)
@@ -290,8 +283,7 @@ def without_plans(findings: Findings) -> dict[str, str]:
 
 
 def _pace_words(findings: Findings, row: int) -> list[str]:
-    """Return ``302,000 tokens/s`` (or samples) if known, and ``bound by the host`` if the device waits for
-    it."""
+    """Return ``302,000 tokens/s`` (or samples) if known, and ``bound by the host`` if it is."""
     rates = RatesOf(findings).of(row)
     known = (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s))
     said = [f"{format_number(per_s)} {what}/s" for what, per_s in known if per_s is not None][:1]

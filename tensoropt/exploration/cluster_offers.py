@@ -235,8 +235,7 @@ def _room(found: Exploration, memory_bytes: float | None) -> float:
 
 
 def fits_within(found: Exploration, memory_bytes: float | None) -> bool:
-    """Return whether any plan fits a memory budget per device; None stands for the exploration's own
-    limit."""
+    """Return whether any plan fits a memory budget per device, or for None the exploration's own limit."""
     return recommended(found, _room(found, memory_bytes)) is not None
 
 
@@ -326,11 +325,8 @@ def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
 
 
 def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a key that is equal for comparable explorations: the operators, and the settings of the step.
-
-    Args:
-        fingerprint: the hash of the operator graph.
-    """
+    """Return a key that is equal for comparable explorations: a hash of the operators, and the step's
+    settings."""
     of_step = (setting for setting in settings_fields() if setting.of_step)
     return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
 

@@ -145,10 +145,8 @@ class Exploration(Findings):
         point: int | None = None,
         fastest: bool = False,
     ) -> int:
-        """Return the index in :attr:`all_points` of the requested point.
-
-        Unless it is given by number, the point fits the budget, or by default the device's memory less the
-        usual headroom.
+        """Return the index in :attr:`all_points` of the requested point. Unless it is given by number, it
+        fits the budget, or by default the device's memory less the usual headroom.
 
         Args:
             memory_bytes, headroom: the memory limit per device, and the memory to keep free.
@@ -212,8 +210,7 @@ class Exploration(Findings):
         memory_bytes: float | None = None,
         time_s: float | None = None,
     ) -> Plan:
-        """Return the recommended plan, or the one that the arguments ask for, as :func:`tensoropt.choose`
-        does."""
+        """Return the recommended plan, or the one asked for, as :func:`tensoropt.choose` does."""
         index = self.index(
             memory_bytes=limit_bytes(memory_bytes, memory),
             time_s=limit_seconds(time_s, time),

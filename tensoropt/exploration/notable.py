@@ -19,8 +19,7 @@ _FEW = 5
 _APART = 0.01
 """The least relative difference of memory and time to the previous point; closer points are skipped."""
 _NO_CONSTRAINT = 0.25
-"""The share of a device's memory below which a whole frontier is not constrained by memory (an
-assumption)."""
+"""The share of a device's memory up to which a frontier is not constrained by it; an assumption."""
 
 
 def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]:

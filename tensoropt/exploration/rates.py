@@ -82,8 +82,7 @@ def _samples(findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]])
 def _tokens(
     findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
 ) -> tuple[int | None, str]:
-    """Return the number of tokens (indices that an embedding looks up: batch × sequence), or None with the
-    reason."""
+    """Return the number of tokens (indices that an embedding looks up), or None with the reason."""
     graph = findings.graph_facts
     read = {"input_ids"} if graph is None else graph.looked_up
     numbers = (shape for name, shape, dtype in inputs if dtype in _INTEGERS and name in read)
@@ -100,11 +99,8 @@ AMOUNTS = ("steps", "samples", "tokens")
 
 @dataclass(frozen=True)
 class Tariff:
-    """The prices of devices.
-
-    Attributes:
-        price: money per device-hour for kinds that are not in ``by_kind``; None for the cluster's own prices.
-        by_kind: money per device-hour by device kind.
+    """The prices of devices: money per device-hour ``by_kind``, and for other kinds ``price``; None for the
+    cluster's own prices.
 
     Raises:
         TensorOptError: a price is not positive.
@@ -324,8 +320,7 @@ class RatesOf:
         )
 
     def _of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
-        """Return (seconds of a step at peak, price per hour, reasons for unknowns) for plans on this many
-        devices."""
+        """Return (seconds of a step at peak, price per hour, reasons for unknowns) of so many devices."""
         kinds, why = _kinds(self.cluster, count)
         if kinds is None:
             return None, None, {"mfu": why, "per_hour": why}

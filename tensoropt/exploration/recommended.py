@@ -13,14 +13,12 @@ from tensoropt.plan.plan_names import JOIN, exceptions
 from tensoropt.units import share_words
 
 _WITHIN = 0.03
-"""The share of the fastest step by which a simpler plan may take longer, which is below the error of
-predictions."""
+"""The share by which a simpler plan may take longer than the fastest, below the error of predictions."""
 _FOR_A_CONFIG = re.compile(
     r"one device|(DP|ZeRO-\d|TP|CP|EP) ?[\d×]*( \+ SP)?( \((ring|Ulysses)\))?|PP .*|\d+ micro-batches"
     r"|.* recomputed(?!.*in part).*"
 )
-"""The parts of a plan's name that apply to all operators alike: degrees, stages, schedules, recomputed
-parts."""
+"""The parts of a plan's name that apply to all operators alike, such as degrees and stages."""
 _KINDS = ("DP", "ZeRO", "TP", "SP", "CP", "EP", "PP", "placed", "other")
 """The kinds of parallelism, by the words in a plan's name."""
 

@@ -1,5 +1,4 @@
-"""The range of a predicted step time, from the deviation of published jobs from predictions by GPU data
-sheets."""
+"""The range of a predicted step time, from published jobs' deviations from predictions by data sheets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The results of running an exploration's plans, which ``tensoropt verify PLAN --save DIR`` writes beside
-it."""
+"""The results of running an exploration's plans, written by ``tensoropt verify PLAN --save DIR``."""
 
 from __future__ import annotations
 

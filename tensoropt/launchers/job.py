@@ -1,5 +1,4 @@
-"""Training jobs in a launcher's terms (degrees, ZeRO stage, micro-batches, recomputation), and their
-configs."""
+"""Training jobs in a launcher's terms: degrees, ZeRO stage, micro-batches, recomputation."""
 
 from __future__ import annotations
 
@@ -40,17 +39,14 @@ class LaunchedJob:
         ring: whether context-parallel ranks pass keys and values around.
         experts: number of ranks over which experts are split.
         stage: ZeRO stage, 0 (no sharding) to 3.
-        root_once: whether stage 3 gathers parameters outside the blocks once per step, as PyTorch's FSDP
-            does.
+        root_once: whether stage 3 gathers parameters outside the blocks once per step, as in PyTorch's FSDP.
         sequence_parallel: whether activations between tensor-parallel products are split along the sequence.
         gathered_inputs: whether the products' inputs are gathered again in backward instead of saved for it.
         recompute: the part of a block that is recomputed (a name of :mod:`tensoropt.sharding.recipes`).
         every, first: recompute every ``every``-th block, or only the ``first`` blocks of each pipeline stage.
         stages_per_place, schedule: number of pipeline stages per pipeline rank, and their schedule.
-        batch, micro_batch: samples per step over all ranks, and per pass of a data-parallel rank; None if not
-            given.
-        micro_batches: number of micro-batches per step; None if not given.
-        sequence: tokens per sample; None if not given.
+        batch, micro_batch: samples per step, and per pass of a data-parallel rank; None if not given.
+        micro_batches, sequence: micro-batches per step, and tokens per sample; None if not given.
         dtype, optimizer: compute dtype, and a name of ``--optimizer``; "" if not given.
         nodes, block_classes: number of nodes, and class names of the repeated blocks, for written configs.
         notes: the parts of the config that predictions leave out.
@@ -239,8 +235,7 @@ class Keys:
         return value.strip().lower() in ("true", "yes", "1") if isinstance(value, str) else bool(value)
 
     def word(self, name: str, known: Mapping[str, Any], default: str) -> Any:
-        """Return the meaning of a setting's word; for an unknown word, add a note and return the default's
-        meaning."""
+        """Return the meaning of a setting's word; the default's meaning, with a note, if it is unknown."""
         value = str(self.take(name, default))
         by_name = {key.lower(): meaning for key, meaning in known.items()}
         if value.lower() in by_name:
@@ -259,11 +254,8 @@ class Keys:
             self.note(f"{name} = {value}: {words}")
 
     def left(self, harmless: Sequence[str]) -> tuple[str, ...]:
-        """Return all notes, and one that lists the settings which were never read.
-
-        Args:
-            harmless: patterns of names of settings that cost neither time nor memory, which are not listed.
-        """
+        """Return all notes, and one on settings that were never read, except switched-off ones and harmless
+        ones: patterns of names that cost neither time nor memory."""
         unknown = [
             f"{name} = {value}"
             for name, value in self._values.items()

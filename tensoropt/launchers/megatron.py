@@ -177,8 +177,7 @@ def _sharded(keys: Keys) -> tuple[int, int, bool]:
 
 
 def _recomputed(keys: Keys) -> tuple[str, int | None]:
-    """Return the recomputed part of a block, and the number of recomputed blocks at the start of each stage;
-    None for all."""
+    """Return the recomputed part, and the number of recomputed blocks at each stage's start; None for all."""
     usual = "selective" if keys.true("recompute-activations") else ""
     granularity, method = str(keys.take("recompute-granularity", usual)), keys.take("recompute-method")
     layers = keys.number("recompute-num-layers", 1) or 1

@@ -1,5 +1,4 @@
-"""The reader and writer of torchtitan configs (TOML: ``parallelism``, ``activation_checkpoint``,
-``training``).
+"""The reader and writer of torchtitan configs (TOML).
 
 Names and defaults are those of ``torchtitan/config/job_config.py``, versions 0.2; from 0.3 on, configs are
 Python functions. As in its ``parallelize_llama``, tensor parallelism also splits the sequence between
@@ -115,8 +114,7 @@ def _read(text: str) -> LaunchedJob:
 
 
 def _accumulation(keys: Keys, data: int | None) -> tuple[int | None, int, int | None]:
-    """Return the batch, the samples of a data-parallel rank at once, and the number of accumulated
-    micro-batches."""
+    """Return the batch, the samples of a data-parallel rank at once, and the accumulated micro-batches."""
     local = keys.number("training.local_batch_size", keys.number("training.batch_size", 8)) or 1
     whole = keys.number("training.global_batch_size", -1) or -1
     at_once = keys.number("parallelism.pipeline_parallel_microbatch_size", 1) or 1

@@ -54,8 +54,7 @@ class Html(str):
 
 
 def filled(template: Path, **values: Any) -> str:
-    """Return a :class:`string.Template` file filled with values, which are escaped unless they are
-    :class:`Html`."""
+    """Return a :class:`string.Template` filled with values, escaped unless they are :class:`Html`."""
     words = {name: value if isinstance(value, Html) else escape(str(value)) for name, value in values.items()}
     return Template(template.read_text(encoding="utf-8")).substitute(words)
 
@@ -67,8 +66,7 @@ def facts_rows(facts: Iterable[Fact]) -> Html:
 
 
 def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Html:
-    """Return rows, the first of which is the header, as an HTML table with the columns ``left`` aligned to
-    the left."""
+    """Return rows (the first is the header) as an HTML table; columns ``left`` are aligned to the left."""
 
     def cells(row: Sequence[str], tag: str) -> str:
         sides = ("left" if i in left else "right" for i in range(len(row)))

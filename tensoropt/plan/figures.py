@@ -169,11 +169,9 @@ BREAKDOWNS: Mapping[str, Mapping[str, str]] = {
 
 
 def kept_figures(named: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures that a point stores, without those that are None or NaN.
+    """Return the figures that a point stores, from figures and breakdowns by name; None and NaN are left out.
 
-    Args:
-        named: figures and breakdowns by name; a breakdown is a mapping by part names, or a sequence of all
-            parts.
+    A breakdown is a mapping by part names, or a sequence of all parts.
     """
     found: dict[str, float] = {}
     for name, value in named.items():
@@ -198,6 +196,5 @@ class _Worded(dict[str, str]):
 
 
 def worded(of: object, text: str) -> str:
-    """Return a text in which each ``{time_s}`` is replaced by that figure of a point, plan or step, in
-    words."""
+    """Return a text with each ``{time_s}`` replaced by that figure of a point, plan or step, in words."""
     return text.format_map(_Worded(of))

@@ -132,8 +132,7 @@ class Findings:
         return self.knee_within(self.limit_bytes)
 
     def knee_within(self, limit_bytes: float) -> int:
-        """Return the index of the knee among the points that need at most this memory; among all if there is
-        none."""
+        """Return the knee's index among the points within a memory limit; among all points if none is."""
         rows = self.within(limit_bytes)
         rows = rows if len(rows) else np.arange(len(self.points))
         return int(rows[knee(PointTable([self.points[row] for row in rows.tolist()]))])
@@ -165,12 +164,8 @@ class Findings:
         return self.usable_bytes(self.settings.get("memory_bytes"))
 
     def usable_bytes(self, budget_bytes: float | None = None, headroom: float | str | None = None) -> float:
-        """Return the memory in bytes that a plan may need on a device
-        (:func:`~tensoropt.costs.device_fit.usable_bytes`).
-
-        Args:
-            headroom: the memory kept free: a share of the device's, or a text such as ``2GiB``.
-        """
+        """Return the memory in bytes that a plan may need on a device, within a budget and a headroom: a
+        share, or text such as ``2GiB`` (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
         whole = self.device_bytes
         if isinstance(headroom, str):
             headroom = headroom_bytes(headroom, whole) / whole
@@ -183,7 +178,6 @@ class Findings:
         return verdict_on(float(self.needs[index]), room, estimated=is_gpu)
 
     def fit(self, index: int, budget_bytes: float | None = None) -> DeviceFit:
-        """Return the memory that a point needs on a device, beside that of the smallest device or of a
-        budget."""
+        """Return the memory that a point needs, beside that of the smallest device or of a budget."""
         point, room = self.all_points[index], room_bytes(self.device_bytes, budget_bytes)
         return point_needs(point, self.spaces, self._device, room)

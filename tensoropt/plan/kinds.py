@@ -20,8 +20,8 @@ class PlanKind:
         name: the kind's name.
         first_axes: the mesh axis along which its stages lie, if any; operators are split along the others.
         placed: whether each operator runs on one device.
-        key: names of stage fields that enter the hash (:mod:`tensoropt.plan.keys`), by the name of their
-            group there.
+        key: names of stage fields that enter the hash (:mod:`tensoropt.plan.keys`), by their group's name
+            there.
         rows: the rank whose seconds are shown for each operator, in words; "" if all devices have the same.
         each: the devices for which a memory peak is given, in words.
         mesh_words: text before the mesh's sizes.
@@ -85,8 +85,7 @@ PLACED = PlanKind(
 """Plans in which each stage is one device with its own order of operators."""
 _KINDS = (PIPELINED, PLACED, SHARDED)
 PLACE_AXES = tuple(axis for kind in _KINDS for axis in kind.first_axes)
-"""The names of mesh axes along which stages lie; an operator's entry for such an axis is its stage or
-device."""
+"""The mesh axes along which stages lie; an operator's entry for such an axis is its stage or device."""
 
 
 def numbered(part: int, parts: int, devices: int) -> str:
@@ -96,8 +95,7 @@ def numbered(part: int, parts: int, devices: int) -> str:
 
 
 def devices_words(part: int, parts: int, devices: int) -> str:
-    """Return ``device 4``, or ``devices 4–7``, for one of equal parts of the devices, such as a pipeline
-    stage."""
+    """Return ``device 4``, or ``devices 4–7``, for one of equal parts of the devices, such as a stage."""
     return f"device{'s' if devices > parts else ''} {numbered(part, parts, devices)}"
 
 

@@ -117,8 +117,7 @@ _TENSOR = "tensor"
 
 
 def describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a call's arguments as data, with shapes and dtypes for tensors; None if JSON cannot hold an
-    argument."""
+    """Return a call's arguments as data, with shapes for tensors; None if JSON cannot hold an argument."""
     try:
         return {"args": [_describe(a) for a in args], "kwargs": {k: _describe(v) for k, v in kwargs.items()}}
     except TypeError:
@@ -199,14 +198,11 @@ def _known_optimizer(name: str) -> str:
 
 
 class ModelInfo(_Strict):
-    """The identity of a model: its source, the fingerprint of its operator graph, and the shapes of its
-    inputs.
+    """The identity of a model: its source, its operator graph's fingerprint, and its inputs' shapes.
 
     Attributes:
-        parameters: the number of parameter elements.
-        trained: the number of those with a gradient; None if unknown.
+        parameters, trained: number of parameter elements, and of those with a gradient; None if unknown.
         adapters: the kind of trained adapters, such as ``LoRA r16``; "" without any.
-        batch: the samples of a step; None if unknown.
         call: the example call (:func:`describe_call`).
     """
 
@@ -223,11 +219,10 @@ class ModelInfo(_Strict):
 
 
 class MeshInfo(_Strict):
-    """The sizes and names of the mesh axes, outermost first; a pipeline's ranks are the axis
-    :data:`STAGE_AXIS`.
+    """The sizes and names of the mesh axes, outermost first.
 
-    Attributes:
-        placed: whether the devices form a row on which operators are placed, not a mesh.
+    A pipeline's ranks are the first axis, :data:`STAGE_AXIS`. ``placed``: whether the devices form a row on
+    which operators are placed, not a mesh.
     """
 
     shape: tuple[int, ...]
@@ -247,8 +242,8 @@ class MeshInfo(_Strict):
 
 
 class OperatorPlan(_Strict):
-    """The split of a group of operators: the loop dim that each mesh axis splits (``none``, ``partial``,
-    ...).
+    """The split of a group of operators: the loop dim that each mesh axis splits, or ``none``, ``partial``,
+    ...
 
     In a placed plan instead: its device, and its position in the device's forward and backward order.
     """
@@ -436,8 +431,7 @@ class Plan(_Strict):
 
     @property
     def place_of(self) -> dict[str, dict[str, str]]:
-        """The stage or device of each operator that has one, as {axis: number}; of several stages, the
-        first."""
+        """The stage (of several the first) or device of each operator that has one, as {axis: number}."""
         devices = {name: operator.device for name, operator in self.operators.items()}
         places = {name: {"device": str(device)} for name, device in devices.items() if device is not None}
         for number, stage in enumerate(self.info.stages):

@@ -59,15 +59,13 @@ _WEIGHT_LOOPS = frozenset(
         *("vocabulary", "hidden", "heads", "group", "classes", "experts", "features"),
     )
 )
-"""The names of weights' loops and of those that follow from them: heads, a loss's classes (Megatron, section
-3)."""
+"""The loops of weights, and those that follow from them: heads, a loss's classes (Megatron, section 3)."""
 _BATCH_LOOPS = frozenset(("batch", "batch0", "rows", "rows.0", "d0"))
 """The names of loops over the batch, an activation's first dim."""
 _QUERIES, _RING, _HEADS = "queries", "ring", ("heads", "group")
 """The names of loops of attention."""
 _EXPERT_LOOPS = frozenset(("experts", "dispatch"))
-"""The names of loops over experts: with all tokens on every rank, or with rows sent to their experts'
-ranks."""
+"""The loops over experts: with all tokens on every rank, or with rows sent to their experts' ranks."""
 _ROWS, _DISPATCH = "rows", "dispatch"
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -119,8 +117,7 @@ OTHER_FAMILY = "other"
 
 
 def family(name: str) -> str:
-    """Return the family of a plan by its name: ``DP``, ``ZeRO``, ``TP``, ``CP``, ``PP``, ``placed``, or
-    ``other``."""
+    """Return a plan's family by its name: ``DP``, ``ZeRO``, ``TP``, ``CP``, ``PP``, ``placed``, ``other``."""
     words = {part.replace("-", " ").split(" ", 1)[0] for part in name.split(JOIN)}
     return next((title for word, title in _FAMILIES.items() if word in words), OTHER_FAMILY)
 
@@ -131,8 +128,7 @@ def is_recomputed(name: str) -> bool:
 
 
 def brief_name(name: str) -> str:
-    """Return a short form of a plan's name for tables and plots, with the commonest ZeRO stage and without
-    shares."""
+    """Return a plan's name shortened for tables and plots: one ZeRO stage, no shares, no micro-batches."""
     kept = []
     for part in name.split(JOIN):
         part = re.sub(r" \(.*?\)", "", part)
@@ -149,11 +145,7 @@ def _percent(stage: str) -> float:
 
 
 def stage_of(micro: str) -> int:
-    """Return the ZeRO stage of a sharded parameter.
-
-    Args:
-        micro: the micro-batch entry of its stored placement.
-    """
+    """Return the ZeRO stage of a sharded parameter from the micro-batch entry of its stored placement."""
     return _STAGE_OF.get(micro, 3)
 
 
@@ -330,8 +322,7 @@ class _OfSpace:
 
     Attributes:
         counts: (points, axes, _COUNTED) weights of operators by count.
-        stored: (points, 4) weights of all parameters that can be sharded and of the sharded ones by ZeRO
-            stage.
+        stored: (points, 4) weights of parameters that can be sharded, and of the sharded ones by ZeRO stage.
         once: for each block (points, groups of the block) ``1`` or ``0``, as in :attr:`Space.recipes`.
         experts: for each expert layer (points,) the number of parts.
     """
@@ -443,13 +434,9 @@ def _experts(parts: Sequence[int]) -> Iterator[str]:
 def _tables(
     group: Mapping[str, Any], shape: Sequence[int], batch: str, sequence: str, sizes: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the contributions of one group's configurations to the data of :class:`_OfSpace`.
-
-    Returns:
-        (configurations, axes, _COUNTED) flags by count; (configurations, options, 4) weights of its
-            parameters (of ``sizes``) that can be sharded and that are, by ZeRO stage; and (configurations,)
-            the number of parts of its experts.
-    """
+    """Return (configurations, axes, _COUNTED) flags of a group's counts, (configurations, options, 4) weights
+    of its parameters (of ``sizes``) that can be sharded and of the sharded ones by ZeRO stage, and
+    (configurations,) the number of parts of its experts."""
     configurations, axes = group["configurations"], len(shape)
     counted = np.zeros((len(configurations), axes, _COUNTED), dtype=int)
     for c, labels in enumerate(configurations):
@@ -474,8 +461,8 @@ def _tables(
 
 
 def _of_tied(layout: Sequence[str]) -> list[bool]:
-    """Return flags for a tied parameter as in :attr:`_OfSpace.stored`. Plain shards do not count, as they may
-    come from a use that is split."""
+    """Return a tied parameter's flags as in :attr:`_OfSpace.stored`, without shards that a split use
+    explains."""
     in_shards = any(name.startswith("S(") for name in layout[1:])
     of_zero = in_shards and layout[0] in (*_STAGE_OF, "ahead")
     return [of_zero or not in_shards, *(of_zero and stage_of(layout[0]) == stage for stage in (1, 2, 3))]
@@ -492,8 +479,7 @@ def _main(counts: np.ndarray) -> int:
 
 
 def _axes_and_storage(shape: Sequence[int], counts: np.ndarray, stored: np.ndarray) -> Iterator[str]:
-    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: the uses of axes of more than one device, and parameters'
-    storage."""
+    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: the uses of the mesh axes, and parameters' storage."""
     axes: dict[int, list[int]] = {}
     for axis, size in enumerate(shape):
         if size > 1:

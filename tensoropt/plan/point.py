@@ -182,8 +182,7 @@ _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 
 
 def by_strategy(points: Sequence[Point]) -> tuple[dict[int, list[int]], dict[int, StagesRecord]]:
-    """Return the rows of points that are indices, by space, and the records of placed and pipelined points,
-    by row."""
+    """Return the rows of sharded points by space, and the records of other points by row."""
     of_spaces: dict[int, list[int]] = {}
     records: dict[int, StagesRecord] = {}
     for row, point in enumerate(points):

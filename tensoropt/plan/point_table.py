@@ -22,8 +22,7 @@ class PointTable(tuple[Point, ...]):
 
     @cached_property
     def memory(self) -> np.ndarray:
-        """(points,) the memory per device in bytes; with :attr:`time`, the input of the frontier
-        functions."""
+        """(points,) the memory per device in bytes; with :attr:`time`, the frontier functions' input."""
         return np.array([point.memory_bytes for point in self], dtype=float)
 
     @cached_property

@@ -103,8 +103,7 @@ class Recorded:
 
     Attributes:
         whole: costs of workloads that all devices run.
-        links: fitted costs of collectives by mesh label; of messages, too, under the label of
-            :func:`_with_pairs`.
+        links: fitted costs of collectives by mesh label; those with messages by :func:`_with_pairs`.
         discovered: splits of operators without a rule, found by running small copies, by operator signature.
         parts: costs that differ on a part of the devices: a pipeline rank (:func:`_place_key`) or one device
             kind (:func:`_device_key`).
@@ -122,8 +121,7 @@ class Recorded:
         return group_operators(refine_graph(self.graph, self))
 
     def get(self, key: str, kind: str) -> Any:
-        """Return the splits found for an operator without a rule; see
-        :class:`tensoropt.sharding.discovery.discover.Kept`."""
+        """Return an operator's splits; see :class:`tensoropt.sharding.discovery.discover.Kept`."""
         return self.discovered.get(key)
 
     def put(self, key: str, record: Any, kind: str) -> None:
@@ -356,7 +354,7 @@ class CostRecorder:
                     self._add(key, work, costs.facts.of(work))
 
     def recorded(self) -> Recorded | None:
-        """Return the recorded costs; None without any workload, or if JSON cannot hold an operator's
+        """Return the recorded costs; None if there are none, or if JSON cannot hold an operator's
         argument."""
         atoms = self.graph.atoms
         try:

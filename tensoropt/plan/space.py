@@ -22,8 +22,7 @@ class Space:
         groups: for each group of operators ``micro`` (label on the micro-batch axis), ``members``,
             ``parameters`` (graph names), ``configurations`` (labels per axis) and ``options`` (per
             configuration and option, each parameter's stored placement). Empty for points with a record.
-        hubs, shared: the possible placements of tensors with several readers, and of tied parameters, by
-            name.
+        hubs, shared: the possible placements of tensors with several readers, and of tied parameters.
         keys: the model's own parameter name by graph name.
         notes: where the search was heuristic, in words.
         regions: the repeated block of each group in a block that may be recomputed; the group's index counts
@@ -53,8 +52,7 @@ class Space:
         return math.prod(self.mesh.shape)
 
     def position(self, group: str, index: int) -> int:
-        """Return the position of configuration ``index``, which may count recomputed ones, in the group's
-        lists."""
+        """Return the position of configuration ``index``, plain or recomputed, in the group's lists."""
         return index % len(self.groups[group]["configurations"])
 
     def labels(self, group: str, index: int) -> Sequence[str]:
@@ -89,6 +87,5 @@ class Space:
 
     @cached_property
     def variables(self) -> tuple[str, ...]:
-        """The names of a strategy's variables in the order of a point's indices; a hub and a group may share
-        a name."""
+        """The names of a strategy's variables, in the order of a point's indices."""
         return variables(self.groups, self.hubs, self.shared)

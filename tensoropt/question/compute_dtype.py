@@ -32,8 +32,7 @@ def _is_language_model(source: str) -> bool:
 
 
 def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
-    """Return the dtype to which ``auto`` resolves, and a sentence that explains the choice; "" if there was
-    none.
+    """Return the dtype to which ``auto`` resolves, and a sentence that explains a choice, else "".
 
     Args:
         source: the model's source; "" for a module.

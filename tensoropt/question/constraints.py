@@ -1,5 +1,4 @@
-"""Functions that read users' constraints from an object, data, or a file (``--constraints FILE``, YAML or
-JSON)."""
+"""Functions that read users' constraints from an object, data, or a YAML or JSON file."""
 
 from __future__ import annotations
 

@@ -113,10 +113,8 @@ class Question(BaseModel):
         return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
     def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
-        """Return the question with the batch, sequence and dtype of users' jobs, and a sentence that lists
-        them.
-
-        A value is taken from the jobs if the question does not give it and the model allows a choice.
+        """Return the question with the batch, sequence and dtype of users' jobs, where none is given and the
+        model allows a choice, and a sentence that lists them.
 
         Raises:
             JobError: a job cannot run on this many devices.
@@ -153,8 +151,7 @@ class Question(BaseModel):
         return load_model(self.model, device="cpu", seed=self.seed, batch=self.batch, onnx=self.onnx)
 
     def settings_on(self, cluster: Cluster) -> Settings:
-        """Return the settings for a cluster, with a memory budget that leaves the headroom of its devices
-        free."""
+        """Return the settings for a cluster, with a memory budget that keeps the headroom free."""
         if not self.headroom:
             return self.settings
         usable = cluster.memory_bytes - headroom_bytes(self.headroom, cluster.memory_bytes)

@@ -176,8 +176,7 @@ _COSTS = "where costs come from"
 
 
 def _refused_in_words(of: type) -> type:
-    """Make the class raise errors in one sentence (:func:`_refusal`) instead of pydantic's validation
-    errors."""
+    """Make the class raise errors in one sentence (:func:`_refusal`) instead of pydantic's."""
     checked: Any = of.__init__  # type: ignore[misc]
 
     def initialise(self: Any, *values: Any, **chosen: Any) -> None:

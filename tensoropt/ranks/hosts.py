@@ -44,8 +44,7 @@ def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
 
 
 def _of_host(find: Callable[[], Any]) -> Any:
-    """Return, on a host's first process, the result in a tuple or the error's text; on other processes
-    None."""
+    """Return, on a host's first process, the result in a tuple or the error's text; None on others."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return None
     try:
@@ -148,8 +147,7 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Call a function as :meth:`RankPool.run` does, but deliver messages at the end and ignore
-        ``timeout_s``."""
+        """Call a function as :meth:`RankPool.run` does, with messages at the end and no time-out."""
         with self._lock:
             _send((KernelSettings.now(), function, args), self._control)
             answers = _gathered(_answer(function, args), self._control)

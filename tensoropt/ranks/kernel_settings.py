@@ -20,8 +20,7 @@ class KernelSettings:
         matmul, convolution, recurrent: the format of float32 numbers in cuBLAS and cuDNN.
         fp16_reduction, bf16_reduction: whether products may accumulate in these types.
         benchmark: whether cuDNN times its algorithms and uses the fastest.
-        cudnn_deterministic, deterministic: whether only deterministic algorithms run, in cuDNN or on any
-            device.
+        cudnn_deterministic, deterministic: whether only deterministic algorithms run, in cuDNN or anywhere.
     """
 
     matmul: _Fp32 = "ieee"

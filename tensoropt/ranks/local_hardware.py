@@ -1,5 +1,4 @@
-"""Functions that recognize clusters that are this machine, so that their ranks can be started and
-measured."""
+"""Functions that recognize clusters that are this machine, whose ranks can be started and measured."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ _LOCAL_SOURCES = (THIS_MACHINE, "NVML")
 
 
 def has_local_cores(cluster: Cluster) -> bool:
-    """Return whether a cluster's devices are cores of this machine: ``local``, or kind ``CPU-core`` in a
-    file."""
+    """Return whether a cluster's devices are this machine's cores: ``local``, or kind ``CPU-core``."""
     if cluster.device_type != "cpu":
         return False
     return cluster.source == THIS_MACHINE or {kind.name for kind in cluster.device_kinds} == {ANY_CORE}

@@ -102,8 +102,7 @@ class RankPool:
         self.close()
 
     def start(self) -> None:
-        """Start the workers if none are running, as ``run`` does; raise MeasurementError if they do not
-        start."""
+        """Start the workers if none are running, as ``run`` does; raise MeasurementError on failure."""
         with self._lock:
             if self._closed:
                 raise MeasurementError("this pool is closed; make a new one")

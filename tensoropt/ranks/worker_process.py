@@ -1,5 +1,4 @@
-"""The pool's side of one worker (process, connection, output file), errors for its failures, and calls in
-forks."""
+"""A worker process as its pool sees it, the errors for its failures, and calls in forks."""
 
 from __future__ import annotations
 

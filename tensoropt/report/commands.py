@@ -31,8 +31,7 @@ class Command:
 
 
 def cluster_is_named(exploration: Exploration) -> bool:
-    """Return whether the cluster's name alone reproduces this cluster; True for ``local``, whatever machine
-    runs it."""
+    """Return whether the cluster's name alone reproduces it, or stands for any machine (``local``)."""
     if str(exploration.cluster["name"]).partition(":")[0] == "local":
         return True
     try:

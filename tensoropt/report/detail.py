@@ -30,8 +30,7 @@ from tensoropt.simulate import recording
 from tensoropt.simulate.owners import StepOwners
 
 _Owners = tuple[Sequence[recording.MemoryAt], Callable[[int], Sequence[recording.OwnerRow]]]
-"""The memory curve, and a function that returns the owners of the memory at a point of the curve, by its
-number."""
+"""The memory curve, and a function that returns the owners of the memory at a point of it, by number."""
 
 
 def detail(exploration: Exploration, index: int) -> Detail:
@@ -70,8 +69,7 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 
 class _SimulatedStep:
-    """The step of a sharded point, simulated again at the saved costs; subclasses are for other kinds of
-    plans."""
+    """The step of a sharded point, simulated again at saved costs; subclasses are for other plans."""
 
     evaluated: Any
 

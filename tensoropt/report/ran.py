@@ -1,5 +1,4 @@
-"""The measurements of `verify` compared with a plan's predictions, in words that depend on the error's
-size."""
+"""The measurements of `verify` compared with a plan's predictions, in words that depend on the error."""
 
 from __future__ import annotations
 

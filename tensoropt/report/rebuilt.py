@@ -171,8 +171,8 @@ class Rebuilt:
     settings: Settings
 
     def costs(self, *, cluster: Cluster | None = None, recorded: Recorded | None = None) -> RecordedCosts:
-        """Return the costs of the exploration, for another cluster of the same meshes or with other recorded
-        costs."""
+        """Return the exploration's costs, for another cluster of the same meshes or changed costs if
+        given."""
         return RecordedCosts(recorded or self.recorded, cluster or self.cluster, self.settings)
 
     def simulated(self, **changed: Any) -> SimulatedStep:

@@ -76,8 +76,7 @@ class StageRows:
         return [Computed.of(groups[name], took, name) for name, took in self._spent.items()]
 
     def beside(self) -> dict[str, float]:
-        """Return the duration of computation that belongs to no operator, such as copies, in seconds by
-        title."""
+        """Return the seconds of computation that belongs to no operator, such as copies, by title."""
         return beside_groups(self.timeline, self._spent)
 
     def operators(self) -> tuple[OperatorRow, ...]:
@@ -91,8 +90,7 @@ class StageRows:
         return tuple(rows)
 
     def _operator(self, group: Group, own: Sequence[str]) -> OperatorRow:
-        """Return the row of a group with the parameters ``own``; a tied parameter counts with its first
-        group."""
+        """Return the row of a group; ``own`` are its parameters, tied ones only in their first group."""
         batch, spent = self.evaluation.batch, self._spent.get(self.names[group.name], NOTHING)
         (facts,), (work,) = batch.candidates.facts(group), batch.candidates.works(group)
         owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]

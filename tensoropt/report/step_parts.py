@@ -93,8 +93,7 @@ class Computed:
 
 
 def _kind_of(target: str) -> str:
-    """Return an operator's display name, given its target (``aten.addmm.default``) or its name
-    (``addmm_12``)."""
+    """Return an operator's display name by its target (``aten.addmm.default``) or name (``addmm_12``)."""
     parts = target.partition(" in stage ")[0].split(".")
     name = parts[1] if len(parts) > 1 else re.sub(r"_\d+$", "", parts[0])
     return _KINDS.get(name) or _KINDS.get(name.removeprefix("native_")) or name.strip("_").replace("_", " ")
@@ -164,8 +163,7 @@ def _title(kind: str, module: str, count: int) -> str:
 
 
 def waits_of(point: Point) -> dict[str, float]:
-    """Return the seconds of a step by key: computing, waiting for communication, for the host, and idle
-    otherwise."""
+    """Return the seconds of a step in which a device computes, waits for links or its host, or is idle."""
     # A place of a pipeline is idle while it waits for others, too.
     host_s = 0.0
     if point.host_bound:
@@ -428,8 +426,7 @@ class Detail:
         return _chrome_trace(self.timeline, self.memory_curve, f"point {self.index + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data, with the point's number and the durations of its step instead of
-        the point."""
+        """Return all fields as plain data, with the point's number and its durations instead of the point."""
         names = ("compute_s", "exposed_s", "hidden_s", "idle_s", "host_s")
         step = {"total_s": self.step.time_s, **{name: getattr(self.step, name) for name in names}}
         fields = asdict(replace(self, step=None))  # type: ignore[arg-type]

@@ -18,8 +18,7 @@ from tensoropt.units import counted, format_bytes, format_seconds
 
 
 def timing_words(exploration: Exploration) -> str:
-    """Return how many operator groups were timed; if none, the reason and the other sources of the
-    figures."""
+    """Return how many operator groups were timed; if none, the reason and the figures' other sources."""
     report = exploration.report
     measured, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
     pieces = f"{measured} distinct pieces of work"
@@ -40,8 +39,7 @@ def timing_words(exploration: Exploration) -> str:
 
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines on how well a fit predicts timed operators that were left out of it, by class of
-    operator."""
+    """Return lines on how well a fit predicts held-out timings, by class of operator."""
     head = "untimed work is fitted; the fit's error on held-out timed work, median (90th percentile):"
     lines = [
         f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
@@ -104,8 +102,7 @@ _GAP_CAPTION = "gap: time over the best known within the same memory, by the fro
 
 
 def comparison_text(exploration: Exploration) -> str:
-    """Return a table with a row per memory limit for the frontier and each planner, with the meaning of a
-    gap."""
+    """Return a table with a row per memory limit for the frontier and each planner."""
     rows = [_COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]

@@ -1,2 +1,1 @@
-"""The stages that turn a prepared model into an exploration: costs, search, simulation, comparison with
-planners."""
+"""The stages that turn a prepared model into an exploration: costs, search, simulation, planners."""

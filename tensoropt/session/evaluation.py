@@ -1,5 +1,4 @@
-"""Functions that turn simulated strategies into points, with proven gaps and the costs that the points
-use."""
+"""Functions that turn simulated strategies into points, with proven gaps and the costs used."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ left out may be worth; more are shown if they would be worth more."""
 
 
 def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) -> Exploration:
-    """Return the exploration whose points are the simulated strategies that no other beats in both memory and
-    time."""
+    """Return the exploration whose points are the simulated strategies that no other beats."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
         points = _chosen_points(searched, spaces, session.settings)

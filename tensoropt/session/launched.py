@@ -1,5 +1,4 @@
-"""Jobs as launchers (Megatron, TorchTitan, ...) run them, simulated for comparison with an exploration's
-points."""
+"""Jobs as launchers (Megatron, TorchTitan, ...) run them, simulated beside an exploration's points."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class PricedJob(NamedTuple):
 
 @dataclass(frozen=True)
 class JobPrices:
-    """The costs with which launchers' jobs are simulated for the model, cluster and batch of an
-    exploration."""
+    """The costs with which launchers' jobs are simulated on an exploration's model and cluster."""
 
     exploration: Exploration
     problem: Problem

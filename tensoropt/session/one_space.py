@@ -26,11 +26,9 @@ _REPRESENTATIVES, _LOSS = 160, 2e-4
 """The most points of a frontier that are simulated first, fewer if the others would add at most this share of
 hypervolume. These numbers and those below are assumptions."""
 _LEANEST = 8
-"""The number of unbeaten points with the least memory that are simulated: there, simulated costs differ most
-from the sums."""
+"""The number of unbeaten points of least memory to simulate, where sums and simulation differ most."""
 _NEIGHBOURS = 3
-"""The most points that are simulated in each gap between simulated ones, if a point near the gap is
-unbeaten."""
+"""The most points simulated in each gap between simulated points, if one near the gap is unbeaten."""
 _REACH = 3
 """The number of simulated points on each side of a gap that count as near it. More than one, as the simulator
 ranks points differently from the search."""
@@ -79,8 +77,7 @@ class Found:
 
 
 def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simulations) -> int:
-    """Simulate those points of several frontiers that were not simulated yet, with one call per space; return
-    their number."""
+    """Simulate the new points among those given, with one call per space; return their number."""
     of_space: dict[int, list[tuple[Found, Indices]]] = {}
     for found, indices in asked:
         new = indices[found.numbers[indices] < 0]
@@ -94,8 +91,7 @@ def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simu
 
 
 def unbeaten_by(frontier: TrackedFrontier, rivals: Staircase | None) -> Indices:
-    """Return the indices of the points that are faster than every rival within their memory; all if
-    ``rivals`` is None."""
+    """Return the indices of the points that are faster than every rival within their memory."""
     if rivals is None:
         return np.arange(len(frontier))
     return np.flatnonzero(frontier.time < rivals.bounds(frontier.memory))

@@ -155,8 +155,8 @@ class _Cutting:
         return [speeds[place] for place in at], [prices.room(place) for place in at]
 
     def _cuttable(self, stages: int) -> list[int]:
-        """Return where stages may begin: with repeated blocks if there are enough, otherwise where the
-        tensors that cross are smallest."""
+        """Return where stages may begin: with blocks if there are enough, otherwise where the least
+        crosses."""
         if len(self.cutter.cuts) <= _FEW_POSITIONS:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
@@ -180,8 +180,7 @@ _APART = "zero_bubble"
 _MULTIPLES = (8, 4, 2, 1)
 """The micro-batches per pipeline rank that are tried: with 8 the bubble is a ninth of the step."""
 _MOST_COUNTS = 2
-"""The most micro-batch counts that are searched for a large model: those with the smallest bubbles that
-divide the batch."""
+"""The most micro-batch counts searched for a large model: those with the smallest bubbles."""
 _EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
 _QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
 FEW_GROUPS = 64
@@ -373,8 +372,7 @@ class _Finder:
         return tuple(p for p in found if p <= min(_MOST_PLACES, self._most_stages))
 
     def all(self) -> list[tuple[Mesh, int, Sequence[Point]]]:
-        """Return the pipelines found for each job mesh and micro-batch count, as points that have no space
-        yet."""
+        """Return the pipelines found for each job mesh and micro-batch count, as points without a space."""
         self._note_kinds()
         asked = [
             (mesh, micro_batches)
@@ -396,8 +394,7 @@ class _Finder:
 
     def _search(self, asked: list[tuple[Mesh, int]], found: list[list[Point]]) -> None:
         """Fill ``found`` with the pipelines of each mesh and micro-batch count in ``asked``. For a large
-        model, append the mesh that needs the least memory to both lists, with one row of the batch per
-        micro-batch."""
+        model, append to both the mesh of least memory with one row of the batch per micro-batch."""
         self._add([(own, _Task(*at)) for own, at in zip(found, asked, strict=True)])
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
             left = [(own, at) for own, at in zip(found, asked, strict=True) if at not in self._beaten]
@@ -475,8 +472,7 @@ class _Finder:
     # -- stages -------------------------------------------------------------------------------------
 
     def _prepared(self, task: _Task) -> _Prepared | None:
-        """Return a task that can be composed without profile store and ranks; None if it can have no
-        pipeline."""
+        """Return a task that can be composed without store and ranks; None if it can have no pipeline."""
         mesh, micro_batches, per_place = task.mesh, task.micro_batches, task.per_place
         schedule = task.schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)

@@ -53,16 +53,14 @@ _Chosen = tuple[dict[Any, int], dict[Any, int]]
 
 
 class First(NamedTuple):
-    """The first answer: the plans of usual strategies (DDP, ZeRO, FSDP, ...), and the cost tables they come
-    from."""
+    """The first answer: the plans of usual strategies (DDP, ZeRO, FSDP, ...), and their cost tables."""
 
     searched: Searched
     exploration: Exploration
 
     def plans_of(self, planner: str, task: PlanningTask, searched: Searched) -> list[Point]:
-        """Return the plans that a planner has in the first answer, simulated again at the costs of the whole
-        search, for which more operators may have been timed. Plans in spaces that were not searched are left
-        out."""
+        """Return a planner's plans in the first answer, simulated again at the costs of the whole search, for
+        which more may have been timed. Plans in spaces that were not searched are left out."""
         number = {(s.mesh.label, s.tables.mesh): at for at, s in enumerate(searched.spaces)}
         chosen: dict[int, list[_Chosen]] = {}
         for point in self.exploration.others:

@@ -1,5 +1,4 @@
-"""The search of a model on a cluster: cost tables of every mesh and micro-batch count, and their
-frontiers."""
+"""The search of a model on a cluster: cost tables of each mesh and micro-batch count, and frontiers."""
 
 from __future__ import annotations
 

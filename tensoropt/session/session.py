@@ -62,23 +62,19 @@ class Session:
         object.__setattr__(self, "settings", with_dtype(self.settings, "", [self.cluster]))
 
     def note(self, words: str, /) -> None:
-        """Show a line that a person should read before a long stage begins, if the progress display shows
-        notes."""
+        """Show a line before a long stage begins, if the progress display shows notes."""
         if show := getattr(self.progress, "note", None):
             show(words)
 
     def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:
-        """Return the durations of a report's stages in seconds, with that of a stage that ended after the
-        report."""
+        """Return a report's durations of stages, with that of a stage that ended after the report."""
         return {**report["seconds"], stage: round(self.clock.seconds[stage], 3)}
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:
-        """Return the profile store for a ``with`` block, after which a store that was given to the session
-        stays open."""
+        """Return the profile store for a ``with`` block; a given store stays open afterwards."""
         return nullcontext(self.store) if self.store is not None else ProfileStore()
 
     def open_ranks(self) -> AbstractContextManager[RankPool | None]:
-        """Return ranks to measure on for a ``with`` block; None unless the cluster is this machine and may be
-        measured."""
+        """Return ranks to measure on for a ``with`` block; None if the cluster is not this machine."""
         pool = None if self.settings.measure == "never" else local_pool(self.cluster)
         return pool if pool is not None else nullcontext()

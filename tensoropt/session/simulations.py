@@ -27,8 +27,7 @@ _MARGIN = 0.05
 ratio simulated in its space, without the search missing the strategy; an assumption."""
 
 _ChosenIndices = NDArray[np.int32]
-"""The dtype in which strategies' choices are stored: big models have thousands in each of thousands of
-strategies."""
+"""The dtype of stored choices: big models have thousands in each of thousands of strategies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +115,7 @@ class SpaceSimulations:
         return shares.min(axis=0) - _MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
-        """Return for each group of operators how often the given strategies use each of its axis strategies
-        (splits)."""
+        """Return how often the given strategies use each axis strategy (split) of each group."""
         tables = self.tables
         found = {group.name: Counter[int]() for group in tables.graph.groups}
         for column, variable in enumerate(tables.variables):
@@ -194,8 +192,7 @@ class Simulations:
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:
-    """Return the frontier of the spaces' simulated strategies; its ``origin`` (n, 2) has each one's space and
-    number there."""
+    """Return the frontier of all simulated strategies; ``origin`` (n, 2): space, and number there."""
     sizes = [len(space.simulated) for space in spaces]
     which = np.repeat(np.arange(len(sizes)), sizes)
     number = np.concatenate([np.arange(size) for size in sizes])

@@ -1,5 +1,4 @@
-"""Functions that express a point as a launcher's job: the degrees of its plan, and the nearest possible
-job."""
+"""Functions that express a point as a launcher's job: its degrees, and the nearest possible job."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.units import format_bytes, format_seconds, share_words
 
 _ALIKE = 0.01
-"""The relative difference of memory and time up to which a job counts as the same as a point; an
-assumption."""
+"""The relative difference up to which a job's costs count as the same as a point's; an assumption."""
 
 _PRODUCTS = (CostClass.MATRIX, CostClass.CONVOLUTION, CostClass.RECURRENT)
 
@@ -54,8 +52,7 @@ class ToldJob(NamedTuple):
 
     @property
     def is_the_point(self) -> bool:
-        """Whether the job is the point's plan: all of it is expressed, and memory and time are nearly
-        equal."""
+        """Whether the job is the point's plan: all is expressed, and memory and time are nearly equal."""
         figures = ((self.priced.point.memory_bytes, self.point.memory_bytes),
                    (self.priced.point.time_s, self.point.time_s))  # fmt: skip
         return not self.why and all(abs(job / own - 1) <= _ALIKE for job, own in figures)

@@ -32,8 +32,7 @@ _BOUNDS = 0.25, 4.0
 def priced(
     strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals = NO_RESIDUALS
 ) -> tuple[float, float]:
-    """Return the predicted duration of a step, and of its collectives, in seconds; operators without a
-    measurement are timed."""
+    """Return the predicted seconds of a step, and of its collectives; unmeasured operators are timed."""
     if not isinstance(strategy, PlacedStrategy):  # placed strategies' prices time missing work themselves
         works = {work.key: work for of in stage_works(strategy) for work in of.values()}
         if new := works.keys() - costs.timings.records.keys():
@@ -71,8 +70,7 @@ class Learned:
         return Residuals({**self.known.factors, **factors})
 
     def learn(self, strategy: ParallelStrategy, mesh: Mesh, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Compare all ranks' measurements of a strategy with its predicted costs, and record the factors
-        between them."""
+        """Compare a strategy's measurements on all ranks with its predicted costs; record the factors."""
         step_s, sent_s = (statistics.median(seconds) for seconds in seconds_of(ranks))
         priced_s, priced_sent_s = priced(strategy, mesh, self.costs)
         if sent_s and isinstance(strategy, Strategy):

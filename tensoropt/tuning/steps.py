@@ -66,8 +66,7 @@ def _span(stamps: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def _collectives_stamped() -> Iterator[_Stamps]:
-    """Record the times of collectives in the context. Each collective is waited for at once, as gloo shares
-    the cores."""
+    """Record the times of collectives, each of which is waited for at once, as gloo shares the cores."""
     stamps: _Stamps = []
     originals = {name: getattr(dist, name) for name in _COLLECTIVES}
 

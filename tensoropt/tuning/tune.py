@@ -45,8 +45,7 @@ _ROUNDS = 4
 _DRIFT = 0.03
 """The relative error of predictions, and the least predicted gain, that justify another round."""
 _LAPS, _STEPS = 5, 9
-"""The number of times that two plans run in turn (as the machine's speed drifts), and of timed steps per
-run."""
+"""The runs of each of two plans in turn (the machine's speed drifts), and the timed steps per run."""
 _STDERR = 2
 
 
@@ -232,8 +231,7 @@ class _Tuner:
         return state
 
     def _best(self, memory_bytes: float | None, state: Tuning) -> Plan | None:
-        """Return the fastest untried plan at current costs; None, with the reason, if none is worth
-        trying."""
+        """Return the fastest untried plan at current costs; None, with the reason, if there is none."""
         found, _ = recost(self.exploration, store=self.store, progress=self.progress, old_points=False)
         fitting = [
             index

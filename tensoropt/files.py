@@ -40,7 +40,7 @@ SETTINGS_FILE = "exploration.json"
 
 
 def unpacked(content: bytes, name: object) -> bytes:
-    """Return the content of a gzip'd file, unpacking at most 1 GiB.
+    """Return the content of a gzip'd file, unpacking at most :data:`_MOST_BYTES`.
 
     Args:
         name: the file's name for errors.
@@ -61,7 +61,7 @@ def unpacked(content: bytes, name: object) -> bytes:
 
 
 def check_size(path: Path) -> None:
-    """Raise an error for a file of more than 1 GiB, counted unpacked for a zip archive.
+    """Raise an error for a file of more than :data:`_MOST_BYTES`, counted unpacked for a zip archive.
 
     Raises:
         TensorOptError: the file is larger.

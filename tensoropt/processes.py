@@ -80,8 +80,8 @@ def garbage_sought_seldom() -> Iterator[None]:
 
 @contextlib.contextmanager
 def finished_when_interrupted() -> Iterator[list[bool]]:
-    """Let the block finish despite Ctrl-C, after which the yielded list is not empty; a second Ctrl-C ends
-    the block. Only the main thread is ever interrupted."""
+    """Let the block finish despite a first Ctrl-C, which appends to the yielded list; a second one ends the
+    block. Only the main thread is ever interrupted."""
     interrupted: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield interrupted

@@ -22,7 +22,7 @@ def levels_from_pairs(
     pairs: Mapping[tuple[int, int], Link], device_count: int, name: str
 ) -> tuple[Level, ...]:
     """Return the levels that the links of all pairs show: nested blocks of ranks with faster links inside
-    than outside. Each level's link is its slowest one."""
+    than outside. Each level's link is its slowest one; without such blocks there is one level."""
 
     def slowest(links: list[Link]) -> Link:
         return min(links, key=lambda link: (link.bandwidth_bytes_per_s, -link.latency_s))

@@ -308,8 +308,8 @@ def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
 
 
 def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
-    """Return the explorations of a folder, ascending in devices, then batch size; a folder of one exploration
-    has one.
+    """Return the explorations of a folder, ascending in devices, then batch size; one if the folder itself is
+    one.
 
     Raises:
         TensorOptError: there is none, one is damaged, or they differ in model or settings.

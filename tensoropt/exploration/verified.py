@@ -25,7 +25,7 @@ _MEASURED = ("memory_tracked_bytes", "time_measured_s", "loss_difference", "grad
 
 @dataclass(frozen=True)
 class Verified:
-    """The predictions and measurements of one plan, in bytes and seconds; None if not measured (fake ranks).
+    """The predictions and measurements of one plan, in bytes and seconds; fake ranks measure None.
 
     Attributes:
         key: the hash of the plan (:mod:`tensoropt.plan.keys`).

@@ -11,7 +11,7 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 
 NOTHING, FULL = "none", "full"
-"""The names of recomputing nothing, and whole blocks (:mod:`tensoropt.sharding.recipes`)."""
+"""The names of recomputing nothing, and of recomputing whole blocks (:mod:`tensoropt.sharding.recipes`)."""
 GATHERED_ONCE = (
     "parameters stay gathered from forward to backward of each micro-batch: predicted as ZeRO-2, "
     "which gathers them once per step"

@@ -57,7 +57,7 @@ class Findings:
     """The points of an exploration, the spaces that were searched for them, and a report on the run.
 
     Attributes:
-        points: ascending in memory, strictly descending in time.
+        points: the frontier, ascending in memory, strictly descending in time.
         spaces: the searched meshes and micro-batch counts, with the names of all choices.
         model, cluster, settings, versions: as in a plan.
         report: statistics of the run: operators, groups, coverage, duration of each stage in seconds, notes.

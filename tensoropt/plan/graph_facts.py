@@ -58,7 +58,7 @@ class GraphFacts:
 
     @classmethod
     def of(cls, graph: OperatorGraph, cluster: Mapping[str, Any]) -> GraphFacts:
-        """Return the summary of a graph on a cluster that is given as in a saved exploration."""
+        """Return the summary of a graph on a cluster, given as the data of :meth:`Cluster.to_dict`."""
         # These import PyTorch.
         from tensoropt.ops.registry import is_dense_transformer
         from tensoropt.plan.operator_seconds import seconds_of

@@ -12,7 +12,7 @@ from tensoropt.plan.space import Space
 
 
 def point_needs(point: Point, spaces: Sequence[Space], cluster: Cluster | None, room: float) -> DeviceFit:
-    """Return the memory that a point needs, beside the usable memory ``room`` of a device in bytes.
+    """Return the memory that a point needs, for comparison with ``room``, the usable bytes of a device.
 
     If a point's memory counts tensors alone, the process memory is estimated from the point's collectives.
     """

@@ -200,7 +200,7 @@ def splits_experts(label: str) -> bool:
 def plan_names(
     points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = _ALIKE
 ) -> tuple[str, ...]:
-    """Return the name of every point, faster than one by one, since points of a space share most look-ups.
+    """Return the names of all points at once, since points of a space share most look-ups.
 
     Args:
         adapters: the trained adapters, such as ``LoRA r16``; "" if everything is trained.

@@ -19,7 +19,7 @@ from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, plan_ki
 from tensoropt.units import counted
 
 FULL, LIGHT, IN_PART = "full", "norms and activations", "in part"
-"""The names of what is recomputed of a block: the whole, all but matrix products, or another part."""
+"""The names of the recomputed part of a block: the whole, all but matrix products, or another part."""
 
 
 def recomputed_words(ways: Counter[str], blocks: int = 0) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class Recorded:
 
     Attributes:
         whole: costs of workloads that all devices run.
-        links: fitted costs of collectives by mesh label; those with messages by :func:`_with_pairs`.
+        links: fitted costs of collectives by mesh label; with messages, by the label of :func:`_with_pairs`.
         discovered: splits of operators without a rule, found by running small copies, by operator signature.
         parts: costs that differ on a part of the devices: a pipeline rank (:func:`_place_key`) or one device
             kind (:func:`_device_key`).

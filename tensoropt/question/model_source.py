@@ -177,7 +177,7 @@ def with_sequence(source: str, length: int) -> str:
     """Return a language model's source with another sequence length.
 
     Args:
-        length: in tokens.
+        length: the length in tokens.
 
     Raises:
         TensorOptError: the model has no sequence option, or the source sets it already.
@@ -208,7 +208,7 @@ def with_lora(source: str, text: str) -> str:
     """Return a model's source with LoRA adapters, which become the only trained parameters.
 
     Args:
-        text: as ``r=16,alpha=32,targets=q_proj+v_proj`` (:class:`tensoropt.zoo.lora.Lora`).
+        text: the adapters, as ``r=16,alpha=32,targets=q_proj+v_proj`` (:class:`tensoropt.zoo.lora.Lora`).
 
     Raises:
         TensorOptError: the text cannot be read, or the source is an ONNX file or has adapters already.

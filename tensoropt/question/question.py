@@ -113,8 +113,8 @@ class Question(BaseModel):
         return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
     def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
-        """Return the question with the batch, sequence and dtype of users' jobs, where none is given and the
-        model allows a choice, and a sentence that lists them.
+        """Return the question with the batch, sequence and dtype of users' jobs, where the question gives
+        none and the model allows a choice, and a sentence that lists the values taken.
 
         Raises:
             JobError: a job cannot run on this many devices.

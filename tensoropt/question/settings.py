@@ -44,7 +44,7 @@ class Setting:
         help: its meaning in a few words.
         label: its name among assumptions.
         group: its section in ``--help``.
-        flag: its command-line name; by default the field's.
+        flag: its command-line name; by default that of the field.
         metavar: the placeholder for its value in ``--help``.
         none: the word for no value.
         title: the format of a value in titles; by default the value follows the flag.
@@ -53,9 +53,9 @@ class Setting:
         of_step: whether explorations with different values are not comparable, as their steps differ.
         read: parses a value.
         write: formats a value so that ``read`` gives it again.
-        choices: its values; by default the field's.
+        choices: its possible values; by default those of the field.
         others: the placeholder for values that only the command line and Python accept.
-        name, default: the field's; filled in by :func:`settings_fields`.
+        name, default: the name and default value of the field, filled in by :func:`settings_fields`.
     """
 
     help: str

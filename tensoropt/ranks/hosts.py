@@ -147,7 +147,7 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Call a function as :meth:`RankPool.run` does, with messages at the end and no time-out."""
+        """Call as :meth:`RankPool.run` does; messages arrive at the end, ``timeout_s`` is ignored."""
         with self._lock:
             _send((KernelSettings.now(), function, args), self._control)
             answers = _gathered(_answer(function, args), self._control)

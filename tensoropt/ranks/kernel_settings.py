@@ -34,7 +34,7 @@ class KernelSettings:
 
     @classmethod
     def now(cls) -> KernelSettings:
-        """Return this process's settings; without importing PyTorch, which would have its defaults."""
+        """Return this process's settings, or PyTorch's defaults if PyTorch is not imported."""
         if "torch" not in sys.modules and _OVERRIDE not in os.environ:
             return cls()
         import torch

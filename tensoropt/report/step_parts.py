@@ -26,7 +26,7 @@ COMPUTING, WAITING, IDLE, HOST = "computation", "communication", "idle", "host"
 _ROUNDING = 1e-9
 """The share of a step below which a part is a rounding error."""
 _ROOT = "model"
-"""The name in a capture of the model itself, whose own operators are in no module."""
+"""The name that a capture gives the model itself, whose own operators are in no module."""
 _MOST_NAMED = 8
 """The most parts that a table names; the others form one row."""
 _LEAST_NAMED = 0.01

@@ -90,7 +90,7 @@ def point_lines(row: FigureRow) -> list[str]:
 
 
 def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
-    """Return the command that runs a plan without a script, on CPU ranks even if the plan is for ``gpus``."""
+    """Return the command that runs a plan without a script; with ``gpus``, a plan for GPUs on CPU ranks."""
     line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
     return f"{line} --cpu" if gpus else line
 

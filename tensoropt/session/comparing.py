@@ -104,7 +104,7 @@ def planning_task(
 ) -> PlanningTask:
     """Return the input of planners of the given kinds of plan: the exploration's cost tables and prices.
 
-    The exploration in it gets spaces for pipelines and placed plans, as these belong to no searched mesh.
+    Its exploration also has spaces for pipelines and placed plans, which belong to no searched mesh.
 
     Args:
         stack: closes the profile store and the ranks that are opened to measure further operators.

@@ -91,7 +91,7 @@ def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simu
 
 
 def unbeaten_by(frontier: TrackedFrontier, rivals: Staircase | None) -> Indices:
-    """Return the indices of the points that are faster than every rival within their memory."""
+    """Return the indices of the points that are faster than every rival with no more memory."""
     if rivals is None:
         return np.arange(len(frontier))
     return np.flatnonzero(frontier.time < rivals.bounds(frontier.memory))

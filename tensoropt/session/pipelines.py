@@ -93,8 +93,8 @@ class _Cutting:
         return stages_to_a_place(self._blocks, places, micro_batches, _MOST_STAGES, ends=self._ends)
 
     def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
-        """Return the possible first groups of each stage of a composition, followed by the end of the last
-        stage.
+        """Return the indices of the groups of operators with which each stage may begin, and of the last
+        one's end.
 
         Args:
             costs: the source of the costs that compare the speeds of pipeline ranks.
@@ -155,8 +155,7 @@ class _Cutting:
         return [speeds[place] for place in at], [prices.room(place) for place in at]
 
     def _cuttable(self, stages: int) -> list[int]:
-        """Return where stages may begin: with blocks if there are enough, otherwise where the least
-        crosses."""
+        """Return where stages may begin: with blocks if enough, else where the fewest bytes cross."""
         if len(self.cutter.cuts) <= _FEW_POSITIONS:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)

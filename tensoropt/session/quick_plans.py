@@ -60,7 +60,7 @@ class First(NamedTuple):
 
     def plans_of(self, planner: str, task: PlanningTask, searched: Searched) -> list[Point]:
         """Return a planner's plans in the first answer, simulated again at the costs of the whole search, for
-        which more may have been timed. Plans in spaces that were not searched are left out."""
+        which more operators may have been timed. Plans in spaces that were not searched are left out."""
         number = {(s.mesh.label, s.tables.mesh): at for at, s in enumerate(searched.spaces)}
         chosen: dict[int, list[_Chosen]] = {}
         for point in self.exploration.others:

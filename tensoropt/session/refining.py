@@ -1,10 +1,10 @@
 """The search on meshes with many configurations, where groups combine only the best splits of other meshes.
 
 On a mesh of three axes a group of operators has some hundred configurations, and tables and searches grow
-with the square of that number. Most configurations combine splits that are good on no mesh. So these wide
-meshes are searched last: for each micro-batch count, a group combines over all axes the splits that it uses
-most in unbeaten strategies, and those that its sizes ruled out on the other meshes. Notes say that this may
-miss strategies.
+with the square of that number. Most configurations combine axis strategies (splits over one mesh axis) that
+are good on no mesh. So these wide meshes are searched last: for each micro-batch count, a group combines over
+all axes the axis strategies that it uses most in unbeaten strategies, and those that its sizes ruled out on
+the other meshes. Notes say that this may miss strategies.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Searched:
 
     Attributes:
         problem: the model, prepared for costs.
-        costs: the source of the costs, with those that the search has found.
+        costs: the source of the costs, which still has those that the search used.
         spaces: the spaces that have a strategy; none if every sharded plan is refused.
         simulations: the simulated strategies of each space.
         split_share: the share of the forward FLOPs in groups of operators that can be split in two or more

@@ -192,7 +192,7 @@ class Simulations:
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:
-    """Return the frontier of all simulated strategies; ``origin`` (n, 2): space, and number there."""
+    """Return the frontier of all simulated strategies; ``origin`` (n, 2) has their space and number."""
     sizes = [len(space.simulated) for space in spaces]
     which = np.repeat(np.arange(len(sizes)), sizes)
     number = np.concatenate([np.arange(size) for size in sizes])

@@ -57,7 +57,7 @@ class Tuning:
         plan: the plan measured as fastest.
         measured_s, predicted_s: duration of its step in seconds: the measured median, and predicted at
             current costs.
-        begun_s, begun_predicted_s: the same of the first plan.
+        begun_s, begun_predicted_s: the same durations for the first plan.
         decisions: candidates and reasons, in order.
         tried: hash keys of the measured plans.
         done: why the tuning ended, in words; "" before.

@@ -264,7 +264,7 @@ def question_option(options: argparse.Namespace) -> Any:
         "--beside": getattr(options, "beside", ()) and not comparing,
     }
     if len(given := [flag for flag, asked in several.items() if asked]) > 1:
-        raise TensorOptError(f"{' and '.join(given)} ask for rows of different kinds; give one of them")
+        raise TensorOptError(f"{' and '.join(given)} ask for different kinds of tables; give one of them")
     model = options.model if options.lora is None else with_lora(options.model, options.lora)
     return Question(
         model=model if options.sequence is None else with_sequence(model, options.sequence),

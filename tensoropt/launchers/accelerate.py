@@ -182,7 +182,7 @@ def _refusal(job: LaunchedJob) -> str:
     if job.recompute not in (NOTHING, FULL) or job.every > 1 or job.first is not None:
         return f"recomputation of '{job.recompute}'"
     if job.recompute == FULL and not job.stage:
-        return "recomputation without shards, which the model's own switch does"
+        return "recomputation without sharding, which a switch of the model does"
     return ""
 
 

@@ -153,7 +153,7 @@ def _refusal(job: LaunchedJob) -> str:
     if job.gathered_inputs:
         return "regathering inputs of products in backward"
     if job.ring:
-        return "a ring of keys and values that adds nothing up: its ring is PyTorch's"
+        return "a ring of keys and values: it has only PyTorch's ring attention, which works differently"
     if job.first is not None or job.recompute not in _RECIPES:
         return f"recomputation of '{job.recompute}'"
     return ""

@@ -123,7 +123,7 @@ FURTHER = (
     Figure("hidden_s", _SECONDS, "hidden", "Communication that overlaps other work."),
     Figure("idle_s", _SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
     *_parts("memory", MEMORY_KINDS, "{}_bytes", _BYTES, "What {} take at the memory's peak."),
-    *_parts("sources", SOURCES, "{}_share", _SHARE, "How much of all seconds is {}."),
+    *_parts("sources", SOURCES, "{}_share", _SHARE, "The share of a step's time whose source is {}."),
     *_parts("terms", TERMS, "{}_bytes", _BYTES, "What {} take of a device beside the step's tensors."),
     Figure("host_s", _SECONDS, "host", "How long the host takes to issue a step, if it is not the device.",
            default=0.0),

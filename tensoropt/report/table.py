@@ -40,7 +40,7 @@ def timing_words(exploration: Exploration) -> str:
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return lines on how well a fit predicts held-out timings, by class of operator."""
-    head = "untimed work is fitted; the fit's error on held-out timed work, median (90th percentile):"
+    head = "what was not timed is fitted; the fit's error on held-out timings, median (90th percentile):"
     lines = [
         f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
         f"({100 * error['ninth_decile']:.0f} %), from {error['samples']}"

@@ -192,7 +192,7 @@ def part_of(
                 thorough=False,
             )
     except NoStrategyError as error:
-        why = "nothing runs" if settings.constraints is None else "the constraints leave no strategy"
+        why = "no strategy can run" if settings.constraints is None else "the constraints leave no strategy"
         # Other meshes may have strategies: only if none has is it an error.
         refused = f"not searched: mesh {mesh.label}: {why} ({error})"
         return SpacePart(number, None, simulations.spaces[number].done, refused)

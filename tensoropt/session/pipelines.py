@@ -301,7 +301,7 @@ class _Finder:
     def _refused(self, schedule: str, refusal: PlanError) -> None:
         if schedule not in self.refusals:
             self.refusals[schedule] = str(refusal)
-            self._note(f"pipelines in {schedule}, all or some, were left out: {refusal}")
+            self._note(f"some or all pipelines with the schedule {schedule} were left out: {refusal}")
 
     def _note(self, text: str) -> None:
         self.notes[text] = None
@@ -343,18 +343,18 @@ class _Finder:
         cluster, parts = self.session.cluster, degrees_of(self.session.cluster)
         possible = [p for p in parts if p <= self._most_stages]
         allowed = (
-            f"{cluster.name} has {counted(cluster.device_count, 'device')}, which make "
-            f"{', '.join(map(str, parts)) or 'no'} such parts, and the model, of "
-            f"{counted(len(self.graph.groups), 'group')} of operators, has "
-            f"{counted(len(self.cutter.cuts), 'place')} to cut, for at most "
+            f"{cluster.name} has {counted(cluster.device_count, 'device')}, which allow "
+            f"{', '.join(map(str, parts)) or 'no'} stages, and the model, with "
+            f"{counted(len(self.graph.groups), 'group')} of operators, can be cut at "
+            f"{counted(len(self.cutter.cuts), 'place')}, for at most "
             f"{counted(self._most_stages, 'stage')}"
         )
         remedy = "take more devices, a model of more layers, or plans without stages"
         if possible:
-            remedy = f"ask for this many stages: {', '.join(map(str, possible))}"
+            remedy = f"ask for one of these numbers of stages: {', '.join(map(str, possible))}"
         return (
-            "stages run on equal parts of the devices; each has parameters, trained or frozen, and each but "
-            f"the first uses a tensor of the one before; {allowed}; {remedy}"
+            "stages run on equal parts of the devices; each stage has parameters, trained or frozen, and "
+            f"each but the first uses a tensor of the stage before it; {allowed}; {remedy}"
         )
 
     @property
@@ -406,7 +406,7 @@ class _Finder:
         if leanest := self._leanest(asked):
             # All axes of a place split the next dim: the least that a stage can have in flight.
             mesh, rows = leanest
-            self._note(f"pipelines of one row in each micro-batch: only on pp{mesh.label}")
+            self._note(f"pipelines with one sample per micro-batch were searched only on mesh pp{mesh.label}")
             asked.append(leanest)
             found.append([])
             self._add([(found[-1], _Task(mesh, rows, outer=CROSSINGS[1:2]))])

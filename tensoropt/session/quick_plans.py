@@ -221,7 +221,7 @@ class _Asking:
         if entry.kind == "placed" and self._placing_s > self.most_s:
             self.left_out[entry.name] = None
             if limit is None:
-                self.refusals[entry.name] = "others had used up the seconds of placing planners"
+                self.refusals[entry.name] = "other planners had used up the time for placing operators"
             return
         # Of this process, which others that run beside it do not lengthen.
         start = time.process_time()
@@ -244,8 +244,8 @@ class _Asking:
             return []
         return [
             f"placing planners may take {self.most_s:.0f} s, {share_words(SHARE)} of the exploration's time; "
-            f"left out, or not run within all memory limits: {', '.join(self.left_out)}; --placements always "
-            "runs them"
+            f"these were left out, or not run within all memory limits: {', '.join(self.left_out)}; "
+            "--placements always runs them"
         ]
 
     def baselines(self) -> tuple[Point, ...]:
@@ -302,8 +302,8 @@ def _asked_within_points(
         asked.update(chosen)
         session.progress(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
     note = (
-        f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points: within that of "
-        "another, one may still find a better plan"
+        f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points; within that "
+        "of another point, one of them may find a better plan"
     )
     return unbeaten(points), [note] * bool(heuristics and limits)
 

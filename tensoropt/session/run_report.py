@@ -202,5 +202,5 @@ def _lost(atoms: AtomGraph) -> Iterator[str]:
     for target, reason in atoms.lost().items():
         yield (
             f"{target} has no rule and is kept whole on every device: {reason}; once that is fixed, "
-            "`tensoropt measure profiles --forget-failed` makes it be tried again"
+            "`tensoropt measure profiles --forget-failed` lets the next exploration try it again"
         )

@@ -147,7 +147,7 @@ def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
     if not lacking:
         return ()
     return (
-        f"priced as if GPUs could run them, though no plan will: {', '.join(lacking)} (no kernels for GPUs); "
+        f"priced as if GPUs could run them, though no plan can: {', '.join(lacking)} (no kernels for GPUs); "
         "describe CPU ranks beside the GPUs in the cluster file, or write that part with other PyTorch calls",
     )
 

@@ -1,4 +1,4 @@
-"""Functions that build a model from its source: ``zoo:NAME``, ``file.py:function``, ``FILE.onnx``, ..."""
+"""Functions that build a model from its source, such as ``zoo:NAME``, ``file.py:function``, ``FILE.onnx``."""
 
 from __future__ import annotations
 

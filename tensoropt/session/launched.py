@@ -1,4 +1,4 @@
-"""Jobs as launchers (Megatron, TorchTitan, ...) run them, simulated beside an exploration's points."""
+"""Jobs as launchers (Megatron-LM, torchtitan, ...) run them, simulated beside an exploration's points."""
 
 from __future__ import annotations
 

@@ -421,11 +421,8 @@ def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:
 
 
 def _experts(parts: Sequence[int]) -> Iterator[str]:
-    """Yield ``EP 8``, the number of parts that experts are split into.
-
-    Args:
-        parts: the number of parts in each layer with experts; 1 if not split.
-    """
+    """Yield ``EP 8``, the number of parts that experts are split into; ``parts`` has that of each expert
+    layer."""
     for count in sorted({*parts} - {1}):
         alike = parts.count(count)
         yield f"EP {count}" + (f" ({alike}/{len(parts)} layers)" if alike < len(parts) else "")

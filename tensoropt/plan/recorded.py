@@ -250,10 +250,7 @@ class RecordedCosts:
 
     def _part(self, key: str) -> _RecordedCompute:
         """Return the costs on a part of the devices; those on the whole cluster if it has one device kind.
-
-        Raises:
-            TensorOptError: they were not saved.
-        """
+        Raise TensorOptError if they were not saved."""
         part = self.recorded.parts.get(key)
         if part is None and len(self.cluster.device_kinds) > 1:
             raise TensorOptError(f"the costs of {key} were not saved; explore again")

@@ -143,11 +143,7 @@ class _SimulatedStep:
         return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
 
     def _place(self, number: int, words: str, *seconds: float) -> Share:
-        """Return the memory peak and the durations of a device or pipeline rank.
-
-        Args:
-            seconds: the durations, in the order of :class:`Share`.
-        """
+        """Return the peak and the durations (in the order of :class:`Share`) of a device or pipeline rank."""
         peaks = self.point.stages.peak_bytes
         beside_bytes = self.point.memory_bytes - max(peaks)
         title = devices_words(number, len(peaks), self._devices) + words

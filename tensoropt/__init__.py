@@ -67,7 +67,7 @@ _NAMES = {
     "tensoropt.tuning.tune": "tune",
     "tensoropt.verify": "verify_plan verify_random",
 }
-"""Public names by module."""
+"""The public names by module."""
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _NAMED_THERE = {"load": "load_exploration"}
 

@@ -1,9 +1,7 @@
-"""The whole pipeline on one page: model + cluster -> frontier.
+"""The functions that explore a model on a cluster, which run all stages in order.
 
-capture -> atoms and groups -> cost tables -> search -> simulation -> pipelines and quick planners -> points
-that no other point beats
-
-This module has the order of the stages; :mod:`tensoropt.session` has the stages themselves.
+The stages are: capture, grouping of operators, cost tables, search, simulation, pipelines and quick planners,
+and the reduction to points that no other point beats. :mod:`tensoropt.session` implements them.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from tensoropt.units import limit_bytes
 from tensoropt.zoo.lora import adapters_words
 
 _FEW_GROUPS = 64
-"""The most groups of operators with which a search takes little longer than the first answer."""
+"""The number of operator groups up to which a search takes little longer than the first answer."""
 
 
 @shows_progress
@@ -87,10 +85,11 @@ def explore(
         planners: published methods to run on the same tables, by name, or ``all``; their points are in
             ``others``, and ``comparison`` has a row for each.
         planner_options: their settings, such as ``netsplit.seconds=600``.
-        limits: memory limits of the planners, in bytes per device; None for all trade-offs they know.
-        keep: keep the exploration in the profile store, and return a kept one, with a note, if nothing that
-            determines its points has changed: the operators, the cluster, the settings, the contents of the
-            store, this package. Explorations with planners are not kept, but their tables are.
+        limits: memory limits of the planners, in bytes per device; None for all trade-offs that they find.
+        keep: whether to cache the exploration in the profile store, and to return a cached one, with a note,
+            if nothing that determines its points has changed: the operators, the cluster, the settings, the
+            contents of the store, this package. Explorations with planners are not cached, but their tables
+            are.
         chosen: single fields of :class:`Settings`, such as ``mode`` or ``epsilon``, instead of ``settings``;
             ``memory="24GiB"`` (or bytes) for ``memory_bytes``.
 
@@ -147,8 +146,8 @@ def explore_captured(
     """Return the cost frontier of a captured model; the module itself is not needed.
 
     Args:
-        captured: the model, captured in the mode and the dtype of the settings; with ``auto``, that of the
-            capture.
+        captured: the model, captured in the mode and the dtype of the settings; the dtype ``auto`` stands for
+            that of the capture.
         cluster, settings, store, progress, keep, chosen: as in :func:`explore`.
 
     Raises:
@@ -179,12 +178,12 @@ def answer(
     progress: Progress,
     note: Callable[[str], None],
 ) -> Exploration:
-    """Return the new exploration that answers a question; it and the model's operators are kept.
+    """Return the new exploration that answers a question, after caching it and the model's operator graph.
 
     Args:
         cluster, settings: the cluster and the settings to use, which may differ from the question's.
-        known: what is known of the model, such as its operators.
-        note: called with a message if the model's operators had been kept.
+        known: the cached results for the question, such as the model's operator graph.
+        note: called with a message if the cached operator graph is used.
 
     Raises:
         CaptureError, TensorOptError: as in :func:`explore` and
@@ -220,7 +219,7 @@ def compare(
     Args:
         model, args, kwargs: as in :func:`explore`.
         planners: names, or ``all``.
-        limits: memory limits of the planners, in bytes per device; None for all trade-offs they know.
+        limits: memory limits of the planners, in bytes per device; None for all trade-offs that they find.
         more: any other arguments of :func:`explore`.
 
     Raises:
@@ -241,20 +240,20 @@ def recost(
     keep: bool = False,
     old_points: bool = True,
 ) -> tuple[Exploration, tuple[Recosted, ...]]:
-    """Search the saved operator graph of an exploration again under current costs, and recost its old points.
+    """Search the saved operator graph of an exploration again at current costs, and cost its old points
+    again.
 
     The model is not needed, because nothing is captured. The search uses the same settings and the current
-    contents of the store, the cluster file and the links; the old strategies are simulated under the same
-    costs.
+    contents of the store, the cluster file and the links; the old strategies are simulated at the same costs.
 
     Args:
         cluster: another cluster; by default the saved one.
         store, progress, planners: as in :func:`explore`.
-        keep: keep tables in the profile store, and reuse kept ones.
-        old_points: also simulate the old strategies, which takes time in proportion to their number.
+        keep: whether to cache cost tables in the profile store, and to reuse cached ones.
+        old_points: whether to simulate the old strategies, which takes time in proportion to their number.
 
     Returns:
-        (the new exploration, the memory and time of each old point under the new costs).
+        (the new exploration, the memory and time of each old point at the new costs).
 
     Raises:
         TensorOptError: the exploration was saved without its operator graph.
@@ -283,15 +282,15 @@ def _explored(
     entries: Sequence[Entry] = (),
     limits: Sequence[float | None] = (),
 ) -> Exploration:
-    """Return the kept exploration, if the session keeps any; otherwise search, and keep the result.
+    """Return the cached exploration if there is one; otherwise search, and cache the result.
 
     Args:
         prepared: returns the model's operators, ready for costs.
-        entries, limits: planners to run, and their memory limits; with planners nothing is kept.
+        entries, limits: planners to run, and their memory limits; with planners the cache is not used.
 
     Raises:
         InfeasibleError: no point fits the budget.
-        InterruptedExplorationError: Ctrl-C, after points were found; it has them.
+        InterruptedExplorationError: Ctrl-C was pressed after points were found; the error has these points.
     """
     question, cluster, settings = question_of(captured.model), session.cluster, session.settings
     keep = session.keep and not entries
@@ -329,7 +328,7 @@ def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> 
     best one to a person who waits for the search.
 
     Raises:
-        InterruptedExplorationError: Ctrl-C, after points were found.
+        InterruptedExplorationError: Ctrl-C was pressed after points were found.
     """
     if session.settings.first or len(problem.graph.groups) <= _FEW_GROUPS:
         return None

@@ -1,4 +1,4 @@
-"""Command-line options and output: answers on stdout, progress (a bar or plain lines) on stderr."""
+"""Command-line options and output, with answers on stdout and progress (a bar or plain lines) on stderr."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ _Value = TypeVar("_Value")
 _BAR_CELLS = 24
 _REDRAW_S = 0.1
 _LINE_EVERY_S = 10.0
-"""Seconds between a long stage's lines in a log."""
+"""The seconds between a long stage's lines in a log."""
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser that reports errors in one sentence, without a page of usage."""
+    """A parser of command-line options that reports errors in one sentence, without a page of usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise :class:`TensorOptError` with argparse's message, and a remedy if it lacks one."""
+        """Raise :class:`TensorOptError` with argparse's message, and a remedy if the message lacks one."""
         said = message.removeprefix("argument ")
         remedied = "; " in said or "(choose from " in said
         raise TensorOptError(said if remedied else f"{said}; {self.prog} --help lists the options")
 
 
 def option_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Return a parsing function of `tensoropt.units` as an option's ``type``, so that errors name the
-    option."""
+    """Return a parsing function as an option's ``type``, so that its errors name the option."""
 
     def convert(text: str) -> _Value:
         try:
@@ -61,8 +60,7 @@ def about(seconds: float) -> str:
 
 
 class ProgressDisplay:
-    """Shows the progress of named stages; a :class:`~tensoropt.types.Progress`, called with (stage, done,
-    total, what).
+    """A display of the progress of named stages; a :class:`~tensoropt.types.Progress`.
 
     A terminal or notebook shows one line with a bar, redrawn; elsewhere a stage writes a line at its
     beginning, every few seconds, and at its end.
@@ -143,13 +141,11 @@ class ProgressDisplay:
 
 
 def _in_notebook() -> bool:
-    """Return whether this process is a notebook's kernel."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def _is_watched() -> bool:
-    """Return whether a person is watching: stderr is a terminal, or this is a notebook."""
     return _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
 
 
@@ -158,8 +154,8 @@ _Result = TypeVar("_Result")
 
 
 def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Return a public function that takes ``progress`` as a :data:`~tensoropt.types.ProgressChoice`; if a bar
-    is shown, the function gets a :class:`ProgressDisplay`, which ends with the call.
+    """Return a public function with a ``progress`` argument (:data:`~tensoropt.types.ProgressChoice`), for
+    which a :class:`ProgressDisplay` is made if a bar is to be shown; the display ends with the call.
 
     Raises:
         TensorOptError: ``progress`` has another value.
@@ -192,8 +188,7 @@ def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
 
 
 def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
-    """Return rows (the first is the header) as aligned text: columns ``left`` to the left, others to the
-    right."""
+    """Return rows (the first is the header) as text; columns ``left`` are aligned to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -213,7 +208,7 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
     process, may call this, not functions called from a notebook.
 
     Args:
-        for_good: do not undo it, for a process about to end, since exit handlers print, too.
+        for_good: whether stdout stays redirected, for a process about to end, as exit handlers print, too.
     """
     before = sys.stdout
     if before is None or sys.stderr is None:  # started with one of them closed: nothing to separate

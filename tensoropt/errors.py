@@ -1,4 +1,4 @@
-"""Errors caused by user input.
+"""The errors that user input can cause.
 
 They derive from :class:`TensorOptError`; the command line prints the message (rule, values, remedy) and exits
 with code 2. Any other error is a bug and shows a traceback.
@@ -12,46 +12,46 @@ from collections.abc import Iterable
 from typing import Any
 
 _MOST_NAMES = 100
-"""Maximum number of names (operators of a model, for example) listed in full."""
+"""The most names (operators of a model, for example) that are listed in full."""
 
 
 class TensorOptError(Exception):
-    """Base of all errors caused by input; the message names the culprit and the remedy."""
+    """The base of all errors caused by input; the message names the culprit and the remedy."""
 
 
 class CaptureError(TensorOptError):
-    """A model cannot be turned into an operator graph."""
+    """The error if a model cannot be turned into an operator graph."""
 
 
 class UnsupportedError(TensorOptError):
-    """A part of a model that cannot be explored; the message names stage, operator and line."""
+    """The error if a part of a model cannot be explored; the message names stage, operator and line."""
 
 
 class ClusterError(TensorOptError, ValueError):
-    """A cluster description is invalid."""
+    """The error if a cluster description is invalid."""
 
 
 class MeasurementError(TensorOptError):
-    """A measurement could not be made."""
+    """The error if a measurement could not be made."""
 
 
 class PlanError(TensorOptError):
-    """A plan is malformed, or does not belong to the given model."""
+    """The error if a plan is malformed, or does not belong to the given model."""
 
 
 class InfeasibleError(TensorOptError):
-    """No strategy satisfies the request; the message names a request that could be satisfied."""
+    """The error if no strategy satisfies the request; the message names a request that could be satisfied."""
 
 
 class MissingExtraError(TensorOptError, ImportError):
-    """A package of an optional extra is missing."""
+    """The error if a package of an optional extra is missing."""
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> Any:
-    """Return the module ``module``, which needs the extra ``extra``.
+    """Return a module that is installed with the optional extra ``extra``.
 
     Raises:
-        MissingExtraError: it, or a package that it imports, is not installed.
+        MissingExtraError: the module, or a package that it imports, is not installed.
     """
     try:
         return importlib.import_module(module)

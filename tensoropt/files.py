@@ -1,5 +1,5 @@
-"""Files: written whole or not at all (temporary file, flush, rename), content that is only data, and
-functions in users' Python files, which are code.
+"""Functions that write files whole or not at all, read files that contain only data, and load users'
+functions.
 
 The command line always imports this module, so NumPy is imported on use.
 """
@@ -29,14 +29,14 @@ import yaml
 from tensoropt.errors import TensorOptError
 
 _MOST_BYTES = 2**30
-"""Maximum unpacked size of an exploration's file, about a hundred times our largest: a small file made to
-unpack into more than a machine's memory must not kill the process."""
+"""The largest unpacked size of an exploration's file, about a hundred times the largest known: a small file
+made to unpack into more than a machine's memory must not kill the process."""
 DOCUMENT_BYTES = 2**20
-"""Maximum size of a user's text file, which is parsed at once."""
+"""The largest size of a user's text file, which is parsed at once."""
 _ARRAY = "ndarray"
 _RENAMES = ".renames"
 SETTINGS_FILE = "exploration.json"
-"""The file of a saved exploration with its settings and constraints."""
+"""The name of a saved exploration's file with its settings and constraints."""
 
 
 def unpacked(content: bytes, name: object) -> bytes:
@@ -61,11 +61,11 @@ def unpacked(content: bytes, name: object) -> bytes:
 
 
 def check_size(path: Path) -> None:
-    """Refuse a file of more than :data:`_MOST_BYTES`, counted unpacked for a zip archive.
+    """Raise an error for a file of more than :data:`_MOST_BYTES`, counted unpacked for a zip archive.
 
     Raises:
-        TensorOptError: it is larger.
-        OSError, zipfile.BadZipFile: it cannot be read, or is damaged.
+        TensorOptError: the file is larger.
+        OSError, zipfile.BadZipFile: the file cannot be read, or is damaged.
     """
     size = path.stat().st_size
     if zipfile.is_zipfile(path):
@@ -131,9 +131,8 @@ def unpack(content: bytes) -> Any:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """Return a dataclass's or pydantic model's fields unchanged: the ``default`` with which
-    :func:`json.dumps` writes nested records. A ``TypeAdapter`` of their class reads them back.
-    """
+    """Return a record's fields by name: the ``default`` with which :func:`json.dumps` writes dataclasses and
+    pydantic models. A ``TypeAdapter`` of their class reads them back."""
     if is_dataclass(record):
         return {field.name: getattr(record, field.name) for field in fields(record)}
     return dict(record)
@@ -152,8 +151,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
-    """Yield a temporary path in the same folder for each of ``paths``; if the block succeeds they replace all
-    of them or none, even if the process is killed (see :func:`folder_lock`).
+    """Yield a temporary path in the same folder for each of ``paths``. If the block succeeds, they replace
+    all of ``paths`` or none, even if the process is killed (see :func:`folder_lock`).
 
     Raises:
         TensorOptError: a file cannot be written; the previous files are kept.
@@ -213,7 +212,7 @@ def _finish(journal: Path) -> None:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, *, writing: bool = False) -> Iterator[None]:
-    """Hold a folder's lock, shared by readers, after completing the renames of a killed writer.
+    """Hold a folder's lock, which readers share, after completing the renames of a killed writer.
 
     Without locks (some network file systems) or permission to rename, files are read as they are.
     """
@@ -242,7 +241,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def parse_typed(text: str) -> Any:
-    """Return the values in YAML or JSON typed by a user.
+    """Return the values in a text in YAML or JSON that a user typed.
 
     Raises:
         ValueError: the text is neither, or uses aliases; the message has the line.

@@ -1,4 +1,4 @@
-"""Functions on this machine: measuring its links, detecting it as a cluster, serving the dashboard."""
+"""Functions that measure this machine's links, describe it as a cluster, or serve the dashboard."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def measure_links(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> dict[str, LinkFits]:
-    """Return fits of collectives and point-to-point messages of this machine, or of a job's hosts, by mesh
-    label.
+    """Return fitted costs of collectives and messages on this machine, or on a job's hosts, by mesh label.
 
     Args:
         cluster: ``local``, ``local:N`` or ``cpu:N``; in a job, the file that :func:`detect` wrote.
-        refresh: repeat measurements already in the store.
-        store: the store for fits; by default the user's.
+        refresh: whether to repeat measurements that are already in the store.
+        store: the profile store for the fitted costs; by default the user's.
         progress: as in :func:`tensoropt.explore`.
 
     Raises:
@@ -76,7 +75,7 @@ def detect(hosts: int | None = None, network: str = "") -> Cluster:
     """Return this host, or all hosts of a job, as a cluster.
 
     In a torchrun job, one process per host reports its devices. Otherwise all hosts are assumed to be like
-    this one, which the cluster's ``source`` states.
+    this one, and the cluster's ``source`` says so.
 
     Args:
         hosts: the number of hosts; by default those of the job, or this one.
@@ -105,12 +104,10 @@ def dashboard(
 ) -> str:
     """Serve the dashboard until interrupted; return its address.
 
-    The dashboard is a layer above this package, so it is imported by name.
-
     Args:
         folder: the folder of one or several explorations; None for only the ready-made ones.
-        port: 0 for any free port.
-        say: called with the address once known.
+        port: the port; 0 for any free one.
+        say: called with the address once it is known.
 
     Raises:
         MissingExtraError: the extra ``app`` is not installed.

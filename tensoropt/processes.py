@@ -1,4 +1,4 @@
-"""Work in forks of this process, which share everything it has in memory.
+"""Functions that compute in forks of this process, which share everything it has in memory.
 
 Starting Python and loading PyTorch takes seconds, a fork some hundredths. Forking is safe if no other thread
 may hold a lock and CUDA is not initialised.
@@ -23,9 +23,9 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 _LOOK_S = 0.5
-"""Seconds between a process's checks that its parent is alive; an assumption."""
+"""The seconds between a process's checks that its parent is alive; an assumption."""
 _SELDOM_OBJECTS = 100_000
-"""New objects between two garbage collections, some 10 MB; an assumption."""
+"""The number of new objects between two garbage collections, some 10 MB; an assumption."""
 _WATCH = "end with parent"
 
 
@@ -67,7 +67,7 @@ def garbage_sought_seldom() -> Iterator[None]:
     """Make Python search for cyclic garbage only after many new objects during the block, in forks too.
 
     An exploration makes millions of small, long-lived objects, hardly any in cycles; a search after every 700
-    took 15 % of GPT-2's time.
+    new objects took 15 % of GPT-2's time.
     """
     before = gc.get_threshold()
     if before[0]:  # 0: collection is off
@@ -80,8 +80,8 @@ def garbage_sought_seldom() -> Iterator[None]:
 
 @contextlib.contextmanager
 def finished_when_interrupted() -> Iterator[list[bool]]:
-    """Let the block finish despite Ctrl-C, which is recorded in the yielded list; a second Ctrl-C ends it.
-    Only the main thread is ever interrupted."""
+    """Let the block finish despite a first Ctrl-C, which appends to the yielded list; a second one ends the
+    block. Only the main thread is ever interrupted."""
     interrupted: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
@@ -100,7 +100,7 @@ def finished_when_interrupted() -> Iterator[list[bool]]:
 
 
 def in_forks(work: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[_Answer]:
-    """Return ``work(item)`` for every item, in order, from forks, one per core at a time.
+    """Return ``work(item)`` for every item, in order, computed in forks, one per core at a time.
 
     With one core or one item, or if forking is unsafe, the work runs in this process. ``work`` should not
     change memory, since changes in forks are lost. Results are pickled.

@@ -1,4 +1,4 @@
-"""Functions on saved explorations: choosing a plan, writing a point as a launcher's config."""
+"""Functions that choose a plan from a saved exploration, or write a point as a launcher's config."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ def choose(
     memory_bytes: float | None = None,
     time_s: float | None = None,
 ) -> Plan:
-    """Return the recommended plan within a memory budget, or by default within a device's memory less the
-    usual headroom: the simplest within 3 % of the fastest that fits. Or the fastest, the leanest within a
-    time, or the knee.
+    """Return the recommended plan within a memory budget: the simplest within 3 % of the fastest that fits.
+
+    The default budget is a device's memory less the usual headroom. Arguments ask for the fastest plan
+    instead, for the leanest within a time, or for the knee.
 
     Args:
         saved: an exploration, its folder, or a sweep's folder of explorations on several numbers of devices
             or at several batches.
         memory: the budget per device: ``24GiB``, or bytes.
         time: the longest step: ``300ms``, or seconds.
-        knee: the point where saving memory or time costs most.
+        knee: whether to return the point where saving memory or time costs most.
         point: the point's number, from 1, instead of limits.
-        fastest: the fastest plan that fits.
+        fastest: whether to return the fastest plan that fits.
         devices: the number of devices in a sweep's folder; ``auto`` for the fewest that fit.
-        batch: the batch in a sweep's folder; ``auto`` for the most samples per second.
+        batch: the batch size in a sweep's folder; ``auto`` for the most samples per second.
         memory_bytes, time_s: the same limits, as numbers.
 
     Raises:
         TensorOptError: the folder holds no exploration, or several and neither ``devices`` nor ``batch``
             selects one; there is no such point; a size or time cannot be read, or a limit is given twice.
-        InfeasibleError: nothing fits; names the nearest plan.
+        InfeasibleError: nothing fits; the message states the nearest plan.
     """
     exploration, index = chosen_point(
         saved,
@@ -79,7 +80,7 @@ def chosen_point(
     batch: int | str | None = None,
     **limits: Any,
 ) -> tuple[Exploration, int]:
-    """Return the exploration and the index of the point that :func:`choose` would make a plan of.
+    """Return the exploration and the index of the point whose plan :func:`choose` returns.
 
     Args:
         limits: further arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
@@ -103,12 +104,13 @@ def export_job(
     Args:
         launcher: ``torchtitan``, ``megatron``, ``deepspeed`` or ``accelerate``.
         point: the point's number, from 1.
-        nearest: whether to write the closest plan that the launcher can express, if it cannot express this
-            one.
+        nearest: whether to return the closest plan that the launcher can express, if it cannot express the
+            point.
         progress: as in :func:`tensoropt.explore`.
 
     Raises:
-        JobError: the launcher cannot express the plan; names the closest that it can, with its cost.
+        JobError: the launcher cannot express the plan; the message has the closest that it can, with its
+            cost.
         TensorOptError: there is no such point, or the operator graph was not saved.
     """
     # These load PyTorch, which takes seconds and which choosing does not need.
@@ -135,9 +137,10 @@ def opened(saved: _Saved) -> Exploration:
 def _exploration_meant(
     saved: _Saved, limits: Mapping[str, Any], devices: int | str | None, batch: int | str | None
 ) -> Exploration:
-    """Return the exploration, or a sweep's exploration with the requested device count or batch.
+    """Return the exploration, or a sweep's exploration with the requested device count or batch size.
 
-    limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+    Args:
+        limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
     """
     if isinstance(saved, Exploration):
         return saved

@@ -1,4 +1,4 @@
-"""Sweeps: one model explored on several clusters, device counts or global batches."""
+"""Functions that explore one model on several clusters or device counts, or at several global batches."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ from tensoropt.types import Progress
 _logger = logging.getLogger(__name__)
 
 _MOST_BATCHES = 12
-"""Maximum number of explorations when searching for the largest batch that fits; 11 doublings are a factor of
-2,048."""
+"""The most explorations in the search for the largest batch that fits; 11 doublings are a factor of 2,048."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Explorations of one model, and reasons for the clusters or batches that failed, by name."""
+    """The explorations of one model, and why it could not be explored elsewhere, by name."""
 
     explorations: list[Exploration] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, folder: Path, explore_one: Callable[[], Exploration]) -> Exploration | None:
-        """Return an exploration, saved in its folder; None if it failed.
+        """Explore once and save the exploration in its folder; return None if that failed.
 
         Raises:
             CaptureError, ModelSourceError, ConstraintError: the rest of the sweep would fail, too.
@@ -69,14 +68,14 @@ def over_clusters(
     out: Path,
     progress: Progress,
 ) -> Sweep:
-    """Explore on each cluster in turn.
+    """Explore a model on each cluster in turn.
 
     Args:
-        clusters: by name, which the result and the folders in ``out`` use.
+        clusters: the clusters by name; result and folders in ``out`` have the same names.
         explore_on: explores on a cluster; may be given an earlier exploration, to reuse its operators.
 
     Raises:
-        InfeasibleError: no exploration succeeded; gives the reasons.
+        InfeasibleError: no exploration succeeded; the message has the reasons.
     """
     sweep = Sweep()
     for number, (name, cluster) in enumerate(clusters.items()):
@@ -97,15 +96,15 @@ def over_batches(
     out: Path,
     progress: Progress,
 ) -> Sweep:
-    """Explore at each batch in turn; ``auto`` doubles the batch until it does not fit, then tries one between
-    the last two.
+    """Explore a model at each batch size in turn; ``auto`` doubles the size until it does not fit, then tries
+    one between the last two.
 
     Args:
-        source: the model's source, whose default batch starts ``auto``.
+        source: the model's source, whose default batch size is the first of ``auto``.
         memory_bytes: memory limit per device, if below the device's memory.
 
     Raises:
-        TensorOptError: the model's batch cannot be chosen, or no exploration succeeded.
+        TensorOptError: the model's batch size cannot be chosen, or no exploration succeeded.
     """
     sweep, tried = Sweep(), dict[int, bool]()
     if isinstance(batches, str):

@@ -1,4 +1,4 @@
-"""Terms that the dashboard explains where it shows them, each in one plain sentence.
+"""The terms that the dashboard explains where it shows them, each in one plain sentence.
 
 The code's terms are in the glossary of ``tensoropt/README.md``.
 """
@@ -25,4 +25,4 @@ TERMS = {
     "figures": "Where the seconds come from: timed on a device, fits of timings, or data sheets.",
     "sent": "The most bytes that a device sends in a step.",
 }
-"""Explanations by term, as screens write it."""
+"""The explanations by term, as screens write it."""

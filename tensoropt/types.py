@@ -1,4 +1,4 @@
-"""Types shared by several stages: arrays by element type, sources of seconds, progress reports."""
+"""Types shared by several stages: arrays, sources of predicted durations, progress reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 SOURCES = MEASURED, FITTED, DATA_SHEET = "measured", "fitted", "data sheet"
-"""Sources of seconds, the most trusted first."""
+"""The sources of predicted durations, the most trusted first."""
 
 
 _Content = TypeVar("_Content")
@@ -33,7 +33,7 @@ class Itself(Generic[_Content]):
 
 
 class Progress(Protocol):
-    """A callback by which long stages report progress."""
+    """A callback through which long stages report progress."""
 
     def __call__(self, stage: str, done: int, total: int, what: str, /) -> None:
         """Report that ``done`` of ``total`` parts of a stage are finished.
@@ -47,7 +47,7 @@ class Progress(Protocol):
 
 
 def silent(stage: str, done: int, total: int, what: str, /) -> None:
-    """Show nothing; a :class:`Progress` for callers that want none."""
+    """Show no progress, as a :class:`Progress` callback."""
 
 
 ProgressChoice = Progress | bool | None

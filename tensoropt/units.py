@@ -1,4 +1,4 @@
-"""Conversion of units between people and code.
+"""Functions that convert units between people and code.
 
 Code uses only bytes, seconds, FLOP and bytes per second; GiB and ms are for people.
 """
@@ -21,9 +21,11 @@ _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of quantity in texts: its name, an example, the units that messages list, and all its units.
+    """A kind of quantity in texts, such as a size or a time.
 
     Attributes:
+        what, example: its name and an example, for messages.
+        listed: the units that messages list.
         units: each unit's value, by its lower-case form, or as written if case matters.
         cased: whether case matters.
     """
@@ -94,7 +96,7 @@ _COUNT = _Kind("a count", "50000 or 1.5T", "K, M, B, T", {"": 1.0, "k": 1e3, "m"
 
 
 def _with_point(text: str) -> str:
-    """Return a text whose number has no commas: ``1,024`` groups thousands, ``4,5`` is a decimal."""
+    """Return a text with a number without its commas: ``1,024`` groups thousands, ``4,5`` is a decimal."""
     if re.match(r"\d{1,3}(,\d{3})+(?![\d,])", text):
         return text.replace(",", "")
     return re.sub(r"^(\d+),(\d{1,2})(?![\d,.])", r"\1.\2", text)
@@ -115,17 +117,17 @@ def _parse(text: str, kind: _Kind) -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """Return the bytes in a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9``."""
+    """Return the bytes stated by a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9``."""
     return _parse(text, _SIZE)
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds in a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``."""
+    """Return the seconds stated by a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``."""
     return _parse(text, _TIME)
 
 
 def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
-    """Return a limit given as ``memory_bytes`` or ``memory``, in bytes or as text such as ``24GiB``; None for
+    """Return a limit given as ``memory_bytes`` or as ``memory`` (bytes, or text such as ``24GiB``); None for
     no limit.
 
     Raises:
@@ -135,8 +137,7 @@ def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
 
 
 def limit_seconds(exact: float | None, said: float | str | None) -> float | None:
-    """Return a limit given as ``time_s`` or ``time``, in seconds or as text such as ``300ms``; None for no
-    limit."""
+    """Return a limit given as ``time_s`` or ``time`` (seconds, or ``300ms``); None for no limit."""
     return _limit("time_s", exact, "time", said, parse_seconds)
 
 
@@ -155,18 +156,17 @@ def _limit(
 
 
 def parse_bandwidth(text: str) -> float:
-    """Return the bytes per second in a text such as ``450GB/s``, ``100 Gbit/s``, ``25Gbps`` or ``1e9``."""
+    """Return the bytes per second stated by a text such as ``450GB/s``, ``100 Gbit/s`` or ``25Gbps``."""
     return _parse(text, _BANDWIDTH)
 
 
 def parse_flops(text: str) -> float:
-    """Return the FLOP per second in a text such as ``60TFLOPS``, ``312 TFLOP/s``, ``1.2P`` or ``60e12``."""
+    """Return the FLOP per second stated by a text such as ``60TFLOPS``, ``312 TFLOP/s`` or ``1.2P``."""
     return _parse(text, _FLOPS)
 
 
 def parse_count(text: str) -> float:
-    """Return the number in a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (K to T: powers of
-    1,000)."""
+    """Return the number stated by a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (T is 10¹²)."""
     return _parse(text, _COUNT)
 
 
@@ -180,12 +180,12 @@ def _readable(value: float, units: tuple[tuple[str, float], ...], smallest: str)
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Format a count: ``1 point`` or ``2,000 points``."""
+    """Return a count and its noun: ``1 point`` or ``2,000 points``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def format_bytes(value: float) -> str:
-    """Format bytes in binary units with three significant digits, such as ``11.3 GiB``."""
+    """Return a size in bytes as text in binary units with three significant digits, such as ``11.3 GiB``."""
     if not math.isfinite(value):
         return "∞"
     units = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
@@ -199,7 +199,7 @@ def without_zeros(text: str) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Format seconds with three significant digits, such as ``12.4 ms``."""
+    """Return a duration in seconds as text with three significant digits, such as ``12.4 ms``."""
     if not math.isfinite(value):
         return "∞"
     smallest = f"{value / 1e-9:.3g} ns" if value else "0 s"
@@ -207,7 +207,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format three significant digits without an exponent, thousands grouped: ``12,300``, ``0.0123``."""
+    """Return a number as text with three significant digits and no exponent: ``12,300``, ``0.0123``."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     # Rounded first: 9.999 has one decimal place less than 9.99.
@@ -220,7 +220,7 @@ LEAST_SHARE = 1e-5
 
 
 def share_words(share: float) -> str:
-    """Format a share as ``12 %``; small shares keep a digit, so that only zero reads as zero."""
+    """Return a share as ``12 %``; small shares keep a digit, so that only zero reads as zero."""
     if share == 0:
         return "0 %"
     if abs(share) < LEAST_SHARE:
@@ -235,7 +235,7 @@ _SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "k
 
 
 def read_number(text: str) -> float:
-    """Return the number in a text: ``4,5`` is 4.5 and ``5%`` is 0.05; anything else is refused."""
+    """Return the number in a text: ``4,5`` is 4.5 and ``5%`` is 0.05; any other text is an error."""
     plain = _with_point(text.strip())
     number = plain.removesuffix("%").rstrip()
     # Python's float accepts NaN, infinity and digits of other scripts.
@@ -268,7 +268,7 @@ def write_counts(value: str | Sequence[int]) -> str:
 
 
 def read_size(text: str) -> float:
-    """Return the bytes in a text such as ``24GiB``."""
+    """Return the bytes of a device's memory stated by a text such as ``24GiB``."""
     size = parse_bytes(text)
     if not 0 < size < 2**60:
         raise TensorOptError(f"'{text[:40]}' is not the size of a device's memory; write for example 24GiB")
@@ -282,7 +282,7 @@ def write_size(value: float) -> str:
 
 
 def headroom_bytes(headroom: str, whole: float) -> float:
-    """Return the bytes to keep free on devices of ``whole`` bytes: ``5%`` of them, or ``2GiB``.
+    """Return the bytes to keep free on devices of ``whole`` bytes, for a headroom of ``5%`` or ``2GiB``.
 
     Raises:
         TensorOptError: the headroom is neither a share nor a size, or leaves nothing.

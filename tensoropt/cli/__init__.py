@@ -1,3 +1,3 @@
-"""The ``tensoropt`` command: its parser, and one file per verb with its call and its answer."""
+"""The ``tensoropt`` command: its parser, and one file for each verb."""
 
 from tensoropt.cli.parser import main as main

@@ -46,7 +46,7 @@ def amount_option(options: argparse.Namespace) -> Any:
     """Return the requested :class:`~tensoropt.exploration.rates.Amount`; None if none is given.
 
     Raises:
-        TensorOptError: it is not an amount.
+        TensorOptError: the text is not an amount.
     """
     from tensoropt.exploration.rates import AMOUNTS, Amount
 
@@ -85,13 +85,13 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb of the command line; each has its own file.
+    """One verb of the command line, such as ``explore``; each has its own file.
 
     Attributes:
         help: a description in a few words without a full stop.
         add_arguments: adds the verb's arguments to a parser.
         answer: runs the verb. It imports heavy modules itself, so that ``--help`` stays quick.
-        measures: whether it may measure on all hosts of a job that ``torchrun`` started.
+        measures: whether the verb may measure on all hosts of a job that ``torchrun`` started.
     """
 
     name: str
@@ -172,7 +172,7 @@ def writable_folder(path: str) -> Iterator[Path]:
 
 
 def add_question(verb: argparse.ArgumentParser) -> None:
-    """Add the model, the cluster and all settings."""
+    """Add the options for the model, the cluster and all settings."""
     verb.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     verb.add_argument("--cluster", required=True, help=CLUSTER_HELP)
     verb.add_argument(
@@ -264,7 +264,7 @@ def question_option(options: argparse.Namespace) -> Any:
         "--beside": getattr(options, "beside", ()) and not comparing,
     }
     if len(given := [flag for flag, asked in several.items() if asked]) > 1:
-        raise TensorOptError(f"{' and '.join(given)} ask for rows of different kinds; give one of them")
+        raise TensorOptError(f"{' and '.join(given)} ask for different kinds of tables; give one of them")
     model = options.model if options.lora is None else with_lora(options.model, options.lora)
     return Question(
         model=model if options.sequence is None else with_sequence(model, options.sequence),
@@ -292,7 +292,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def computing_on(question: Any, clusters: Collection[Any], progress: ProgressDisplay) -> Any:
-    """Return the question with a dtype that all of these clusters compute in; report the reason for it."""
+    """Return the question with a dtype that all these clusters compute in; show the reason for it."""
     from tensoropt.question.compute_dtype import AUTO, dtype_of
 
     if question.settings.dtype == AUTO and (why := dtype_of(question.model, clusters)[1]):
@@ -309,13 +309,12 @@ def explored(
     *,
     within: str = "",
 ) -> Any:
-    """Return the exploration that answers a question, saved in ``out`` if given; no empty folder is left
-    behind.
+    """Return the exploration that answers a question, after saving it in ``out`` if given.
 
     Args:
         cluster: a cluster other than the question's.
         sibling: an exploration of the same model on another cluster, whose operators are reused.
-        within: a sweep's folder, if the exploration is saved in a folder inside it.
+        within: the folder of the sweep to which the exploration belongs, if any.
     """
     from tensoropt.cluster import load_cluster
     from tensoropt.launchers import read_job

@@ -1,4 +1,4 @@
-"""``choose``: a point of a saved frontier as a plan."""
+"""The verb ``choose``, which turns a point of a saved frontier into a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
     verb.add_argument("dir", metavar="DIR", help="the folder given to explore --out")
     verb.add_argument(
         "--devices",
@@ -59,7 +58,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return the chosen point, and save its plan if requested."""
     memory = parse_bytes(options.memory) if options.memory is not None else None
     from tensoropt.exploration.answer import answer as answer_within
     from tensoropt.exploration.figure_rows import points_data
@@ -107,9 +105,8 @@ def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 def _described(
     options: argparse.Namespace, exploration: Exploration, index: int, memory_bytes: float | None
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return (lines on a point, with the requested training's time and cost and the results of its runs; data
-    that its figures lack: ``rates``, ``fit``, ``range``, and ``verified``, a list).
-    """
+    """Return lines that describe a point, the time and cost of a training, and the results of its runs; and
+    the same as data with the keys ``rates``, ``fit``, ``range`` and ``verified``."""
     from tensoropt.exploration.facts import rate_facts
     from tensoropt.exploration.figure_rows import FigureRow, rates_data
     from tensoropt.exploration.rates import kinds_of

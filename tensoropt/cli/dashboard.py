@@ -1,4 +1,4 @@
-"""``dashboard``: frontiers and plans in a browser."""
+"""The verb ``dashboard``, which shows frontiers and plans in a browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from tensoropt.console import WHOLE, ProgressDisplay
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
     verb.add_argument(
         "dir", nargs="?", metavar="DIR", help="a folder given to explore --out, or one that holds several"
     )
@@ -18,7 +17,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Serve the dashboard until it is interrupted; return its address."""
     from tensoropt.machine import dashboard
 
     address = dashboard(options.dir, host=options.host, port=options.port, say=progress.note)

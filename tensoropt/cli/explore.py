@@ -1,4 +1,4 @@
-"""``explore``: the cost frontier of a model on a cluster."""
+"""The verb ``explore``, which finds the cost frontier of a model on a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tensoropt.errors import TensorOptError
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
     arguments.add_question(verb)
     verb.add_argument("--out", required=True, metavar="DIR", help="folder for the result")
     arguments.add_headroom(verb)
@@ -50,7 +49,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> arguments.Answer:
-    """Return the frontier of a model on a cluster, or on several."""
     from tensoropt.exploration.rates import CLUSTERS_OWN
 
     amount, tariff = arguments.amount_option(options), arguments.tariff_option(options)
@@ -62,7 +60,7 @@ def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> arguments
 def explore(
     question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any] | None = None
 ) -> arguments.Answer:
-    """Return the answer to a question about a model; the exploration is saved in ``out``.
+    """Return the answer to a question about a model, after saving the exploration in ``out``.
 
     Args:
         asked: ``amount``, the length of a training, and ``tariff``, the prices of devices, if they matter.
@@ -113,7 +111,7 @@ def explore(
 
 
 def _compare(question: Any, progress: ProgressDisplay, out: str) -> arguments.Answer:
-    """Return a row per planner and limit, next to the frontier's; save the exploration in ``out``."""
+    """Return a row per planner and memory limit beside the frontier's; save the exploration in ``out``."""
     from tensoropt.planners.compare import requested_planners
 
     # An unknown name is refused before anything is computed.
@@ -177,8 +175,7 @@ def _over_clusters(
 def _over_batches(
     question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]
 ) -> arguments.Answer:
-    """Return the answer at several batches, each captured separately: operators have the batch in their
-    shapes."""
+    """Return the answer at several batches, each captured separately, as shapes depend on the batch."""
     from tensoropt.cluster import load_cluster
     from tensoropt.question.model_source import default_batch
     from tensoropt.sweeps import over_batches

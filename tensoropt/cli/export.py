@@ -1,4 +1,4 @@
-"""``export``: saved frontiers as CSV, or a point as a launcher's config."""
+"""The verb ``export``, which writes saved frontiers as CSV, or a point as a launcher's config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tensoropt.units import counted
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
     verb.add_argument(
         "dirs",
         metavar="DIR",
@@ -38,7 +37,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Write the requested files; return their names and contents."""
     if options.launcher:
         return _config(options, progress)
     for name in ("to", "nearest", "point"):

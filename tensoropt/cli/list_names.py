@@ -1,4 +1,4 @@
-"""``list``: the names of models, clusters and planners."""
+"""The verb ``list``, which shows the names of models, clusters and planners."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ _Rows = list[list[str]]
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
     verb.add_argument("what", choices=("models", "clusters", "planners"))
 
 
 def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return the names of the requested kind."""
     data, rows, left = {"models": _models, "clusters": _clusters, "planners": _planners}[options.what]()
     return Answer({options.what: data}, columns(rows, left=left))
 
@@ -44,7 +42,7 @@ _FAMILIES = {
     "local:N": ("local", "N of this machine's GPUs, or N CPU ranks where it has none"),
     "cpu:N": ("cpu:2", "N CPU ranks of this machine"),
 }
-"""For each form of a local cluster's name, an example and a description."""
+"""An example and a description of each form of a local cluster's name."""
 
 
 def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:

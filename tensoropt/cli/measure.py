@@ -1,4 +1,4 @@
-"""``measure``: time this machine's links, describe it as a cluster, show its profile store."""
+"""The verb ``measure``: times this machine's links, describes its devices, shows its profile store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tensoropt.errors import TensorOptError
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
     verb.add_argument(
         "what",
         choices=("links", "host", "profiles"),
@@ -47,7 +46,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return the measurements."""
     return {"links": _links, "host": _host, "profiles": _profiles}[options.what](options, progress)
 
 
@@ -77,7 +75,7 @@ def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
 
 
 def _host(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
-    """Return the cluster that was found; the first process of a job writes and shows it."""
+    """Return the cluster that was found; the first process of a job also writes it."""
     from tensoropt.cluster.files import save_cluster
     from tensoropt.machine import detect
 

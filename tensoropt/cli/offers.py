@@ -12,11 +12,11 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 
 def offers_answer(sweep: Any, asked: dict[str, Any], folder: Path, more: str = "") -> Answer:
-    """Return the sentences and tables about a :class:`tensoropt.sweeps.Sweep`.
+    """Return sentences and tables on the explorations of a :class:`tensoropt.sweeps.Sweep`.
 
     Args:
         asked: the fields of a :class:`~tensoropt.exploration.cluster_offers.ClusterQuestion`.
-        folder: where its explorations are saved; ``more``: a remark on them.
+        folder, more: the folder in which the explorations are saved, and a remark on them.
     """
     from tensoropt.exploration.cluster_offers import ClusterQuestion, offers, offers_data
 
@@ -39,7 +39,7 @@ def offers_answer(sweep: Any, asked: dict[str, Any], folder: Path, more: str = "
 
 
 def _budget_table(offers: Any) -> str:
-    """Return a table of seconds by cluster (or batch) and memory budget."""
+    """Return a table of step times by cluster (or batch) and memory budget."""
     # Of budgets that read alike, the largest.
     places = {f"<= {format_bytes(budget)}": place for place, budget in enumerate(offers.budgets_bytes)}
     rows = [["cluster", *(["batch"] if offers.weak else []), *places]]

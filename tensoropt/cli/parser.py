@@ -1,6 +1,6 @@
-"""The ``tensoropt`` command: parse, call, print. The work is done by functions that ``tensoropt`` exports.
+"""The ``tensoropt`` command, which parses a command line, calls its verb and prints the answer.
 
-Only results go to stdout (as JSON with ``--json``); progress, remarks and what a user's model prints go to
+Only results go to stdout (as JSON with ``--json``); progress, remarks and the output of a user's model go to
 stderr. Exit codes: 0 done, 1 a check failed, 2 the input cannot be used (one sentence says why), 130
 interrupted.
 """
@@ -33,7 +33,7 @@ _EXAMPLES = {
     "list": "models|planners",
     "measure": "links --cluster local:2|host --out me.yaml",
 }
-"""Two uses of each verb, as ``--help`` shows them."""
+"""Two examples of each verb, as ``--help`` shows them."""
 _EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _on_all_hosts(options: argparse.Namespace, progress: ProgressDisplay) -> int:
-    """Run a verb in the first process of a job, if it may measure there; the others serve it."""
+    """Run a verb in the first process of a job if the verb may measure there; the others serve it."""
     # `measure host` runs on all hosts at once, as each detects its own devices.
     together = VERBS[options.verb].measures and getattr(options, "what", "") != "host"
     if together and "WORLD_SIZE" in os.environ:

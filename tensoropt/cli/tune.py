@@ -1,4 +1,4 @@
-"""``tune``: improve a plan by timing its steps."""
+"""The verb ``tune``, which improves a plan by timing its steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tensoropt.units import format_seconds, parse_bytes
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
     verb.add_argument("target", metavar="DIR|PLAN", help="an exploration's folder, or a plan file in one")
     verb.add_argument("--point", type=WHOLE, metavar="N", help="begin with point N; default: the fastest")
     verb.add_argument("--memory", metavar="24GiB", help="the most memory that a plan may need per device")
@@ -22,7 +21,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return the plans that were tried and the one that is kept."""
     from tensoropt.plan.keys import plan_key
     from tensoropt.tuning.tune import PLAN, tune
 

@@ -1,4 +1,4 @@
-"""``verify``: plans, or random strategies, compared with the unsplit model."""
+"""The verb ``verify``, which compares plans, or random strategies, with the unsplit model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _RANDOM_CLUSTER = "cpu:2"
 
 
 def _add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Add the verb's arguments."""
     verb.add_argument(
         "target", metavar="PLAN|MODEL", help="a plan file; with --random a model: " + MODEL_HELP
     )
@@ -58,7 +57,6 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
-    """Return the results of verification; exit code 1 if something differs."""
     data = _verify_plan(options, progress) if options.random is None else _verify_random(options, progress)
     return Answer(data, verify_text(data), 0 if data["ok"] else 1)
 
@@ -122,7 +120,7 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
 
 def verify_text(data: dict[str, Any]) -> str:
     """Return predictions next to measurements, one row per plan, and remarks on differences; a dash stands
-    for an unchecked value."""
+    for a value that was not checked."""
     rows = [
         ["", "mesh", "micro", "loss diff.", "gradient diff.", "replicas", "collectives", "memory pred.",
          "tracked", "time pred.", "measured", "verdict"]

@@ -1,5 +1,4 @@
-"""Hardware: devices, links, the meshes that a cluster can be viewed as, and the sources of cluster
-descriptions."""
+"""Clusters: their devices and links, their views as meshes of ranks, and the sources of descriptions."""
 
 from tensoropt.cluster.catalog import (
     ASSUMED,

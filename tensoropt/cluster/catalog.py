@@ -1,7 +1,7 @@
-"""The hardware catalogue: device kinds, links and clusters from the data files in ``presets/``.
+"""The hardware catalogue, which reads device kinds, links and clusters from the data files in ``presets/``.
 
-Also the seconds that a host takes to issue work to a separate device, from ``presets/host.yaml``, and the
-shares of a data sheet's peaks that kernels reach, from ``presets/efficiencies.yaml``.
+``presets/host.yaml`` has the time that a host takes to issue work to a separate device, and
+``presets/efficiencies.yaml`` the shares of a data sheet's peaks that kernels reach.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def process_memory_figures() -> Mapping[str, Any]:
-    """Return the GPU memory that a process uses in addition to its step's tensors, from
-    ``presets/memory.yaml``; each figure has its ``source``.
-    """
+    """Return the GPU memory of a process beside its step's tensors, with sources
+    (``presets/memory.yaml``)."""
     return _preset("memory")
 
 
@@ -55,7 +54,7 @@ def list_links() -> tuple[str, ...]:
 
 
 def list_clusters() -> tuple[str, ...]:
-    """Return the names of the cluster presets; the ``NAMExN`` family is listed as ``NAMExN``, for any N."""
+    """Return the names of the cluster presets; ``NAMExN`` stands for presets with any number of nodes N."""
     clusters = _preset("clusters").items()
     listed = ((name, f"{name}xN") if entry.get("scalable") else (name,) for name, entry in clusters)
     return tuple(itertools.chain(*listed))
@@ -78,9 +77,7 @@ def link(name: str) -> Link:
 
 
 def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
-    """Return the description of a cluster preset and the number of nodes from its ``xN`` suffix; None if
-    unknown.
-    """
+    """Return a cluster preset's description and the node count of its ``xN`` suffix; None if unknown."""
     clusters = _preset("clusters")
     if name in clusters:
         return clusters[name], None
@@ -100,16 +97,18 @@ def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
 
 
 def named_kind(reported: str) -> str:
-    """Return the catalogue's name for a GPU, given the name that NVML and PyTorch report; an unlisted name is
-    kept as is.
-    """
+    """Return the catalogue's name for a GPU that NVML and PyTorch report; unlisted names are kept."""
     kind = kind_by_nvml_name(reported)
     return reported.replace(" ", "-") if kind is None else kind.name
 
 
 def device_from(value: object, where: str) -> DeviceKind:
-    """Return a device kind from a file: a catalogue name, or a mapping (with ``base`` naming the kind to
-    start from).
+    """Return a device kind from a file.
+
+    Args:
+        value: a catalogue name, or a mapping, in which ``base`` names the kind whose figures are the
+            defaults.
+        where: the place in the file, for errors.
     """
     if isinstance(value, str):
         return device_kind(value)
@@ -151,7 +150,12 @@ def _kind_from(name: str, entry: Mapping[str, Any]) -> DeviceKind:
 
 
 def link_from(value: object, where: str) -> Link:
-    """Return a link from a file: a catalogue name, or ``latency``/``alpha`` and ``bandwidth``/``beta``."""
+    """Return a link from a file.
+
+    Args:
+        value: a catalogue name, or a mapping with ``latency`` or ``alpha``, and ``bandwidth`` or ``beta``.
+        where: the place in the file, for errors.
+    """
     if isinstance(value, str):
         return link(value)
     entry = check_fields(value, LINK_FIELDS, where)
@@ -173,7 +177,7 @@ def link_from(value: object, where: str) -> Link:
 
 
 def check_fields(value: object, fields: tuple[str, ...], where: str) -> dict[str, Any]:
-    """Return the mapping unchanged; refuse anything else, and any key outside ``fields``."""
+    """Return the mapping unchanged; raise ClusterError for anything else, or for a key outside ``fields``."""
     if not isinstance(value, dict):
         raise ClusterError(f"{where} is {value!r}, but must be a mapping with {', '.join(fields)}")
     for key in value:
@@ -184,12 +188,13 @@ def check_fields(value: object, fields: tuple[str, ...], where: str) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class _HostSeconds:
-    """Estimated overheads of host and device for one device type, in seconds.
+    """Estimated times in seconds that host and device of one type need beside computation.
 
     Attributes:
-        kernel_s: the device's time for each kernel, in addition to that for its FLOP and bytes.
+        kernel_s: the device's time for each kernel, in addition to that for its FLOP and memory traffic.
         forward_call_s, backward_call_s: the host's time for an operator's call, and for its node in backward.
-        edge_s, pass_s: time for one direction of an edge, and for a direction in which nothing moves.
+        edge_s: the host's time for one direction of an edge (a tensor between two groups of operators).
+        pass_s: the same for a direction in which no data are moved.
         gradient_s: time to bring a gradient to its bucket.
         parameter_s: time per parameter of an optimizer's step.
         again_s: time for a call of a recomputed region, in addition to its second forward.
@@ -211,7 +216,7 @@ class _HostSeconds:
 
 @cache
 def host_seconds(device_type: str) -> _HostSeconds | None:
-    """Return the host figures for a device type; None if the host is the device, as with CPU ranks."""
+    """Return the host's times for a device type; None if the host is the device, as with CPU ranks."""
     figures = _host_figures().get(device_type)
     return None if figures is None else _HostSeconds(**figures)
 
@@ -225,7 +230,7 @@ class Reached:
         memory: share of the memory bandwidth.
         classes: share of the FLOP/s, by operator class (:class:`tensoropt.ops.calls.CostClass`).
         source: the source of the figures.
-        slower_beside: the share by which computing slows down while a collective runs.
+        slower_beside: the fraction by which computing slows down while a collective runs.
     """
 
     arithmetic: float
@@ -260,12 +265,12 @@ def _reached(capability: str, dated: str, compiled: bool) -> Reached:
 
 
 ASSUMED = _reached("", "", compiled=False)
-"""The shares assumed if nothing is known of the device."""
+"""The shares assumed for devices of which nothing is known."""
 
 
 def reached_by(device: DeviceKind, dated: str = "", *, compiled: bool = False) -> Reached:
-    """Return the shares that kernels reach on a device kind. GPUs of the same compute capability are assumed
-    to reach the same shares of their own peaks; nothing is known of CPU cores.
+    """Return the shares of a device kind's peaks that kernels reach. GPUs of the same compute capability are
+    assumed to reach the same shares of their own peaks; nothing is known of CPU cores.
 
     Args:
         dated: the month of the kernels (``2024-03``, optionally followed by a day); by default the newest.
@@ -276,7 +281,7 @@ def reached_by(device: DeviceKind, dated: str = "", *, compiled: bool = False) -
 
 @dataclass(frozen=True, slots=True)
 class _JobSpread:
-    """The step times of published jobs relative to those predicted from :class:`Reached`.
+    """The ratio of published jobs' step times to the times predicted from :class:`Reached`.
 
     Attributes:
         well_tuned, slow: the ends of the range, as factors on the time; the middle is 1.
@@ -297,9 +302,7 @@ def job_spread() -> _JobSpread:
 
 
 def slower_beside(cluster: Cluster) -> float:
-    """Return the share by which computing slows down while collectives run, on the device kind where it is
-    largest; 0 if nothing slows down.
-    """
+    """Return the fraction by which collectives slow down computing on the device kind that suffers most."""
     if cluster.device_type != "cuda":
         return 0.0
     return max(reached_by(kind).slower_beside for kind in cluster.devices)

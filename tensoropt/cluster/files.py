@@ -1,4 +1,4 @@
-"""Load a :class:`Cluster` from a name, a file or ``local``."""
+"""Functions that make a :class:`Cluster` from a name, a file or ``local``, and write one to a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
             ``local:N`` (N of them), ``cpu`` and ``cpu:N`` (CPU ranks, even on a machine with GPUs), a preset
             (see :func:`list_clusters`), or the path of a YAML or JSON file. Such a file may also hold the
             output of :meth:`Cluster.to_dict`, or be the ``exploration.json`` that contains it. ``[N]`` after
-            any of these selects its first N devices. Or the parsed content of such a file.
+            any of these selects its first N devices. The parsed content of such a file is accepted, too.
 
     Raises:
         ClusterError: the text names nothing, or the file does not describe a cluster; the message states the
@@ -97,7 +97,7 @@ def save_cluster(cluster: Cluster, file: str | os.PathLike[str]) -> None:
 
     Raises:
         ClusterError: the name ends in neither.
-        TensorOptError: the file cannot be written; the previous one is kept.
+        TensorOptError: the file cannot be written; the previous file is kept.
     """
     path = Path(file)
     if path.suffix.lower() not in _FILE_ENDINGS:
@@ -113,8 +113,8 @@ def cluster_from(data: object, *, name: str, nodes: int | None = None) -> Cluste
     """Return a cluster from the parsed content of a cluster file, or from :meth:`Cluster.to_dict`.
 
     Args:
-        name: the cluster's, if the file gives none.
-        nodes: overrides the file's.
+        name: the cluster's name, if the data give none.
+        nodes: the number of nodes; None for that of the data.
     """
     # Only Cluster.to_dict writes ``kinds``; a cluster file has ``devices`` with kinds in them.
     if isinstance(data, Mapping) and "kinds" in data:
@@ -186,8 +186,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
 
 
 def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where: str) -> None:
-    """Refuse kinds that share a name but differ: a cluster distinguishes kinds by name only (device_kinds,
-    to_dict)."""
+    """Raise ClusterError if kinds share a name but differ, as a cluster distinguishes kinds by name only."""
     for kind in devices:
         if any(earlier.name == kind.name and earlier != kind for earlier in before):
             raise ClusterError(f"{where}: two kinds are called '{kind.name}' but differ; rename one of them")
@@ -219,9 +218,7 @@ def _devices(value: object, label: str) -> list[DeviceKind]:
 
 
 def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
-    """Return a level's link and the number of links per child: ``IB-400G`` or ``{link: IB-400G, count:
-    8}``.
-    """
+    """Return a level's link and the number of links per child."""
     if key not in links:
         raise ClusterError(
             f"links lacks {key}, needed for {why}; add for example {key}: "

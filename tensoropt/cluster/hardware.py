@@ -1,8 +1,7 @@
-"""Devices, links and the cluster that they form. All figures are in bytes, seconds, FLOP/s, bytes/second.
+"""Devices, links, clusters of them, and meshes. All figures are in bytes, seconds, FLOP/s, bytes/second.
 
-A cluster consists of devices, each of a kind, and of links between pairs of devices.
-
-Meshes: a cluster's ranks arranged as a grid whose axes follow the link levels.
+A cluster consists of devices, each of a kind, and of links between pairs of devices. A mesh is a cluster's
+ranks as a grid whose axes follow the levels of links.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ _DEVICE_TYPES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKind:
-    """One kind of device.
+    """A kind of device with its peak figures.
 
     Attributes:
         type: PyTorch's device type, ``cpu`` or ``cuda``.
         memory_bytes: the memory that one rank may use.
         flops: peak dense FLOP/s per dtype name (``float32``, ``bfloat16``, … and ``tf32``).
-        memory_bandwidth: bytes/second.
+        memory_bandwidth: peak memory bandwidth in bytes/second.
         price_per_hour: price of one device, in any currency; None if unknown.
         source: where the figures come from.
-        capability: CUDA's compute capability, such as ``9.0`` for an H100; empty if there is none or it is
+        capability: CUDA's compute capability, such as ``9.0`` for an H100; "" if there is none or it is
             unknown.
     """
 
@@ -75,29 +74,27 @@ class DeviceKind:
             object.__setattr__(self, "price_per_hour", price)
 
     def flops_of(self, dtype: str) -> float:
-        """Peak FLOP/s for a dtype (with or without the ``torch.`` prefix); float32's if the table lacks
-        it."""
+        """Return the peak FLOP/s for a dtype (``torch.`` is ignored); float32's for an unlisted dtype."""
         # Assumption: a dtype that is not listed is computed as fast as float32.
         return self.flops.get(dtype.removeprefix("torch."), self.flops["float32"])
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it is a GPU whose peak in bfloat16 is listed."""
+        """Whether the device is a GPU whose peak in bfloat16 is listed."""
         return self.type == "cuda" and "bfloat16" in self.flops
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
         # Left out if empty, so that files saved for CPU ranks do not change.
         return {name: value for name, value in asdict(self).items() if name != "capability" or value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link, on which a message takes ``latency_s + bytes / bandwidth_bytes_per_s`` per hop, in each
-    direction at once.
+    """A link, on which a message takes ``latency_s + bytes / bandwidth_bytes_per_s`` per hop and direction.
 
-    ``dedicated`` marks a wire between just two devices (NVLink without a switch): a device can use
-    all of its dedicated wires at the same time.
+    Attributes:
+        dedicated: whether it is a wire between just two devices (NVLink without a switch); a device can use
+            all of its dedicated wires at the same time.
     """
 
     name: str
@@ -116,7 +113,7 @@ class Mesh:
     """Ranks ``0 … size-1`` as a row-major grid; the last axis is the innermost and uses the fastest links.
 
     Attributes:
-        shape: size of each axis, outermost first.
+        shape: the size of each axis, outermost first.
         names: one readable name per axis, e.g. ``("node", "gpu")``.
     """
 
@@ -151,18 +148,14 @@ class Mesh:
         return "x".join(str(size) for size in self.shape)
 
     def normalise_axes(self, axes: Iterable[int]) -> tuple[int, ...]:
-        """Return the sorted axis numbers without repeats; raise ClusterError for an axis that the mesh
-        lacks.
-        """
+        """Return the sorted axis numbers without repeats; raise ClusterError for an unknown axis."""
         chosen = tuple(sorted(set(axes)))
         if any(not 0 <= axis < self.axis_count for axis in chosen):
             raise ClusterError(f"mesh {self.label} has axes 0 to {self.axis_count - 1}, not {chosen}")
         return chosen
 
     def groups(self, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of ranks that differ only along ``axes``; each is ascending, and they are ordered
-        by first rank.
-        """
+        """Return the groups of ranks that differ only along ``axes``, each ascending, by first rank."""
         return _groups(self.shape, self.normalise_axes(axes))
 
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
@@ -211,9 +204,9 @@ def _aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, order
 
     Args:
         levels: (name, size), outermost first, each size at least 2.
-        max_axes: the most axes a mesh may have.
-        ordered: keep both ``2x4`` and ``4x2`` of one level. If every pair of a level has the same link, the
-            two cost the same after renaming the axes, so only the ascending one is kept.
+        max_axes: the most axes of a mesh.
+        ordered: whether to keep both ``2x4`` and ``4x2`` of one level. If every pair of a level has the same
+            link, the two cost the same after renaming the axes, so only the ascending one is kept.
     """
     if not levels:
         return (Mesh(shape=(1,), names=("device",)),)
@@ -243,7 +236,7 @@ def _aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One level of the hierarchy: ``size`` children, each connected to the others by ``link_count`` links.
+    """A level of a cluster's hierarchy: ``size`` children, connected to each other by ``link_count`` links.
 
     For the node level, ``link_count`` is the number of network cards per node, which all of the node's
     devices share.
@@ -264,8 +257,9 @@ class Cluster:
     """Devices by rank, and the links between them.
 
     Attributes:
-        devices: the kind of each rank.
-        levels: outermost first (``node``, ``gpu``); the sizes multiply to the number of devices.
+        devices: the device kind of each rank.
+        levels: the levels of links, outermost first (``node``, ``gpu``); the product of sizes is the device
+            count.
         pairs: links of single pairs ``(low rank, high rank)`` that differ from the link of their level.
     """
 
@@ -303,13 +297,13 @@ class Cluster:
 
     @property
     def device_kinds(self) -> tuple[DeviceKind, ...]:
-        """The distinct kinds, in order of first appearance."""
+        """The distinct device kinds, in order of first appearance."""
         return tuple({kind.name: kind for kind in self.devices}.values())
 
     @property
     def device(self) -> DeviceKind:
-        """The slowest kind (by float32 FLOP/s, then memory bandwidth): a sharded plan runs at its pace. CPU
-        ranks beside GPUs do not count, as no sharded plan has both."""
+        """The slowest device kind (by float32 FLOP/s, then memory bandwidth), at whose pace a sharded plan
+        runs. CPU ranks beside GPUs do not count, as no sharded plan has both."""
         # Where a single kind is needed, as in names and keys, one has to stand for all. Costs choose the
         # slowest kind per operator (costs.compute.SlowestCompute), because no kind is the slowest at
         # everything.
@@ -317,13 +311,12 @@ class Cluster:
 
     @property
     def kinds_of_type(self) -> tuple[DeviceKind, ...]:
-        """The kinds of the cluster's :attr:`device_type`: all but CPU ranks beside GPUs."""
+        """The device kinds of the cluster's :attr:`device_type`, so without CPU ranks beside GPUs."""
         return tuple(kind for kind in self.device_kinds if kind.type == self.device_type)
 
     @property
     def device_type(self) -> str:
-        """PyTorch's type of the devices, ``cpu`` or ``cuda``; ``cuda`` for GPUs with CPU ranks beside
-        them."""
+        """PyTorch's type of the devices, ``cpu`` or ``cuda``; ``cuda`` for GPUs beside CPU ranks."""
         return self.device_types[0]
 
     @property
@@ -333,19 +326,18 @@ class Cluster:
 
     @property
     def best_first(self) -> tuple[int, ...]:
-        """The ranks, GPUs before CPU ranks: the order in which TensorFlow's Placer prefers them."""
+        """The ranks with GPUs before CPU ranks, as TensorFlow's Placer prefers them."""
         types = self.device_types
         return tuple(sorted(range(self.device_count), key=lambda rank: types.index(self.devices[rank].type)))
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the smallest device: what a sharded plan may use per rank."""
+        """The memory of the smallest device, which is the most that a sharded plan may use per rank."""
         return min(kind.memory_bytes for kind in self.devices)
 
     def link(self, first: int, second: int) -> Link:
         """Return the link between two ranks: the pair's own link if it has one, otherwise the link of the
-        outermost level where the ranks differ.
-        """
+        outermost level where the ranks differ."""
         if first == second or not all(0 <= rank < self.device_count for rank in (first, second)):
             raise ClusterError(
                 f"({first}, {second}) is not a pair of different ranks from 0 to {self.device_count - 1}"
@@ -363,8 +355,8 @@ class Cluster:
         raise ClusterError(f"ranks {first} and {second} are the same device")
 
     def meshes(self, max_axes: int = 3) -> tuple[Mesh, ...]:
-        """Return every mesh of 1 … ``max_axes`` axes that is aligned with the link levels; the flat mesh
-        comes first.
+        """Return every mesh of 1 … ``max_axes`` axes that is aligned with the link levels, beginning with the
+        flat one.
 
         Of meshes that differ only in the order of axes inside one uniform level, one is kept.
         """
@@ -407,7 +399,7 @@ class Cluster:
 
     @property
     def part_sizes(self) -> tuple[int, ...]:
-        """The subset sizes that :meth:`subset` accepts: 1, 2, 4, … devices, and all of them."""
+        """The sizes among 1, 2, 4, … devices that :meth:`subset` accepts, and that of the whole cluster."""
         sizes, size = [], 1
         while size < self.device_count:
             with suppress(ClusterError):
@@ -417,8 +409,7 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that hash the speeds and sizes of devices and links; the cluster's name, prices,
-        sources and compute capabilities do not count."""
+        """A hash of the speeds and sizes of devices and links, without names, prices and sources."""
         data = self.to_dict()
         del data["name"], data["source"]
         for part in (
@@ -448,7 +439,7 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
-        """Inverse of :meth:`to_dict`; raises ClusterError if a key is missing or a value is impossible."""
+        """Return the cluster that :meth:`to_dict` wrote; raise ClusterError for other or impossible data."""
         try:
             kinds = [DeviceKind(**kind) for kind in data["kinds"]]
             return cls(

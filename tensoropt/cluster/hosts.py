@@ -1,6 +1,5 @@
-"""Several hosts as one cluster: copies of this host, or the hosts of a ``torchrun`` job
-(:func:`tensoropt.detect`). The caller names the network between them; `measure links` times it.
-"""
+"""Functions that join several hosts into one cluster: copies of this host, or the hosts of a ``torchrun`` job
+(:func:`tensoropt.detect`). The caller names the network between them; `measure links` times it."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _LIKE = "Ethernet-100G"
 
 
 class Network(NamedTuple):
-    """The links of each host to the others."""
+    """The links of each host to the others, ``cards`` of them."""
 
     link: Link
     cards: int
@@ -58,7 +57,7 @@ def together(hosts: Sequence[Cluster], between: Network) -> Cluster:
 
     Args:
         hosts: the cluster of each host alone. Each inner level gets the slowest link of any host.
-        between: the network between them.
+        between: the network between the hosts.
 
     Raises:
         ClusterError: the hosts differ in the number of devices or in their levels.
@@ -103,7 +102,7 @@ _ALIKE = "this host, for"
 
 
 def taken_alike(cluster: Cluster, number: int) -> Cluster:
-    """Return a cluster of copies of this host, with a source that says so."""
+    """Return the cluster with a source that says that its hosts are copies of this one."""
     return replace(cluster, source=f"{_ALIKE} {number} hosts that are assumed to be alike")
 
 

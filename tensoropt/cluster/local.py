@@ -1,5 +1,4 @@
-"""This machine as a cluster: its GPUs, read through NVML, or else one CPU rank per core that this process may
-use."""
+"""This machine as a cluster of its GPUs, read through NVML, or else of one CPU rank per usable core."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ _logger = logging.getLogger(__name__)
 THIS_MACHINE = "this machine"
 """The source of a CPU cluster that was detected on this machine rather than described in a file."""
 ANY_CORE = "CPU-core"
-"""The kind that stands for a core of whichever machine loads the cluster."""
+"""The name of the device kind that stands for a core of whichever machine loads the cluster."""
 
 
 def local_cluster(count: int | None = None) -> Cluster:
-    """Return the GPUs if NVML sees any, otherwise CPU ranks.
+    """Return a cluster of this machine's GPUs if NVML sees any, otherwise of CPU ranks.
 
     Args:
-        count: number of devices (the first GPUs); by default all GPUs, or one rank per available core.
+        count: the number of devices (the first GPUs); by default all GPUs, or one rank per available core.
 
     Raises:
         ClusterError: the machine has GPUs, but fewer than ``count``.
@@ -61,7 +60,7 @@ def cpu_cluster(ranks: int, *, name: str | None = None) -> Cluster:
 
 
 def available_cores() -> tuple[int, ...]:
-    """Return the physical cores this process may run on (one logical CPU of each)."""
+    """Return one logical CPU of each physical core on which this process may run."""
     chosen: dict[str, int] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -75,10 +74,8 @@ def available_cores() -> tuple[int, ...]:
 
 
 def most_ranks() -> int:
-    """Return the most processes that this machine may run at once.
-
-    Ranks that share a core are slow but correct. Both numbers are assumptions.
-    """
+    """Return the most CPU ranks that this machine may run at once: 16, or two per core. Both numbers are
+    assumptions; ranks that share a core are slow but correct."""
     return max(16, 2 * len(available_cores()))
 
 
@@ -93,14 +90,13 @@ def rank_cores(world_size: int) -> tuple[int, ...] | None:
 
 
 def pin_rank(core: int | None) -> Callable[[], None]:
-    """Pin this thread and those it starts to a core (None: any), in Linux's batch scheduling class; return
-    a function that undoes it.
+    """Pin this thread and those it starts to a core (None: any), in Linux's batch scheduling class; return a
+    function that undoes it.
 
     A rank has several threads on a core: its own, PyTorch's and gloo's. In the batch class a thread that is
     woken by a message does not preempt another one. An all-reduce of 4 KiB by two pinned ranks takes 0.2 ms
-    instead of 1.3 ms in the usual class, of 1 MiB 0.4 ms instead of 2.5 ms (means of 55 runs, Linux 6.18).
-
-    A class that the process was given (real-time, idle) is kept.
+    instead of 1.3 ms in the usual class, of 1 MiB 0.4 ms instead of 2.5 ms (means of 55 runs, Linux 6.18). A
+    class that the process was given (real-time, idle) is kept.
     """
     undo: list[Callable[[], None]] = []
     if core is not None:
@@ -123,7 +119,7 @@ def pin_rank(core: int | None) -> Callable[[], None]:
 
 
 def _cpu_kind(ranks: int) -> DeviceKind:
-    """Return the catalogue's core with this machine's processor's name and an equal share of its memory."""
+    """Return the catalogue's core with this machine's processor name and an equal share of its memory."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", "", processor_name())).strip("-")
     memory = max(1, _total_memory_bytes() // ranks)
     return replace(device_kind(ANY_CORE), name=f"CPU-core-{slug}", memory_bytes=memory)

@@ -1,7 +1,4 @@
-"""GPUs and their topology, read through NVML (package ``nvidia-ml-py``, module ``pynvml``).
-
-The levels of a cluster are derived from the links between pairs of GPUs.
-"""
+"""The GPUs of this machine and their links, read through NVML (package ``nvidia-ml-py``)."""
 
 from __future__ import annotations
 
@@ -24,11 +21,8 @@ from tensoropt.units import counted
 def levels_from_pairs(
     pairs: Mapping[tuple[int, int], Link], device_count: int, name: str
 ) -> tuple[Level, ...]:
-    """Derive the hierarchy from a full pair list: nested blocks of consecutive ranks with faster links
-    inside.
-
-    Each level's link is the slowest one inside it. A list without such blocks gives one level.
-    """
+    """Return the levels that the links of all pairs show: nested blocks of ranks with faster links inside
+    than outside. Each level's link is its slowest one; without such blocks there is one level."""
 
     def slowest(links: list[Link]) -> Link:
         return min(links, key=lambda link: (link.bandwidth_bytes_per_s, -link.latency_s))
@@ -103,9 +97,7 @@ def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], di
 
 
 def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
-    """Return the active NVLinks, keyed by the bus id of the other end (``switch`` for NVSwitch): (count,
-    version).
-    """
+    """Return (count, version) of the active NVLinks, by bus id of the other end, or ``switch``."""
     counts: Counter[str] = Counter()
     versions: dict[str, int] = {}
     for index in range(_MAX_NVLINKS):
@@ -164,9 +156,7 @@ def _or(nvml: Any, function: Any, handle: Any, default: int) -> int:
 
 
 def _bus_id(value: bytes | str) -> str:
-    """Return a PCI bus id in one canonical form: NVML pads the domain to 4 or 8 digits depending on the
-    call.
-    """
+    """Return a PCI bus id in one form; NVML pads the domain to 4 or 8 digits depending on the call."""
     domain, _, rest = _text_of(value).lower().strip("\x00").partition(":")
     return f"{int(domain, 16):x}:{rest}"
 
@@ -179,9 +169,9 @@ _logger = logging.getLogger(__name__)
 
 
 def gpu_cluster(nvml: Any = None) -> Cluster | None:
-    """Return the GPUs of this machine; None if NVML is missing or sees none.
+    """Return the GPUs of this machine as a cluster; None if NVML is missing or sees none.
 
-    Whole GPUs are used, including busy ones; those that are partitioned into MIG instances are left out, with
+    Whole GPUs are used, including busy ones. GPUs that are partitioned into MIG instances are left out, with
     a warning.
 
     Args:
@@ -210,7 +200,7 @@ def gpu_cluster(nvml: Any = None) -> Cluster | None:
 
 @contextlib.contextmanager
 def _opened(nvml: Any) -> Iterator[Any]:
-    """NVML while the context is open; None if it is missing or has no driver."""
+    """Yield NVML, open during the block; None if NVML is missing or has no driver."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
@@ -230,9 +220,7 @@ def _opened(nvml: Any) -> Iterator[Any]:
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """Return the handles of the visible GPUs in CUDA's order; ``CUDA_VISIBLE_DEVICES`` selects them by number
-    or by the prefix of a UUID.
-    """
+    """Return the handles of the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, by number or UUID prefix."""
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
@@ -249,7 +237,7 @@ def _visible(nvml: Any) -> list[Any]:
 
 
 def _partitioned(nvml: Any, gpu: Any) -> bool:
-    """Return whether a GPU is partitioned into MIG instances, which cannot talk to each other."""
+    """Return whether a GPU is partitioned into MIG instances, which cannot communicate with each other."""
     try:
         return bool(nvml.nvmlDeviceGetMigMode(gpu)[0])
     except nvml.NVMLError:  # it cannot be
@@ -257,9 +245,7 @@ def _partitioned(nvml: Any, gpu: Any) -> bool:
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:
-    """Return the catalogue's kind with this device's memory; for an unlisted device, a kind from NVML's own
-    figures.
-    """
+    """Return the catalogue's kind with this device's memory; NVML's own figures if it is unlisted."""
     name = _text_of(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     kind = kind_by_nvml_name(name)

@@ -1,4 +1,4 @@
-"""Quantities in cluster files (sizes, times, bandwidths), with helpful errors for impossible values."""
+"""Functions that read sizes, times and bandwidths in cluster files and explain impossible values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from tensoropt.units import parse_bandwidth, parse_bytes, parse_flops, parse_sec
 
 
 def positive(value: object, name: str) -> float:
-    """Return a finite number above zero. YAML reads ``15.7e12`` (no sign) as text, so texts are parsed
-    too."""
+    """Return a finite number above zero; a text is parsed, as YAML reads ``15.7e12`` (no sign) as text."""
     return _finite(_number(value), name)
 
 
 _MOST = 1_000_000
-"""The most devices of a cluster: several times the largest that was ever built. Each has a separate entry in
-memory, so a mistyped number would exhaust this machine's memory."""
+"""The most devices of a cluster: several times the largest ever built. Each has a separate entry in memory,
+so a mistyped number would exhaust this machine's memory."""
 
 
 def count(value: object, name: str) -> int:
@@ -38,10 +37,10 @@ class _Quantity:
 
     Attributes:
         parse: parses a text with a unit.
-        base: the unit of a bare number.
-        suggested: the unit that a bare number out of bounds was probably meant in.
-        least, most: the bounds of bare numbers in files that people write.
-        positive: whether it must be above zero.
+        base: the unit of a number without one.
+        suggested: the unit that the author of such a number out of bounds probably meant.
+        least, most: the bounds of numbers without a unit in files that people write.
+        positive: whether the quantity must be above zero.
     """
 
     parse: Callable[[str], float]
@@ -52,7 +51,7 @@ class _Quantity:
     positive: bool = True
 
     def read(self, value: object, name: str) -> float:
-        """Return the figure that a text with a unit, or a bare number, denotes."""
+        """Return the value of a text with a unit, or of a number without one."""
         value = _number(value)
         if isinstance(value, str):
             try:
@@ -62,8 +61,8 @@ class _Quantity:
         return _finite(value, name, positive=self.positive)
 
     def read_written(self, value: object, name: str) -> float:
-        """Return the figure in a file that people write; refuse a bare number that cannot be meant literally:
-        ``memory: 80`` is 80 bytes to a program and 80 GB to its author."""
+        """Return the value in a file that people write; raise ClusterError for a number that must lack its
+        unit: ``memory: 80`` is 80 bytes to a program and 80 GB to its author."""
         number = _number(value)
         bare = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
         if bare and number > 0 and not self.least <= number <= self.most:  # type: ignore[operator]

@@ -1,1 +1,1 @@
-"""Explorations: a frontier's points, choosing among them, saving and showing them."""
+"""Explorations, which hold a frontier's points and can be chosen from, saved and shown."""

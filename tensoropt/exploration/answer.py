@@ -1,4 +1,4 @@
-"""The answer to "which plan fits my memory budget, and what does it gain?", with baselines beside it.
+"""The answer to "which plan fits my memory budget, and what does it gain?", compared with baselines.
 
 The answer follows from an exploration's points and a limit on the memory needed per device. Baselines are the
 usual strategies: *DDP* (a copy of the model on every device), *ZeRO-1* and *-2*, *FSDP* (ZeRO-3), *TP*
@@ -39,29 +39,29 @@ _LOCAL_NOTE = (
     "batch-norm statistics per device, as in DistributedDataParallel: not the unsplit model's "
     "result; not run here"
 )
-"""A baseline that no plan expresses
+"""The note on a baseline that cannot be a plan
 (:func:`~tensoropt.planners.sharded.data_parallel.local_statistics_s`)."""
 _ORDER = ("DDP", _LOCAL, *_ZERO_TITLES.values(), "TP (Megatron)")
 _MOST_NAMED = 4
 """The largest number of baselines in the sentence; tables list all."""
 _GIB = 2.0**30
 _ALIKE = 0.03
-"""Differences in step time below this share, within the error of predictions, are not mentioned."""
+"""The relative difference in step time, within the error of predictions, that is not mentioned."""
 _LEAST = 0.001
-"""A gain below this share is none."""
+"""The least share of the step time that counts as a gain."""
 
 
 class Baseline(NamedTuple):
-    """A usual strategy, or a published planner's plan, compared with the answer.
+    """A usual strategy, or a published planner's plan, compared with the recommended plan.
 
     Attributes:
         title: its usual name, such as ``FSDP (ZeRO-3)``.
         row: the index of its plan in :attr:`Findings.all_points`: its fastest plan that fits, or its leanest
             if none fits.
-        point: that plan's point. needs_bytes: the memory it needs on a device.
-        fits: whether that is within the limit.
-        longer: step time over the answer's, less 1; None if either does not fit.
-        note: why it cannot be chosen (the row's plan is computed differently); "" if it can.
+        point, needs_bytes: that plan's point, and the memory that it needs on a device.
+        fits: whether that memory is within the limit.
+        longer: its step time divided by the recommended plan's, less 1; None if either plan does not fit.
+        note: why it cannot be chosen (it computes something else than the plan at ``row``); "" if it can.
     """
 
     title: str
@@ -90,13 +90,13 @@ class Baseline(NamedTuple):
 
 @dataclass(frozen=True)
 class Budgeted:
-    """The recommended plan within a limit, its baselines, and the gain from more memory.
+    """The recommended plan within a memory limit, its baselines, and the gain from more memory.
 
     Attributes:
         limit_bytes: the memory that a plan may need on each device.
         limit_words: the kind of limit, in brackets; "" for a budget.
         chosen: the recommended plan; None if none fits.
-        leanest: the index of the point that needs least memory; None without points.
+        leanest: the index of the point that needs the least memory; None without points.
         baselines: one per usual strategy found, in the usual order.
         more_bytes: the additional memory for which :attr:`gain` is given.
         gain: the share by which that memory shortens the fastest step; 0 if it does not.
@@ -122,8 +122,7 @@ class Budgeted:
         return "" if self.row is None else self.findings.names[self.row]
 
     def costs(self) -> str:
-        """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``; if no plan fits, the leanest plan's
-        memory."""
+        """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``, or the least memory if none fits."""
         if self.leanest is None:
             return "there is no plan"
         if self.row is None:
@@ -139,8 +138,7 @@ class Budgeted:
         return ", ".join([*figures, *_pace_words(self.findings, self.row)])
 
     def beside(self) -> list[str]:
-        """Return sentences: baselines that do not fit, the others' step times, and the gain from more
-        memory."""
+        """Return sentences on baselines that do not fit, other baselines, and the gain from more memory."""
         if self.chosen is None:
             return []
         plans = [base for base in self.baselines if not base.note]
@@ -160,7 +158,7 @@ class Budgeted:
         return [*sentences, f"{without_zeros(format_bytes(self.more_bytes))} more buys {bought}."]
 
     def _called(self, base: Baseline) -> str:
-        """Return a baseline's name in the variant that fits: ``DDP``, or ``DDP recomputed``."""
+        """Return a baseline's name with the variant that fits: ``DDP``, or ``DDP recomputed``."""
         again = is_recomputed(self.findings.names[base.row])
         return f"{base.short} recomputed" if again else base.short
 
@@ -202,8 +200,8 @@ class Budgeted:
 def answer(
     findings: Findings, budget_bytes: float | None = None, headroom: float | str | None = None
 ) -> Budgeted:
-    """Return the answer within a budget (by default the exploration's own) and a headroom
-    (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+    """Return the recommended plan and its baselines within a budget, by default the exploration's own, and a
+    headroom (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
     if budget_bytes is None and headroom is None:
         budget_bytes = findings.settings.get("memory_bytes")
     limit = findings.usable_bytes(budget_bytes, headroom)
@@ -239,7 +237,7 @@ def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -
     """Return the best plan of each usual strategy and of each published planner that ran, in the usual order.
 
     Args:
-        chosen_s: step time of the plan to compare with; None if none fits.
+        chosen_s: step time of the recommended plan in seconds; None if none fits.
     """
     needs, times = findings.needs, findings.all_points.time
     of_kind: dict[str, list[int]] = {}
@@ -269,7 +267,7 @@ def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -
 
 
 def without_plans(findings: Findings) -> dict[str, str]:
-    """Return, for each planner that ran without finding a plan, the reason: ``no plan within 24 GiB: …``."""
+    """Return the reason for each planner that found no plan, by name: ``no plan within 24 GiB: …``."""
     why = {name: str(row["refusal"]) for name, row in findings.report.get("tried", {}).items()}
     for row in findings.comparison:
         if row["planner"] != FRONTIER:
@@ -285,7 +283,7 @@ def without_plans(findings: Findings) -> dict[str, str]:
 
 
 def _pace_words(findings: Findings, row: int) -> list[str]:
-    """Return ``302,000 tokens/s`` (or samples) if known, and ``bound by the host`` if so."""
+    """Return ``302,000 tokens/s`` (or samples) if known, and ``bound by the host`` if it is."""
     rates = RatesOf(findings).of(row)
     known = (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s))
     said = [f"{format_number(per_s)} {what}/s" for what, per_s in known if per_s is not None][:1]
@@ -293,7 +291,6 @@ def _pace_words(findings: Findings, row: int) -> list[str]:
 
 
 def _devices_words(findings: Findings) -> str:
-    """Return ``each of 8 H100-80GB``."""
     kinds = list(dict.fromkeys(kind["name"] for kind in findings.cluster["kinds"]))
     count = len(findings.cluster["devices"])
     kind = kinds[0] if len(kinds) == 1 else "devices"

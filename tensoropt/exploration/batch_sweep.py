@@ -1,6 +1,6 @@
-"""Batch sweeps: one model at several global batches on one cluster, one exploration per batch.
+"""Batch sweeps: explorations of one model on one cluster, one for each global batch size.
 
-Steps of different batches differ in work, so they are compared in time per sample.
+Steps of different batches differ in their amount of computation, so they are compared in time per sample.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _BATCH_FOLDER = "batch-"
 
 
 def folder_of_batch(batch: int) -> str:
-    """Return the name of a batch's folder within its sweep's folder."""
+    """Return the name of a batch size's folder within its sweep's folder."""
     return f"{_BATCH_FOLDER}{batch}"
 
 
 def batch_in(name: str) -> int | None:
-    """Return the batch that a folder name states; None for other names."""
+    """Return the batch size that a folder name states; None for other names."""
     number = name.removeprefix(_BATCH_FOLDER)
     return int(number) if name != number and number.isdecimal() else None
 
 
 def next_batch(tried: Mapping[int, bool], first: int) -> int | None:
-    """Return the next batch to try in search of the largest that fits; None at the end.
+    """Return the next batch size to try in the search for the largest that fits; None at the end.
 
-    The batch is doubled until one does not fit, or halved until one does; then one batch between the two is
+    The size is doubled until one does not fit, or halved until one fits; then one size between the two is
     tried.
 
     Args:
-        tried: whether each batch tried so far fits.
-        first: the batch to begin with.
+        tried: the batch sizes tried so far, each with whether it fits.
+        first: the batch size to begin with.
     """
     fitting = [batch for batch, fits in tried.items() if fits]
     others = [batch for batch, fits in tried.items() if not fits]
@@ -58,7 +58,7 @@ def fastest_batch(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Ex
         limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
 
     Raises:
-        InfeasibleError: nothing is within the limits; names the leanest batch's memory.
+        InfeasibleError: no plan is within the limits; the message states the leanest batch's memory.
     """
     paces: list[tuple[float, int]] = []
     for place, found in enumerate(sweep):

@@ -1,7 +1,7 @@
-"""Offers: one model's step compared across clusters, device counts and global batches.
+"""Offers, which compare one model's step across clusters, device counts and global batches.
 
 Each cluster is one row, with its recommended plan: the fastest plan that fits is also the cheapest, since
-cost is time times price. Steps of different batches are compared per sample. Each row also has the step
+cost is time times price. Steps of different batches are compared per sample. Each row also has the step time
 within several memory budgets (TensorOpt's profiling mode: devices × memory); the fewest devices that fit are
 its mini-parallelism.
 """
@@ -29,19 +29,18 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 @dataclass(frozen=True)
 class _ClusterOffer:
-    """One cluster's offer for the requested training.
+    """One cluster's recommended plan for the requested training, with its duration and cost.
 
     Attributes:
         cluster: the cluster's name.
-        devices: its devices in words. count: their number; 0 if unknown.
+        devices, count: its devices in words, and their number; 0 if unknown.
         batch: samples per step; None if unknown.
-        index: the index of the recommended plan; None if none fits.
-        rates: the rates of that point.
-        memory_bytes: the memory it needs on a device.
+        index, name: the index and the name of the recommended plan; None and "" if none fits.
+        rates: the rates of that plan.
+        memory_bytes: the memory that the plan needs on a device.
         hours, device_hours, cost: for the requested amount of training; None if unknown.
-        name: the name of the plan.
         reason: why there is no plan; "" if there is one.
-        within_s: the step of the recommended plan within each of :attr:`Offers.budgets_bytes`; None if none
+        within_s: step time of the recommended plan within each of :attr:`Offers.budgets_bytes`; None if none
             fits.
     """
 
@@ -62,7 +61,7 @@ class _ClusterOffer:
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """The question behind offers: memory limit per device, length of training, prices."""
+    """The request that offers answer: memory limit per device, length of training, prices."""
 
     memory_bytes: float | None = None
     amount: Amount = THOUSAND_STEPS
@@ -71,7 +70,7 @@ class ClusterQuestion:
 
 @dataclass(frozen=True)
 class Offers:
-    """The offers, one row per cluster or batch in the order given, failed ones last."""
+    """The offers, one row per cluster or batch size in the order given, failed ones last."""
 
     question: ClusterQuestion
     rows: tuple[_ClusterOffer, ...]
@@ -89,12 +88,12 @@ class Offers:
 
     @property
     def of_batches(self) -> bool:
-        """Whether the rows are one cluster at several batches."""
+        """Whether the rows are one cluster at several batch sizes."""
         return self.weak and len({(row.cluster, row.devices) for row in self.rows if row.devices}) == 1
 
     @property
     def of_counts(self) -> bool:
-        """Whether the rows are several counts of one device kind."""
+        """Whether the rows are several numbers of devices of one kind."""
         known = [row for row in self.rows if row.count]
         kinds = {row.devices.partition(" x ")[2] for row in known}
         return len(kinds) == 1 and len({row.count for row in known}) > 1
@@ -107,7 +106,7 @@ class Offers:
 
     @property
     def fastest(self) -> _ClusterOffer | None:
-        """The fastest offer (per sample if batches differ); among equals, the cheapest."""
+        """The fastest offer (per sample if batch sizes differ); among equals, the cheapest."""
         return min(
             self.within,
             key=lambda row: (self._pace(row), float("inf") if row.cost is None else row.cost),
@@ -188,13 +187,13 @@ def offers(
 ) -> Offers:
     """Return the offers of several clusters for one model's step.
 
-    Args:
-        refused: clusters that could not be explored, with the reason.
+    If steps differ in samples, an amount of training in steps counts steps of the largest batch.
 
-    If steps differ in samples, an amount in steps counts steps of the largest batch.
+    Args:
+        refused: why clusters could not be explored, by cluster.
 
     Raises:
-        TensorOptError: the amount's unit is unknown for a step.
+        TensorOptError: the step's samples or tokens, in which the amount of training is given, are unknown.
     """
     question = question or ClusterQuestion()
     batches = {batch for found in explorations if (batch := StepWork.of(found).samples) is not None}
@@ -236,7 +235,7 @@ def _room(found: Exploration, memory_bytes: float | None) -> float:
 
 
 def fits_within(found: Exploration, memory_bytes: float | None) -> bool:
-    """Return whether any plan fits a budget, or without one the exploration's own limit."""
+    """Return whether any plan fits a memory budget per device, or for None the exploration's own limit."""
     return recommended(found, _room(found, memory_bytes)) is not None
 
 
@@ -260,12 +259,12 @@ def offers_data(found: Offers) -> list[dict[str, object]]:
 
 
 _BUDGETS = 6
-"""Number of budgets whose columns fit a terminal's width."""
+"""The number of memory budgets whose columns fit a terminal's width."""
 
 
 def _budgets(explorations: Sequence[Exploration]) -> tuple[float, ...]:
     """Return memory budgets, evenly spaced in log memory: from the leanest plan's need to the lesser of the
-    largest plan's need and the largest device's memory, or that need if no plan fits any device."""
+    largest plan's need and the largest device's memory, or to the former if no plan fits any device."""
     sizes = np.concatenate([np.zeros(0), *(found.needs for found in explorations)])
     if not len(sizes):
         return ()
@@ -282,7 +281,7 @@ def _within(found: Exploration, budgets_bytes: Sequence[float]) -> tuple[float |
 
 
 def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Yield the folder itself if it is an exploration, else its subfolders that are, by name."""
+    """Yield the folder itself if it has an exploration, else its subfolders that have one, by name."""
     if folder is None or not Path(folder).is_dir():
         return
     if (Path(folder) / DESCRIBED).is_file():
@@ -294,7 +293,7 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 
 def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
-    """Return the explorations of :func:`folders_in` by their folder.
+    """Return the explorations of :func:`folders_in`, by folder.
 
     Raises:
         TensorOptError: there is none, or one is damaged.
@@ -309,8 +308,8 @@ def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
 
 
 def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
-    """Return the explorations of a folder, ascending in devices, then batch; a single one if the folder is
-    itself an exploration.
+    """Return the explorations of a folder, ascending in devices, then batch size; one if the folder itself is
+    one.
 
     Raises:
         TensorOptError: there is none, one is damaged, or they differ in model or settings.
@@ -326,16 +325,14 @@ def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
 
 
 def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what comparable explorations share: the operators, and the settings of the step.
-
-    fingerprint: that of the operators.
-    """
+    """Return a key that is equal for comparable explorations: a hash of the operators, and the step's
+    settings."""
     of_step = (setting for setting in settings_fields() if setting.of_step)
     return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
 
 
 def of_batches(sweep: Sequence[Exploration]) -> bool:
-    """Return whether explorations differ only in batch: same model, settings and cluster."""
+    """Return whether explorations have the same model, settings and cluster, and differ in batch size."""
     batches = {found.model.batch for found in sweep}
     alike = {
         (found.cluster["name"], found.devices, found.model.source, found.model.seed,
@@ -352,7 +349,7 @@ def fewest_devices(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> E
         limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
 
     Raises:
-        InfeasibleError: no exploration has one; names the leanest and the fastest plan.
+        InfeasibleError: no exploration has such a plan; the message states the leanest and the fastest plan.
     """
     # load_sweep sorts ascending in devices: the first that fits has the fewest.
     for found in sweep:

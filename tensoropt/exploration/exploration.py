@@ -71,14 +71,16 @@ class Exploration(Findings):
 
     @property
     def frontier(self) -> tuple[Point, ...]:
-        """The frontier's points, ascending in memory, strictly descending in time. Python indices count from
-        0: ``frontier[0]`` is point 1 of the table, the command line, the CSV and every argument ``point=``.
+        """The frontier's points, ascending in memory, strictly descending in time.
+
+        Python indices count from 0: ``frontier[0]`` is point 1 of the table, the command line, the CSV and
+        every argument ``point=``.
         """
         return tuple(self.points)
 
     @property
     def leanest(self) -> Point:
-        """The point that needs least memory."""
+        """The point that needs the least memory."""
         return self.points[0]
 
     @property
@@ -130,7 +132,7 @@ class Exploration(Findings):
         )
 
     def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
-        """Return a copy of this exploration with further notes and facts in its report."""
+        """Return a copy of this exploration with further notes and entries in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
 
     def index(
@@ -143,12 +145,12 @@ class Exploration(Findings):
         point: int | None = None,
         fastest: bool = False,
     ) -> int:
-        """Return the index in :attr:`all_points` of the requested point. A point that is not given by number
+        """Return the index in :attr:`all_points` of the requested point. Unless it is given by number, it
         fits the budget, or by default the device's memory less the usual headroom.
 
         Args:
-            memory_bytes, headroom: the memory limit per device.
-            time_s: the longest step; given alone, the leanest point that keeps to it is returned.
+            memory_bytes, headroom: the memory limit per device, and the memory to keep free.
+            time_s: the longest step in seconds; given alone, the leanest point within this time is returned.
             knee_point: whether to return the knee.
             point: the point's number, from 1, instead of limits.
             fastest: whether to return the fastest point instead of the simplest of similar speed
@@ -156,7 +158,7 @@ class Exploration(Findings):
 
         Raises:
             TensorOptError: no point has this number, or a limit is given with it.
-            InfeasibleError: nothing fits; names the least memory or time that would do.
+            InfeasibleError: nothing fits; the message states the least memory or time that would do.
         """
         if point is not None:
             if knee_point or fastest or not (memory_bytes is headroom is time_s is None):
@@ -208,8 +210,7 @@ class Exploration(Findings):
         memory_bytes: float | None = None,
         time_s: float | None = None,
     ) -> Plan:
-        """Return the recommended plan, or the one that the arguments ask for, as :func:`tensoropt.choose`
-        does."""
+        """Return the recommended plan, or the one asked for, as :func:`tensoropt.choose` does."""
         index = self.index(
             memory_bytes=limit_bytes(memory_bytes, memory),
             time_s=limit_seconds(time_s, time),
@@ -241,10 +242,10 @@ class Exploration(Findings):
 
 
 class NothingFitsError(InfeasibleError):
-    """No point fits the requested budget.
+    """The error if no point fits the requested budget.
 
     Attributes:
-        exploration: the exploration; its leanest plan shows how much memory would do.
+        exploration: the exploration, whose leanest plan shows how much memory would do.
     """
 
     def __init__(self, message: str, exploration: Exploration):
@@ -256,7 +257,7 @@ class NothingFitsError(InfeasibleError):
 
 
 class InterruptedExplorationError(KeyboardInterrupt):
-    """Ctrl-C ended the exploration after points were found.
+    """The error if Ctrl-C ended the exploration after points were found.
 
     Attributes:
         exploration: the points found until then.

@@ -1,8 +1,8 @@
-"""Reading and writing the folder of a saved exploration.
+"""Functions that read and write the folder of a saved exploration.
 
 The files suffice to make plans later, without the model or a new search: ``points.npz`` has a column per
 figure, and each point's indices per searched space; ``strategies.json.gz`` has the meaning of the indices,
-and the plans of points without indices; ``exploration.json``, which is small, has the rest.
+and the plans of placed and pipelined points; ``exploration.json``, which is small, has the rest.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _read_files(folder: Path) -> dict[str, Any]:
 
 
 def read_described(folder: Path) -> dict[str, Any]:
-    """Return the content of :data:`DESCRIBED`, unchecked."""
+    """Return the content of :data:`DESCRIBED` without checking its schema."""
     check_size(folder / DESCRIBED)
     return dict(json.loads((folder / DESCRIBED).read_text(encoding="utf-8")))
 

@@ -1,9 +1,7 @@
 """CSV files (RFC 4180) of a frontier and its strategies, and the comparison of planners.
 
 A frontier's first columns are fixed, since other programs read them by name and position; new columns go
-after them.
-
-Planners are compared within a memory limit, by the exploration's points.
+after them. Planners are compared within a memory limit, by the exploration's points.
 """
 
 from __future__ import annotations
@@ -28,15 +26,15 @@ from tensoropt.units import format_bytes
 
 @dataclass(frozen=True)
 class Compared:
-    """One row of the comparison: the frontier, or one planner, within a limit.
+    """One row of the comparison: the frontier, or one planner, within a memory limit.
 
     Attributes:
         planner: its name; ``frontier`` for the frontier itself.
         limit_bytes: the memory limit per device; None for no limit.
         memory_bytes, time_s: the cost of its fastest plan within the limit; None if it has none.
         points: the number of its plans within the limit.
-        search_s: seconds of searching and simulating its plans.
-        gap: its time over the best known time within its memory, less 1; at least 0. None without a plan.
+        search_s: duration of searching and simulating its plans in seconds.
+        gap: its step time over the best known one within its memory, less 1; at least 0. None without a plan.
         notes: why it has no plan, or its remarks on the result.
         needs_bytes: memory that the plan needs on a device, process included; None without a plan.
     """
@@ -101,7 +99,6 @@ def compared(found: Findings, limit_bytes: float | None = None) -> tuple[Compare
 
 
 def _write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Write a CSV file, whole or not at all."""
     with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
@@ -112,8 +109,8 @@ def write_frontier_csv(saved: Findings | Mapping[str, Findings], path: str | os.
     """Write one row per point, ascending in memory, strictly descending in time.
 
     Args:
-        saved: an exploration, or several by name: their rows then end with ``exploration``, ``cluster`` (its
-            name) and ``batch`` (samples per step).
+        saved: an exploration, or several by name. The rows of several end with ``exploration``, ``cluster``
+            (its name) and ``batch`` (samples per step).
     """
     explorations, of_several = _by_name(saved)
     header = [f.name for f in FIGURES] + (["exploration", "cluster", "batch"] if of_several else [])
@@ -127,7 +124,7 @@ def write_frontier_csv(saved: Findings | Mapping[str, Findings], path: str | os.
 
 
 def _by_name(saved: Findings | Mapping[str, Findings]) -> tuple[Mapping[str, Findings], bool]:
-    """Return explorations by name, and whether they were given so."""
+    """Return explorations by name, and whether several were given."""
     return ({"": saved}, False) if isinstance(saved, Findings) else (saved, True)
 
 
@@ -139,8 +136,8 @@ def write_strategies_csv(saved: Findings | Mapping[str, Findings], path: str | o
     parameters.
 
     Args:
-        saved: an exploration, or several by name: their rows then end with ``exploration``, ``cluster`` (its
-            name) and ``devices``.
+        saved: an exploration, or several by name. The rows of several end with ``exploration``, ``cluster``
+            (its name) and ``devices``.
     """
     explorations, of_several = _by_name(saved)
     axes = max((len(s.mesh.names) for found in explorations.values() for s in found.spaces), default=0)

@@ -1,4 +1,4 @@
-"""The facts of a point, each defined once for all places that show it.
+"""Descriptions of a point's figures (memory, time, proof, ...), the same wherever a point is shown.
 
 ``choose``, the dashboard's card and the comparison of two points select from :func:`facts` by name
 (:mod:`tensoropt.plan.facts_table`).
@@ -20,7 +20,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS, TwoQueues, host_wait_s, i
 from tensoropt.units import LEAST_SHARE, counted, format_bytes, format_number, format_seconds, share_words
 
 LISTED_NAMES = tuple(figure.label for figure in LISTED)
-"""Names of the facts that are figures with their own line."""
+"""The names of the figures that are shown on their own line."""
 
 
 def noted(findings: Findings) -> list[str]:
@@ -29,11 +29,11 @@ def noted(findings: Findings) -> list[str]:
 
 
 FIT = "on a device"
-"""Name of the fact on whether a plan fits."""
+"""The name of the row that says whether a plan fits."""
 
 
 def facts(row: FigureRow) -> dict[str, Fact]:
-    """Return the facts of a point, by name."""
+    """Return the rows that describe a point, by name."""
     point, space, sources = row.point, row.space, source_words(row.point.sources)
     spread = range_of(row.findings, row.index)
     hidden = f", {format_seconds(point.hidden_s)} hidden" if hides(point) else ""
@@ -60,7 +60,7 @@ def facts(row: FigureRow) -> dict[str, Fact]:
 
 
 def hides(point: Point) -> bool:
-    """Return whether communication overlaps other work; rounding leaves a trace even if none does."""
+    """Return whether communication overlaps other work by more than a rounding error."""
     return point.hidden_s > 1e-6 * point.time_s
 
 
@@ -100,13 +100,13 @@ def _proof_words(point: Point) -> str:
 
 
 def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
-    """Return throughput, MFU, hours and cost of a training; the reason where one is unknown.
+    """Return rows on throughput, MFU, hours and cost of a training, with the reason for each unknown value.
 
     Args:
         amount: the length of the training; by default 1,000 steps.
 
     Raises:
-        TensorOptError: the amount's unit is unknown for a step.
+        TensorOptError: the step's samples or tokens, in which the amount is given, are unknown.
     """
     rates, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
     speeds = [
@@ -138,7 +138,6 @@ def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
 
 
 def _hours_words(hours: float) -> str:
-    """Format hours as people read them: ``12.5 h``, ``34.0 min``, ``8.2 s``."""
     if hours >= 1:
         return f"{format_number(hours)} h"
     minutes = 60 * hours

@@ -1,4 +1,4 @@
-"""Rows of figures, as CSV, ``--json`` and the dashboard show them."""
+"""The rows of figures that the CSV, ``--json`` and the dashboard show."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tensoropt.plan.space import Space
 
 @dataclass(frozen=True)
 class FigureRow:
-    """A point within its exploration, from which its figures (:data:`~tensoropt.plan.figures.FIGURES`)
-    follow."""
+    """A point within its exploration, with all data for its figures
+    (:data:`~tensoropt.plan.figures.FIGURES`)."""
 
     findings: Findings
     index: int
@@ -39,7 +39,7 @@ class FigureRow:
 
     @property
     def space(self) -> Space:
-        """The space of the point."""
+        """The searched mesh and micro-batch count of the point."""
         return self.findings.spaces[self.point.space]
 
     @property
@@ -59,7 +59,7 @@ class FigureRow:
 
     @property
     def rates(self) -> Rates:
-        """The rates of the point."""
+        """The point's samples and tokens per second, MFU and price."""
         return self.rated.of(self.index)
 
 
@@ -73,7 +73,7 @@ def points_data(findings: Findings, indices: Iterable[int] | None = None) -> lis
     """Return points as plain data, with the CSV's names; parts of a breakdown are nested under its name.
 
     Args:
-        indices: into ``all_points``; by default the frontier.
+        indices: the points' indices in ``all_points``; by default the frontier.
     """
     rows = []
     for row in figure_rows(findings, range(len(findings.points)) if indices is None else indices):
@@ -89,10 +89,10 @@ def points_data(findings: Findings, indices: Iterable[int] | None = None) -> lis
 
 
 def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
-    """Return a point's rates as plain data, unrounded, None if unknown; ``unknown`` gives reasons.
+    """Return a point's rates as plain data, unrounded, None if unknown; ``unknown`` gives the reasons.
 
     Raises:
-        TensorOptError: the amount's unit is unknown for a step.
+        TensorOptError: the step's samples or tokens, in which the amount is given, are unknown.
     """
     one, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
     steps = amount.steps(work)

@@ -1,4 +1,4 @@
-"""The few points of a frontier that people ask about, each with a remark."""
+"""The few points of a frontier that people ask about (fastest, leanest, knee, ...), each with a remark."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tensoropt.plan.point_table import PointTable
 from tensoropt.units import format_bytes
 
 _NOTABLE = 30
-"""The maximum number of points in a short table, and in a plot that is not zoomed."""
+"""The most points in a short table, and in a plot that is not zoomed."""
 _FEW = 5
-"""The maximum number of points if memory is no constraint."""
+"""The most points if memory is no constraint."""
 _APART = 0.01
-"""A point is skipped unless memory and time differ from the previous one by this share."""
+"""The least relative difference of memory and time to the previous point; closer points are skipped."""
 _NO_CONSTRAINT = 0.25
-"""If the whole frontier needs less than this share of a device, memory is no constraint (an assumption)."""
+"""The share of a device's memory up to which a frontier is not constrained by it; an assumption."""
 
 
 def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]:
-    """Return at most ``most`` points of the frontier, ascending, as a mapping from index to remark.
+    """Return remarks on at most ``most`` points of the frontier, by ascending index.
 
-    They are added in this order: ``fastest`` of those that fit, ``leanest``, ``knee``, ``recommended``; the
+    Points are added in this order: ``fastest`` of those that fit, ``leanest``, ``knee``, ``recommended``; the
     fastest of each family of plans; then, without a remark, points that differ from the previous one by more
     than 1 % in memory and time, evenly spread.
 

@@ -1,10 +1,8 @@
-"""Rates of a point: samples and tokens per second, MFU, device-hours and cost.
+"""The rates of a point: samples and tokens per second, MFU, device-hours and cost.
 
-They follow from a point's seconds per step and the work of a step: its samples, tokens and FLOP, its devices
-and their prices. Unknown values are None with a reason in words, never guesses.
-
-Users give the length of a training (:class:`Amount`) and prices (:class:`Tariff`); the cluster is the one
-saved with the plan or exploration.
+They follow from a point's step time, the step's samples, tokens and FLOP, its devices and their prices.
+Unknown values are None with a reason in words, never guesses. Users give the length of a training
+(:class:`Amount`) and prices (:class:`Tariff`); the cluster is the one saved with the plan or exploration.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from tensoropt.plan.findings import Findings
 from tensoropt.units import parse_count, read_number
 
 _MODEL_FLOPS = "model_flops"
-"""Key of the report for FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
+"""The report's key for FLOP by number format (:mod:`tensoropt.evaluation.problem`)."""
 _PEAK_FLOPS = "peak_flops"
-"""Key of the report for the measured peak FLOP/s of CPU ranks (:mod:`tensoropt.profiling.peak`)."""
+"""The report's key for the measured peak FLOP/s of CPU ranks (:mod:`tensoropt.profiling.peak`)."""
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step: its samples, tokens and FLOP.
+    """The samples, tokens and FLOP of a step.
 
     Attributes:
-        samples, tokens: of the global batch; None if unknown.
+        samples, tokens: their number in the global batch; None if unknown.
         flops: the model's FLOP by number format.
-        whys: reasons by the name of each attribute that is None.
+        whys: the reason for each attribute that is None, by name.
     """
 
     samples: int | None
@@ -46,7 +44,7 @@ class StepWork:
 
     @classmethod
     def of(cls, findings: Findings) -> StepWork:
-        """Return the work of an exploration's step."""
+        """Return the samples, tokens and FLOP of an exploration's step."""
         inputs = list(_inputs(findings))
         samples, no_samples = _samples(findings, inputs)
         tokens, no_tokens = _tokens(findings, inputs, samples)
@@ -84,9 +82,7 @@ def _samples(findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]])
 def _tokens(
     findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
 ) -> tuple[int | None, str]:
-    """Return the number of tokens, or None with the reason. Tokens are the indices that an embedding looks
-    up: batch × sequence.
-    """
+    """Return the number of tokens (indices that an embedding looks up), or None with the reason."""
     graph = findings.graph_facts
     read = {"input_ids"} if graph is None else graph.looked_up
     numbers = (shape for name, shape, dtype in inputs if dtype in _INTEGERS and name in read)
@@ -103,9 +99,8 @@ AMOUNTS = ("steps", "samples", "tokens")
 
 @dataclass(frozen=True)
 class Tariff:
-    """The prices of devices.
-
-    price: money per device-hour for kinds that are not in ``by_kind``; None for the cluster's own prices.
+    """The prices of devices: money per device-hour ``by_kind``, and for other kinds ``price``; None for the
+    cluster's own prices.
 
     Raises:
         TensorOptError: a price is not positive.
@@ -187,7 +182,7 @@ class Amount:
         """Return the number of steps, possibly a fraction.
 
         Raises:
-            TensorOptError: it is unknown how much of the unit a step has; gives the reason.
+            TensorOptError: the step's samples or tokens are unknown; the message has the reason.
         """
         if self.unit == "steps":
             return self.count
@@ -226,7 +221,7 @@ def amount_of(text: str) -> Amount | None:
 
 
 def _count(value: float) -> str:
-    """Format a count as ``parse_count`` reads it: with grouped digits, or as ``300B`` from 1e8 on."""
+    """Return a count as ``parse_count`` reads it: with grouped digits, or as ``300B`` from 1e8 on."""
     if value < 1e8:
         return f"{value:,.12g}"
     letter, unit = next((one for one in (("T", 1e12), ("B", 1e9)) if value >= one[1]), ("M", 1e6))
@@ -242,7 +237,7 @@ def made_for(cluster: Mapping[str, Any]) -> Cluster | None:
 
 
 def for_gpus(cluster: Mapping[str, Any]) -> bool:
-    """Return whether this cluster is known to have GPUs."""
+    """Return whether the cluster saved with a plan or exploration has GPUs; False if it cannot be read."""
     hardware = made_for(cluster)
     return hardware is not None and hardware.device_type == "cuda"
 
@@ -260,17 +255,17 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of one point.
+    """The speed, efficiency and price of one point's step.
 
     Attributes:
-        step_s: seconds per step.
+        step_s: duration of a step in seconds.
         devices: the number of devices.
-        samples_per_s, tokens_per_s: of all devices; None if unknown.
+        samples_per_s, tokens_per_s: samples and tokens per second of all devices; None if unknown.
         flops_per_s: the model's FLOP per second, of all devices.
         mfu: model FLOPs utilisation: the time for the model's FLOP at the peak of every device and number
             format, as a share of the step (PaLM, appendix B).
         per_hour: price per hour of all devices.
-        whys: reasons by the name of each attribute that is None.
+        whys: the reason for each attribute that is None, by name.
     """
 
     step_s: float
@@ -325,8 +320,7 @@ class RatesOf:
         )
 
     def _of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
-        """Return (seconds of a step at peak, price per hour, reasons for unknowns) for plans on this many
-        devices."""
+        """Return (seconds of a step at peak, price per hour, reasons for unknowns) of so many devices."""
         kinds, why = _kinds(self.cluster, count)
         if kinds is None:
             return None, None, {"mfu": why, "per_hour": why}

@@ -13,15 +13,14 @@ from tensoropt.plan.plan_names import JOIN, exceptions
 from tensoropt.units import share_words
 
 _WITHIN = 0.03
-"""A simpler plan may take longer by this share of the fastest step, which is below the error of
-predictions."""
+"""The share by which a simpler plan may take longer than the fastest, below the error of predictions."""
 _FOR_A_CONFIG = re.compile(
     r"one device|(DP|ZeRO-\d|TP|CP|EP) ?[\d×]*( \+ SP)?( \((ring|Ulysses)\))?|PP .*|\d+ micro-batches"
     r"|.* recomputed(?!.*in part).*"
 )
-"""Parts of a plan's name that apply to all operators alike: degrees, stages, schedules, recipes."""
+"""The parts of a plan's name that apply to all operators alike, such as degrees and stages."""
 _KINDS = ("DP", "ZeRO", "TP", "SP", "CP", "EP", "PP", "placed", "other")
-"""Kinds of parallelism, by the words in a plan's name."""
+"""The kinds of parallelism, by the words in a plan's name."""
 
 
 class Recommendation(NamedTuple):
@@ -36,7 +35,7 @@ class Recommendation(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """Why it is recommended, in words."""
+        """Why the plan is recommended, in words."""
         near = f"within {share_words(_WITHIN)} of"
         if self.row == self.fastest:
             return f"the fastest plan that fits; none {near} it is simpler"
@@ -46,11 +45,11 @@ class Recommendation(NamedTuple):
 def recommended(
     findings: Findings, limit_bytes: float, rows: Sequence[int] | np.ndarray | None = None
 ) -> Recommendation | None:
-    """Return the simplest plan within :data:`_WITHIN` of the fastest, among those that fit a limit; None if
-    none fits.
+    """Return the simplest plan within 3 % of the fastest that needs at most ``limit_bytes``; None if none
+    fits.
 
-    Simplicity compares, in this order: whether a launcher's config can express the plan, its kinds of
-    parallelism, the share of time in operators split otherwise than its name says, micro-batches, time.
+    Simplicity compares, in this order: whether a launcher's config can express the plan, its number of kinds
+    of parallelism, the share of time in operators split otherwise than its name says, micro-batches, time.
 
     Args:
         rows: indices of the points to consider; by default all, other planners' included.
@@ -76,12 +75,12 @@ def recommended(
 
 
 def a_config_says(name: str) -> bool:
-    """Return whether a launcher's config can express a plan of this name: all operators are split alike, and
-    only whole blocks are recomputed."""
+    """Return whether a launcher's config can express a plan with this name: all operators are split alike,
+    and only whole blocks are recomputed."""
     return all(_FOR_A_CONFIG.fullmatch(part) for part in name.split(JOIN))
 
 
 def kinds_of(name: str) -> int:
-    """Return the number of kinds of parallelism that a name lists."""
+    """Return the number of kinds of parallelism in a plan's name."""
     words = set(re.findall(r"[A-Za-z]+", name))
     return sum(kind in words for kind in _KINDS)

@@ -1,4 +1,4 @@
-"""Ranges of step times: how far published jobs deviate from predictions by GPU data sheets."""
+"""The range of a predicted step time, from published jobs' deviations from predictions by data sheets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.types import DATA_SHEET
 from tensoropt.units import format_seconds, share_words
 
 UNLIKE = "from a data sheet; no published job resembles it"
-"""The words for a predicted time without a range."""
+"""The text for a predicted time without a range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class TimeRange:
     """A range of step times in seconds.
 
     Attributes:
-        low_s, high_s: a fast job's time, a slow job's time.
-        holds: the share of jobs within such a range.
-        source: its basis, in words.
+        low_s, high_s: the step time of a fast job and of a slow job.
+        holds: the share of published jobs within such a range.
+        source: the published jobs behind the range, in words.
     """
 
     low_s: float
@@ -37,10 +37,11 @@ class TimeRange:
 
 
 def range_of(findings: Findings, index: int) -> TimeRange | None:
-    """Return the range of a point's step time; None unless it is predicted from GPU data sheets and published
-    jobs resemble it: dense transformers, trained in 16 bits.
+    """Return the range of a point's step time.
 
-    Measured seconds do not vary between teams, so their share narrows the range.
+    None unless the time is predicted from GPU data sheets and published jobs resemble the point: dense
+    transformers, trained in 16 bits. Measured durations do not vary between teams, so their share narrows the
+    range.
     """
     point, spread, graph = findings.all_points[index], job_spread(), findings.graph_facts
     share = point.sources.get(DATA_SHEET, 0.0)

@@ -1,6 +1,4 @@
-"""Results of running an exploration's plans, kept in a file beside it: ``tensoropt verify PLAN --save DIR``
-writes it, the dashboard shows it.
-"""
+"""The results of running an exploration's plans, written by ``tensoropt verify PLAN --save DIR``."""
 
 from __future__ import annotations
 
@@ -27,11 +25,11 @@ _MEASURED = ("memory_tracked_bytes", "time_measured_s", "loss_difference", "grad
 
 @dataclass(frozen=True)
 class Verified:
-    """Predictions and measurements of one plan, in bytes and seconds; None if not measured (fake ranks).
+    """The predictions and measurements of one plan, in bytes and seconds; fake ranks measure None.
 
     Attributes:
-        key: the key of the plan (:mod:`tensoropt.plan.keys`).
-        checked_on: the machine it ran on, in words.
+        key: the hash of the plan (:mod:`tensoropt.plan.keys`).
+        checked_on: the machine on which the plan ran, in words.
         error: why it did not run; "" if it did.
     """
 
@@ -65,13 +63,13 @@ class Verified:
         )
 
     def is_of(self, exploration: Exploration, point: int) -> bool:
-        """Return whether this record is of point ``point`` of ``exploration.all_points``."""
+        """Return whether this result is of point ``point`` of ``exploration.all_points``."""
         space = exploration.spaces[exploration.all_points[point].space]
         # A cheap test that rules most points out.
         return space.micro_batches == self.micro_batches and plan_key(exploration.plan(point)) == self.key
 
     def point_of(self, exploration: Exploration) -> int | None:
-        """Return the index of the point that this record is of; None if there is none."""
+        """Return the index of the point whose plan was run; None if the exploration does not have it."""
         # Try the plan's own index first; it is right unless the exploration was costed again.
         nearest = np.argsort(abs(exploration.all_points.time - self.time_predicted_s), kind="stable")
         return next((row for row in nearest.tolist() if self.is_of(exploration, row)), None)

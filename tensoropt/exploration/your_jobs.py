@@ -1,4 +1,4 @@
-"""Users' current jobs beside the frontier, and the gain from a better plan."""
+"""Users' current jobs compared with the frontier, and the gain from a better plan."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tensoropt.plan.plan_names import YOUR_JOB, brief_name
 from tensoropt.units import format_bytes, format_seconds, share_words
 
 _ALIKE = 0.03
-"""A plan counts as better if it gains at least this share."""
+"""The least share of time or memory by which a plan must be better to be mentioned."""
 
 
 class _YourJob(NamedTuple):
-    """A user's current job beside a frontier.
+    """A user's current job, compared with the points of a frontier.
 
     Attributes:
-        row: its index in :attr:`Findings.all_points`; None if it could not be priced.
-        faster, leaner: indices of the fastest point within its memory, and of the leanest within its time;
-            None if none is better.
+        row: its index in :attr:`Findings.all_points`; None if it could not be simulated.
+        faster: the index of the fastest point that needs no more memory; None if the gain is too small.
+        leaner: the index of the leanest point that takes no longer; None if the gain is too small.
         notes: the parts of the job that the prediction leaves out.
-        refusal: why it could not be priced.
+        refusal: why it could not be simulated; "" if it could.
     """
 
     findings: Findings
@@ -35,7 +35,7 @@ class _YourJob(NamedTuple):
     refusal: str
 
     def sentences(self) -> list[str]:
-        """Return sentences: the job's cost, the gain from better plans, then notes."""
+        """Return the job's cost, the gain from better plans, and notes, as sentences."""
         if self.row is None:
             return [f"Your job ({self.launcher}) has no prediction: {self.refusal}."]
         point = self.findings.all_points[self.row]

@@ -1,4 +1,4 @@
-"""Reading training jobs from launchers' configs, and writing jobs as configs."""
+"""Functions that read training jobs from launchers' configs, and write jobs as configs."""
 
 from tensoropt.launchers.job import JobError, LaunchedJob
 from tensoropt.launchers.registry import LAUNCHERS, read_job, write_job

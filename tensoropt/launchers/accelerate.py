@@ -1,8 +1,8 @@
-"""accelerate configs (YAML): ``distributed_type`` with ``fsdp_config``, ``parallelism_config``,
-``deepspeed_config`` or ``megatron_lm_config``, as ``accelerate config`` writes them. All are read; FSDP and
-data parallelism are also written.
+"""The reader and writer of accelerate configs (YAML), as ``accelerate config`` writes them.
 
-Names and defaults are those of ``accelerate/commands/launch.py`` and ``accelerate/utils/dataclasses.py``.
+A config has ``distributed_type`` with ``fsdp_config``, ``parallelism_config``, ``deepspeed_config`` or
+``megatron_lm_config``. All are read; FSDP and data parallelism are also written. Names and defaults are those
+of ``accelerate/commands/launch.py`` and ``accelerate/utils/dataclasses.py``.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _refusal(job: LaunchedJob) -> str:
     if job.recompute not in (NOTHING, FULL) or job.every > 1 or job.first is not None:
         return f"recomputation of '{job.recompute}'"
     if job.recompute == FULL and not job.stage:
-        return "recomputation without shards, which the model's own switch does"
+        return "recomputation without sharding, which a switch of the model does"
     return ""
 
 
@@ -201,7 +201,6 @@ def _variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 
 def _write(job: LaunchedJob) -> str:
-    """Return a config that runs a job which accelerate can express."""
     data, steps = job.data or 1, job.micro_batches or 1
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",

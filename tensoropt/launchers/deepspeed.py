@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: ``zero_optimization`` and the batch (https://www.deepspeed.ai/docs/config-json/)."""
+"""The reader and writer of DeepSpeed's JSON configs (https://www.deepspeed.ai/docs/config-json/)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Training jobs in a launcher's terms: degrees, ZeRO stage, micro-batches, recomputation; and the settings
-that were not understood."""
+"""Training jobs in a launcher's terms: degrees, ZeRO stage, micro-batches, recomputation."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import Any
 from tensoropt.errors import TensorOptError
 
 NOTHING, FULL = "none", "full"
-"""The recipes (:mod:`tensoropt.sharding.recipes`) that recompute nothing and whole blocks."""
+"""The names of recomputing nothing, and of recomputing whole blocks (:mod:`tensoropt.sharding.recipes`)."""
 GATHERED_ONCE = (
     "parameters stay gathered from forward to backward of each micro-batch: predicted as ZeRO-2, "
     "which gathers them once per step"
@@ -21,36 +20,35 @@ KEPT_IN_HALF = (
     "parameters are stored in 16 bits beside the optimizer's 32: predicted as 32 bits, cast when used"
 )
 AS_BFLOAT16 = "fp16: predicted as bfloat16, which has the same size"
-"""Notes that several launchers share."""
+"""The notes that several launchers share."""
 
 
 class JobError(TensorOptError):
-    """A launcher's config cannot be read, or belongs to another launcher."""
+    """The error if a launcher's config cannot be read, or belongs to another launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedJob:
-    """A training job in its launcher's terms. Degrees not given are 1.
+    """A training job in its launcher's terms. Degrees that are not given are 1.
 
     Attributes:
         launcher: one of :data:`~tensoropt.launchers.registry.LAUNCHERS`.
         data: data-parallel degree over all nodes; None for the devices that other degrees leave.
-        replicas: groups of data-parallel ranks that each hold a full set of shards (HSDP).
-        tensor, context, places: degrees of tensor, context and pipeline parallelism. ring: context-parallel
-            ranks send keys and values around. experts: ranks over which experts are split.
-        stage: ZeRO stage, 0 (no sharding) to 3. root_once: stage 3 gathers parameters outside the blocks once
-            per step, as in PyTorch's FSDP.
-        sequence_parallel: activations between tensor-parallel products are split along the sequence.
-            gathered_inputs: the products' inputs are gathered again in backward instead of kept.
-        recompute: the recipe of recomputed blocks: every ``every``-th block, or the ``first`` blocks of each
-            pipeline stage.
-        stages_per_place, schedule: pipeline stages per group of devices, and the schedule.
-        batch: samples per step, over all ranks. micro_batch: samples of a data-parallel rank at once.
-            micro_batches: their number per step. Each None if not given.
-        sequence: tokens per sample. dtype: compute dtype; "" if not given. optimizer: a name of
-            ``--optimizer``; "" if not given.
-        nodes: the number of nodes. block_classes: class names of the repeated blocks. Written configs contain
-            both.
+        replicas: number of groups of data-parallel ranks that each hold a full set of shards (HSDP).
+        tensor, context, places: degrees of tensor, context and pipeline parallelism.
+        ring: whether context-parallel ranks pass keys and values around.
+        experts: number of ranks over which experts are split.
+        stage: ZeRO stage, 0 (no sharding) to 3.
+        root_once: whether stage 3 gathers parameters outside the blocks once per step, as in PyTorch's FSDP.
+        sequence_parallel: whether activations between tensor-parallel products are split along the sequence.
+        gathered_inputs: whether the products' inputs are gathered again in backward instead of saved for it.
+        recompute: the part of a block that is recomputed (a name of :mod:`tensoropt.sharding.recipes`).
+        every, first: recompute every ``every``-th block, or only the ``first`` blocks of each pipeline stage.
+        stages_per_place, schedule: number of pipeline stages per pipeline rank, and their schedule.
+        batch, micro_batch: samples per step, and per pass of a data-parallel rank; None if not given.
+        micro_batches, sequence: micro-batches per step, and tokens per sample; None if not given.
+        dtype, optimizer: compute dtype, and a name of ``--optimizer``; "" if not given.
+        nodes, block_classes: number of nodes, and class names of the repeated blocks, for written configs.
         notes: the parts of the config that predictions leave out.
     """
 
@@ -110,7 +108,7 @@ class LaunchedJob:
 
     @property
     def shard_group(self) -> int | None:
-        """The data-parallel ranks that share one set of shards; None for all."""
+        """The number of data-parallel ranks that share one set of shards; None for all."""
         return None if self.replicas == 1 or self.data is None else self.data // self.replicas
 
     def batch_on(self, devices: int) -> int | None:
@@ -139,14 +137,14 @@ class LaunchedJob:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher whose configs are read and written.
+    """A launcher whose configs can be read and written.
 
     Attributes:
-        about: what follows its name and a colon on the command line.
+        about: an example of the text that follows its name and a colon on the command line.
         read: returns the job of a config.
         write: returns the config of a job which the launcher can express.
         refusal: returns the part of a job that the launcher cannot express; "" if it can express all.
-        variants: returns jobs of the same degrees that it can express, the most similar first.
+        variants: returns jobs of the same degrees that the launcher can express, the most similar first.
         names_blocks: whether its config lists the model's block classes.
     """
 
@@ -160,8 +158,8 @@ class Launcher:
 
 
 def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:
-    """Return the job with all devices as data-parallel ranks, and micro-batches of at least one sample per
-    rank; without shards or recomputation."""
+    """Return the job with all devices as data-parallel ranks, without shards or recomputation. Its
+    micro-batches have at least one sample per rank."""
     data = (job.data or 1) * job.tensor * job.context * job.places
     steps = job.micro_batches
     if steps and job.batch:
@@ -173,20 +171,20 @@ def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:
 
 
 def beyond(degrees: Mapping[str, int]) -> str:
-    """Return the words of the first entry above 1; "" if there is none."""
+    """Return the name of the first degree above 1; "" if there is none."""
     return next((words for words, degree in degrees.items() if degree > 1), "")
 
 
 def recipes_near(job: LaunchedJob, known: Sequence[str]) -> list[str]:
-    """Return the job's recipe if the launcher knows it, else all recipes that it knows."""
+    """Return the job's recomputed part if the launcher knows it, else all parts that the launcher knows."""
     return [job.recompute] if job.recompute in known else list(known)
 
 
 class Keys:
-    """A config's settings by dotted name, recording which ones were read.
+    """A config's settings by dotted name, which remember the settings that were read.
 
     Args:
-        values: nested tables.
+        values: the config as nested mappings.
         title: the launcher's name in errors.
     """
 
@@ -206,7 +204,7 @@ class Keys:
         return self._values.get(name) not in (None, "auto")
 
     def number(self, name: str, default: int | None = None) -> int | None:
-        """Return a whole number; ``default`` if it is not given, or ``auto``.
+        """Return a whole number; ``default`` if the setting is not given, or ``auto``.
 
         Raises:
             JobError: the value is not a whole number.
@@ -225,19 +223,19 @@ class Keys:
         """Return a degree of parallelism, 1 if it is not given.
 
         Raises:
-            JobError: it is below 1.
+            JobError: the degree is below 1.
         """
         if (number := self.number(name, 1) or 0) < 1:
             raise JobError(f"{self.title}: {name} is {number}; a degree is at least 1")
         return number
 
     def true(self, name: str) -> bool:
-        """Return a switch, in any of the spellings that configs use."""
+        """Return whether a switch is on, in any of the spellings that configs use."""
         value = self.take(name, False)
         return value.strip().lower() in ("true", "yes", "1") if isinstance(value, str) else bool(value)
 
     def word(self, name: str, known: Mapping[str, Any], default: str) -> Any:
-        """Return the meaning of a word; for an unknown word, the default's, with a note."""
+        """Return the meaning of a setting's word; the default's meaning, with a note, if it is unknown."""
         value = str(self.take(name, default))
         by_name = {key.lower(): meaning for key, meaning in known.items()}
         if value.lower() in by_name:
@@ -256,8 +254,8 @@ class Keys:
             self.note(f"{name} = {value}: {words}")
 
     def left(self, harmless: Sequence[str]) -> tuple[str, ...]:
-        """Return all notes, and one on settings that were never read, except switched-off ones and those that
-        cost neither time nor memory (patterns of names)."""
+        """Return all notes, and one on settings that were never read, except switched-off ones and harmless
+        ones: patterns of names that cost neither time nor memory."""
         unknown = [
             f"{name} = {value}"
             for name, value in self._values.items()

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments: those of ``pretrain_gpt.py``, or a script or file that contains them.
+"""The reader and writer of Megatron-LM's arguments, as of ``pretrain_gpt.py``, or in a script or file.
 
 Names and defaults are those of ``megatron/training/arguments.py``.
 """
@@ -30,7 +30,7 @@ _MODULES = {
     frozenset(("moe_act",)): _FUNCTIONS,
     frozenset(("layernorm", "moe_act")): _FUNCTIONS,
 }
-"""Recipes by the modules in ``--recompute-modules``."""
+"""The recomputed part of a block by the modules in ``--recompute-modules``."""
 _RECIPES = (NOTHING, FULL, _CORE, _FUNCTIONS)
 _GATHERED = "all_gather"
 """The value of ``--cp-comm-type`` for gathered keys and values, as Transformer Engine spells it."""
@@ -177,7 +177,7 @@ def _sharded(keys: Keys) -> tuple[int, int, bool]:
 
 
 def _recomputed(keys: Keys) -> tuple[str, int | None]:
-    """Return the recipe, and the number of recomputed blocks at the start of each stage; None for all."""
+    """Return the recomputed part, and the number of recomputed blocks at each stage's start; None for all."""
     usual = "selective" if keys.true("recompute-activations") else ""
     granularity, method = str(keys.take("recompute-granularity", usual)), keys.take("recompute-method")
     layers = keys.number("recompute-num-layers", 1) or 1
@@ -263,7 +263,7 @@ def _write(job: LaunchedJob) -> str:
 
 
 def _connections(job: LaunchedJob) -> str:
-    """Return, as a comment, the environment that Megatron-LM requires on GPUs before Blackwell."""
+    """Return a comment on the environment that Megatron-LM requires on GPUs before Blackwell."""
     if job.stage > 1:
         return "# In the environment: CUDA_DEVICE_MAX_CONNECTIONS is not 1.\n"
     if job.tensor > 1 or job.context > 1:

@@ -1,4 +1,4 @@
-"""Launchers by name; reading their configs from files or words, and writing them."""
+"""The launchers by name, and functions that read and write their configs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ LAUNCHERS = {one.LAUNCHER.name: one.LAUNCHER for one in (torchtitan, megatron, d
 
 
 def launcher_named(name: str) -> Launcher:
-    """Return the launcher of a name.
-
-    Raises:
-        JobError: the name is unknown.
-    """
     if name not in LAUNCHERS:
         raise JobError(f"cannot write a config for '{name}'; give one of {', '.join(LAUNCHERS)}")
     return LAUNCHERS[name]
@@ -39,7 +34,7 @@ def read_job(text: str) -> LaunchedJob:
 
 
 def _content(name: str, given: str) -> str:
-    """Return a file's content, or the given words themselves."""
+    """Return a file's content, or the given text itself if it is arguments."""
     if given.lstrip().startswith("-"):
         return given
     try:
@@ -53,7 +48,7 @@ def write_job(job: LaunchedJob) -> str:
     """Return the config of a job, for its launcher.
 
     Raises:
-        JobError: the launcher cannot express the job; names the part.
+        JobError: the launcher cannot express the job; the message names the part.
     """
     launcher = LAUNCHERS[job.launcher]
     if reason := launcher.refusal(job):

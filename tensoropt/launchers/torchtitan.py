@@ -1,4 +1,4 @@
-"""torchtitan configs (TOML): the tables ``parallelism``, ``activation_checkpoint`` and ``training``.
+"""The reader and writer of torchtitan configs (TOML).
 
 Names and defaults are those of ``torchtitan/config/job_config.py``, versions 0.2; from 0.3 on, configs are
 Python functions. As in its ``parallelize_llama``, tensor parallelism also splits the sequence between
@@ -37,8 +37,7 @@ _ABOVE = """\
 # ([training] dataset) and the optimizer.
 """
 _PER_OPERATOR = "products/2"
-"""The recipe of ``selective_ac_option = "op"``: every second product is recomputed
-(``_get_custom_policy``)."""
+"""The recomputed part for ``selective_ac_option = "op"``: every second product (``_get_custom_policy``)."""
 _RECIPES = (NOTHING, FULL, _PER_OPERATOR)
 _HARMLESS = (
     "job.*", "profiling.*", "metrics.*", "lr_scheduler.*", "checkpoint.*", "comm.*", "memory_estimation.*",
@@ -115,8 +114,7 @@ def _read(text: str) -> LaunchedJob:
 
 
 def _accumulation(keys: Keys, data: int | None) -> tuple[int | None, int, int | None]:
-    """Return the batch, the samples of a data-parallel rank at once, and the number of accumulated
-    micro-batches."""
+    """Return the batch, the samples of a data-parallel rank at once, and the accumulated micro-batches."""
     local = keys.number("training.local_batch_size", keys.number("training.batch_size", 8)) or 1
     whole = keys.number("training.global_batch_size", -1) or -1
     at_once = keys.number("parallelism.pipeline_parallel_microbatch_size", 1) or 1
@@ -126,7 +124,7 @@ def _accumulation(keys: Keys, data: int | None) -> tuple[int | None, int, int | 
 
 
 def _recomputed(keys: Keys) -> tuple[str, int]:
-    """Return the recipe, and n if only every n-th block is recomputed."""
+    """Return the recomputed part of a block, and n if only every n-th block is recomputed."""
     mode = str(keys.take("activation_checkpoint.mode", "selective"))
     option = str(keys.take("activation_checkpoint.selective_ac_option", "2"))
     keys.take("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns")
@@ -155,7 +153,7 @@ def _refusal(job: LaunchedJob) -> str:
     if job.gathered_inputs:
         return "regathering inputs of products in backward"
     if job.ring:
-        return "a ring of keys and values that adds nothing up: its ring is PyTorch's"
+        return "a ring of keys and values: it has only PyTorch's ring attention, which works differently"
     if job.first is not None or job.recompute not in _RECIPES:
         return f"recomputation of '{job.recompute}'"
     return ""
@@ -172,7 +170,6 @@ def _variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 
 def _write(job: LaunchedJob) -> str:
-    """Return a config that runs a job which torchtitan can express."""
     data, shards = job.data or 1, 1 if job.stage == 0 else (job.data or 1) // job.replicas
     rank_batch = (job.batch or data) // data
     micro_batches = job.micro_batches or 1

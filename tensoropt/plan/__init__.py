@@ -1,1 +1,1 @@
-"""Points and plans: strategies with their figures, and plan files."""
+"""Points (strategies with their simulated figures), and plans (strategies in files that can be run)."""

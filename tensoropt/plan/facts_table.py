@@ -1,4 +1,4 @@
-"""Tables of facts, as text and HTML, independent of the figures shown."""
+"""Tables of named values with their sources, as text and HTML."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fact:
-    """A row of a fact sheet: name, value and source.
+    """A row of a fact sheet: the name, value and source of a figure.
 
     Attributes:
-        name: the label; "" for a further line of the fact above.
-        value: None if unknown; ``note`` then gives the reason.
-        unit: formats the value.
-        source: where the value comes from.
+        name: the label; "" for a further line of the row above.
+        value: the value; None if unknown, in which case ``note`` gives the reason.
+        unit: the function that formats the value.
+        source: where the value comes from, in words.
         note: a remark.
     """
 
@@ -43,12 +43,12 @@ def named(facts: Mapping[str, Fact], *names: str) -> list[Fact]:
 
 
 def fact_lines(facts: Iterable[Fact]) -> list[str]:
-    """Return an indented line for each fact."""
+    """Return an indented line of text for each fact."""
     return [f"  {fact.name}: {fact.words}" for fact in facts]
 
 
 class Html(str):
-    """Text that is already HTML."""
+    """A text that is already HTML and needs no escaping."""
 
     __slots__ = ()
 
@@ -66,9 +66,7 @@ def facts_rows(facts: Iterable[Fact]) -> Html:
 
 
 def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Html:
-    """Return rows (the first is the header) as an HTML table, aligned to the right except for the columns
-    ``left``.
-    """
+    """Return rows (the first is the header) as an HTML table; columns ``left`` are aligned to the left."""
 
     def cells(row: Sequence[str], tag: str) -> str:
         sides = ("left" if i in left else "right" for i in range(len(row)))

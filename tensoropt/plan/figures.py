@@ -1,8 +1,8 @@
-"""The registry of a point's figures: name, unit, label and meaning of each.
+"""The registry of a point's figures (memory, time, ...): name, unit, label and meaning of each.
 
 The CSV, ``--json``, ``choose``, the dashboard's table and tooltips, and the columns of a saved frontier are
-made from it. A simulated figure is a keyword of :meth:`~tensoropt.plan.point.Point.of`; a derived one has its
-formula here.
+made from this registry. A simulated figure is a keyword of :meth:`~tensoropt.plan.point.Point.of`; a derived
+figure has its formula here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 @dataclass(frozen=True)
 class _FigureUnit:
-    """The unit of a figure, with its formats.
+    """The unit of a figure, with functions that format it.
 
     Attributes:
         plain: converts a value for JSON and CSV.
@@ -43,7 +43,7 @@ _WORDS = _FigureUnit("words", str, str)
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a point.
+    """A figure of a point.
 
     Attributes:
         name: the column's name, and the attribute of a point.
@@ -51,10 +51,10 @@ class Figure:
         about: a sentence on its meaning.
         of: the formula for a row (:class:`~tensoropt.exploration.figure_rows.FigureRow`); None for simulated
             figures, which points store.
-        part: its breakdown and its name there: ``("terms", "context")``.
-        default: the value for points without it; NaN if that means unknown.
-        listed: whether it has its own line in ``choose`` and tooltips, and a column in the dashboard; other
-            figures appear in sentences.
+        part: the name of its breakdown, and its own name there: ``("terms", "context")``.
+        default: the value for points without the figure; NaN if such a point's value is unknown.
+        listed: whether the figure has its own line in ``choose`` and tooltips, and a column in the dashboard;
+            other figures appear in sentences.
     """
 
     name: str
@@ -67,19 +67,19 @@ class Figure:
     listed: bool = False
 
     def value(self, row: Any) -> Any:
-        """Return the figure of a row; None if it is unknown or does not apply."""
+        """Return the figure for a row; None if it is unknown or does not apply."""
         if self.of is not None:
             return self.of(row)
         found = row.point.figures.get(self.name, self.default)
         return None if found != found else found
 
     def cell(self, row: Any) -> Any:
-        """Return the figure of a row for CSV; empty if unknown."""
+        """Return the figure for a row as in CSV; "" if it is unknown."""
         value = self.plain(row)
         return "" if value is None else str(value).lower() if self.unit is FLAG else value
 
     def plain(self, row: Any) -> Any:
-        """Return the figure of a row for JSON."""
+        """Return the figure for a row as in JSON; None if it is unknown."""
         value = self.value(row)
         return None if value is None else self.unit.plain(value)
 
@@ -114,7 +114,7 @@ FIXED = (
     Figure("gap", _SHARE, "gap", "The most by which a strategy with no more memory could be faster."),
     Figure("planner", _WORDS, "planner", "The planner that found it.", lambda row: row.point.planner),
 )  # fmt: skip
-"""A frontier's fixed first columns, which other programs read by name and position."""
+"""The fixed first columns of a frontier's table, which other programs read by name and position."""
 
 FURTHER = (
     Figure("additive_memory_bytes", _BYTES, "memory added up", "The memory by the search's sums."),
@@ -123,7 +123,7 @@ FURTHER = (
     Figure("hidden_s", _SECONDS, "hidden", "Communication that overlaps other work."),
     Figure("idle_s", _SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),
     *_parts("memory", MEMORY_KINDS, "{}_bytes", _BYTES, "What {} take at the memory's peak."),
-    *_parts("sources", SOURCES, "{}_share", _SHARE, "How much of all seconds is {}."),
+    *_parts("sources", SOURCES, "{}_share", _SHARE, "The share of a step's time whose source is {}."),
     *_parts("terms", TERMS, "{}_bytes", _BYTES, "What {} take of a device beside the step's tensors."),
     Figure("host_s", _SECONDS, "host", "How long the host takes to issue a step, if it is not the device.",
            default=0.0),
@@ -142,7 +142,7 @@ FURTHER = (
     Figure("fits", _WORDS, "fits", "Whether a device has that memory: yes, tight (within the error), or no.",
            lambda row: row.fits),
 )  # fmt: skip
-"""Columns after the fixed ones; new ones go to the end."""
+"""The columns after the fixed ones; new columns are added at the end."""
 
 _RATES = (
     Figure("samples_per_s", _NUMBER, "samples/s", "Samples per second of all devices.",
@@ -155,17 +155,17 @@ _RATES = (
     Figure("price_per_hour", _NUMBER, "price", "Money for an hour of all devices.",
            lambda row: row.rates.per_hour),
 )  # fmt: skip
-"""The last columns, always (:mod:`tensoropt.exploration.rates`)."""
+"""The last columns, defined in :mod:`tensoropt.exploration.rates`."""
 
 FIGURES = (*FIXED, *FURTHER, *_RATES)
 KEPT: Mapping[str, Figure] = {figure.name: figure for figure in FIGURES if figure.of is None}
-"""Simulated figures by name, which points store."""
+"""The simulated figures by name, which points store."""
 LISTED = tuple(figure for figure in KEPT.values() if figure.listed)
 BREAKDOWNS: Mapping[str, Mapping[str, str]] = {
     name: {figure.part[1]: figure.name for figure in FIGURES if figure.part and figure.part[0] == name}
     for name in dict.fromkeys(figure.part[0] for figure in FIGURES if figure.part)
 }
-"""Figures by breakdown and part name."""
+"""The names of figures, by breakdown and part name."""
 
 
 def kept_figures(named: Mapping[str, Any]) -> dict[str, float]:

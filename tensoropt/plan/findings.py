@@ -1,4 +1,4 @@
-"""The data of an exploration; :class:`~tensoropt.exploration.exploration.Exploration` adds methods.
+"""The data of an exploration, to which :class:`~tensoropt.exploration.exploration.Exploration` adds methods.
 
 Files (:mod:`tensoropt.exploration.exploration_files`), CSVs, tables and plots need only these fields, and so
 do not import the class that calls them.
@@ -30,11 +30,11 @@ from tensoropt.units import headroom_bytes
 
 @dataclass(frozen=True, eq=False)
 class SavedCosts:
-    """The saved operator graph and costs of an exploration, read when they are needed: that imports PyTorch.
+    """The saved operator graph and costs of an exploration, read only when needed, as that imports PyTorch.
 
     Attributes:
-        facts: the facts of the graph.
-        content, path: the content of the file, and where it was.
+        facts: a summary of the graph for plan names and rates.
+        content, path: the content of the file, and the path from which it was read.
     """
 
     facts: GraphFacts | None
@@ -48,23 +48,23 @@ class SavedCosts:
         return read_recorded(self.content, self.path)
 
     def save(self, path: Path) -> None:
-        """Write them as they were."""
+        """Write the file's content unchanged to another path."""
         path.write_bytes(self.content)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The points, the spaces they come from, and the facts about the run that found them.
+    """The points of an exploration, the spaces that were searched for them, and a report on the run.
 
     Attributes:
-        points: ascending in memory, strictly descending in time.
-        spaces: the searched spaces.
+        points: the frontier, ascending in memory, strictly descending in time.
+        spaces: the searched meshes and micro-batch counts, with the names of all choices.
         model, cluster, settings, versions: as in a plan.
-        report: facts about the run: operators, groups, coverage, seconds per stage, notes.
+        report: statistics of the run: operators, groups, coverage, duration of each stage in seconds, notes.
         others: points of other planners in the same spaces, each with its planner's name.
         comparison: each planner's result (:class:`~tensoropt.exploration.export.Compared`).
-        costs: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`), or saved
-            ones; None if an operator has an argument that no file can hold.
+        costs: the operator graph and the costs used (:class:`~tensoropt.plan.recorded.Recorded`, or
+            :class:`SavedCosts`); None if an operator has an argument that no file can hold.
     """
 
     points: Sequence[Point]
@@ -85,14 +85,14 @@ class Findings:
 
     @cached_property
     def graph_facts(self) -> GraphFacts | None:
-        """The facts of the operator graph; None if it was not saved."""
+        """The summary of the operator graph for plan names and rates; None if the graph was not saved."""
         if isinstance(self.costs, SavedCosts):
             return self.costs.facts
         return None if self.recorded is None else GraphFacts.of(self.recorded.graph, self.cluster)
 
     @cached_property
     def all_points(self) -> PointTable:
-        """The frontier's points, then other planners' points that are not among them."""
+        """The frontier's points, followed by other planners' points that are not among them."""
         by = {point.planner for point in self.others}
         known = {point.identity for point in self.points if point.planner in by}
         return PointTable((*self.points, *(p for p in self.others if p.identity not in known)))
@@ -108,9 +108,8 @@ class Findings:
         return Weights() if self.graph_facts is None else self.graph_facts.weights
 
     def title(self, index: int) -> str:
-        """Return ``point 17 of 201`` for a point of the frontier, numbered from 1 by memory; for others the
-        planner and its plan's number: ``zero 2 of 5``.
-        """
+        """Return ``point 17 of 201`` for a point of the frontier, or ``zero 2 of 5`` (a planner and the
+        number among its plans) for another one. Numbers begin with 1."""
         if index < len(self.points):
             return f"point {index + 1} of {len(self.points)}"
         planner = self.all_points[index].planner
@@ -128,18 +127,18 @@ class Findings:
 
     @cached_property
     def knee(self) -> int:
-        """The index of the frontier's knee, where both memory and time rise most steeply, among points that
-        fit if any does."""
+        """The index of the frontier's knee, where both memory and time rise most steeply, among the points
+        that fit a device; among all points if none fits."""
         return self.knee_within(self.limit_bytes)
 
     def knee_within(self, limit_bytes: float) -> int:
-        """Return the index of the knee among the frontier's points within a limit; among all if none is."""
+        """Return the knee's index among the points within a memory limit; among all points if none is."""
         rows = self.within(limit_bytes)
         rows = rows if len(rows) else np.arange(len(self.points))
         return int(rows[knee(PointTable([self.points[row] for row in rows.tolist()]))])
 
     def within(self, limit_bytes: float) -> np.ndarray:
-        """Return the ascending indices of the frontier's points within a memory limit per device."""
+        """Return the indices of the frontier's points that need at most this memory per device, ascending."""
         found: np.ndarray = np.flatnonzero(self.needs[: len(self.points)] <= limit_bytes)
         return found
 
@@ -149,7 +148,7 @@ class Findings:
 
     @property
     def device_bytes(self) -> float:
-        """The memory of the smallest device; infinite if unknown."""
+        """The memory of the smallest device in bytes; infinite if unknown."""
         return float(min((kind["memory_bytes"] for kind in self.cluster.get("kinds", ())), default=math.inf))
 
     @cached_property
@@ -160,25 +159,25 @@ class Findings:
 
     @property
     def limit_bytes(self) -> float:
-        """The memory limit per device in bytes: the exploration's budget, else a device's memory less the
-        usual headroom."""
+        """The most memory in bytes that a plan may need on a device: the exploration's budget, or else a
+        device's memory less the usual headroom."""
         return self.usable_bytes(self.settings.get("memory_bytes"))
 
     def usable_bytes(self, budget_bytes: float | None = None, headroom: float | str | None = None) -> float:
-        """Return the memory in bytes that a plan may need within a budget and a headroom: a share, or text
-        such as ``2GiB`` (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+        """Return the memory in bytes that a plan may need on a device, within a budget and a headroom: a
+        share, or text such as ``2GiB`` (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
         whole = self.device_bytes
         if isinstance(headroom, str):
             headroom = headroom_bytes(headroom, whole) / whole
         return usable_bytes(whole, budget_bytes, headroom)
 
     def verdict(self, index: int, budget_bytes: float | None = None) -> Verdict:
-        """Return in words whether a point fits the smallest device, or a budget."""
+        """Return in words whether a point fits the smallest device, or a memory budget in bytes."""
         is_gpu = self._device is not None and self._device.device_type == "cuda"
         room = room_bytes(self.device_bytes, budget_bytes)
         return verdict_on(float(self.needs[index]), room, estimated=is_gpu)
 
     def fit(self, index: int, budget_bytes: float | None = None) -> DeviceFit:
-        """Return how a point fits the smallest device, or a budget."""
+        """Return the memory that a point needs, beside that of the smallest device or of a budget."""
         point, room = self.all_points[index], room_bytes(self.device_bytes, budget_bytes)
         return point_needs(point, self.spaces, self._device, room)

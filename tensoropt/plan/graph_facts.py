@@ -1,7 +1,8 @@
-"""The facts of an operator graph that plan names and rates need: small, and saved with an exploration.
+"""A summary of an operator graph for plan names and rates, which is small and saved with an exploration.
 
-Names leave out small shares (:mod:`tensoropt.plan.plan_names`), so operators have weights: rough seconds of
-the unsplit model. Whoever opens a saved exploration for its points needs neither the graph nor PyTorch.
+Names leave out small shares (:mod:`tensoropt.plan.plan_names`), so operators are weighted by their rough
+duration in the unsplit model. With this summary, a saved exploration can be opened for its points without the
+graph and PyTorch.
 """
 
 from __future__ import annotations
@@ -14,40 +15,39 @@ from tensoropt.cluster import DeviceKind
 from tensoropt.graph.ir import OperatorGraph
 
 LEAST_SHARE = 0.02
-"""The least share of a step's seconds, or of the parameters' bytes, that a name mentions."""
+"""The least share of a step's duration, or of the parameters' size, that a name mentions."""
 _LOOKUP = "aten.embedding"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of operators and parameters; without a graph, all 1.
+    """The weights of operators and parameters in plan names; without a graph, all 1.
 
     Attributes:
-        seconds: by operator, the larger of the times for its FLOP and its bytes, at the shares of the
-            device's peaks that kernels reach.
-        sizes: bytes by parameter.
+        seconds: rough duration of each operator in seconds: the larger of those for its FLOP and for its
+            memory traffic, at the shares of the device's peaks that kernels reach.
+        sizes: size of each parameter in bytes.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)
 
     def of_operators(self, names: Iterable[str]) -> float:
-        """Return the total weight of the operators of one group."""
+        """Return the total weight of the named operators, which are those of one group."""
         return sum(self.seconds.get(name, 0.0) for name in names) if self.seconds else 1.0
 
     def of_parameter(self, name: str) -> float:
-        """Return a parameter's weight."""
         return self.sizes.get(name, 0.0) if self.sizes else 1.0
 
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """The facts of an operator graph on a cluster.
+    """A summary of an operator graph on a cluster.
 
     Attributes:
-        weights: those of operators and parameters, for the cluster's first device kind.
+        weights: the weights of operators and parameters, for the cluster's first device kind.
         inputs: (name, shape, dtype) of each input.
-        looked_up: the tensors that embeddings read.
+        looked_up: the names of the tensors that embeddings read.
         dense_transformer: whether the model is a transformer without experts.
     """
 
@@ -58,7 +58,7 @@ class GraphFacts:
 
     @classmethod
     def of(cls, graph: OperatorGraph, cluster: Mapping[str, Any]) -> GraphFacts:
-        """Return the facts of a graph on a saved cluster."""
+        """Return the summary of a graph on a cluster, given as the data of :meth:`Cluster.to_dict`."""
         # These import PyTorch.
         from tensoropt.ops.registry import is_dense_transformer
         from tensoropt.plan.operator_seconds import seconds_of

@@ -1,7 +1,7 @@
-"""Keys of plans: equal for plans that do the same, whatever their figures.
+"""Hash keys of plans, equal for plans that do the same, whatever their predicted figures.
 
 A key is 16 hex digits: an order-independent hash of the model, optimizer, mesh and everything that a plan
-states about its operators, parameters and tensors. Plans do not store it.
+states about its operators, parameters and tensors. Plan files do not contain their keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kinds of plans: their names, and how texts on them differ.
+"""The kinds of plans (sharded, pipeline, placed), with the words that differ in texts about them.
 
 Code that shows, saves or explains plans uses these words and treats all kinds alike.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 STAGE_AXIS = "stage"
-"""The mesh axis of a pipeline's stages."""
+"""The name of the mesh axis along which a pipeline's stages lie."""
 
 
 @dataclass(frozen=True)
@@ -18,20 +18,21 @@ class PlanKind:
 
     Attributes:
         name: the kind's name.
-        first_axes: the axis of its stages; operators are split along the others.
+        first_axes: the mesh axis along which its stages lie, if any; operators are split along the others.
         placed: whether each operator runs on one device.
-        key: the stage fields that enter a plan's key (:mod:`tensoropt.plan.keys`), by their name there.
-        rows: whose seconds the rows of operators have; "" if they are those of every device.
-        each: the devices for which a memory peak is given.
-        mesh_words: words before the mesh's sizes.
-        strategies: which parts have their own strategy or device, in words; "" if one mesh describes all.
-        memory_of: the devices whose memory a point states.
-        headline: the devices whose memory and seconds a point states.
-        time_of: the devices whose seconds a point states; "" if all are alike.
+        key: names of stage fields that enter the hash (:mod:`tensoropt.plan.keys`), by their group's name
+            there.
+        rows: the rank whose seconds are shown for each operator, in words; "" if all devices have the same.
+        each: the devices for which a memory peak is given, in words.
+        mesh_words: text before the mesh's sizes.
+        strategies: the parts with a strategy or device of their own, in words; "" if one mesh describes all.
+        memory_of: the device whose memory a point states, in words.
+        headline: the devices whose memory and seconds a point states, in a few words.
+        time_of: the device whose seconds a point states, in words; "" if all are alike.
         idle: what an idle device waits for, other than links and its host.
         host_wait: the meaning of idle time if the host is slower than the device.
-        overlap: the assumed overlap.
-        owners: what is unknown about the owners of its memory; "" if nothing.
+        overlap: the assumed overlap of computation and communication, in words.
+        owners: the tensors whose memory is not attributed to an owner, in words; "" if there are none.
     """
 
     name: str
@@ -51,12 +52,12 @@ class PlanKind:
     owners: str = ""
 
     def lies_on(self, axes: tuple[str, ...], *, placed: bool) -> bool:
-        """Return whether such plans run on a mesh with these axes."""
+        """Return whether plans of this kind run on a mesh with these axes."""
         return (axes[: len(self.first_axes)], placed) == (self.first_axes, self.placed)
 
 
 SHARDED = PlanKind("sharded plan", memory_of="on each device", time_of="")
-"""One stage on the whole mesh."""
+"""Plans of one stage on the whole mesh."""
 PIPELINED = PlanKind(
     "pipeline",
     first_axes=(STAGE_AXIS,),
@@ -70,7 +71,7 @@ PIPELINED = PlanKind(
     overlap="stages compute at the same time; messages overlap computation, except on CPU ranks",
     owners="only the largest tensors of each micro-batch of a stage are named",
 )
-"""Stages of several operators, through which micro-batches pass by a schedule."""
+"""Plans of stages with several operators each, through which micro-batches pass by a schedule."""
 PLACED = PlanKind(
     "placed plan",
     first_axes=("device",),
@@ -81,21 +82,20 @@ PLACED = PlanKind(
     headline="fullest, busiest; all messages",
     overlap="messages overlap computation; those on the same lane queue",
 )
-"""Stages of one device each, with their own order of operators."""
+"""Plans in which each stage is one device with its own order of operators."""
 _KINDS = (PIPELINED, PLACED, SHARDED)
 PLACE_AXES = tuple(axis for kind in _KINDS for axis in kind.first_axes)
-"""Axes of stages; an operator's choice on one is its stage or device."""
+"""The mesh axes along which stages lie; an operator's entry for such an axis is its stage or device."""
 
 
 def numbered(part: int, parts: int, devices: int) -> str:
-    """Return the device numbers of one of equal parts: ``4``, or ``4–7``."""
+    """Return the device numbers of one of several equal parts: ``4``, or ``4–7``."""
     each = devices // parts
     return str(part) if each == 1 else f"{part * each}–{(part + 1) * each - 1}"
 
 
 def devices_words(part: int, parts: int, devices: int) -> str:
-    """Return ``device 4``, or ``devices 4–7``, for one of equal parts of the devices, such as a pipeline
-    stage."""
+    """Return ``device 4``, or ``devices 4–7``, for one of equal parts of the devices, such as a stage."""
     return f"device{'s' if devices > parts else ''} {numbered(part, parts, devices)}"
 
 

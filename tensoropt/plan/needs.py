@@ -1,4 +1,4 @@
-"""Memory that a plan needs on a device, in parts."""
+"""The memory that a plan needs on a device, divided into parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tensoropt.plan.space import Space
 
 
 def point_needs(point: Point, spaces: Sequence[Space], cluster: Cluster | None, room: float) -> DeviceFit:
-    """Return the memory that a point needs, compared with that of the smallest device or a part of it.
+    """Return the memory that a point needs, for comparison with ``room``, the usable bytes of a device.
 
-    If a point counts tensors alone, the process memory is estimated from what it sends.
+    If a point's memory counts tensors alone, the process memory is estimated from the point's collectives.
     """
     terms, tensors = point.terms, point.memory_bytes - sum(point.terms.values())
     if cluster is None or cluster.device_type != "cuda":

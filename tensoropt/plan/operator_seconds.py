@@ -1,4 +1,4 @@
-"""Rough seconds of single operators of the unsplit model, from tensor shapes."""
+"""Rough durations of single operators of the unsplit model, computed from tensor shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 
 
 def seconds_of(op: Operator, tensors: Mapping[str, Tensor], device: DeviceKind) -> float:
-    """Return an operator's rough seconds on a device; 0 if it launches no kernel."""
+    """Return an operator's rough duration on a device in seconds; 0 if it launches no kernel."""
     if not launches(op.target):
         return 0.0
     reads, made = [tensors[name] for name in op.inputs()], [tensors[name] for name in op.outputs]

@@ -1,11 +1,9 @@
-"""Plans: a strategy with everything needed to run it, and the plan file.
+"""Plans (a strategy with everything needed to run it) and plan files.
 
-Field declarations check single values; :func:`check_plan` checks that fields agree with each other, which
-editing by hand easily breaks, before a model is loaded. Whether a plan fits a model is checked when both are
-known.
-
-A plan stores its example call as data: shapes and dtypes for tensors, numbers as they are. So it can be
-applied to a model object without an example call.
+Field declarations check single values. :func:`check_plan` checks, before a model is loaded, that fields agree
+with each other, which editing by hand easily breaks. Whether a plan fits a model is checked when both are
+known. A plan stores its example call as data (shapes and dtypes of tensors, numbers as they are), so that a
+model object can be split by the plan without an example call.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from tensoropt.units import counted
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse a plan that contradicts itself.
+    """Raise an error if fields of a plan contradict each other.
 
     Raises:
         PlanError: names the contradicting fields, their values, and the remedy.
@@ -119,7 +117,7 @@ _TENSOR = "tensor"
 
 
 def describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the call as ``{"args": [...], "kwargs": {...}}``; None if JSON cannot hold an argument."""
+    """Return a call's arguments as data, with shapes for tensors; None if JSON cannot hold an argument."""
     try:
         return {"args": [_describe(a) for a in args], "kwargs": {k: _describe(v) for k, v in kwargs.items()}}
     except TypeError:
@@ -144,10 +142,10 @@ def _describe(value: Any) -> Any:
 
 
 def example_call(data: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) of the described shapes, filled with zeros.
+    """Return (args, kwargs) for the data of a described call, with tensors filled with zeros.
 
     Raises:
-        PlanError: the description is damaged.
+        PlanError: the data is damaged.
     """
     try:
         return tuple(_example(a) for a in data["args"]), {k: _example(v) for k, v in data["kwargs"].items()}
@@ -180,7 +178,7 @@ class _Strict(BaseModel):
 
 
 class OnnxInfo(_Strict):
-    """The options of an opened ONNX file: :class:`tensoropt.question.model_source.OnnxOptions`."""
+    """The options with which an ONNX file was read: :class:`tensoropt.question.model_source.OnnxOptions`."""
 
     dims: dict[str, int] = {}
     outputs: tuple[str, ...] = ()
@@ -200,10 +198,12 @@ def _known_optimizer(name: str) -> str:
 
 
 class ModelInfo(_Strict):
-    """A model's identity: its source, its operator graph's fingerprint, and its inputs' shapes.
+    """The identity of a model: its source, its operator graph's fingerprint, and its inputs' shapes.
 
-    ``trained`` are the parameters with a gradient, None if unknown; ``adapters`` is their kind, such as
-    ``LoRA r16``.
+    Attributes:
+        parameters, trained: number of parameter elements, and of those with a gradient; None if unknown.
+        adapters: the kind of trained adapters, such as ``LoRA r16``; "" without any.
+        call: the example call (:func:`describe_call`).
     """
 
     source: str
@@ -219,8 +219,10 @@ class ModelInfo(_Strict):
 
 
 class MeshInfo(_Strict):
-    """The sizes and names of the mesh axes, outermost first. ``placed``: the devices form a row, not a mesh.
-    A pipeline is the first axis, named :data:`STAGE_AXIS`.
+    """The sizes and names of the mesh axes, outermost first.
+
+    A pipeline's ranks are the first axis, :data:`STAGE_AXIS`. ``placed``: whether the devices form a row on
+    which operators are placed, not a mesh.
     """
 
     shape: tuple[int, ...]
@@ -229,7 +231,7 @@ class MeshInfo(_Strict):
 
     @property
     def places(self) -> int:
-        """The number of pipeline places that micro-batches pass; 1 without a pipeline."""
+        """The number of pipeline ranks that micro-batches pass; 1 without a pipeline."""
         return dict(zip(self.names, self.shape, strict=True)).get(STAGE_AXIS, 1)
 
     @property
@@ -240,7 +242,8 @@ class MeshInfo(_Strict):
 
 
 class OperatorPlan(_Strict):
-    """The split of an operator's group: the loop dim that each mesh axis splits (``none``, ``partial``, ...).
+    """The split of a group of operators: the loop dim that each mesh axis splits, or ``none``, ``partial``,
+    ...
 
     In a placed plan instead: its device, and its position in the device's forward and backward order.
     """
@@ -259,10 +262,11 @@ class OperatorPlan(_Strict):
 
 
 class ParameterPlan(_Strict):
-    """The stored placement of a parameter, micro-batches first, then each axis: ``S(n)``, ``R`` or ``R/P``.
-    The first is ``held`` if the parameter is gathered once per step, ``held/P`` if its gradient is also
-    reduced once, and ``ahead`` if it is gathered while the previous block computes. In a placed plan: its
-    device.
+    """The placement in which a parameter is stored; in a placed plan, its device.
+
+    The first entry of ``stored`` is for micro-batches, the others are for the mesh axes: ``S(n)``, ``R`` or
+    ``R/P``. The first is ``held`` if the parameter is gathered once per step, ``held/P`` if its gradient is
+    also reduced once, and ``ahead`` if it is gathered while the previous block computes.
     """
 
     key: str
@@ -271,7 +275,7 @@ class ParameterPlan(_Strict):
 
 
 class TransferPlan(_Strict):
-    """A tensor, or with ``backward`` its gradient, sent from one device to another."""
+    """A tensor, or with ``backward`` its gradient, that is sent from one device to another."""
 
     value: str
     source: int = Field(ge=0)
@@ -280,15 +284,15 @@ class TransferPlan(_Strict):
 
 
 class StagePlan(_Strict):
-    """One stage's strategy without its mesh, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes
-    it.
+    """The strategy of one stage without its mesh, as :meth:`tensoropt.sharding.strategy.Strategy.to_data`
+    writes it.
 
     Attributes:
-        begins: its first operator group; "" for the first stage.
-        recomputed: repeated blocks that run again in backward, wholly or in part.
-        once: the operator groups in these blocks that run only once.
-        gathered_again: tensors whose gathered copies are not kept but gathered again
-            (:mod:`tensoropt.sharding.gathered_again`).
+        begins: the name of its first operator group; "" for the first stage.
+        recomputed: the names of repeated blocks that run again in backward, wholly or in part.
+        once: the names of operator groups in these blocks that are not run again.
+        gathered_again: the names of tensors whose gathered copies are not kept for backward but gathered
+            again (:mod:`tensoropt.sharding.gathered_again`).
     """
 
     begins: str = ""
@@ -303,19 +307,19 @@ class StagePlan(_Strict):
 class StagesInfo(_Strict):
     """The stages of a pipelined or placed plan, and their schedule.
 
-    A plan with a schedule is a pipeline: micro-batches pass through stages of several operators. One without
-    is placed: each stage is a device, which runs its operators in the order given in ``operators``.
+    In a pipeline, micro-batches pass through stages of several operators. In a placed plan, each device runs
+    its operators in the order given in ``operators``.
 
     Attributes:
         schedule: the order of micro-batches in the stages; "" for a placed plan.
-        again: the tensors that stages recompute instead of receiving them.
-        stages: in order, as many per place as the schedule gives; places are the first mesh axis. Empty for a
-            placed plan, whose operators have a device each.
+        again: the names of tensors that stages recompute instead of receiving them.
+        stages: all stages in order, as many for each pipeline rank (first mesh axis) as the schedule gives;
+            empty for a placed plan.
         splits: (loop dim, number of pieces) of operator groups that are cut into pieces.
-        transfers: the transfers of one micro-batch, in an order common to all devices; a pipeline's follow
-            from its stages.
-        peak_bytes: peak memory of one rank of each place, or of each device.
-        kinds: the device kinds of each place, if places differ.
+        transfers: the transfers of one micro-batch in a placed plan, in an order common to all devices; a
+            pipeline's follow from its stages.
+        peak_bytes: the peak memory of each device, or of one device of each pipeline rank.
+        kinds: the device kinds of each pipeline rank, if they differ.
     """
 
     schedule: str = ""
@@ -328,7 +332,7 @@ class StagesInfo(_Strict):
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """The first operator group of each stage after the first."""
+        """The first operator group of each stage but the first."""
         return tuple(stage.begins for stage in self.stages[1:])
 
 
@@ -340,7 +344,7 @@ def plan_kind(stages: StagesInfo | None) -> PlanKind:
 
 
 class CollectiveCount(_Strict):
-    """A predicted collective: kind, mesh axes, bytes on one rank, and count per step."""
+    """A predicted collective: its kind, mesh axes, size on one rank in bytes, and count per step."""
 
     kind: str
     axes: tuple[int, ...]
@@ -354,7 +358,8 @@ class Predicted(_Strict):
     ``memory_bytes`` and ``time_s`` are simulated; ``additive_memory_bytes`` and ``additive_time_s`` are the
     search's sums. ``memory`` is the peak of tensors by kind, ``terms`` the further memory of a process (on
     GPUs); together they are ``memory_bytes``. ``communication_s`` is all communication, ``exposed_s`` the
-    part waited for. ``host_s`` is the host's time to issue the step, if the host is not the device.
+    part for which the device waits. ``host_s`` is the host's time to issue the step, if host and device
+    differ.
     """
 
     memory_bytes: float
@@ -376,17 +381,18 @@ class Predicted(_Strict):
 
     @property
     def tensor_bytes(self) -> float:
-        """The memory of tensors alone, as a tensor tracker measures it."""
+        """The memory of tensors alone in bytes, as a tensor tracker measures it."""
         return self.memory_bytes - sum(self.terms.values())
 
 
 class Plan(_Strict):
-    """A plan file; field types give shapes and units.
+    """The content of a plan file.
 
     Without ``stages``, a plan is one stage on the whole mesh. Stages with a schedule form a pipeline
-    (:mod:`tensoropt.pipeline`), with more detail per stage than ``operators`` and ``parameters``. Without a
-    schedule, every operator or piece of one runs on one device (:mod:`tensoropt.placement`); the mesh is the
-    row of devices, and figures are those of the fullest. Recomputation is given as in :class:`StagePlan`.
+    (:mod:`tensoropt.pipeline`); they have more detail per stage than ``operators`` and ``parameters``.
+    Without a schedule, every operator or piece of one runs on one device (:mod:`tensoropt.placement`): the
+    mesh is the row of devices, and figures are those of the fullest device. Recomputation is given as in
+    :class:`StagePlan`.
     """
 
     # An alias, since pydantic's BaseModel has a method named schema.
@@ -410,23 +416,22 @@ class Plan(_Strict):
 
     @property
     def devices(self) -> int:
-        """The number of devices, and so of ranks."""
+        """The number of devices, which equals the number of ranks."""
         return prod(self.mesh.shape)
 
     @property
     def kind(self) -> PlanKind:
-        """The plan's kind, with its vocabulary."""
+        """The plan's kind (sharded, pipeline or placed), with the words for it."""
         return plan_kind(self.stages)
 
     @property
     def info(self) -> StagesInfo:
-        """The stages and schedule; no stages for a plan of one stage."""
+        """The stages and schedule; an empty object for a plan of one stage."""
         return self.stages or StagesInfo()
 
     @property
     def place_of(self) -> dict[str, dict[str, str]]:
-        """The stage or device of each operator that has one, as an axis entry; the first of several
-        stages."""
+        """The stage (of several the first) or device of each operator that has one, as {axis: number}."""
         devices = {name: operator.device for name, operator in self.operators.items()}
         places = {name: {"device": str(device)} for name, device in devices.items() if device is not None}
         for number, stage in enumerate(self.info.stages):
@@ -469,10 +474,10 @@ class Plan(_Strict):
         }
 
     def strategy(self, graph: Any) -> Any:
-        """Return the strategy of this plan for a grouped graph.
+        """Return the plan's strategy for a graph of operator groups.
 
         Raises:
-            PlanError: the plan was made for another model; names the first difference.
+            PlanError: the plan was made for another model; the message names the first difference.
         """
 
         from tensoropt.sharding.strategy import Strategy
@@ -516,10 +521,10 @@ class Plan(_Strict):
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Return the checked plan of a file.
+    """Return the plan in a file after checking it.
 
     Raises:
-        PlanError: there is no such file, or it is not a plan; names the first invalid field.
+        PlanError: there is no such file, or it is not a plan; the message names the first invalid field.
     """
     try:
         # Some editors write a byte-order mark before UTF-8.

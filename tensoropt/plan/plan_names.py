@@ -1,25 +1,25 @@
 """Names of plans in common terms: ``DP 8 · ZeRO-1 · TP 2 · 3/12 blocks recomputed · 4 micro-batches``.
 
 A name follows from the dim that each mesh axis splits in each operator, and from how parameters are stored.
-An axis is named after its use in most operators, weighted by seconds; other uses follow with their share,
-from 2 % on. Storage is weighted by bytes (:mod:`tensoropt.plan.graph_facts`; without a saved operator graph
-all operators and parameters weigh the same).
+An axis is named after its use in most operators, weighted by their duration; other uses follow with their
+share, from 2 % on. Storage is weighted by size (:mod:`tensoropt.plan.graph_facts`; without a saved operator
+graph all operators and parameters weigh the same).
 
-- *DP*: an axis splits the batch
-- *TP*: it splits a dim of weights or heads; with *SP*, it splits the sequence in the other operators
+- *DP*: the axis splits the batch
+- *TP*: the axis splits a dim of weights or heads; with *SP*, it splits the sequence in the other operators
   (Korthikanti et al., arXiv 2205.05198, section 4.2.2)
-- *CP*: it splits the sequence, and attention along its queries, with keys and values gathered or sent around
-  (*ring*; Liu et al., arXiv 2310.01889), or along its heads between two exchanges (*Ulysses*; Jacobs et al.,
-  arXiv 2309.14509). If attention is not split, it is *SP* alone
-- *ZeRO-1*, *-2*, *-3*: parameters lie in shards on axes along which they are used whole; gathered and reduced
-  once per step, gathered once and reduced in every micro-batch, gathered for each use (Rajbhandari et al., SC
-  2020, section 5). A percentage is the share of the bytes that could be stored in shards.
+- *CP*: the axis splits the sequence, and attention along its queries, with keys and values gathered or passed
+  around (*ring*; Liu et al., arXiv 2310.01889), or along its heads between two exchanges (*Ulysses*; Jacobs
+  et al., arXiv 2309.14509). If attention is not split, the name is *SP* alone
+- *ZeRO-1*, *-2*, *-3*: parameters lie in shards on axes along which they are used whole. They are gathered
+  and reduced once per step (1), gathered once and reduced in every micro-batch (2), or gathered for each use
+  (3) (Rajbhandari et al., SC 2020, section 5). A percentage is the share of the bytes that could be stored in
+  shards
 - *EP*: experts are split into that many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
 - *LoRA r16*: only adapters of that rank are trained; *on nf4*: the frozen weights are quantised to that type
-- *blocks recomputed*: wholly, *in part*, or the part that a recipe names
-  (:mod:`tensoropt.sharding.recipes`)
+- *blocks recomputed*: wholly, *in part*, or the named part (:mod:`tensoropt.sharding.recipes`)
 - *alike*: the devices of an axis all compute the same, for more of the time than the use that names the axis
 """
 
@@ -43,29 +43,29 @@ from tensoropt.plan.space import Space
 from tensoropt.units import share_words
 
 DATA, TENSOR, SEQUENCE, OTHER, WHOLE, ADDED = range(6)
-"""Uses of a mesh axis by an operator. *added*: all ranks compute the same and their gradients are added up,
-beside operators that split the batch or sequence."""
+"""The uses of a mesh axis by an operator. ``ADDED``: all ranks compute the same and their gradients are
+summed, beside operators that split the batch or sequence."""
 _KINDS = ADDED + 1
 QUERIES, AROUND, HEADS, UNSPLIT_SEQUENCE = range(_KINDS, _KINDS + 4)
-"""Further counts: of attention split along its queries; of these, with keys sent around (ring); of attention
-split along its heads; of operators that are split along the sequence on other axes but whole on this one."""
+"""Further counts of operators: attention split along its queries; such attention with keys passed around
+(ring); attention split along its heads; operators that are split along the sequence on other axes only."""
 _COUNTED = UNSPLIT_SEQUENCE + 1
 _TITLES = {DATA: "DP", TENSOR: "TP", SEQUENCE: "SP", OTHER: "other dims"}
 UNSPLIT = ("none", "partial", "partial_grad")
-"""Labels of an axis on which an operator splits none of its loops."""
+"""The labels of an axis on which an operator splits none of its loops."""
 _WEIGHT_LOOPS = frozenset(
     (
         *("out_features", "in_features", "out_channels", "in_channels", "channels", "groups"),
         *("vocabulary", "hidden", "heads", "group", "classes", "experts", "features"),
     )
 )
-"""Loops of weights and what follows from them: heads, and a loss's classes (Megatron, section 3)."""
+"""The loops of weights, and those that follow from them: heads, a loss's classes (Megatron, section 3)."""
 _BATCH_LOOPS = frozenset(("batch", "batch0", "rows", "rows.0", "d0"))
-"""Loops of the batch, an activation's first dim."""
+"""The names of loops over the batch, an activation's first dim."""
 _QUERIES, _RING, _HEADS = "queries", "ring", ("heads", "group")
-"""Loops of attention."""
+"""The names of loops of attention."""
 _EXPERT_LOOPS = frozenset(("experts", "dispatch"))
-"""Loops of experts: with all tokens on every rank, or with rows sent to their experts' ranks."""
+"""The loops over experts: with all tokens on every rank, or with rows sent to their experts' ranks."""
 _ROWS, _DISPATCH = "rows", "dispatch"
 SCHEDULES = {
     "gpipe": "GPipe",
@@ -74,7 +74,7 @@ SCHEDULES = {
     "zero_bubble": "zero bubble",
     "zbv": "ZBV",
 }
-"""Short titles of pipeline schedules."""
+"""The short titles of pipeline schedules."""
 _PLANNER_TITLES = {
     "zero": "ZeRO",
     "megatron": "Megatron",
@@ -97,40 +97,38 @@ _PLANNER_TITLES = {
     "netsplit": "NetSplit",
     "pesto_extended": "Pesto extended",
 }
-"""Display names of planners; others appear under their own name."""
+"""The display names of planners; other planners are shown by their own name."""
 HEURISTICS = ("m_topo", "m_etf", "m_sct", "dpos")
-"""Planners that place each operator on one device in one quick pass."""
+"""The planners that place each operator on one device in one quick pass."""
 YOUR_JOB = "your_job_"
-"""Prefix of the planner name of a user's job; the launcher's name follows."""
+"""The prefix of the planner name of a user's job; the launcher's name follows."""
 OWN = ("frontier", "local_search", "cut_search")
-"""Planners of our own, which are not baselines."""
+"""This project's own planners, which are not baselines."""
 _ALIKE = Weights()
-"""Weights without a graph: everything weighs the same."""
+"""The weights without a graph: everything weighs the same."""
 _STAGE_OF = {"held/P": 1, "held": 2}
-"""ZeRO stages by a stored layout's micro-batch entry; else 3."""
+"""The ZeRO stage by the micro-batch entry of a stored placement; 3 for other entries."""
 JOIN = " · "
 
 
 _FAMILIES = {"placed": "placed", "PP": "PP", "CP": "CP", "SP": "CP", "TP": "TP", "ZeRO": "ZeRO", "DP": "DP"}
-"""Families of plans by a word of the name; the first match counts."""
+"""The family of a plan by a word of its name; the first match counts."""
 OTHER_FAMILY = "other"
 
 
 def family(name: str) -> str:
-    """Return the family of a plan, given its name: ``DP``, ``ZeRO``, ``TP``, ``CP``, ``PP``, ``placed``, or
-    ``other``."""
+    """Return a plan's family by its name: ``DP``, ``ZeRO``, ``TP``, ``CP``, ``PP``, ``placed``, ``other``."""
     words = {part.replace("-", " ").split(" ", 1)[0] for part in name.split(JOIN)}
     return next((title for word, title in _FAMILIES.items() if word in words), OTHER_FAMILY)
 
 
 def is_recomputed(name: str) -> bool:
-    """Return whether the plan of this name recomputes blocks."""
+    """Return whether the plan with this name recomputes blocks."""
     return " recomputed" in name
 
 
 def brief_name(name: str) -> str:
-    """Return a short form of a plan's name for tables and plots: the commonest ZeRO stage, no shares, nothing
-    that another column shows."""
+    """Return a plan's name shortened for tables and plots: one ZeRO stage, no shares, no micro-batches."""
     kept = []
     for part in name.split(JOIN):
         part = re.sub(r" \(.*?\)", "", part)
@@ -147,7 +145,7 @@ def _percent(stage: str) -> float:
 
 
 def stage_of(micro: str) -> int:
-    """Return the ZeRO stage of a sharded parameter, given its layout's micro-batch entry."""
+    """Return the ZeRO stage of a sharded parameter from the micro-batch entry of its stored placement."""
     return _STAGE_OF.get(micro, 3)
 
 
@@ -159,9 +157,10 @@ def planner_title(name: str) -> str:
 
 
 def what_it_does(label: str, batch: str, sequence: str = "") -> int:
-    """Return the use of an axis that an operator's label means.
+    """Return how an operator uses a mesh axis, as :data:`DATA` or another of these numbers.
 
     Args:
+        label: the operator's label on that axis.
         batch: the operator's label on the micro-batch axis; "" if micro-batches are impossible (batch norm),
             which leaves its loops unnamed.
         sequence: the operator's label for splitting the sequence; "" if it has none.
@@ -194,14 +193,14 @@ def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
 
 
 def splits_experts(label: str) -> bool:
-    """Return whether a label splits experts along its axis."""
+    """Return whether an operator's label on a mesh axis means that the axis splits experts."""
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
 def plan_names(
     points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = _ALIKE
 ) -> tuple[str, ...]:
-    """Return the name of every point; one call, since points of a space share most look-ups.
+    """Return the names of all points at once, since points of a space share most look-ups.
 
     Args:
         adapters: the trained adapters, such as ``LoRA r16``; "" if everything is trained.
@@ -221,9 +220,10 @@ def plan_names(
 
 
 def exceptions(points: Sequence[Point], spaces: Sequence[Space], weights: Weights = _ALIKE) -> np.ndarray:
-    """Return (points,) how much of each plan is an exception to its name: the largest of the shares of
-    operators' seconds with another use of an axis, of parameters' bytes stored otherwise than most, and of
-    blocks recomputed otherwise than most; 1 for placed operators.
+    """Return (points,) the degree to which each plan deviates from its name.
+
+    It is the largest of the shares of operators' duration with another use of an axis, of parameters' size
+    stored otherwise than most, and of blocks recomputed otherwise than most; 1 for placed operators.
     """
     shares = np.ones(len(points))
     of_spaces, records = by_strategy(points)
@@ -242,15 +242,15 @@ def exceptions(points: Sequence[Point], spaces: Sequence[Space], weights: Weight
 
 
 def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
-    """Return (points,) the share of parameters' bytes that are not stored as most are."""
+    """Return (points,) the share of parameters' size that is not stored as most of it is."""
     possible, shards = stored[:, 0], stored[:, 1:]
     ways = np.concatenate([shards, (possible - shards.sum(axis=1))[:, None]], axis=1)
     return 1.0 - np.divide(ways.max(axis=1), possible, out=np.ones_like(possible), where=possible > 0)
 
 
 def _other_way(counts: np.ndarray) -> np.ndarray:
-    """Return (points, axes) the share of the operators' seconds for which an axis has neither the use that
-    names it nor one that goes with that."""
+    """Return (points, axes) the share of the operators' duration for which an axis has neither the use that
+    names it nor one that goes with that use."""
     named = counts[..., :OTHER]
     named = np.where(named.any(axis=-1, keepdims=True), named, counts[..., OTHER : OTHER + 1])
     main = named.argmax(axis=-1)
@@ -267,8 +267,8 @@ def _other_way(counts: np.ndarray) -> np.ndarray:
 def _of_stages(
     record: StagesRecord, space: Space, weights: Weights
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return (axes, _COUNTED) weights of operators by count, (4,) weights of parameters that can be sharded
-    and that are, by ZeRO stage, and the number of parts of each expert layer."""
+    """Return (axes, _COUNTED) weights of operators by count, (4,) weights of all parameters that can be
+    sharded and of the sharded ones by ZeRO stage, and the number of parts of each expert layer."""
     stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
     counts, of_experts, experts = np.zeros((len(shape), _COUNTED)), set[int](), list[int]()
     for stage in stages:
@@ -318,11 +318,11 @@ def _micro(space: Space) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OfSpace:
-    """The data from which the names of a space's points are made.
+    """The data for the names of all points of a space.
 
     Attributes:
         counts: (points, axes, _COUNTED) weights of operators by count.
-        stored: (points, 4) weights of parameters that can be sharded, and that are, by ZeRO stage.
+        stored: (points, 4) weights of parameters that can be sharded, and of the sharded ones by ZeRO stage.
         once: for each block (points, groups of the block) ``1`` or ``0``, as in :attr:`Space.recipes`.
         experts: for each expert layer (points,) the number of parts.
     """
@@ -334,7 +334,7 @@ class _OfSpace:
     experts: Sequence[np.ndarray]
 
     def ways(self) -> Iterator[Counter[str]]:
-        """Yield the number of blocks of each point by recipe, :data:`_NOT_AT_ALL` included."""
+        """Yield for each point the number of blocks by recomputed part, :data:`_NOT_AT_ALL` included."""
         known: dict[tuple[str, bytes], str] = {}
         for i in range(len(self.counts)):
             found = Counter[str]()
@@ -401,7 +401,7 @@ def _sharded_names(told: _OfSpace) -> Iterator[str]:
 
 
 _NOT_AT_ALL = "not at all"
-"""The recipe of a block that is not recomputed."""
+"""The word for a block that is not recomputed."""
 
 
 def _recipe(once: str, recipes: Mapping[str, str]) -> str:
@@ -421,11 +421,8 @@ def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:
 
 
 def _experts(parts: Sequence[int]) -> Iterator[str]:
-    """Yield ``EP 8``: the number of parts that experts are split into.
-
-    Args:
-        parts: the number of parts in each layer with experts; 1 if not split.
-    """
+    """Yield ``EP 8``, the number of parts that experts are split into; ``parts`` has that of each expert
+    layer."""
     for count in sorted({*parts} - {1}):
         alike = parts.count(count)
         yield f"EP {count}" + (f" ({alike}/{len(parts)} layers)" if alike < len(parts) else "")
@@ -435,9 +432,8 @@ def _tables(
     group: Mapping[str, Any], shape: Sequence[int], batch: str, sequence: str, sizes: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (configurations, axes, _COUNTED) flags of a group's counts, (configurations, options, 4) weights
-    of its parameters (of ``sizes``) that can be sharded and that are, by ZeRO stage, and (configurations,)
-    the number of parts of its experts.
-    """
+    of its parameters (of ``sizes``) that can be sharded and of the sharded ones by ZeRO stage, and
+    (configurations,) the number of parts of its experts."""
     configurations, axes = group["configurations"], len(shape)
     counted = np.zeros((len(configurations), axes, _COUNTED), dtype=int)
     for c, labels in enumerate(configurations):
@@ -462,9 +458,8 @@ def _tables(
 
 
 def _of_tied(layout: Sequence[str]) -> list[bool]:
-    """Return the storage counts of a tied parameter's layout; plain shards are left out, as they may come
-    from a split use.
-    """
+    """Return a tied parameter's flags as in :attr:`_OfSpace.stored`, without shards that a split use
+    explains."""
     in_shards = any(name.startswith("S(") for name in layout[1:])
     of_zero = in_shards and layout[0] in (*_STAGE_OF, "ahead")
     return [of_zero or not in_shards, *(of_zero and stage_of(layout[0]) == stage for stage in (1, 2, 3))]
@@ -481,9 +476,7 @@ def _main(counts: np.ndarray) -> int:
 
 
 def _axes_and_storage(shape: Sequence[int], counts: np.ndarray, stored: np.ndarray) -> Iterator[str]:
-    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: the uses of axes of more than one device, and the storage of
-    parameters.
-    """
+    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: the uses of the mesh axes, and parameters' storage."""
     axes: dict[int, list[int]] = {}
     for axis, size in enumerate(shape):
         if size > 1:

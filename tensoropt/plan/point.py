@@ -1,4 +1,4 @@
-"""Points of a frontier, and the reduction of points to those that no other beats."""
+"""Points of a frontier (strategies with their figures), and the reduction to points that no other beats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tensoropt.simulate.collectives import Collective
 
 FRONTIER = "frontier"
-"""The planner of the search's own points; in a comparison, the row of the whole frontier."""
+"""The planner name of the search's own points; in a comparison, the row of the whole frontier."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,19 +26,21 @@ class Point:
     """A strategy with its figures, in bytes and seconds of one rank and one step.
 
     Every figure of :data:`~tensoropt.plan.figures.KEPT` is an attribute. ``memory_bytes`` and ``time_s`` are
-    simulated, ``additive_...`` are the search's sums. ``communication_s`` is all communication: ``exposed_s``
-    is waited for, ``hidden_s`` overlaps other work; ``time_s = compute_s + exposed_s + idle_s``. ``host_s``
-    is the host's time to issue the step, if the host is not the device; a step takes the longer of both.
+    simulated, ``additive_...`` are the search's sums. ``communication_s`` is all communication: the device
+    waits for ``exposed_s``, and ``hidden_s`` overlaps other work; ``time_s = compute_s + exposed_s +
+    idle_s``. ``host_s`` is the host's time to issue the step, if host and device differ; a step takes the
+    longer of both. ``memory_bytes`` is the sum of ``memory`` and ``terms``; ``additive_memory_bytes`` counts
+    tensors only.
 
-    ``exact``: proven that no strategy of any searched space is better in the additive model: faster with no
-    more memory, or leaner and no slower. ``gap``: the most by which a strategy with no more additive memory
-    could be faster there (additive time over the bound, less 1); also for points that only the simulator
-    prefers.
-
-    ``memory_bytes`` is the sum of ``memory`` and ``terms``; ``additive_memory_bytes`` counts tensors only.
-
-    ``record``: the plan of a placed or pipelined point, instead of indices; its memory is the fullest rank's,
-    its breakdown of time the busiest's.
+    Attributes:
+        exact: whether it is proven that no strategy of any searched space is better in the additive model
+            (faster with no more memory, or leaner and no slower).
+        gap: the most by which a strategy with no more additive memory could be faster in that model (additive
+            time over the bound, less 1); None if nothing is proven.
+        space: the index of the searched mesh and micro-batch count.
+        choice, options: the strategy as indices into the names of that space.
+        record: the plan of a placed or pipelined point, instead of indices. Its memory is the fullest rank's,
+            its breakdown of time the busiest rank's.
     """
 
     figures: Mapping[str, float]
@@ -61,9 +63,8 @@ class Point:
         record: StagesRecord = WITH_INDICES,
         **figures: Any,
     ) -> Point:
-        """Return a point from a strategy and figures by name; a breakdown is given as a whole, in order or by
-        name: ``terms={"context": 3e8}``.
-        """
+        """Return a point from a strategy and figures by name. A breakdown is given as a whole, as a sequence
+        or by name: ``terms={"context": 3e8}``."""
         return cls(_ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, record)
 
     def changed(self, **changes: Any) -> Point:
@@ -94,17 +95,17 @@ class Point:
 
     @property
     def memory(self) -> tuple[float, ...]:
-        """The peak of tensors by kind, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`."""
+        """The peak of tensors by kind in bytes, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`."""
         return tuple(self.figures.get(name, 0.0) for name in BREAKDOWNS["memory"].values())
 
     @property
     def terms(self) -> dict[str, float]:
-        """The memory of a process beside tensors, by name; empty on CPU ranks."""
+        """The memory of a process beside tensors in bytes, by name; empty on CPU ranks."""
         return self._parts("terms")
 
     @property
     def sources(self) -> dict[str, float]:
-        """The share of the non-idle seconds by source."""
+        """The share of the non-idle duration by source of the prediction (measured, fitted, data sheet)."""
         return self._parts("sources")
 
     def _parts(self, breakdown: str) -> dict[str, float]:
@@ -118,12 +119,12 @@ class Point:
 
     @property
     def kind(self) -> PlanKind:
-        """The plan's kind, with its vocabulary."""
+        """The plan's kind (sharded, pipeline or placed), with the words for it."""
         return self.record.kind
 
     @property
     def tensor_bytes(self) -> float:
-        """The memory of tensors alone, as a tensor tracker measures it."""
+        """The memory of tensors alone in bytes, as a tensor tracker measures it."""
         return sum(self.memory)
 
     @property
@@ -133,13 +134,13 @@ class Point:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """A value that is equal for two points only if strategy and planner are the same."""
+        """A value that is equal for two points only if their strategies and planners are the same."""
         # Points without indices are identified by their plans.
         return (self.planner, self.space, self.choice, self.options, self.record.identity)
 
     @property
     def proven(self) -> str:
-        """The proof in the additive model: ``exact``, ``within 0.1 %``, or none (``-``)."""
+        """The proof in the additive model in words: ``exact``, ``within 0.1 %``, or ``-`` for none."""
         if self.gap is None or self.gap > PROOF:
             return "-"
         return "exact" if self.exact else f"within {share_words(max(self.gap, LEAST_SHARE))}"
@@ -161,8 +162,8 @@ def stages_point(
     """Return the point of a simulated pipelined or placed plan, without a proof.
 
     Args:
-        seconds_by_source: all seconds of computing and sending, by source.
-        sent: the number of each collective or message.
+        seconds_by_source: the duration of computing and sending in seconds, by source of the prediction.
+        sent: the number of times that each collective or message is sent.
         fields: the other fields and figures of :meth:`Point.of`.
     """
     whole = sum(seconds_by_source.values()) or 1.0
@@ -175,13 +176,13 @@ def stages_point(
 
 
 _ASSUMED = kept_figures({f.name: f.default for f in KEPT.values() if f.part is None})
-"""Defaults of figures whose absence does not mean unknown."""
+"""The defaults of figures that are known even if a point does not give them."""
 _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
-"""Fields of a point other than figures."""
+"""The names of a point's fields other than figures."""
 
 
 def by_strategy(points: Sequence[Point]) -> tuple[dict[int, list[int]], dict[int, StagesRecord]]:
-    """Return the rows of points with indices, by space, and the records of the others, by row."""
+    """Return the rows of sharded points by space, and the records of other points by row."""
     of_spaces: dict[int, list[int]] = {}
     records: dict[int, StagesRecord] = {}
     for row, point in enumerate(points):
@@ -199,8 +200,9 @@ def reduce_points(
     items: Sequence[_Item],
     costs: Callable[[_Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
 ) -> tuple[_Item, ...]:
-    """Return the items that no other beats in (memory, time), up to rounding, ascending in memory; the first
-    of equal ones.
+    """Return the items that no other beats in (memory, time), ascending in memory.
+
+    Differences below rounding do not count; of equal items, the first is returned.
     """
 
     def rounded(item: _Item) -> tuple[float, ...]:
@@ -222,12 +224,12 @@ def reduce_points(
 PROOF = 0.1
 """The largest gap reported as a proof; a larger one says little (an assumption)."""
 SAME = 1e-9
-"""Relative differences below this are rounding: placed and sharded plans are summed in different orders, with
-some 1e-16 per term."""
+"""The relative difference below which figures count as equal: placed and sharded plans are summed in
+different orders, with rounding errors of some 1e-16 per term."""
 
 
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points; those beaten by another in additive memory and time lose their ``exact``.
+    """Return the points without ``exact`` where another point is better in additive memory and time.
 
     Bounds hold up to rounding, so a point of one space may be a rounding error above one of another; and they
     do not cover placed plans. So the figures themselves are compared, as the CSV shows them.

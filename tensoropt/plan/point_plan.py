@@ -1,4 +1,4 @@
-"""Making plans from points, by looking up their indices among the names of their space."""
+"""The conversion of a point to a plan, which looks up the point's indices among the names of its space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensoropt.simulate.recording import MEMORY_KINDS
 
 
 def plan_of(findings: Findings, point: Point) -> Plan:
-    """Return the plan of a point of one of the exploration's spaces, without model or search."""
+    """Return the plan of a point of an exploration, without the model or a search."""
     space = findings.spaces[point.space]
     return Plan(
         planner=point.planner,

@@ -1,4 +1,4 @@
-"""Records: the plans of placed and pipelined points, which have no indices.
+"""Records, which hold the plans of placed and pipelined points instead of indices into a searched space.
 
 :meth:`StagesRecord.from_data` and :meth:`StagesRecord.to_data` read and write their JSON in a saved
 exploration.
@@ -19,14 +19,14 @@ from tensoropt.plan.plan import OperatorPlan, ParameterPlan, StagesInfo, plan_ki
 from tensoropt.units import counted
 
 FULL, LIGHT, IN_PART = "full", "norms and activations", "in part"
-"""The recipes that recompute a whole block, or all of it but matrix products; and the word for other sets."""
+"""The names of the recomputed part of a block: the whole, all but matrix products, or another part."""
 
 
 def recomputed_words(ways: Counter[str], blocks: int = 0) -> tuple[str, ...]:
-    """Return how many blocks are recomputed, or which part: ``norms and activations recomputed``.
+    """Return how many blocks are recomputed, or which part of them: ``norms and activations recomputed``.
 
     Args:
-        ways: the number of blocks by recipe.
+        ways: the number of blocks by the name of the recomputed part.
         blocks: the number of repeated blocks; 0 if unknown.
     """
     total = ways.total()
@@ -43,14 +43,14 @@ def recomputed_words(ways: Counter[str], blocks: int = 0) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class StagesRecord:
-    """The plan of a point without indices; empty for other points.
+    """The plan of a placed or pipelined point; empty for a sharded point, which has indices instead.
 
     Attributes:
-        stages: the plan's stages; None for a point with indices.
-        operators, parameters: those of all stages; entries of several stages are listed once, as in the
-            first.
-        recomputed: the recomputed blocks of all stages.
-        recipes: the recipes of partly recomputed blocks.
+        stages: the plan's stages; None for a sharded point.
+        operators, parameters: the plans of operators and parameters of all stages; those that are in several
+            stages are as in the first.
+        recomputed: the names of the recomputed blocks of all stages.
+        recipes: the recomputed part of each block that is recomputed in part.
     """
 
     stages: StagesInfo | None = None
@@ -61,17 +61,17 @@ class StagesRecord:
 
     @cached_property
     def info(self) -> StagesInfo:
-        """The stages; empty for a point with indices."""
+        """The stages; empty for a sharded point."""
         return self.stages or StagesInfo()
 
     @cached_property
     def identity(self) -> str:
-        """A value that distinguishes plans; equal for all points with indices."""
+        """A text that differs between plans; the same for all sharded points."""
         return self.info.model_dump_json()
 
     @cached_property
     def kind(self) -> PlanKind:
-        """The plan's kind, with its vocabulary."""
+        """The plan's kind (sharded, pipeline or placed), with the words for it."""
         return plan_kind(self.stages)
 
     @property
@@ -101,4 +101,4 @@ _PLAIN = TypeAdapter(StagesRecord)
 
 
 WITH_INDICES = StagesRecord()
-"""The record of every point with indices."""
+"""The record of every sharded point."""

@@ -1,4 +1,4 @@
-"""Points as a table, and as the arrays of a file with a column per figure."""
+"""The points of an exploration as a table, and as arrays for a file with a column per figure."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tensoropt.plan.point_records import WITH_INDICES, StagesRecord
 from tensoropt.plan.space import Space
 
 _Strategy = tuple[tuple[int, ...], tuple[int, ...]]
-"""Choice and options of a point."""
+"""The choice and options of a point, as indices."""
 
 
 class PointTable(tuple[Point, ...]):
-    """Points in order, with the columns that are asked for again and again."""
+    """A sequence of points with cached columns."""
 
     @cached_property
     def memory(self) -> np.ndarray:
-        """Bytes per device of all points; with :attr:`time`, the input of the frontier functions."""
+        """(points,) the memory per device in bytes; with :attr:`time`, the frontier functions' input."""
         return np.array([point.memory_bytes for point in self], dtype=float)
 
     @cached_property
     def time(self) -> np.ndarray:
-        """Seconds per step of all points."""
+        """(points,) the duration of a step in seconds."""
         return np.array([point.time_s for point in self], dtype=float)
 
     @cached_property
     def planners(self) -> tuple[str, ...]:
-        """The planner of each point."""
+        """The name of each point's planner."""
         return tuple(point.planner for point in self)
 
 
 def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, np.ndarray]:
-    """Return points as columns and index arrays; each space's indices are one array of equal rows.
+    """Return points as one array per figure, and one array of indices per space.
 
     ``space``, ``planner``, ``devices`` and ``micro_batches`` are columns, too. ``sends`` has (row, bytes,
     count) of each collective, ``send_kind`` and ``send_axes`` its kind and axes.
@@ -73,10 +73,10 @@ def read_points(
 
     Args:
         spaces: the number of spaces.
-        carried: plans of points without indices, by row.
+        carried: the plans of placed and pipelined points, by row.
 
     Raises:
-        ValueError: the arrays do not match.
+        ValueError: the arrays contradict each other.
     """
     space, planner = arrays["space"], arrays["planner"]
     columns = {name: arrays[name] for name in KEPT if name in arrays}

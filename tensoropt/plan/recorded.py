@@ -1,7 +1,7 @@
-"""The operator graph and costs saved with an exploration.
+"""The operator graph and the costs that are saved with an exploration.
 
 They explain any of its points (:mod:`tensoropt.report.detail`) and allow costing it again
-(:func:`tensoropt.api.recost`) without the model. Stored as gzip'd JSON in ``recorded.json.gz``.
+(:func:`tensoropt.api.recost`) without the model. The file is ``recorded.json.gz``, gzip'd JSON.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _SCHEMA = "tensoropt.recorded/1"
 
 @dataclass(frozen=True)
 class _RecordedWork:
-    """Facts and seconds of one workload, for one micro-batch.
+    """The costs of one workload (one rank's computation for one group of operators), for one micro-batch.
 
     Attributes:
+        facts: FLOP, memory traffic and tensor sizes.
         forward_host_s, backward_host_s: the host's seconds to issue it; 0 if the host is the device.
         weight_gradient_s: seconds of the weight-gradient product in its backward
             (:meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`).
@@ -58,7 +59,7 @@ class _RecordedWork:
 
 @dataclass(frozen=True)
 class _RecordedCompute:
-    """Compute costs and overheads on some devices of a cluster; a
+    """The computation costs on some devices of a cluster, as a
     :class:`~tensoropt.costs.prices.ComputeCosts`."""
 
     works: Mapping[str, _RecordedWork]
@@ -67,7 +68,7 @@ class _RecordedCompute:
     overheads: Overheads
 
     def of(self, work: Workload) -> _RecordedWork:
-        """Return the facts and seconds of a workload.
+        """Return the costs of a workload.
 
         Raises:
             TensorOptError: they were not saved.
@@ -80,33 +81,31 @@ class _RecordedCompute:
             ) from None
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the saved (forward, backward) seconds of one micro-batch."""
+        """Return the saved (forward, backward) duration of one micro-batch in seconds."""
         found = self.of(work)
         return found.forward_s, found.backward_s
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the saved (forward, backward) host seconds of one micro-batch."""
+        """Return the saved (forward, backward) duration on the host in seconds, for one micro-batch."""
         found = self.of(work)
         return found.forward_host_s, found.backward_host_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the saved seconds of the weight-gradient product."""
         return self.of(work).weight_gradient_s
 
     def source_of(self, work: Workload) -> str:
-        """Return the source of a workload's saved seconds."""
         return self.of(work).source
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The operator graph, and the costs behind an exploration's points.
+    """The operator graph of a model, and the costs behind an exploration's points.
 
     Attributes:
         whole: costs of workloads that all devices run.
-        links: fits of collectives by mesh label; fits that include messages by :func:`_with_pairs`.
-        discovered: discoveries for operators without a rule, by signature; some are specific to the model.
-        parts: costs that differ on a part of the devices: a pipeline place (:func:`_place_key`) or one device
+        links: fitted costs of collectives by mesh label; with messages, by the label of :func:`_with_pairs`.
+        discovered: splits of operators without a rule, found by running small copies, by operator signature.
+        parts: costs that differ on a part of the devices: a pipeline rank (:func:`_place_key`) or one device
             kind (:func:`_device_key`).
     """
 
@@ -118,11 +117,11 @@ class Recorded:
 
     @cached_property
     def grouped(self) -> GroupGraph:
-        """The operator graph, factored into atoms and grouped as when it was explored."""
+        """The operator graph, with operators joined to groups as when it was explored."""
         return group_operators(refine_graph(self.graph, self))
 
     def get(self, key: str, kind: str) -> Any:
-        """Return an operator's discovery; see :class:`tensoropt.sharding.discovery.discover.Kept`."""
+        """Return an operator's splits; see :class:`tensoropt.sharding.discovery.discover.Kept`."""
         return self.discovered.get(key)
 
     def put(self, key: str, record: Any, kind: str) -> None:
@@ -147,10 +146,10 @@ class Recorded:
         work: Callable[[str, _RecordedWork], _RecordedWork],
         overheads: Callable[[Overheads], Overheads] = lambda unchanged: unchanged,
     ) -> Recorded:
-        """Return a copy with changed workloads and overheads in all parts.
+        """Return a copy with other costs of workloads and overheads in all parts.
 
         Args:
-            work: returns the changed record of a workload, given its key and record.
+            work: returns the new costs of a workload, given its key and old costs.
         """
 
         def of_part(part: _RecordedCompute) -> _RecordedCompute:
@@ -179,10 +178,10 @@ class Recorded:
 
 
 def read_recorded(content: bytes, path: Path) -> Recorded:
-    """Return what :meth:`Recorded.save` wrote into a file.
+    """Return the object that :meth:`Recorded.save` wrote into a file.
 
     Raises:
-        TensorOptError: it is of another version, or damaged.
+        TensorOptError: the file is of another version, or damaged.
     """
     try:
         data = json.loads(unpacked(content, path))
@@ -202,13 +201,12 @@ def read_recorded(content: bytes, path: Path) -> Recorded:
 
 
 class RecordedCosts:
-    """An exploration's recorded or changed costs on a cluster; a
-    :class:`~tensoropt.costs.prices.ClusterCosts`.
+    """The recorded or changed costs of an exploration, as a :class:`~tensoropt.costs.prices.ClusterCosts`.
 
     Args:
         cluster: the exploration's, or one with the same devices and other links.
         settings: the exploration's settings.
-        part: costs of a part of the devices, replacing the whole's.
+        part: the costs on a part of the devices, which replace those on the whole cluster.
     """
 
     def __init__(
@@ -225,7 +223,7 @@ class RecordedCosts:
         self.facts = self.timings = _Saved(replace(self.part, works=known))
 
     def on(self, kinds: Sequence[DeviceKind]) -> RecordedCosts:
-        """Return the costs on devices of these kinds alone; itself if they are all of the cluster's."""
+        """Return the costs on devices of these kinds alone; ``self`` if they are all of the cluster's."""
         if len(kinds) == len(self.cluster.device_kinds):
             return self
         names = {kind.name for kind in kinds}
@@ -235,11 +233,11 @@ class RecordedCosts:
         return RecordedCosts(self.recorded, cluster, self.settings, part)
 
     def compute(self) -> _RecordedCompute:
-        """Return the seconds of workloads that all devices run at once."""
+        """Return the costs of workloads that all devices run at once."""
         return self.part
 
     def compute_on(self, kind: DeviceKind) -> _RecordedCompute:
-        """Return the seconds of workloads on one kind of devices."""
+        """Return the costs of workloads on one kind of devices."""
         return self._part(_device_key(kind))
 
     def overheads(self) -> Overheads:
@@ -251,18 +249,15 @@ class RecordedCosts:
         return self._part(_device_key(kind)).overheads
 
     def _part(self, key: str) -> _RecordedCompute:
-        """Return the costs of a part of the devices; the whole's if all kinds agree.
-
-        Raises:
-            TensorOptError: they were not saved.
-        """
+        """Return the costs on a part of the devices; those on the whole cluster if it has one device kind.
+        Raise TensorOptError if they were not saved."""
         part = self.recorded.parts.get(key)
         if part is None and len(self.cluster.device_kinds) > 1:
             raise TensorOptError(f"the costs of {key} were not saved; explore again")
         return part or self.recorded.whole
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
-        """Return the memory of a process beside tensors, if the settings count it."""
+        """Return the memory of a process beside tensors; constants alone if the settings do not count it."""
         return process_memory(self.cluster, graph, counted=self.settings.process_memory)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
@@ -299,7 +294,7 @@ def _device_key(kind: DeviceKind) -> str:
 
 
 class CostRecorder:
-    """Collects the costs that strategies of one model use.
+    """A collector of the costs that strategies of one model use.
 
     Args:
         costs: the source of costs that are in no tables.
@@ -327,13 +322,13 @@ class CostRecorder:
                 self._add("", template.works[index], template.facts[index])
 
     def add_links(self, mesh: Mesh) -> None:
-        """Record the fits of a mesh's links, messages included."""
+        """Record the fitted costs of a mesh's links, messages included."""
         label = _with_pairs(mesh)
         if label not in self._links:
             self._add_fits(label, self.costs.communication(mesh, pairs=True))
 
     def add_at_place(self, kinds: Sequence[DeviceKind], works: Iterable[Workload]) -> None:
-        """Record workloads of a pipeline place with devices of these kinds."""
+        """Record the costs of workloads on a pipeline rank with devices of these kinds."""
         source = self.costs.on(kinds)
         key = "" if len(kinds) == len(self.costs.cluster.device_kinds) else _place_key(kinds)
         if new := self._new(key, works):
@@ -343,7 +338,7 @@ class CostRecorder:
                 self._add(key, work, source.facts.of(work))
 
     def add_on_devices(self, works: Iterable[Workload]) -> None:
-        """Record workloads on each device kind."""
+        """Record the costs of workloads on each device kind."""
         works, costs, kinds = list(works), self.costs, self.costs.cluster.device_kinds
         whole = self._priced[""][1] if "" in self._priced else costs.overheads()
         costs.timings.measure({work.key: work for work in works})
@@ -356,7 +351,8 @@ class CostRecorder:
                     self._add(key, work, costs.facts.of(work))
 
     def recorded(self) -> Recorded | None:
-        """Return the record; None without any workload, or if JSON cannot hold an operator's argument."""
+        """Return the recorded costs; None if there are none, or if JSON cannot hold an operator's
+        argument."""
         atoms = self.graph.atoms
         try:
             graph_to_dict(atoms.graph)
@@ -441,7 +437,7 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
 
 
 def mesh_of(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
-    """Return the cluster's mesh for a searched space; a single device has a mesh of one axis."""
+    """Return a mesh of this shape; a single device has a mesh of one axis, as the cluster names it."""
     if math.prod(shape) == 1:
         return cluster.meshes(1)[0]
     return Mesh(shape=shape, names=names)

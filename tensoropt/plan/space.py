@@ -1,4 +1,4 @@
-"""Searched spaces: one mesh and micro-batch count each, with the names of all choices."""
+"""Searched spaces: one mesh with one micro-batch count each, and the names of all choices on it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tensoropt.plan.plan import MeshInfo
 
 @dataclass(frozen=True)
 class Space:
-    """The searched space of one mesh and micro-batch count.
+    """The choices of a strategy on one mesh at one micro-batch count, by name.
 
     Attributes:
         mesh: the sizes and names of the axes.
         micro_batches: the micro-batch count.
-        groups: for each group ``micro`` (label on the micro-batch axis), ``members``, ``parameters`` (graph
-            names), ``configurations`` (labels per axis) and ``options`` (per configuration and option, each
-            parameter's stored placement). Empty for points with a record.
-        hubs, shared: placement names of each configuration, by tensor.
+        groups: for each group of operators ``micro`` (label on the micro-batch axis), ``members``,
+            ``parameters`` (graph names), ``configurations`` (labels per axis) and ``options`` (per
+            configuration and option, each parameter's stored placement). Empty for points with a record.
+        hubs, shared: the possible placements of tensors with several readers, and of tied parameters.
         keys: the model's own parameter name by graph name.
-        notes: where the search was heuristic.
-        regions: group -> its repeated block, if that may be recomputed; the group's index counts its
-            configurations once plain, then once recomputed.
-        sequence: group -> its label for splitting the sequence, if any.
-        moves: tensors that backward may gather again: after the options of its variables, a point has an
-            option for each, 1 to gather it again.
-        recipes: block -> recipe -> for each of the block's groups, ``1`` if the recipe runs it once, else
-            ``0``.
+        notes: where the search was heuristic, in words.
+        regions: the repeated block of each group in a block that may be recomputed; the group's index counts
+            its configurations once plain, then once recomputed.
+        sequence: each group's label for splitting the sequence, if it has one.
+        moves: the tensors that backward may gather again. A point's options have an entry for each after
+            those of its variables: 1 to gather it again.
+        recipes: for each block and recipe (part to recompute), a character per group of the block: ``1`` if
+            the group is not recomputed, else ``0``.
     """
 
     mesh: MeshInfo
@@ -48,15 +48,15 @@ class Space:
 
     @property
     def devices(self) -> int:
-        """The number of devices of its plans."""
+        """The number of devices of the mesh."""
         return math.prod(self.mesh.shape)
 
     def position(self, group: str, index: int) -> int:
-        """Return the position in the group's lists of configuration ``index``."""
+        """Return the position of configuration ``index``, plain or recomputed, in the group's lists."""
         return index % len(self.groups[group]["configurations"])
 
     def labels(self, group: str, index: int) -> Sequence[str]:
-        """Return the label on each axis of a group's configuration ``index``."""
+        """Return the label on each axis for a group's configuration ``index``."""
         labels: Sequence[str] = self.groups[group]["configurations"][self.position(group, index)]
         return labels
 
@@ -66,14 +66,14 @@ class Space:
         return tuple(dict.fromkeys(self.regions[name] for name, runs_again in again.items() if runs_again))
 
     def once(self, choice: Sequence[int]) -> tuple[str, ...]:
-        """Return the groups in recomputed blocks that a point runs once."""
+        """Return the groups in recomputed blocks that a point does not recompute."""
         again, blocks = self._again(choice), set(self.recomputed(choice))
         return tuple(
             name for name, runs_again in again.items() if not runs_again and self.regions[name] in blocks
         )
 
     def gathered_again(self, options: Sequence[int]) -> tuple[str, ...]:
-        """Return the tensors that these options gather again in backward."""
+        """Return the tensors that are gathered again in backward, by a point's options."""
         own = options[len(self.variables) :]
         return tuple(name for name, again in zip(self.moves, own, strict=True) if again)
 
@@ -87,5 +87,5 @@ class Space:
 
     @cached_property
     def variables(self) -> tuple[str, ...]:
-        """The variables in the order of a point's indices; a hub and a group may share a name."""
+        """The names of a strategy's variables, in the order of a point's indices."""
         return variables(self.groups, self.hubs, self.shared)

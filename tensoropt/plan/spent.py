@@ -1,4 +1,4 @@
-"""Seconds of a step by group of operators, read off its timeline, and other device work."""
+"""The duration of each group of operators in a step, and of other work of the device, from its timeline."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from tensoropt.simulate.recording import TimelineEvent
 
 AGAIN, OPTIMIZER = "again", "optimizer"
-"""The phases of recomputing, regathering and the optimizer."""
+"""The phases of recomputing and regathering, and of the optimizer."""
 RECOMPUTATION, COPIES, OPTIMIZER_TITLE = "recomputation", "copies and additions", "the optimizer"
-"""Device work other than the groups' own operators."""
+"""The titles of device work other than the groups' own operators."""
 
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of one group in a step, without recomputing and regathering.
+    """The durations of one group of operators in a step in seconds, without recomputing and regathering.
 
     Attributes:
-        forward_s, backward_s: seconds of the operators.
-        copies_s: seconds of copies and additions that redistribute tensors for the group.
-        communication_s: seconds of collectives or messages.
+        forward_s, backward_s: duration of the operators.
+        copies_s: duration of copies and additions that redistribute tensors for the group.
+        communication_s: duration of collectives or messages.
     """
 
     forward_s: float = 0.0
@@ -33,14 +33,14 @@ NOTHING = Spent()
 
 
 def is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
-    """Return whether an event counts for a group: neither recomputation nor optimizer."""
+    """Return whether an event is work of one of the named groups, neither recomputation nor optimizer."""
     if event.group not in names or event.phase == AGAIN:
         return False
     return event.phase != OPTIMIZER or event.copies or not event.is_computing
 
 
 def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> dict[str, Spent]:
-    """Return the seconds of each group in ``names`` that has any."""
+    """Return the durations of each named group that has an event in the timeline."""
     by_group: dict[str, Spent] = {}
     for event in timeline:
         if not is_of_group(event, names):
@@ -58,7 +58,7 @@ def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> 
 
 
 def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
-    """Return the device seconds outside of groups' own operators, by title."""
+    """Return the duration of device work outside of groups' own operators in seconds, by title."""
     seconds = {COPIES: sum(g.copies_s for g in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
     for event in timeline:
         if event.is_computing:

@@ -1,1 +1,1 @@
-"""Questions that explorations answer: a model, a cluster, and settings."""
+"""Questions that explorations answer, each a model, a cluster, and settings."""

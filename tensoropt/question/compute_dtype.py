@@ -1,7 +1,7 @@
-"""Resolving dtype ``auto``: bfloat16 for language models on GPUs that support it, else float32.
+"""Functions that resolve dtype ``auto``: bfloat16 for language models on GPUs that support it, else float32.
 
 Language models are trained in bfloat16 on such GPUs, so float32 figures would describe a step that nobody
-runs. Other models keep their dtypes unless the user chooses.
+runs. Other models keep their dtypes unless the user chooses one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
 
 
 def _is_language_model(source: str) -> bool:
-    """Return whether a source is a language model of the zoo, or of ``transformers`` by its config; False for
-    other sources."""
+    """Return whether a source names a language model, of the zoo or of ``transformers`` by its config."""
     if is_config(source):
         return True
     if not source.startswith("zoo:"):
@@ -33,11 +32,11 @@ def _is_language_model(source: str) -> bool:
 
 
 def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
-    """Return the dtype that ``auto`` resolves to, and a sentence on why; "" if no other was likely.
+    """Return the dtype to which ``auto`` resolves, and a sentence that explains a choice, else "".
 
     Args:
         source: the model's source; "" for a module.
-        clusters: all clusters it is explored on; they share one dtype, so that steps compare.
+        clusters: all clusters on which the model is explored; they share one dtype, so that steps compare.
 
     Raises:
         ZooError: the zoo does not have the model.

@@ -1,4 +1,4 @@
-"""Users' constraints, as an object, data, or a file (``--constraints FILE``, YAML or JSON)."""
+"""Functions that read users' constraints from an object, data, or a YAML or JSON file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.files import read_document
 from tensoropt.sharding.constraints import ConstraintError, Constraints, constraints_from_dict
 
 _Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
-"""Constraints, their content, or their file's path."""
+"""Constraints, their content, or the path of their file."""
 
 
 def constraints_of(given: _Given) -> Constraints | None:
@@ -28,10 +28,10 @@ def constraints_of(given: _Given) -> Constraints | None:
 
 
 def _load_constraints(path: str | os.PathLike[str]) -> Constraints:
-    """Read constraints from a file, or from a saved exploration; ``.json`` is JSON, anything else YAML.
+    """Return constraints from a file, or from a saved exploration; ``.json`` is JSON, anything else YAML.
 
     Raises:
-        ConstraintError: it cannot be read, or an entry is malformed; names file and entry.
+        ConstraintError: the file cannot be read, or an entry is malformed; the message names file and entry.
     """
     file = Path(path)
     data = read_document(file, "constraints", ConstraintError)

@@ -1,5 +1,4 @@
-"""Model sources: ``zoo:NAME?OPTION=VALUE``, ``package.module:function?OPTION=VALUE``,
-``file.py:function?OPTION=VALUE``, ``FILE.onnx``, ``hf:ID``, folders with a ``config.json``."""
+"""Functions that build a model from its source, such as ``zoo:NAME``, ``file.py:function``, ``FILE.onnx``."""
 
 from __future__ import annotations
 
@@ -14,16 +13,16 @@ from tensoropt.files import named_function
 
 
 class ModelSourceError(TensorOptError):
-    """A model source that cannot be opened."""
+    """The error if a model source cannot be opened."""
 
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """Options for opening an ONNX file; a plan stores them, so that every rank opens it alike.
+    """The options for opening an ONNX file; a plan stores them, so that every rank opens the file alike.
 
     Attributes:
         dims: sizes of open dims, by name.
-        outputs: tensors to return instead of the file's own outputs.
+        outputs: names of tensors to return instead of the file's own outputs.
         loss: ``auto`` or a name of ``tensoropt.capture.onnx.LOSSES``; None returns the outputs.
     """
 
@@ -45,7 +44,7 @@ class LoadedModel:
 
     Attributes:
         source, seed, batch, onnx: the arguments of :func:`load_model`.
-        notes: remarks on its import.
+        notes: remarks on the import of an ONNX file.
     """
 
     model: Any
@@ -78,21 +77,21 @@ def load_model(
     onnx: OnnxOptions | None = None,
     lora: str | None = None,
 ) -> LoadedModel:
-    """Build the model of a source; the same seed gives the same weights in every process.
+    """Build the model that a source names; the same seed gives the same weights in every process.
 
     Args:
         source: ``zoo:NAME`` or ``zoo:NAME?OPTION=VALUE&...`` (:func:`tensoropt.zoo.build`), ``FILE.onnx``,
             ``hf:ID`` or a folder with a ``config.json`` (:func:`tensoropt.zoo.configs.from_config`),
-            ``package.module:function`` or ``path/file.py:function``; the function returns ``(model, args)``,
-            ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``, the loss a function of what the
-            model returns. A function's parameters with a number or a switch as default are its options.
+            ``package.module:function`` or ``path/file.py:function``. The function returns ``(model, args)``,
+            ``(model, args, kwargs)`` or ``(model, args, kwargs, loss)``, where the loss is a function of the
+            model's output. The function's parameters with a number or a switch as default are its options.
         device: ``cpu`` or ``meta`` (zoo models, and functions that build under ``torch.device``).
         seed: the seed of the weights.
         batch: the batch size of a zoo model, or of a function with a parameter ``batch``; None for its
             default.
         onnx: options of an ONNX file.
         lora: adapters, the only trained parameters, as ``r=16`` or ``r=16,alpha=32,targets=q_proj+v_proj``
-            (:class:`tensoropt.zoo.lora.Lora`); like the source's option ``lora``.
+            (:class:`tensoropt.zoo.lora.Lora`); the same as the source's option ``lora``.
 
     Raises:
         ModelSourceError: the source names no model; the message lists valid forms.
@@ -178,7 +177,7 @@ def with_sequence(source: str, length: int) -> str:
     """Return a language model's source with another sequence length.
 
     Args:
-        length: in tokens.
+        length: the length in tokens.
 
     Raises:
         TensorOptError: the model has no sequence option, or the source sets it already.
@@ -206,10 +205,10 @@ def with_sequence(source: str, length: int) -> str:
 
 
 def with_lora(source: str, text: str) -> str:
-    """Return a model's source with adapters, the only trained parameters.
+    """Return a model's source with LoRA adapters, which become the only trained parameters.
 
     Args:
-        text: as ``r=16,alpha=32,targets=q_proj+v_proj`` (:class:`tensoropt.zoo.lora.Lora`).
+        text: the adapters, as ``r=16,alpha=32,targets=q_proj+v_proj`` (:class:`tensoropt.zoo.lora.Lora`).
 
     Raises:
         TensorOptError: the text cannot be read, or the source is an ONNX file or has adapters already.
@@ -232,10 +231,10 @@ def _with_option(source: str, option: str) -> str:
 
 
 def default_batch(source: str) -> int:
-    """Return the default batch of a model whose batch can be chosen.
+    """Return the default batch size of a model whose batch size can be chosen.
 
     Raises:
-        TensorOptError: the batch is fixed by the model's own example inputs.
+        TensorOptError: the batch size is fixed by the model's own example inputs.
     """
     if not source or is_onnx(source):
         raise TensorOptError(

@@ -1,6 +1,6 @@
 """The open dims of an ONNX file, read in a separate process, as a server must not open model files.
 
-``python onnx_dims.py FILE`` prints their names as a JSON list, quickly, as it needs no PyTorch.
+``python onnx_dims.py FILE`` prints their names as a JSON list, quickly, as this needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 _MOST_S = 30.0
-"""Maximum seconds of reading a file."""
+"""The most seconds that reading a file may take."""
 
 
 def open_dims(path: Path) -> list[str]:
     """Return the names of a file's open dims, as ``--dim`` takes them.
 
     Raises:
-        ValueError: it is not an ONNX file; gives the reason.
+        ValueError: the file is not an ONNX file; the message has the reason.
     """
     command = [sys.executable, __file__, str(path)]
     try:

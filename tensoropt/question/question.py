@@ -1,6 +1,6 @@
 """The question that ``explore`` answers, as one value that can be stored, sent and written as JSON.
 
-A command line or a form is parsed into it; it also yields the equivalent command line.
+A command line or a form is parsed into a question, which can also be written as a command line.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Question(BaseModel):
     Attributes:
         model: as on the command line: ``zoo:NAME``, ``FILE.onnx``, ``path/file.py:function`` and the like.
         cluster: the name of a cluster, or the content of a cluster file.
-        batch: the global batch; None for the model's own.
-        batches: global batches to explore one by one; ``auto`` searches for the largest that fits.
-        seed: seed of weights and random walks.
+        batch: the global batch size; None for the model's own.
+        batches: global batch sizes to explore one by one; ``auto`` searches for the largest that fits.
+        seed: the seed of weights and random walks.
         dims, outputs, loss: options of an ONNX file.
         settings: the settings of the exploration.
-        constraints_file: the file of its constraints.
+        constraints_file: the path of a file with constraints.
         headroom: device memory to keep free: ``5%`` or ``2GiB``.
         planners: published planners to compare with: ``all``, or names.
         planner_options: planners' settings, such as ``netsplit.seconds=600``.
-        limits: memory limits per device for planners, in bytes; None for all their trade-offs.
+        limits: memory limits of planners in bytes per device; None for all trade-offs that they find.
         devices: device counts to explore one by one, or ``auto``.
         also_on: further clusters by name.
         beside: users' current jobs: ``torchtitan:job.toml`` and the like.
@@ -80,7 +80,7 @@ class Question(BaseModel):
 
     @classmethod
     def of(cls, data: object) -> Question:
-        """Return the question that :meth:`data` wrote; raise :class:`TensorOptError` if it is not one."""
+        """Return the question that :meth:`data` wrote; raise :class:`TensorOptError` for other data."""
         try:
             return cls.model_validate(data)
         except ValidationError as error:
@@ -103,7 +103,7 @@ class Question(BaseModel):
 
     @property
     def capture_facts(self) -> dict[str, Any]:
-        """The values besides the model's source that determine the operator graph."""
+        """The values besides the model's source that determine the operator graph, by name."""
         chosen = {"batch": self.batch, "seed": self.seed, "onnx": repr(self.onnx)}
         return {**chosen, "mode": self.settings.mode, "dtype": self.settings.dtype}
 
@@ -113,8 +113,8 @@ class Question(BaseModel):
         return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
     def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
-        """Return the question with the batch, sequence and dtype of users' jobs, where none is given and the
-        model allows a choice; and a sentence on what was taken from the jobs.
+        """Return the question with the batch, sequence and dtype of users' jobs, where the question gives
+        none and the model allows a choice, and a sentence that lists the values taken.
 
         Raises:
             JobError: a job cannot run on this many devices.
@@ -138,7 +138,7 @@ class Question(BaseModel):
         return self.model_copy(update={"model": model, "batch": batch, "settings": settings}), words
 
     def at(self, batch: int) -> Question:
-        """Return the question about one of its batches."""
+        """Return the question about a single batch size."""
         return self.model_copy(update={"batch": batch, "batches": ""})
 
     def loaded_model(self, *, on_meta: bool) -> LoadedModel:
@@ -151,7 +151,7 @@ class Question(BaseModel):
         return load_model(self.model, device="cpu", seed=self.seed, batch=self.batch, onnx=self.onnx)
 
     def settings_on(self, cluster: Cluster) -> Settings:
-        """Return the settings for a cluster, with the headroom of its devices."""
+        """Return the settings for a cluster, with a memory budget that keeps the headroom free."""
         if not self.headroom:
             return self.settings
         usable = cluster.memory_bytes - headroom_bytes(self.headroom, cluster.memory_bytes)
@@ -176,7 +176,7 @@ class Question(BaseModel):
         """Return the equivalent command line's words after ``tensoropt``, without defaults.
 
         Args:
-            out: the result's folder.
+            out: the folder for the result.
             cluster_file, constraints_file: files for an unnamed cluster and for constraints.
         """
         cluster = self.cluster if isinstance(self.cluster, str) else cluster_file
@@ -207,7 +207,7 @@ class Question(BaseModel):
         return [*words, *(["--anew"] if self.anew else []), "--out", out]
 
     def line(self, out: str, cluster_file: str = "") -> str:
-        """Return the equivalent command line for copying; arguments as in :meth:`words`."""
+        """Return the equivalent command line for copying; the arguments are as in :meth:`words`."""
         return shlex.join(["tensoropt", *self.words(out, cluster_file)])
 
 
@@ -227,10 +227,10 @@ def onnx_options(
 
 
 def read_batches(text: str) -> dict[str, Any]:
-    """Return the batch or batches that ``8``, ``8,16,32`` or ``auto`` give, as a question's fields.
+    """Return the fields of a question that ``8``, ``8,16,32`` or ``auto`` stands for.
 
     Raises:
-        TensorOptError: the text is none of these, or a batch is below 1.
+        TensorOptError: the text is none of these, or a batch size is below 1.
     """
     try:
         # A single batch may have more digits than read_counts takes.

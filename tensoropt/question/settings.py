@@ -1,7 +1,7 @@
-"""The settings of an exploration.
+"""The settings of an exploration, with their descriptions.
 
-Each setting is described once, at its field of :class:`Settings`. From there come the command line's flag,
-the lines of settings and assumptions, the README's table and the saved JSON.
+Each setting is described once, at its field of :class:`Settings`. The command line's flag, the lists of
+settings and assumptions, the README's table and the saved JSON are made from these descriptions.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ else:
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting's description: name, meaning, and how its values are read and written.
+    """The description of a setting: its name and meaning, and how its values are read and written.
 
     Attributes:
         help: its meaning in a few words.
         label: its name among assumptions.
         group: its section in ``--help``.
-        flag: its command-line name; by default the field's.
+        flag: its command-line name; by default that of the field.
         metavar: the placeholder for its value in ``--help``.
         none: the word for no value.
-        title: a value's format in titles; by default after the flag.
-        words: a value's format among assumptions, if it differs.
-        assumed: whether assumptions list it even at its default.
+        title: the format of a value in titles; by default the value follows the flag.
+        words: formats a value among assumptions; None for the same format as elsewhere.
+        assumed: whether assumptions list the setting even at its default.
         of_step: whether explorations with different values are not comparable, as their steps differ.
         read: parses a value.
         write: formats a value so that ``read`` gives it again.
-        choices: its values; by default the field's.
-        others: stands for values that only the command line and Python accept.
-        name, default: the field's; filled in by :func:`settings_fields`.
+        choices: its possible values; by default those of the field.
+        others: the placeholder for values that only the command line and Python accept.
+        name, default: the name and default value of the field, filled in by :func:`settings_fields`.
     """
 
     help: str
@@ -102,7 +102,7 @@ class Setting:
         """Return the command-line words that choose a value; empty for the default.
 
         Args:
-            text: text in place of the value, such as its file.
+            text: the text in place of the value, such as the name of its file.
         """
         if value == self.default:
             return []
@@ -176,7 +176,7 @@ _COSTS = "where costs come from"
 
 
 def _refused_in_words(of: type) -> type:
-    """Make the model raise sentences instead of validation errors (:func:`_refusal`)."""
+    """Make the class raise errors in one sentence (:func:`_refusal`) instead of pydantic's."""
     checked: Any = of.__init__  # type: ignore[misc]
 
     def initialise(self: Any, *values: Any, **chosen: Any) -> None:
@@ -196,7 +196,7 @@ class Settings:
     """The settings of an exploration; the defaults are the command line's.
 
     Raises:
-        TensorOptError: a value is invalid (valid ones are named), or two values conflict.
+        TensorOptError: a value is invalid (the message names valid ones), or two values conflict.
         ConstraintError: constraints cannot be read.
     """
 

@@ -1,4 +1,4 @@
-"""The zoo's models and their figures without PyTorch, from ``zoo/figures.json`` (``make zoo-figures``)."""
+"""The zoo's models and their sizes without PyTorch, from ``zoo/figures.json`` (``make zoo-figures``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Listed:
 
     Attributes:
         batch: its default batch in samples.
-        requires: the package of the extra ``zoo`` that it needs; None if it needs none.
+        requires: the package of the extra ``zoo`` that the model needs; None if it needs none.
         options: the options behind its name, with defaults.
     """
 
@@ -31,24 +31,24 @@ class Listed:
 
     @property
     def language_model(self) -> bool:
-        """Whether its inputs are tokens only; true for translators, too."""
+        """Whether the model's inputs are tokens only; true for translators, too."""
         return "vocabulary" in self.options and "image" not in self.options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one training step at ``batch`` samples, in the model's own dtypes, unsplit.
+    """The sizes of one training step at ``batch`` samples, in the model's own dtypes, unsplit.
 
     Attributes:
-        parameters: scalars; tied ones count once.
-        parameter_bytes: their bytes.
-        kept_bytes: activations saved for backward (CPU kernels).
-        output_bytes: the outputs of all forward operators but views.
-        operators, groups: their numbers in the captured and the grouped graph.
+        parameters: number of parameter elements; tied ones count once.
+        parameter_bytes: size of the parameters in bytes.
+        kept_bytes: size in bytes of activations saved for backward (CPU kernels).
+        output_bytes: size in bytes of the outputs of all forward operators but views.
+        operators, groups: number of operators in the captured graph, and of groups that they are joined to.
         treewidth: an upper bound on the search graph's treewidth (min-fill order).
         flop: the FLOP of forward and backward, multiply-adds counted as two.
         rule_share: the share of forward FLOP in groups with rules for all operators.
-        split_share: the share of forward FLOP in groups that can be split at least two ways.
+        split_share: the share of forward FLOP in groups that can be split in two or more ways.
     """
 
     batch: int
@@ -78,5 +78,5 @@ def listed() -> dict[str, Listed]:
 
 @cache
 def figures() -> dict[str, Figures]:
-    """Return the figures of each model by name."""
+    """Return the sizes of each model's training step, by name."""
     return {name: Figures(**row) for name, row in _table()["models"].items()}

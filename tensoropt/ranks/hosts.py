@@ -1,8 +1,8 @@
-"""Ranks on all hosts of a job that ``torchrun`` started, one process per device.
+"""Ranks on all hosts of a job that ``torchrun`` started with one process per device.
 
     torchrun --nnodes 2 --nproc-per-node 8 ... -m tensoropt measure links --cluster hosts.yaml
 
-The first process runs the command; the others run what it sends them over torch.distributed.
+The first process runs the command; the others run functions that it sends them over torch.distributed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIOCGIFADDR = 0x8915
 """The ioctl for the address of a network interface (netdevice(7))."""
 _VARIABLES = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 _COMMAND_DAYS = 30
-"""The time-out of other ranks that wait for the next call."""
+"""The days that other ranks wait for the next call."""
 
 
 def in_job() -> bool:
@@ -44,7 +44,7 @@ def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
 
 
 def _of_host(find: Callable[[], Any]) -> Any:
-    """Return, on a host's first process, its result in a tuple or its error's text; on others None."""
+    """Return, on a host's first process, the result in a tuple or the error's text; None on others."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return None
     try:
@@ -61,7 +61,7 @@ def _of_hosts(own: Any, control: Any) -> list[Any]:
 
 
 def _gathered(own: Any, control: Any) -> list[Any]:
-    """Gather each process's value in the order of ranks; a collective."""
+    """Return the value of each process in the order of ranks; a collective."""
     import torch.distributed as dist
 
     values: list[Any] = [None] * dist.get_world_size()
@@ -101,7 +101,7 @@ def _interface() -> str:
 
 
 class HostRanks(RankPool):
-    """The processes of a job as a pool; the first one, rank 0, uses it.
+    """The processes of a job as a pool of ranks, which the first one, rank 0, uses.
 
     Args:
         clusters: each host's own cluster, in the order of ranks.
@@ -135,7 +135,7 @@ class HostRanks(RankPool):
         """Do nothing: ``torchrun`` has started the ranks."""
 
     def restart(self) -> None:
-        """Do nothing: only ``torchrun`` can start a rank anew."""
+        """Do nothing: only ``torchrun`` can start a rank again."""
 
     def close(self) -> None:
         """Do nothing: the ranks serve until the command ends."""
@@ -147,7 +147,7 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Call as :meth:`RankPool.run` does; messages arrive at the end; ``timeout_s`` is ignored."""
+        """Call as :meth:`RankPool.run` does; messages arrive at the end, ``timeout_s`` is ignored."""
         with self._lock:
             _send((KernelSettings.now(), function, args), self._control)
             answers = _gathered(_answer(function, args), self._control)
@@ -162,7 +162,7 @@ class HostRanks(RankPool):
 
 
 def _send(call: Any, control: Any) -> Any:
-    """Broadcast the next call from the first process."""
+    """Broadcast the next call from the first process; return it."""
     import torch.distributed as dist
 
     sent = [call]
@@ -183,7 +183,7 @@ def _answer(function: Callable[..., Any], args: tuple) -> tuple[list, Any, Any]:
 
 
 _job: list[HostRanks] = []
-"""The ranks of the job whose first process this is; at most one."""
+"""The ranks of the job whose first process this is; at most one pool."""
 
 
 def job_ranks() -> HostRanks | None:
@@ -192,7 +192,7 @@ def job_ranks() -> HostRanks | None:
 
 
 def _pinned() -> str:
-    """Pin this process for measurements; return its backend."""
+    """Pin this process to a GPU or core for measurements; return the backend of its process group."""
     import torch
 
     local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

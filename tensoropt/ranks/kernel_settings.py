@@ -14,13 +14,13 @@ _OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """PyTorch's kernel settings of GPUs, with its defaults.
+    """PyTorch's settings of GPU kernels; the defaults are PyTorch's.
 
     Attributes:
         matmul, convolution, recurrent: the format of float32 numbers in cuBLAS and cuDNN.
         fp16_reduction, bf16_reduction: whether products may accumulate in these types.
         benchmark: whether cuDNN times its algorithms and uses the fastest.
-        cudnn_deterministic, deterministic: only deterministic algorithms, in cuDNN or on any device.
+        cudnn_deterministic, deterministic: whether only deterministic algorithms run, in cuDNN or anywhere.
     """
 
     matmul: _Fp32 = "ieee"
@@ -34,7 +34,7 @@ class KernelSettings:
 
     @classmethod
     def now(cls) -> KernelSettings:
-        """Return this process's settings, without importing PyTorch."""
+        """Return this process's settings, or PyTorch's defaults if PyTorch is not imported."""
         if "torch" not in sys.modules and _OVERRIDE not in os.environ:
             return cls()
         import torch
@@ -68,13 +68,13 @@ class KernelSettings:
 
     @property
     def words(self) -> str:
-        """The settings that differ from PyTorch's defaults, for keys and people; "" if none."""
+        """The settings that differ from PyTorch's defaults, for keys and people; "" if none differs."""
         own = asdict(KernelSettings())
         return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value != own[name])
 
 
 def _places() -> dict[str, tuple[Any, str]]:
-    """Return where PyTorch keeps each setting: an object and its attribute."""
+    """Return the object and the attribute in which PyTorch keeps each setting."""
     import torch
 
     backends: Any = torch.backends  # whose stubs lack some of them

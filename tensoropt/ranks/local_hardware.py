@@ -1,4 +1,4 @@
-"""Recognition of clusters that are this machine, so that their ranks can be started and measured."""
+"""Functions that recognize clusters that are this machine, whose ranks can be started and measured."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from tensoropt.ranks.hosts import job_ranks
 from tensoropt.ranks.pool import RankPool
 
 _undo: list[Callable[[], None]] = []
-"""Undoes :func:`pin_process`; one per process."""
+"""The function that undoes :func:`pin_process`, if that was called."""
 
 
 def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """Limit this process to one thread, pinned to a core of its own if possible; return an undo function.
+    """Limit this process to one thread, pinned to a core of its own if possible; return a function that
+    undoes it.
 
     Args:
         local_rank, local_ranks: the rank on this host, and the number of ranks on it.
@@ -53,7 +54,7 @@ _LOCAL_SOURCES = (THIS_MACHINE, "NVML")
 
 
 def has_local_cores(cluster: Cluster) -> bool:
-    """Return whether a cluster's devices are this machine's: ``local``, or ``CPU-core`` without figures."""
+    """Return whether a cluster's devices are this machine's cores: ``local``, or kind ``CPU-core``."""
     if cluster.device_type != "cpu":
         return False
     return cluster.source == THIS_MACHINE or {kind.name for kind in cluster.device_kinds} == {ANY_CORE}
@@ -82,7 +83,7 @@ def why_no_gpu() -> str:
 
 
 def local_notes(cluster: Cluster) -> tuple[str, ...]:
-    """Return why this machine's GPUs are not used or not timed; empty for requested CPU ranks."""
+    """Return why this machine's GPUs are not used or not timed; empty if CPU ranks were requested."""
     local, shown = cluster.name.startswith("local"), os.environ.get("CUDA_VISIBLE_DEVICES")
     if cluster.source == THIS_MACHINE and local and shown in ("", "-1") and torch.backends.cuda.is_built():
         return (f"CUDA_VISIBLE_DEVICES='{shown}' shows no GPU: plans are for CPU ranks",)

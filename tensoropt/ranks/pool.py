@@ -31,19 +31,20 @@ from tensoropt.ranks.worker_process import (
 )
 
 _GRACE_S = 3.0
-"""Seconds in which the other ranks must answer once one has failed; an assumption."""
+"""The seconds in which the other ranks must answer once one has failed; an assumption."""
 
 
 class RankPool:
-    """``world_size`` processes with a process group, each pinned to its own core if there are enough.
+    """A pool of ``world_size`` processes with a process group, each pinned to its own core if there are
+    enough.
 
-    A context manager. Workers start with the first run and end with :meth:`close`, garbage collection or the
-    process. One run is executed at a time; other threads wait.
+    The pool is a context manager. Workers start with the first run and end with :meth:`close`, garbage
+    collection or the process. One run is executed at a time; other threads wait.
 
     Args:
-        timeout_s: the time-out of one run, and of a collective.
+        timeout_s: the time-out of one run, and of a collective, in seconds.
         backend: ``gloo``, or ``nccl`` with GPU r for rank r.
-        share_gpu: with gloo, give all ranks the first GPU; times are then meaningless.
+        share_gpu: whether all ranks run on the first GPU, with gloo; times are then meaningless.
         interface: the network interface of gloo, the loopback by default.
         prefixes: per rank, a command before the worker's (such as ``ip netns exec NAME``).
     """
@@ -101,7 +102,7 @@ class RankPool:
         self.close()
 
     def start(self) -> None:
-        """Start the workers if none are running, as ``run`` does; MeasurementError if they do not start."""
+        """Start the workers if none are running, as ``run`` does; raise MeasurementError on failure."""
         with self._lock:
             if self._closed:
                 raise MeasurementError("this pool is closed; make a new one")
@@ -128,8 +129,8 @@ class RankPool:
         """Call ``function(rank, world_size, *args)`` on all ranks at once; return the results by rank.
 
         Args:
-            function: a module-level function; the worker looks it up by module and name.
-            timeout_s: the time-out of this run; each message restarts it.
+            function: a module-level function, which the worker looks up by module and name.
+            timeout_s: the time-out of this run in seconds; each message restarts it.
             on_message: called with rank and content of each message (:func:`tensoropt.ranks.worker.tell`).
 
         Raises:
@@ -170,13 +171,13 @@ class RankPool:
             kill_all(self._workers)
 
     def interrupt(self) -> None:
-        """End the workers, even during another thread's run, which fails."""
+        """End the workers, even during another thread's run, which then fails."""
         for worker in list(self._workers):
             with contextlib.suppress(OSError):
                 worker.process.kill()
 
     def close(self) -> None:
-        """End all workers; may be called repeatedly."""
+        """End all workers; further calls have no effect."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
@@ -189,7 +190,7 @@ class RankPool:
             self._finalizer()
 
     def _store(self) -> str:
-        """Return the file through which the ranks form their process group."""
+        """Return the path of the file through which the ranks form their process group."""
         return str(self._directory / f"store-{self._epoch}")
 
     def _setup(self, rank: int) -> dict[str, Any]:
@@ -212,7 +213,7 @@ class RankPool:
     def _collect(
         self, task: str, timeout_s: float, on_message: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """Wait for all ranks; return the answers, or reset or kill the workers and raise."""
+        """Wait for all ranks and return their results; on a failure, reset or kill the workers and raise."""
         pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         results: list[Any] = [None] * self.world_size
         failure: RankError | None = None

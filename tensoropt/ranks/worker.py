@@ -1,6 +1,7 @@
-"""A worker of a :class:`~tensoropt.ranks.pool.RankPool`, which imports functions by name and runs them.
+"""A worker process of a :class:`~tensoropt.ranks.pool.RankPool`, which imports functions by name and runs
+them.
 
-Started as ``python -c "… main()" CONNECTION LIFELINE`` with two file descriptors.
+It is started as ``python -c "… main()" CONNECTION LIFELINE`` with two file descriptors.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def tell(content: Any) -> None:
 
 @contextmanager
 def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
-    """Inside the block, pass the messages of :func:`tell` to a function."""
+    """Pass the messages of :func:`tell` to a function during the block."""
     global _hear
     before, _hear = _hear, hear
     try:
@@ -96,7 +97,7 @@ def _seconds_behind() -> float:
 
 
 def main() -> None:
-    """Answer ``(verb, content)`` messages until the connection closes."""
+    """Execute messages ``(verb, content)`` and send their results until the connection closes."""
     global _hear
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
     _hear = lambda content: connection.send_bytes(pickle.dumps(("told", content)))  # noqa: E731
@@ -186,7 +187,7 @@ def _connect(setup: dict[str, Any]) -> None:
 
 
 def failure_of(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Return an error as it is sent: its last line, its traceback, and itself if picklable."""
+    """Return an error in a form that can be sent: its last line, its traceback, and itself if picklable."""
     summary = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_exception(error))
     try:

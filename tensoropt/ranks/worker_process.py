@@ -1,4 +1,4 @@
-"""One worker as the pool sees it (process, connection, output file), its failures, and calls in forks."""
+"""A worker process as its pool sees it, the errors for its failures, and calls in forks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _OUTERMOST = "in <module>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProcess:
-    """A worker that has been started.
+    """A worker process that has been started.
 
     Attributes:
-        connection: carries ``(verb, content)`` messages and their answers.
+        connection: the pipe for ``(verb, content)`` messages and their answers.
         lifeline: one end of a pipe; the worker exits when it closes.
-        log: the file with the worker's output.
+        log: the path of the file with the worker's output.
     """
 
     process: subprocess.Popen[bytes]
@@ -67,7 +67,7 @@ def kill_all(workers: list[WorkerProcess]) -> None:
 
 
 def start_worker(log: Path, prefix: Sequence[str], interface: str) -> WorkerProcess:
-    """Start a worker, which then waits for messages.
+    """Start a worker process, which then waits for messages.
 
     Args:
         prefix: a command before the worker's.
@@ -112,7 +112,8 @@ _LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that a
 
 
 class RankError(MeasurementError):
-    """The failure of a run on a rank; the first paragraph says what, the rest where.
+    """The error if a run fails on a rank; the message's first paragraph names the failure, the rest has its
+    stack.
 
     Attributes:
         rank: the rank that failed first.
@@ -153,7 +154,7 @@ def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> R
 
 
 def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
-    """Return the error of a rank whose connection closed: its process's end and last output."""
+    """Return the error of a rank whose connection closed, with its process's exit code and last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
@@ -169,7 +170,7 @@ def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
 
 
 def hangs_in(workers: Mapping[int, WorkerProcess], task: str, timeout_s: float) -> RankError:
-    """Return the error for ranks that did not answer (rank -> worker), with where each one waits."""
+    """Return the error for ranks that did not answer in time, with the function in which each one waits."""
     deadline = time.monotonic() + _STACK_S
     places: dict[str, list[str]] = {}
     for rank, worker in workers.items():
@@ -209,7 +210,7 @@ def _write_stack(worker: WorkerProcess, deadline: float) -> None:
 
 
 class Timeout:
-    """The seconds that other processes may take."""
+    """A limit in seconds on the time that other processes may take."""
 
     def __init__(self, seconds: float):
         self._all_s, self._until = seconds, time.monotonic() + seconds
@@ -223,13 +224,13 @@ class Timeout:
         self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
-        """Return the readable connections; wait at most the time that is left."""
+        """Return the readable connections, waiting at most the remaining time."""
         left_s = max(0.0, self._until - time.monotonic())
         return wait(connections, timeout=left_s)  # type: ignore[return-value]  # connections
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
-    """Return a function's result from a fork; MeasurementError if it raises, dies or takes too long."""
+    """Return a function's result from a fork; raise MeasurementError if it raises, dies or takes too long."""
     ours, theirs = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child uses only its own
@@ -254,7 +255,7 @@ def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
 
 
 def _child(function: Callable[[], Any], connection: Any) -> None:
-    """Run in the child and never return, as exit handlers belong to the parent."""
+    """Run the function in the fork and never return, as exit handlers belong to the parent."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
         faulthandler.disable()  # a crash is a valid answer in this process

@@ -1,4 +1,4 @@
-"""The exact command lines that repeat an exploration, choose its points, run and check them."""
+"""The exact command lines that repeat an exploration, choose its points, run its plans and check them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from tensoropt.units import counted, format_bytes
 
 @dataclass(frozen=True)
 class Command:
-    """A line to copy, and its purpose."""
+    """A command line to copy, and its purpose."""
 
     title: str
     line: str
 
 
 def cluster_is_named(exploration: Exploration) -> bool:
-    """Return whether the cluster's name alone reproduces this cluster; ``local`` is whatever machine runs the
-    command."""
+    """Return whether the cluster's name alone reproduces it, or stands for any machine (``local``)."""
     if str(exploration.cluster["name"]).partition(":")[0] == "local":
         return True
     try:
@@ -70,8 +69,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
 
     Args:
         out: the folder to write to.
-        folder: the exploration's folder, whose file has its cluster and its constraints if these have no
-            name.
+        folder: the exploration's folder, whose file states the cluster and the constraints that have no name.
     """
     file = f"{folder}/{DESCRIBED}"
     constraints = exploration.settings.get("constraints")
@@ -83,7 +81,7 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
 
 
 def _whole_source(source: str) -> str:
-    """Return a model's source, with the whole path if it names a file that is here."""
+    """Return a model's source, with the absolute path if it names a file on this machine."""
     place = source if is_onnx(source) else source.rpartition(":")[0]
     if not place.endswith((".onnx", ".py")) or not Path(place).is_file():
         return source
@@ -91,7 +89,7 @@ def _whole_source(source: str) -> str:
 
 
 def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Command, ...]:
-    """Return the commands that run a plan on its devices; a plan for GPUs also on CPU ranks."""
+    """Return the commands that run a plan on its devices; for a plan for GPUs also one for CPU ranks."""
     known = made_for(cluster)
     if known is None or not for_gpus(cluster):
         return (Command("Run it", run_line(devices, path)),)
@@ -118,6 +116,7 @@ def commands_for(exploration: Exploration, folder: str, rerun: str, index: int) 
     Args:
         folder: the exploration's folder.
         rerun: the folder into which a repeated exploration is written.
+        index: the point's index in ``exploration.all_points``.
     """
     needs = format_bytes(float(exploration.needs[index]))
     devices = exploration.spaces[exploration.all_points[index].space].devices

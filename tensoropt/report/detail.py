@@ -1,7 +1,7 @@
-"""The reasons for a point's costs: operators, the timeline and the memory curve of its step.
+"""The reasons for a point's costs, as operators, timeline and memory curve of its step.
 
-This works on an exploration loaded from disk: everything is rebuilt from the operator graph and the costs
-that were saved with it, and simulated anew, whatever the kind of the plan.
+They are computed from the operator graph and the costs that were saved with the exploration, for all kinds of
+plans.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tensoropt.simulate import recording
 from tensoropt.simulate.owners import StepOwners
 
 _Owners = tuple[Sequence[recording.MemoryAt], Callable[[int], Sequence[recording.OwnerRow]]]
-"""The memory curve, and the owners of the bytes at a point of it, by its number."""
+"""The memory curve, and a function that returns the owners of the memory at a point of it, by number."""
 
 
 def detail(exploration: Exploration, index: int) -> Detail:
-    """Return everything about point ``index`` of ``exploration.all_points``, also for one loaded from disk.
+    """Return the simulated step of point ``index`` of ``exploration.all_points`` in every detail.
 
     Raises:
-        TensorOptError: there is no such point, or the exploration was saved without the necessary data.
+        TensorOptError: there is no such point, or the exploration was saved without its costs.
     """
     return step_of(exploration, index).detail()
 
@@ -55,7 +55,7 @@ def step_of(exploration: Exploration, index: int) -> _SimulatedStep:
 
 
 def recorded_of(exploration: Exploration) -> Recorded:
-    """Return the graph and the costs of an exploration.
+    """Return the operator graph and the costs of an exploration.
 
     Raises:
         TensorOptError: the exploration was saved without them.
@@ -69,8 +69,7 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 
 class _SimulatedStep:
-    """The step of a sharded plan's point, simulated again from its rebuilt strategy and saved costs;
-    subclasses are for the other kinds of plan."""
+    """The step of a sharded point, simulated again at saved costs; subclasses are for other plans."""
 
     evaluated: Any
 
@@ -144,7 +143,7 @@ class _SimulatedStep:
         return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
 
     def _place(self, number: int, words: str, *seconds: float) -> Share:
-        """Return a place's share: its peak, and its ``seconds`` in the order of :class:`Share`."""
+        """Return the peak and the durations (in the order of :class:`Share`) of a device or pipeline rank."""
         peaks = self.point.stages.peak_bytes
         beside_bytes = self.point.memory_bytes - max(peaks)
         title = devices_words(number, len(peaks), self._devices) + words
@@ -177,8 +176,8 @@ _PHASES = {
 
 
 _STORED = "PG"
-"""The kinds of events on a separate lane of a place's links: parameters gathered from their shards, and
-gradients reduced to them."""
+"""The kinds of events on a separate lane of a pipeline rank's links: parameters gathered from their shards,
+and gradients reduced to them."""
 
 
 class _PipelinedStep(_SimulatedStep):

@@ -1,4 +1,4 @@
-"""A point's detail as text: the parts of its step and memory, and changes that would make it faster."""
+"""A point's costs as text: the parts of its step and memory, and changes that would make it faster."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TOP = 5
 
 
 def why_lines(detail: Detail, owners: PointOwners, faster: Sequence[Faster]) -> list[str]:
-    """Return the headline, the breakdowns of the step and of the memory at its peak, each device's share if
-    they differ, and changes that would make the step shorter."""
+    """Return a headline, the parts of the step and of the memory at its peak, each device's share if devices
+    differ, and changes that would make the step shorter, as lines of text."""
     step = detail.step
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in detail.sources.items() if share)
     lines = [
@@ -39,7 +39,6 @@ def why_lines(detail: Detail, owners: PointOwners, faster: Sequence[Faster]) -> 
 
 
 def _parts_table(parts: Sequence[Part]) -> str:
-    """Return the parts of a step with their shares of it; parts that are not named are summed."""
     rows = [[title, format_seconds(s), f"{100 * share:.1f} %"] for title, s, share in part_rows(parts)]
     return columns([["the step", "time", "share"], *rows], left=(0,))
 

@@ -1,4 +1,4 @@
-"""Changes that would make a plan faster: the same plan simulated under two or three changed costs."""
+"""Changes that would make a plan faster, found by simulating the plan again with one changed cost."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tensoropt.report.detail import recorded_of
 from tensoropt.report.rebuilt import Rebuilt, rebuilt
 
 _LEAST = 0.005
-"""A smaller gain, as a share of the step, is not mentioned."""
+"""The least gain, as a share of the step, that is mentioned."""
 
 
 @dataclass(frozen=True)
 class Faster:
-    """The step of a plan under one changed cost.
+    """The step time of a plan with one changed cost.
 
     Attributes:
         title: the change in words.
-        time_s: the seconds of the step; a search under these costs may find a better plan.
+        time_s: duration of the step in seconds; a search with this change may find a better plan.
     """
 
     title: str
@@ -31,10 +31,10 @@ class Faster:
 
 def what_is_faster(exploration: Exploration, index: int) -> tuple[Faster, ...]:
     """Return the changes that shorten the step of point ``index`` of ``all_points``, the largest gain first:
-    links of twice the bandwidth, kernels of half the seconds, a host that launches kernels at once.
+    links of twice the bandwidth, kernels of half the duration, a host that launches kernels at once.
 
     Raises:
-        TensorOptError: its costs were not saved with it.
+        TensorOptError: the exploration was saved without its costs.
     """
     plan = rebuilt(exploration, index, recorded_of(exploration))
     before_s = exploration.all_points[index].time_s

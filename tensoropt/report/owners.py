@@ -1,6 +1,6 @@
-"""The owners of a plan's memory at a moment of its step: operators and tensors, the most bytes first.
+"""The owners (operators and tensors) of a plan's memory at a moment of its step, largest first.
 
-It shows for the simulated step what PyTorch's memory_viz shows for a run: every row is a tensor with the
+They show for the simulated step what PyTorch's memory_viz shows for a run: every row is a tensor with the
 times from and until which it is alive. At every moment the rows add up to the height of the memory curve.
 """
 
@@ -21,12 +21,12 @@ from tensoropt.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class _MomentOwners:
-    """The owners at one moment.
+    """The owners of the memory at one moment.
 
     Attributes:
         number: the number of the point on the memory curve.
         at: the point itself.
-        rows: the owners, the most bytes first; their sum is ``at.total``.
+        rows: the owners, largest first; their sizes add up to ``at.total``.
     """
 
     number: int
@@ -38,7 +38,7 @@ class _MomentOwners:
         return {"number": self.number, "total_bytes": self.at.total, **asdict(self)}
 
     def lines(self, top: int) -> list[str]:
-        """Return a table for a terminal of the largest ``top`` rows, with the rest in one row."""
+        """Return a table of the largest ``top`` rows for a terminal, with all others in one row."""
         shown, rest = self.rows[:top], self.rows[top:]
         title = f"memory at {format_seconds(self.at.time_s)}: {format_bytes(self.at.total)}"
         cells = [["bytes", "kind", "operator", "tensor", "what", "until"]]
@@ -51,7 +51,6 @@ class _MomentOwners:
 
 
 def _until_words(row: OwnerRow) -> str:
-    """Return the end of a row's lifetime in words."""
     if row.until_s is None:
         return "stays"
     return f"{format_seconds(row.until_s)}, {row.until}"
@@ -63,7 +62,8 @@ class PointOwners:
 
     Attributes:
         curve: the memory curve.
-        note: which owners are unknown for this kind of plan; "" if all are known.
+        rows_at: returns the owners at a point of the curve, by its number.
+        note: the owners that are unknown for this kind of plan, in words; "" if all are known.
     """
 
     curve: Sequence[MemoryAt]
@@ -76,7 +76,7 @@ class PointOwners:
         return max(range(len(self.curve)), key=lambda number: self.curve[number].total)
 
     def at(self, number: int | None = None) -> _MomentOwners:
-        """Return the owners at a point of the curve; at its peak by default.
+        """Return the owners at a point of the curve, by its number; at the peak by default.
 
         Raises:
             TensorOptError: there is no such point.
@@ -91,10 +91,9 @@ class PointOwners:
 
 
 def point_owners(exploration: Exploration, index: int) -> PointOwners:
-    """Return the owners of the memory of point ``index`` of ``exploration.all_points``, also for one loaded
-    from disk.
+    """Return the owners of the memory of point ``index`` of ``exploration.all_points``.
 
     Raises:
-        TensorOptError: there is no such point, or the exploration was saved without the necessary data.
+        TensorOptError: there is no such point, or the exploration was saved without its costs.
     """
     return PointOwners(*step_of(exploration, index).owners(), exploration.all_points[index].kind.owners)

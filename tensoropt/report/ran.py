@@ -1,7 +1,4 @@
-"""The measurements of `verify` beside a plan's predictions, in words.
-
-Every place that compares predictions with measurements uses these words, which depend on the error's size.
-"""
+"""The measurements of `verify` compared with a plan's predictions, in words that depend on the error."""
 
 from __future__ import annotations
 
@@ -13,12 +10,11 @@ from tensoropt.exploration.verified import Verified
 from tensoropt.units import format_bytes, format_seconds
 
 _OFF, _FAR = 1.25, 1.5
-"""The ratios, in either direction, above which a prediction is off, and far off; smaller ones also occur
-between runs. Assumptions."""
+"""The ratios of measurement and prediction, in either direction, above which a prediction is off, and far
+off. Smaller ones also occur between runs. Assumptions."""
 
 
 def _miss_of(measured: float, predicted: float) -> str:
-    """Return ``far off``, ``off``, or "" for a prediction that came true."""
     if not measured or not predicted:
         return "far off" if measured != predicted else ""
     ratio = max(measured / predicted, predicted / measured) * (1 - 1e-9)
@@ -26,7 +22,7 @@ def _miss_of(measured: float, predicted: float) -> str:
 
 
 def _change_words(measured: float, predicted: float) -> str:
-    """Format a change: ``+1 %``; ``+333 %, far off``; "" if nothing was predicted."""
+    """Return a change as ``+1 %`` or ``+333 %, far off``; "" if nothing was predicted."""
     if not predicted:
         return ""
     change = f"{100 * (measured / predicted - 1):+.0f} %".replace("-", "−")
@@ -40,12 +36,12 @@ def ran_words(
     memory: Callable[[float], str] = format_bytes,
     seconds: Callable[[float], str] = format_seconds,
 ) -> str:
-    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); 352 ms measured (...); numbers match the
-    unsplit model``.
+    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); 352 ms measured (...); numbers match the unsplit
+    model``.
 
     Args:
         cluster: the cluster that the plan is for.
-        memory, seconds: the functions that format figures.
+        memory, seconds: the functions that format sizes and durations.
     """
     if verified.error:
         return f"did not run: {verified.error}"

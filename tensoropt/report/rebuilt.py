@@ -1,4 +1,4 @@
-"""Simulate a plan of any kind again, under saved, current or changed costs."""
+"""Functions that simulate a plan of any kind again, at saved, current or changed costs."""
 
 from __future__ import annotations
 
@@ -31,24 +31,20 @@ from tensoropt.units import counted
 
 
 class SimulatedStep(NamedTuple):
-    """The bytes that the fullest device needs, and the seconds of a step."""
+    """The memory of the fullest device in bytes, and the duration of a step in seconds."""
 
     memory_bytes: float
     time_s: float
 
 
 _Work = tuple[tuple[DeviceKind, ...], Workload]
-"""The kinds of devices at a place, and the work of one of its ranks for a group of operators, or a piece of
-it, in a micro-batch."""
+"""The device kinds of a pipeline rank or device, and the computation of one of its processes for a group of
+operators, or a piece of a group, in a micro-batch."""
 
 
 @dataclass(frozen=True)
 class StrategyOnMesh:
-    """A sharded strategy on a mesh of a cluster; subclasses are for pipelines and placements.
-
-    Attributes:
-        strategy: of the subclass's kind.
-    """
+    """A sharded strategy on a mesh of a cluster; subclasses are for pipelines and placements."""
 
     strategy: Any
     mesh: Mesh
@@ -60,11 +56,11 @@ class StrategyOnMesh:
 
     @staticmethod
     def meshes(cluster: Cluster, shape: tuple[int, ...]) -> Sequence[Mesh]:
-        """Return the meshes of a cluster with as many axes as ``shape`` that such strategies run on."""
+        """Return the meshes of a cluster with as many axes as ``shape`` on which such strategies run."""
         return cluster.meshes(max(len(shape), 1))
 
     def works(self, cluster: Cluster) -> Iterator[_Work]:
-        """Yield the work of a rank of each place for each group."""
+        """Yield the computation of one process of each pipeline rank for each group of operators."""
         kinds = kinds_at(cluster, self.strategy.places)
         for number, works in enumerate(stage_works(self.strategy)):
             for work in works.values():
@@ -75,12 +71,11 @@ class StrategyOnMesh:
         return SimulatedStep(float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
 
     def evaluated(self, costs: ClusterCosts) -> Any:
-        """Return everything about a step, simulated at these costs: for a sharded strategy an
-        :class:`Evaluation`."""
+        """Return the simulated step at these costs; for a sharded strategy an :class:`Evaluation`."""
         return evaluate_on(self.strategy, self.mesh, costs)
 
     def record(self, recorder: CostRecorder) -> None:
-        """Record all costs that a simulated step depends on."""
+        """Record all costs on which a simulated step depends."""
         recorder.add_links(self.mesh)
         works: dict[tuple[DeviceKind, ...], list[Workload]] = {}
         for kinds, work in self.works(recorder.costs.cluster):
@@ -168,7 +163,7 @@ def strategy_on(plan: Plan, graph: GroupGraph, cluster: Cluster) -> StrategyOnMe
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """The strategy of a point, rebuilt, with the costs that it was simulated with."""
+    """The strategy of a point, and the costs that it was simulated with."""
 
     plan: StrategyOnMesh
     recorded: Recorded
@@ -176,17 +171,17 @@ class Rebuilt:
     settings: Settings
 
     def costs(self, *, cluster: Cluster | None = None, recorded: Recorded | None = None) -> RecordedCosts:
-        """Return the costs of its exploration, with another cluster of the same meshes or other recorded
-        seconds if given."""
+        """Return the exploration's costs, for another cluster of the same meshes or changed costs if
+        given."""
         return RecordedCosts(recorded or self.recorded, cluster or self.cluster, self.settings)
 
     def simulated(self, **changed: Any) -> SimulatedStep:
-        """Return a step, simulated at the exploration's costs or at changed ones, see :meth:`costs`."""
+        """Return the simulated step at the exploration's costs, or at costs changed as in :meth:`costs`."""
         return self.plan.simulated(self.costs(**changed))
 
 
 def rebuilt(exploration: Exploration, index: int, recorded: Recorded) -> Rebuilt:
-    """Return the strategy of point ``index`` of ``exploration.all_points``, rebuilt."""
+    """Return the strategy of point ``index`` of ``exploration.all_points`` with its costs."""
     plan, cluster = exploration.plan(index), Cluster.from_dict(exploration.cluster)
     kind = _KINDS[plan.kind.name]
     mesh = mesh_of(cluster, plan.mesh.shape, plan.mesh.names)

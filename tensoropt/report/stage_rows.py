@@ -1,7 +1,7 @@
-"""The rows of one stage of a plan: its operators, with their seconds and bytes in a step.
+"""The rows of one stage of a plan: its operators, with their durations and memory in a step.
 
-A sharded plan is one stage, a pipeline has several. The seconds are read off the stage's own step, timed
-event by event.
+A sharded plan is one stage, a pipeline has several. The durations are read off the events of the stage's
+simulated step.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard"
 
 @dataclass(frozen=True)
 class StageRows:
-    """The data of one stage, from which its rows and its timeline are made.
+    """The data for the rows and the timeline of one stage.
 
     Attributes:
         evaluation: the stage's simulated step.
-        events: a rank's work in it; repeated work may be one event with the sum of the seconds.
-        axes: the names of the axes of its mesh.
-        stage: its number as a configuration's first axis; empty in a plan of one stage.
+        events: the events of one rank in the step; repeated events may be one event with the sum of their
+            durations.
+        axes: the names of the axes of the stage's mesh.
+        stage: the stage's number as a configuration's first axis; empty in a plan of one stage.
         names: the name of each group's row.
     """
 
@@ -44,7 +45,7 @@ class StageRows:
     names: Mapping[str, str]
 
     def shown(self, event: StepEvent, device: str = COMPUTE, link: str = "link") -> TimelineEvent:
-        """Return an event of the shown timeline.
+        """Return an event for the shown timeline.
 
         Args:
             device, link: the name of the computation lane, and the prefix of the links' lanes.
@@ -70,7 +71,7 @@ class StageRows:
         return spent_by_group(self.timeline, set(self.names.values()))
 
     def computed(self) -> list[Computed]:
-        """Return the seconds that each group computes."""
+        """Return the duration that each group of operators computes."""
         groups = {self.names[group.name]: group for group in self.strategy.graph.groups}
         return [Computed.of(groups[name], took, name) for name, took in self._spent.items()]
 
@@ -89,8 +90,7 @@ class StageRows:
         return tuple(rows)
 
     def _operator(self, group: Group, own: Sequence[str]) -> OperatorRow:
-        """Return one row, with the parameters ``own``: a tied parameter counts with the first group that uses
-        it."""
+        """Return the row of a group; ``own`` are its parameters, tied ones only in their first group."""
         batch, spent = self.evaluation.batch, self._spent.get(self.names[group.name], NOTHING)
         (facts,), (work,) = batch.candidates.facts(group), batch.candidates.works(group)
         owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]

@@ -1,7 +1,7 @@
 """The parts of a step's time: operators summed by module and kind, and everything beside them.
 
-This is the one place that decides what takes most of a step: the page, the command line and the notebook all
-read these parts. They add up to the step; if devices have different loads, to the step of the busiest one.
+The page, the command line and the notebook all read these parts. They add up to the step; if devices have
+different loads, to the step of the busiest one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tensoropt.units import format_bytes, format_seconds
 
 COMPUTING, WAITING, IDLE, HOST = "computation", "communication", "idle", "host"
 _ROUNDING = 1e-9
-"""Smaller shares of a step are rounding errors."""
+"""The share of a step below which a part is a rounding error."""
 _ROOT = "model"
-"""Capture's name for the model itself, whose own operators are in no module."""
+"""The name that a capture gives the model itself, whose own operators are in no module."""
 _MOST_NAMED = 8
 """The most parts that a table names; the others form one row."""
 _LEAST_NAMED = 0.01
@@ -45,15 +45,15 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the step.
+    """A part of a step's time.
 
     Attributes:
-        key: one of ``computation``, ``communication``, ``idle``, ``host``.
-        title: the part in words: operators of one kind in equal modules, the links and axes that are waited
-            for, ...
+        key: ``computation``, ``communication``, ``idle`` or ``host``.
+        title: the part in words, such as operators of one kind in equal modules, or the links of some axes.
+        seconds: its duration in seconds.
         share: its share of the step.
-        count: how many groups of operators it sums; 0 for parts that are not operators.
-        groups: the names of their rows.
+        count: the number of groups of operators in it; 0 for parts that are not operators.
+        groups: the names of these groups' rows.
     """
 
     key: str
@@ -71,11 +71,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Computed:
-    """The seconds that one group of operators computes.
+    """The computation time of one group of operators.
 
     Attributes:
         module: the path of its module; "" if none is known.
         kind: the kind of operator, as named by :func:`_kind_of`.
+        seconds: the duration in seconds.
         row: the name of the group's row.
     """
 
@@ -86,14 +87,13 @@ class Computed:
 
     @classmethod
     def of(cls, group: Group, spent: Spent, row: str) -> Computed:
-        """Return the seconds of a group, without copies."""
+        """Return the computation time of a group, without copies."""
         anchor = group.anchor
         return cls(anchor.module, _kind_of(anchor.target), spent.forward_s + spent.backward_s, row)
 
 
 def _kind_of(target: str) -> str:
-    """Return an operator's display name, given its target (``aten.addmm.default``) or a name made from that
-    (``addmm_12``)."""
+    """Return an operator's display name by its target (``aten.addmm.default``) or name (``addmm_12``)."""
     parts = target.partition(" in stage ")[0].split(".")
     name = parts[1] if len(parts) > 1 else re.sub(r"_\d+$", "", parts[0])
     return _KINDS.get(name) or _KINDS.get(name.removeprefix("native_")) or name.strip("_").replace("_", " ")
@@ -163,8 +163,7 @@ def _title(kind: str, module: str, count: int) -> str:
 
 
 def waits_of(point: Point) -> dict[str, float]:
-    """Return the seconds of a step by key: computing, waiting for communication, for the host, and idle
-    otherwise."""
+    """Return the seconds of a step in which a device computes, waits for links or its host, or is idle."""
     # A place of a pipeline is idle while it waits for others, too.
     host_s = 0.0
     if point.host_bound:
@@ -185,12 +184,12 @@ def step_parts(
     timeline: Sequence[recording.TimelineEvent],
 ) -> tuple[Part, ...]:
     """Return the parts of the step of point ``index`` of ``all_points``, the longest first; they add up to
-    it.
+    the step.
 
     Args:
-        computed: the seconds of the groups of operators on the busiest device.
+        computed: the computation times of the groups of operators on the busiest device.
         beside: the seconds that this device computes beside them, by title.
-        timeline: the step's timeline; it shows which links are waited for.
+        timeline: the step's timeline, which shows the links that a device waits for.
     """
     point = exploration.all_points[index]
     step_s = point.time_s or 1.0
@@ -211,7 +210,7 @@ def step_parts(
 
 
 def _shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the parts that a table names, and a row for the other operators; they have the same sum."""
+    """Return the parts that a table names, and a row with the sum of the other operators."""
     operators = [part for part in parts if part.count]
     named = [part for part in operators[:_MOST_NAMED] if part.share >= _LEAST_NAMED]
     rest = operators[len(named) :]
@@ -237,9 +236,9 @@ def part_rows(parts: Sequence[Part]) -> list[tuple[str, float, float]]:
 def _waiting_by_links(
     exploration: Exploration, index: int, timeline: Sequence[recording.TimelineEvent]
 ) -> tuple[tuple[str, float], ...]:
-    """Return (links and axes in words, seconds waited for) of the lanes that are axes of the mesh, the
-    longest first; they add up to all that is waited for. Lanes of single devices are left out, as devices
-    wait at different times."""
+    """Return (links and axes in words, seconds of waiting for them) for the lanes that are axes of the mesh,
+    the longest first; they add up to all waiting. Lanes of single devices are left out, as devices wait at
+    different times."""
     point = exploration.all_points[index]
     space = exploration.spaces[point.space]
     lanes = {
@@ -328,7 +327,7 @@ def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
 
 
 _UNDIVIDED = "communication"
-"""What is waited for where the links are not known."""
+"""The title of waiting for communication if the links are not known."""
 _REDUCTION = "gradient reduction"
 _BESIDE = (COPIES, RECOMPUTATION, _REDUCTION, OPTIMIZER_TITLE)
 """The parts that take time beside single operators."""
@@ -336,14 +335,15 @@ _BESIDE = (COPIES, RECOMPUTATION, _REDUCTION, OPTIMIZER_TITLE)
 
 @dataclass(frozen=True)
 class Share:
-    """The share of a point's totals that belongs to an operator, or to something beside all operators.
+    """The share of a point's memory and time that belongs to an operator, a device, or anything beside
+    operators.
 
     Attributes:
-        memory_bytes: bytes at the peak; for an operator, its parameters, gradients and optimizer state.
+        memory_bytes: memory at the peak; for an operator, its parameters, gradients and optimizer state.
         compute_s, communication_s: seconds of one step; for an operator without copies and recomputation,
             which are shares of their own.
-        idle_s: the seconds in which a place neither computes nor waits for a link, but for others or for its
-            host; None for all else.
+        idle_s: seconds in which a device waits for other devices or for its host, but not for a link; None
+            for shares that are not devices.
     """
 
     title: str
@@ -355,19 +355,18 @@ class Share:
 
 @dataclass(frozen=True, repr=False)
 class Detail:
-    """Everything about one point of a frontier.
+    """The simulated step of one point in every detail.
 
     Attributes:
-        index: the point's place in ``all_points``; its number is one more.
-        operators: the seconds and bytes of each group of operators; for a pipeline, in each stage.
-        timeline, memory_curve: one rank's step over time.
-        step: the point itself, for the seconds of its step.
-        parts: the parts of the step, the longest first; they add up to it, on the busiest device if loads
-            differ (:mod:`.step_parts`).
+        index: the point's index in ``all_points``; its number is one more.
+        operators: the durations and memory of each group of operators; for a pipeline, in each stage.
+        timeline, memory_curve: the step of one rank over time.
+        step: the point itself, which has the durations of its step.
+        parts: the parts of the step, the longest first (:mod:`.step_parts`).
         overlap: the assumed overlap of computation and communication, in words.
-        sources: shares of all seconds by their sources.
-        places: if loads differ, the peak and the seconds of each device of a placed plan, and of a rank of
-            each place of a pipeline.
+        sources: the share of the step's duration by source of the prediction.
+        places: memory peak and durations of each device of a placed plan, or of a rank of each part of a
+            pipeline; empty if all devices are alike.
     """
 
     index: int
@@ -386,11 +385,11 @@ class Detail:
         return max(self.memory_curve, key=lambda at: at.total)
 
     def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
-        """Return (the shares of all operators, the other shares): together the step's compute, communication
-        and peak.
+        """Return (the shares of all operators, the other shares), which add up to the step's compute,
+        communication and peak.
 
-        They are read off the timeline, so that nothing is counted twice and nothing is left out. In placed
-        plans and pipelines no single device has the sums: :attr:`places` gives each device's share.
+        They are read off the timeline, so that nothing is counted twice or left out. In placed plans and
+        pipelines no single device has the sums: :attr:`places` gives each device's share.
         """
         names = {row.group for row in self.operators}
         seconds: dict[str, list[float]] = {}
@@ -427,7 +426,7 @@ class Detail:
         return _chrome_trace(self.timeline, self.memory_curve, f"point {self.index + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data: the point by its number, and only the seconds of its step."""
+        """Return all fields as plain data, with the point's number and its durations instead of the point."""
         names = ("compute_s", "exposed_s", "hidden_s", "idle_s", "host_s")
         step = {"total_s": self.step.time_s, **{name: getattr(self.step, name) for name in names}}
         fields = asdict(replace(self, step=None))  # type: ignore[arg-type]

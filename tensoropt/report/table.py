@@ -1,4 +1,4 @@
-"""An exploration as text: its notes, one point in words, planners side by side."""
+"""An exploration as text: a summary with its notes, one point in words, and a comparison of planners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensoropt.units import counted, format_bytes, format_seconds
 
 
 def timing_words(exploration: Exploration) -> str:
-    """Return how many workloads were timed; if none, the reason and the other sources of the figures."""
+    """Return how many operator groups were timed; if none, the reason and the figures' other sources."""
     report = exploration.report
     measured, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
     pieces = f"{measured} distinct pieces of work"
@@ -39,8 +39,8 @@ def timing_words(exploration: Exploration) -> str:
 
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines on how well timed work predicts work that was not timed, by class of operator."""
-    head = "untimed work is fitted; the fit's error on held-out timed work, median (90th percentile):"
+    """Return lines on how well a fit predicts held-out timings, by class of operator."""
+    head = "what was not timed is fitted; the fit's error on held-out timings, median (90th percentile):"
     lines = [
         f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
         f"({100 * error['ninth_decile']:.0f} %), from {error['samples']}"
@@ -50,7 +50,7 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def summary_lines(exploration: Exploration) -> list[str]:
-    """Return what was left out or not timed, in a few readable lines; the report has the rest."""
+    """Return lines on the model, on what was left out, and on what was timed; the report has the rest."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters{_trained_words(exploration)}, "
@@ -77,7 +77,7 @@ def _trained_words(exploration: Exploration) -> str:
 
 
 def point_lines(row: FigureRow) -> list[str]:
-    """Return one point in words."""
+    """Return lines of text that describe one point."""
     point = row.point
     between = f" ({said})" if (said := range_words(row.findings, row.index)) else ""
     title, needed = row.findings.title(row.index), format_bytes(row.needs)
@@ -90,8 +90,7 @@ def point_lines(row: FigureRow) -> list[str]:
 
 
 def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
-    """Return the command that runs a plan without a script; a plan for GPUs needs an option to run on CPU
-    ranks."""
+    """Return the command that runs a plan without a script; with ``gpus``, a plan for GPUs on CPU ranks."""
     line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
     return f"{line} --cpu" if gpus else line
 
@@ -103,7 +102,7 @@ _GAP_CAPTION = "gap: time over the best known within the same memory, by the fro
 
 
 def comparison_text(exploration: Exploration) -> str:
-    """Return a row per limit for the frontier and each planner, with refusals and the meaning of a gap."""
+    """Return a table with a row per memory limit for the frontier and each planner."""
     rows = [_COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]

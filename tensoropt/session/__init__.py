@@ -1,1 +1,1 @@
-"""A single exploration, from its prepared model to its points: costs, search, simulation, comparison."""
+"""The stages that turn a prepared model into an exploration: costs, search, simulation, planners."""

@@ -1,4 +1,4 @@
-"""Published planners on the tables of an exploration, and points of a saved exploration at current costs."""
+"""Functions that run published planners on an exploration's cost tables, and cost saved points again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tensoropt.session.session import Session
 
 @dataclass(frozen=True)
 class Recosted:
-    """A saved frontier's point at current costs; ``reason``: why it could not be costed, "" if it was."""
+    """A saved point at current costs, or the ``reason`` why it could not be costed ("" if it was)."""
 
     index: int
     memory_bytes: float | None
@@ -37,8 +37,10 @@ class Recosted:
 def recosted(
     session: Session, searched: Searched, old: Exploration, indices: Sequence[int]
 ) -> tuple[Recosted, ...]:
-    """Return the memory and time of points of an old exploration of the same operators, at the costs of this
-    search."""
+    """Return the memory and step time of points of an old exploration, at the costs of the given search.
+
+    The old exploration must have the same operators as the search.
+    """
     graph = searched.problem.graph
     plans: dict[int, StrategyOnMesh] = {}
     answers: dict[int, Recosted] = {}
@@ -69,11 +71,12 @@ def with_planners(
     entries: Sequence[Entry],
     limits: Sequence[float | None],
 ) -> Exploration:
-    """Return the exploration with the planners' plans from the same tables, and a comparison row for each
+    """Return the exploration with plans that the planners find in its cost tables, and a comparison row per
     planner.
 
     Args:
-        limits: the planners' memory limits, in bytes per device; None for all trade-offs they know.
+        limits: memory limits in bytes per device, one run of each planner per limit; None: the planner
+            returns every trade-off of memory and time that it finds.
     """
     frontier = exploration.points
     # Store and ranks are opened only for planners that price anew, and closed after all have run.
@@ -99,13 +102,12 @@ def with_planners(
 def planning_task(
     session: Session, searched: Searched, exploration: Exploration, kinds: Set[str], stack: ExitStack
 ) -> PlanningTask:
-    """Return the task for planners of these kinds on the tables of an exploration.
+    """Return the input of planners of the given kinds of plan: the exploration's cost tables and prices.
 
-    The exploration in the task also has spaces for pipelines and placed plans, which fit in no searched
-    space.
+    Its exploration also has spaces for pipelines and placed plans, which belong to no searched mesh.
 
     Args:
-        stack: closes the store and the ranks that pricing further work needs.
+        stack: closes the profile store and the ranks that are opened to measure further operators.
     """
     tables = tuple(
         TableSpace(s.mesh, s.tables, names)

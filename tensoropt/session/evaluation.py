@@ -1,4 +1,4 @@
-"""Points from the searches' simulated strategies, with what is proven about them and the costs they use."""
+"""Functions that turn simulated strategies into points, with proven gaps and the costs used."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tensoropt.session.session import Session
 from tensoropt.session.simulations import unbeaten_of
 
 SHOWN, LOSS = 300, 1e-3
-"""The number of points shown if a gap is allowed, and the share of hypervolume that leaving out others may
-lose; more points are shown if fewer would lose more."""
+"""The number of points shown if a gap is allowed, and the share of the frontier's hypervolume that the points
+left out may be worth; more are shown if they would be worth more."""
 
 
 def evaluate_searched(session: Session, searched: Searched, model: ModelInfo) -> Exploration:
-    """Return the exploration with the strategies found that no other beats, by simulated costs."""
+    """Return the exploration whose points are the simulated strategies that no other beats."""
     with session.clock.stage("judge"):
         spaces = tuple(space_of(searched.problem, s.mesh, s.tables, s.notes) for s in searched.spaces)
         points = _chosen_points(searched, spaces, session.settings)
@@ -70,11 +70,11 @@ def _chosen_points(searched: Searched, spaces: Sequence[Space], settings: Settin
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points with ``exact`` and ``gap`` as proven over all spaces together; placed and pipelined
-    points get no proof.
+    """Return the points with ``exact`` and ``gap`` proven over all searched spaces together.
 
-    A strategy may be the best on its mesh, while another mesh has a better one in the additive model. It
-    stays, with its gap, if the simulator prefers it. Spaces that were not searched prove nothing.
+    The best strategy of one mesh may be worse, in the additive model, than one of another mesh; it stays,
+    with its gap, if no other beats it when simulated. Placed and pipelined points get no proof, nor do points
+    if nothing was searched.
     """
     frontiers = [space.frontier for space in searched if space.frontier is not None]
     sharded = sorted(row for rows in by_strategy(points)[0].values() for row in rows)
@@ -90,8 +90,8 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
 
 
 def only_used_spaces(exploration: Exploration) -> Exploration:
-    """Return the exploration without unsearched spaces that have no point, and without duplicates of others;
-    its points get the new space numbers."""
+    """Return the exploration without the spaces of pipelines and placed plans that no point uses or that are
+    duplicates; its points get the new space numbers."""
     needed = {point.space for point in (*exploration.points, *exploration.others)}
     kept: list[Space] = []
     number: dict[int, int] = {}
@@ -112,7 +112,7 @@ def only_used_spaces(exploration: Exploration) -> Exploration:
 
 
 def record_used(session: Session, searched: Searched, exploration: Exploration) -> Recorded | None:
-    """Return the operator graph and the costs that the points use, as they are saved with an exploration."""
+    """Return the operator graph and the costs that the points use, to be saved with the exploration."""
     points = (*exploration.points, *exploration.others)
     rows, records = by_strategy(points)
     graph = searched.problem.graph
@@ -129,7 +129,7 @@ def record_used(session: Session, searched: Searched, exploration: Exploration) 
 
 
 def open_costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:
-    """Return the search's source of costs with an open store and open ranks, which ``stack`` closes."""
+    """Return the search's source of costs with profile store and ranks open until ``stack`` closes them."""
     store = stack.enter_context(session.open_store())
     pool = stack.enter_context(session.open_ranks())
     return searched.costs.reopened(store, pool)

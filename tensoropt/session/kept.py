@@ -1,9 +1,9 @@
-"""A cache of explorations by everything that they depend on, so that a repeated question is answered at once.
+"""A cache of explorations in the profile store, so that a repeated question is answered at once.
 
 The key of an exploration is a hash of all that determines its points: the operator graph, the cluster, the
-settings, the profile store's measurements, and this package's own code. A memory budget is not part of it, as
-it only decides which points fit. Captured operator graphs are kept too, by what is known before a capture (a
-zoo model's name, a file's content): neither a repeated question nor another one about the same model repeats
+settings, the profile store's measurements, and this package's own code. A memory budget is not part of the
+key, as it only decides which points fit. Captured operator graphs are cached too, under a key that is known
+before the capture (a zoo model's name, a file's content), so that no question about the same model repeats
 the capture.
 """
 
@@ -37,12 +37,12 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.version import __version__
 
 _FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
-"""The files of an exploration that are kept; only these are written when one is read back."""
+"""The files of an exploration that are cached; files with other names in the cache are ignored."""
 
 
 @dataclass(frozen=True)
 class KeptCapture:
-    """The result of a model's capture, with which it can be explored without the model.
+    """A cached capture of a model, with which the model can be explored without being built.
 
     Attributes:
         model: the model's description in plans.
@@ -55,10 +55,10 @@ class KeptCapture:
 
 
 class KeptExplorations:
-    """The explorations kept in a profile store.
+    """The explorations cached in a profile store.
 
     Args:
-        store: the profile store; its measurements are part of every key; a store in memory keeps no
+        store: the profile store, whose measurements are part of every key. A store in memory caches no
             explorations.
     """
 
@@ -66,13 +66,14 @@ class KeptExplorations:
         self.store = store
 
     def find(self, question: str, cluster: Cluster, settings: Settings) -> Exploration | None:
-        """Return the kept exploration of a question; None if there is none, or what it depends on changed.
+        """Return the cached exploration of a question; None if there is none, or if something in its key has
+        changed.
 
         Args:
-            question: the question, from :func:`question_of`.
+            question: the key of the question's model, from :func:`question_of`.
 
         Raises:
-            InfeasibleError: none of its points fits the budget of the settings.
+            InfeasibleError: none of its points fits the memory budget of the settings.
         """
         data = self.store.get(self._key(question, cluster, settings), "explorations")
         try:
@@ -90,7 +91,7 @@ class KeptExplorations:
         return kept
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
-        """Keep an exploration; return the reason if that is not possible, else ""."""
+        """Cache an exploration; return the reason if that is not possible, else ""."""
         if not self.store.persistent:
             return ""  # a store in memory says so itself
         try:
@@ -105,7 +106,7 @@ class KeptExplorations:
         return ""
 
     def keep_capture(self, source: str, found: KeptCapture) -> None:
-        """Keep the capture of a model source."""
+        """Cache the capture of a model source."""
         data = {
             "model": found.model.model_dump(mode="json"),
             "graph": graph_to_dict(found.graph),
@@ -116,7 +117,7 @@ class KeptExplorations:
             self.store.put(_hash(source, code()), data, "captures")
 
     def capture_of(self, source: str) -> KeptCapture | None:
-        """Return the kept capture of a model source; None if there is none."""
+        """Return the cached capture of a model source; None if there is none."""
         data = self.store.get(_hash(source, code()), "captures")
         try:
             return KeptCapture(
@@ -134,12 +135,13 @@ class KeptExplorations:
 
 
 class Known(NamedTuple):
-    """The kept results for a question, found before PyTorch is imported and the model is built.
+    """The cached results for a question, looked up before PyTorch is imported and the model is built.
 
     Attributes:
-        source: the key under which its capture is kept; None if it cannot be kept.
-        captured: a kept capture of the model.
-        exploration: a kept exploration that answers the question; its last note says so.
+        source: the key of the model's capture in the cache; None if the capture cannot be cached.
+        captured: the cached capture of the model, if there is one.
+        exploration: the cached exploration that answers the question, if there is one; its last note says
+            that it is cached.
     """
 
     source: str | None = None
@@ -148,13 +150,13 @@ class Known(NamedTuple):
 
 
 def known_of(question: Question, cluster: Cluster, settings: Settings) -> Known:
-    """Return the kept results for a question.
+    """Return the cached results for a question.
 
     Args:
-        cluster, settings: the cluster and the settings to use, which may differ from the question's.
+        cluster, settings: the cluster and the settings to explore with, which may differ from the question's.
 
     Raises:
-        InfeasibleError: no point of a kept exploration fits the budget of the settings.
+        InfeasibleError: no point of the cached exploration fits the memory budget of the settings.
     """
     if question.anew or question.planners:
         return Known()
@@ -169,8 +171,7 @@ def known_of(question: Question, cluster: Cluster, settings: Settings) -> Known:
 
 
 def question_of(model: ModelInfo) -> str:
-    """Return the key of a question's model: a hash of its operator graph's fingerprint and of all else that
-    plans state about it."""
+    """Return a hash of a model's description, which includes the fingerprint of its operator graph."""
     return _hash(model.model_dump_json())
 
 
@@ -188,12 +189,12 @@ def code() -> str:
 
 
 def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
-    """Return a model's source and everything that its capture depends on, in one string; None if that is only
-    known by building the model (a function may read anything).
+    """Return one string of a model's source and all that its capture depends on; None if that is only known
+    by building the model, as for a Python function, which may read anything.
 
     Args:
         source: as on the command line: ``zoo:NAME``, or the path of an ONNX file.
-        facts: sizes, seed, mode and the like.
+        facts: the arguments of the capture, by name: sizes, seed, mode and the like.
     """
     told = json.dumps(facts, sort_keys=True, default=str)
     if source.startswith("zoo:"):

@@ -1,4 +1,4 @@
-"""Jobs as launchers run them, priced beside the points of an exploration."""
+"""Jobs as launchers (Megatron-LM, torchtitan, ...) run them, simulated beside an exploration's points."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from tensoropt.units import counted
 
 
 class PricedJob(NamedTuple):
-    """A job with the figures of its step.
+    """A launcher's job with the simulated figures of its step.
 
     Attributes:
-        point: its figures, in a space of its own.
-        record: records the costs behind these figures.
+        point: the job as a point, with memory and step time.
+        space: the space of that point alone: the job's mesh and micro-batch count.
+        record: adds the costs behind these figures to a recorder.
         notes: the parts of the job that the prediction leaves out.
     """
 
@@ -49,7 +50,7 @@ class PricedJob(NamedTuple):
 
 @dataclass(frozen=True)
 class JobPrices:
-    """Prices of jobs that run the model of an exploration on its cluster, at its batch."""
+    """The costs with which launchers' jobs are simulated on an exploration's model and cluster."""
 
     exploration: Exploration
     problem: Problem
@@ -57,11 +58,11 @@ class JobPrices:
     settings: Settings
 
     def of(self, job: LaunchedJob) -> PricedJob:
-        """Return a job with its figures.
+        """Return a job with its simulated figures.
 
         Raises:
             JobError: the job is for another number of devices, or its micro-batches do not divide the batch.
-            UnsuitableError: the model cannot be split this way.
+            UnsuitableError: the model cannot be split as the job demands.
         """
         problem, costs, cluster = self.problem, self.costs, self.costs.cluster
         space_number, planner = len(self.exploration.spaces), YOUR_JOB + job.launcher
@@ -105,7 +106,7 @@ class JobPrices:
 def job_prices(
     exploration: Exploration, store: ProfileStore | None = None, progress: Progress = silent
 ) -> Iterator[JobPrices]:
-    """Yield the prices of jobs beside the points of an exploration.
+    """Yield the costs with which jobs are simulated beside the points of an exploration.
 
     Raises:
         TensorOptError: the exploration was saved without its operator graph.
@@ -128,8 +129,9 @@ def with_jobs(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> Exploration:
-    """Return the exploration with launchers' jobs, simulated, among its other points; under ``jobs`` its
-    report has each job's notes, or why the model cannot be run that way.
+    """Return the exploration with launchers' jobs, simulated, among its other points.
+
+    The list ``jobs`` of its report has the notes on each job, or why the model cannot be run that way.
 
     Args:
         jobs: a launcher and its config or arguments: ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``,

@@ -1,11 +1,10 @@
-"""A single space of an exploration, a mesh and a micro-batch count, searched and simulated in turns.
+"""The search of one space: the strategies of one mesh at one micro-batch count.
 
-Search and simulation take turns: simulated strategies decide what is still worth a search.
-
-The search adds up costs, the simulator follows the step in time, and the two rank strategies slightly
-differently. So a space is outlined and its outline simulated before it is searched. The search then only
-looks for strategies that may beat all simulated ones, given how far simulated costs in this space deviate
-from the sums. Of its results, representatives are simulated, then the winners' neighbours.
+Search and simulation alternate. The search adds costs up, the simulator follows the step in time, and the two
+rank strategies slightly differently. So the search first makes a coarse frontier (an outline), which is
+simulated. The full search then only looks for strategies that may beat all simulated ones, given how far
+simulated costs in this space deviate from the sums. Representatives of its results are simulated, then the
+neighbours of the best.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from tensoropt.session.simulations import Simulated, Simulations
 from tensoropt.types import Indices
 
 _REPRESENTATIVES, _LOSS = 160, 2e-4
-"""How many points of a frontier are simulated before their neighbours; fewer if the others would add at most
-this share of hypervolume. Assumptions, as are the numbers below."""
+"""The most points of a frontier that are simulated first, fewer if the others would add at most this share of
+hypervolume. These numbers and those below are assumptions."""
 _LEANEST = 8
-"""How many of the leanest unbeaten points are simulated: there, simulated costs differ most from the sums."""
+"""The number of unbeaten points of least memory to simulate, where sums and simulation differ most."""
 _NEIGHBOURS = 3
-"""How many points are simulated between two simulated ones if a winner is near."""
+"""The most points simulated in each gap between simulated points, if one near the gap is unbeaten."""
 _REACH = 3
-"""How many simulated points away from a winner neighbours are still simulated, as the simulator ranks points
-differently from the search."""
+"""The number of simulated points on each side of a gap that count as near it. More than one, as the simulator
+ranks points differently from the search."""
 _ROUNDS = 8
 """The most rounds in which neighbours are simulated."""
 
 
 @dataclass(eq=False)
 class Found:
-    """A frontier of a space, and which of its points were simulated.
+    """A frontier that a search found in one space, and which of its points were simulated.
 
     Attributes:
         space: the number of the space.
-        numbers: (n,) each point's number among the space's simulated strategies; -1 for the others.
+        numbers: (n,) each point's number among the space's simulated strategies; -1 if it was not simulated.
     """
 
     space: int
@@ -54,11 +53,15 @@ class Found:
         self.numbers = np.full(len(self.frontier), -1)
 
     def simulate(self, simulations: Simulations, indices: Indices) -> None:
-        """Simulate the given points that were not simulated yet."""
+        """Simulate those of the given points that were not simulated yet."""
         _simulate_together([(self, indices)], simulations)
 
     def neighbours(self, won: Indices) -> Indices:
-        """Return unsimulated points near the winners, whose numbers are ``won``, spread over each gap."""
+        """Return unsimulated points spread over the gaps near unbeaten strategies.
+
+        Args:
+            won: the unbeaten strategies' numbers among the simulated ones.
+        """
         seen = np.flatnonzero(self.numbers >= 0)
         winners = np.isin(self.numbers[seen], won)
         found: list[int] = []
@@ -74,8 +77,7 @@ class Found:
 
 
 def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simulations) -> int:
-    """Simulate the given points of frontiers that were not simulated yet, all of a space at once; return how
-    many these were."""
+    """Simulate the new points among those given, with one call per space; return their number."""
     of_space: dict[int, list[tuple[Found, Indices]]] = {}
     for found, indices in asked:
         new = indices[found.numbers[indices] < 0]
@@ -89,7 +91,7 @@ def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simu
 
 
 def unbeaten_by(frontier: TrackedFrontier, rivals: Staircase | None) -> Indices:
-    """Return the points of a frontier that no rival beats."""
+    """Return the indices of the points that are faster than every rival with no more memory."""
     if rivals is None:
         return np.arange(len(frontier))
     return np.flatnonzero(frontier.time < rivals.bounds(frontier.memory))
@@ -106,8 +108,8 @@ def first_look(found: Found, simulations: Simulations, rivals: Staircase | None 
 
 
 def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:
-    """Simulate neighbours of the unbeaten strategies in rounds, as long as a round finds new unbeaten ones;
-    yield how many were simulated in each."""
+    """Simulate neighbours of the unbeaten strategies in rounds, until a round finds no new unbeaten strategy;
+    yield the number of strategies simulated in each round."""
     for _ in range(_ROUNDS):
         best = simulations.frontier()
         won = [best.origin[best.origin[:, 0] == space, 1] for space in range(len(simulations.spaces))]
@@ -123,16 +125,16 @@ def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> I
 
 
 Built = tuple[Mesh, CostTables]
-"""A mesh, and its tables for a micro-batch count."""
+"""A mesh, and its cost tables for one micro-batch count."""
 
 
 @dataclass(frozen=True)
 class SearchedSpace:
-    """The tables and the frontier of one mesh and micro-batch count.
+    """The cost tables and the frontier of one mesh at one micro-batch count.
 
     Attributes:
-        frontier: the frontier of all strategies or, if a gap is allowed, of those that may beat the known
-            ones; None if the space was not searched.
+        frontier: the frontier of all strategies or, if a gap is allowed, of those that may beat the
+            strategies known before; None if the space was not searched.
     """
 
     mesh: Mesh
@@ -141,19 +143,19 @@ class SearchedSpace:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes on heuristics in the search."""
+        """The notes on heuristics that the search used."""
         return () if self.frontier is None else self.frontier.notes
 
 
 @dataclass(frozen=True)
 class SpacePart:
-    """The results for one space, as another process sends them.
+    """The results for one space, as a forked process sends them.
 
     Attributes:
         number: the number of the space.
-        found: its frontier, with the numbers of its simulated points; None if there is no strategy.
-        simulated: all strategies of the space that were simulated, now or before.
-        refused: why there is no strategy, in words.
+        found: the frontier, with the numbers of its simulated points; None if the space has no strategy.
+        simulated: all strategies of the space that were simulated so far.
+        refused: why the space has no strategy, in words; "" if it has one.
     """
 
     number: int
@@ -165,12 +167,12 @@ class SpacePart:
 def part_of(
     number: int, built: Built, settings: Settings, simulations: Simulations, threads: int, *, outline: bool
 ) -> SpacePart:
-    """Return the outline of a space, or else its strategies that may beat the simulated ones, the best of
-    them simulated.
+    """Search one space and simulate the best strategies found.
 
     Args:
-        number: the number of the space in ``simulations``, to which this adds.
-        threads: the threads of the search.
+        number: the number of the space in ``simulations``, to which the simulated strategies are added.
+        threads: the number of threads of the search.
+        outline: whether to find a coarse frontier instead of all strategies that may beat the simulated ones.
     """
     mesh, tables = built
     rivals = simulations.rivals(number) if settings.allows_gap and not outline else None
@@ -190,7 +192,7 @@ def part_of(
                 thorough=False,
             )
     except NoStrategyError as error:
-        why = "nothing runs" if settings.constraints is None else "the constraints leave no strategy"
+        why = "no strategy can run" if settings.constraints is None else "the constraints leave no strategy"
         # Other meshes may have strategies: only if none has is it an error.
         refused = f"not searched: mesh {mesh.label}: {why} ({error})"
         return SpacePart(number, None, simulations.spaces[number].done, refused)

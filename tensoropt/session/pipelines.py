@@ -1,12 +1,12 @@
-"""The search for pipelines: ranges of the model are searched, and composed into the stages of pipelines.
+"""The search for pipelines: frontiers of ranges of the model are composed into the stages of pipelines.
 
-Find the frontier of each range, for every pipeline degree, mesh and micro-batch count
+Find the frontier of each range of operators for every pipeline degree, mesh and micro-batch count
 (:mod:`tensoropt.pipeline.stage_frontiers`), compose stages from them for every amount of memory
 (:mod:`tensoropt.pipeline.compose`), and simulate each composition with its schedule. If a model has too many
 positions to try all cuts, only cuts between those that balance computation and those that balance storage are
-tried; the notes say what else is left out.
+tried. The notes say what else is left out.
 
-The module also chooses where the stages of pipelines may begin, and how many stages each place has.
+In this file, a place is a pipeline rank: the equal part of the devices that computes one or more stages.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ from tensoropt.units import counted
 _FEW_POSITIONS = 8
 """The number of positions up to which all cuts are tried; an assumption."""
 _MOST_STAGES = 16
-"""The most stages per place; Llama 3's published job has 8."""
+"""The most stages per pipeline rank; Llama 3's published job has 8."""
 
 
 @dataclass(eq=False)
 class _Cutting:
-    """The possible cuts of one problem's pipelines.
+    """The possible cuts of a model into stages.
 
     Attributes:
-        again: tensors that stages recompute instead of receiving them.
+        again: the names of tensors that stages recompute instead of receiving them.
         pin: the constraint on pipelines; None if there is none.
-        costs: the costs by which computation is balanced.
+        costs: the source of the costs that balance computation.
         note: called with remarks on what is left out.
         small: whether the model is small enough to be cut inside blocks, too.
     """
@@ -89,18 +89,19 @@ class _Cutting:
         return () if self.pin is None else self.pin.cuts
 
     def stages_to_a_place(self, places: int, micro_batches: int) -> int:
-        """Return the number of stages per place that balances bubble against uneven blocks."""
+        """Return the number of stages per pipeline rank that best balances bubble against uneven blocks."""
         return stages_to_a_place(self._blocks, places, micro_batches, _MOST_STAGES, ends=self._ends)
 
     def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
-        """Return where each stage of a composition may begin, and then where the last one ends.
+        """Return the indices of the groups of operators with which each stage may begin, and of the last
+        one's end.
 
         Args:
-            costs: the costs by which the speeds of places are compared.
-            every: whether to try all cuts, if they are few.
+            costs: the source of the costs that compare the speeds of pipeline ranks.
+            every: whether to try all cuts, if there are few.
 
         Raises:
-            PlanError, ConstraintError: the model cannot be cut as the pin says.
+            PlanError, ConstraintError: the model cannot be cut as the constraint on pipelines demands.
         """
         count, stages = len(self.cutter.graph.groups), composer.stages
         if self.pinned:
@@ -143,7 +144,7 @@ class _Cutting:
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """(groups,) FLOP, and bytes of parameters."""
+        """(groups,) the FLOP of each group of operators, and the size of its parameters in bytes."""
         return flops_of(self.cutter.graph, self.costs), parameter_bytes_of(self.cutter.graph)
 
     def _strengths(self, composer: Composer, costs: CostSource) -> tuple[Sequence[float], Sequence[float]]:
@@ -154,8 +155,7 @@ class _Cutting:
         return [speeds[place] for place in at], [prices.room(place) for place in at]
 
     def _cuttable(self, stages: int) -> list[int]:
-        """Return where stages may begin: with repeated blocks if there are enough, otherwise where the fewest
-        bytes cross."""
+        """Return where stages may begin: with blocks if enough, else where the fewest bytes cross."""
         if len(self.cutter.cuts) <= _FEW_POSITIONS:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
@@ -167,28 +167,28 @@ class _Cutting:
 
 
 _MOST_PLACES = 16
-"""The highest degree that is tried, as in published work."""
+"""The highest pipeline degree that is tried, as in published work."""
 _MOST_NAMED = 4
-"""The most numbers of micro-batches that a refusal proposes."""
+"""The most micro-batch counts that an error message proposes."""
 _MOST_AXES = 2
-"""The most axes of a place's mesh: every placement of crossing tensors on these is searched."""
+"""The most mesh axes of a pipeline rank: every placement of crossing tensors on these is searched."""
 _INTERLEAVED = "interleaved_1f1b"
-"""The schedule in which places have several stages."""
+"""The schedule in which each pipeline rank has several stages."""
 _APART = "zero_bubble"
 """The schedule with which found pipelines are also simulated."""
 _MULTIPLES = (8, 4, 2, 1)
-"""Micro-batches for each place of the pipeline: with 8 the bubble is a ninth of the step."""
+"""The micro-batches per pipeline rank that are tried: with 8 the bubble is a ninth of the step."""
 _MOST_COUNTS = 2
-"""How many of these are searched for a large model: those with the smallest bubbles that divide the batch."""
+"""The most micro-batch counts searched for a large model: those with the smallest bubbles."""
 _EXACT = Thoroughness(gap=1e-3, candidates=64, in_flight=True)
 _QUICK = Thoroughness(gap=None, candidates=24, in_flight=False)
 FEW_GROUPS = 64
-"""The number of a model's groups up to which ranges are searched to a small gap, and each cut may have its
-own placement; an assumption."""
+"""The number of a model's groups of operators up to which ranges are searched to a small gap, and each cut
+may have its own tensor placement; an assumption."""
 _HEURISTIC = "pipelines: found by a heuristic, which proves nothing about them"
 _STEP, _COARSE_STEP = 0.01, 0.05
-"""The least relative decrease of memory from one pipeline to the next for large models; the coarse one if
-places have several stages, as composing more stages takes longer."""
+"""The least relative decrease of memory from one pipeline to the next for large models. The coarse step is
+used with several stages per pipeline rank, as composing more stages takes longer."""
 
 
 def wants_pipelines(session: Session) -> bool:
@@ -209,11 +209,11 @@ def pinned_pipeline(settings: Settings) -> PipelinePin | None:
 
 
 def with_pipelines(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
-    """Return the exploration with the pipelines that are found, reduced to one frontier; with pipelines alone
-    if one is pinned.
+    """Return the exploration with the pipelines found, reduced to one frontier, or with pipelines alone if
+    one is pinned.
 
     Raises:
-        ConstraintError: there is no pipeline that fits the pin.
+        ConstraintError: no pipeline fulfils the constraint.
     """
     pinned = pinned_pipeline(session.settings) is not None
     finder = _Finder(session, searched, () if pinned else exploration.points)
@@ -243,12 +243,13 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
 
 @dataclass(frozen=True)
 class _Task:
-    """Pipelines to be found on one mesh.
+    """A mesh and a micro-batch count for which pipelines are searched.
 
     Attributes:
-        schedule: "" for the requested one.
-        outer: the layouts of crossing tensors on all axes of a place but the last, if not all are tried.
-        per_place: stages per place; None for :meth:`_Finder._several`.
+        schedule: the name of the schedule; "" for the requested one.
+        outer: the placements of crossing tensors on all axes of a pipeline rank but the last, if not all are
+            tried.
+        per_place: stages per pipeline rank; None to let :meth:`_Finder._several` choose.
     """
 
     mesh: Mesh
@@ -268,11 +269,11 @@ _Prepared = tuple[_Task, Composer, Sequence[Sequence[int]]]
 
 
 class _Finder:
-    """The search for pipelines.
+    """The search for pipelines on all meshes.
 
     Attributes:
-        notes: what was left out.
-        refusals: why pipelines were refused, by schedule or place.
+        notes: remarks on what was left out.
+        refusals: why pipelines were refused, by schedule or pipeline degree.
     """
 
     def __init__(self, session: Session, searched: Searched, points: Sequence[Point]):
@@ -300,13 +301,13 @@ class _Finder:
     def _refused(self, schedule: str, refusal: PlanError) -> None:
         if schedule not in self.refusals:
             self.refusals[schedule] = str(refusal)
-            self._note(f"pipelines in {schedule}, all or some, were left out: {refusal}")
+            self._note(f"some or all pipelines with the schedule {schedule} were left out: {refusal}")
 
     def _note(self, text: str) -> None:
         self.notes[text] = None
 
     def refusal(self) -> str:
-        """Return why there are no pipelines, or "".
+        """Return why there are no pipelines; "" if there may be some.
 
         Raises:
             PlanError: there is no schedule with the pinned name.
@@ -342,18 +343,18 @@ class _Finder:
         cluster, parts = self.session.cluster, degrees_of(self.session.cluster)
         possible = [p for p in parts if p <= self._most_stages]
         allowed = (
-            f"{cluster.name} has {counted(cluster.device_count, 'device')}, which make "
-            f"{', '.join(map(str, parts)) or 'no'} such parts, and the model, of "
-            f"{counted(len(self.graph.groups), 'group')} of operators, has "
-            f"{counted(len(self.cutter.cuts), 'place')} to cut, for at most "
+            f"{cluster.name} has {counted(cluster.device_count, 'device')}, which allow "
+            f"{', '.join(map(str, parts)) or 'no'} stages, and the model, with "
+            f"{counted(len(self.graph.groups), 'group')} of operators, can be cut at "
+            f"{counted(len(self.cutter.cuts), 'place')}, for at most "
             f"{counted(self._most_stages, 'stage')}"
         )
         remedy = "take more devices, a model of more layers, or plans without stages"
         if possible:
-            remedy = f"ask for this many stages: {', '.join(map(str, possible))}"
+            remedy = f"ask for one of these numbers of stages: {', '.join(map(str, possible))}"
         return (
-            "stages run on equal parts of the devices; each has parameters, trained or frozen, and each but "
-            f"the first uses a tensor of the one before; {allowed}; {remedy}"
+            "stages run on equal parts of the devices; each stage has parameters, trained or frozen, and "
+            f"each but the first uses a tensor of the stage before it; {allowed}; {remedy}"
         )
 
     @property
@@ -370,8 +371,7 @@ class _Finder:
         return tuple(p for p in found if p <= min(_MOST_PLACES, self._most_stages))
 
     def all(self) -> list[tuple[Mesh, int, Sequence[Point]]]:
-        """Return the pipelines found for each job mesh and number of micro-batches, as points without a
-        space."""
+        """Return the pipelines found for each job mesh and micro-batch count, as points without a space."""
         self._note_kinds()
         asked = [
             (mesh, micro_batches)
@@ -392,8 +392,8 @@ class _Finder:
         return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
 
     def _search(self, asked: list[tuple[Mesh, int]], found: list[list[Point]]) -> None:
-        """Fill ``found`` with the pipelines of each mesh and micro-batch count in ``asked``; append the
-        leanest combination to both."""
+        """Fill ``found`` with the pipelines of each mesh and micro-batch count in ``asked``. For a large
+        model, append to both the mesh of least memory with one row of the batch per micro-batch."""
         self._add([(own, _Task(*at)) for own, at in zip(found, asked, strict=True)])
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
             left = [(own, at) for own, at in zip(found, asked, strict=True) if at not in self._beaten]
@@ -406,7 +406,7 @@ class _Finder:
         if leanest := self._leanest(asked):
             # All axes of a place split the next dim: the least that a stage can have in flight.
             mesh, rows = leanest
-            self._note(f"pipelines of one row in each micro-batch: only on pp{mesh.label}")
+            self._note(f"pipelines with one sample per micro-batch were searched only on mesh pp{mesh.label}")
             asked.append(leanest)
             found.append([])
             self._add([(found[-1], _Task(mesh, rows, outer=CROSSINGS[1:2]))])
@@ -426,7 +426,7 @@ class _Finder:
             )
 
     def _add(self, tasks: Sequence[tuple[list[Point], _Task]]) -> None:
-        """Add the pipelines of each task to its list, composed in forks, one per core."""
+        """Add the pipelines of each task to its list, composed in forked processes, one per core."""
         # Of before, so that the number of cores changes nothing.
         self._known = sorted((one.memory_bytes, one.time_s) for one in self._unbeaten)
         for start in range(0, len(tasks), cores()):
@@ -446,8 +446,8 @@ class _Finder:
                 self._beaten |= beaten
 
     def _leanest(self, asked: Sequence[tuple[Mesh, int]]) -> tuple[Mesh, int] | None:
-        """Return, for a large model, the mesh whose pipelines need least memory, with one row of the batch in
-        each micro-batch; None if that was already tried, or if the micro-batches are given."""
+        """Return, for a large model, the mesh whose pipelines need the least memory, with one row of the
+        batch in each micro-batch; None if that was already tried, or if the micro-batch count is given."""
         rows = self.problem.batch
         given = self.pin is not None and self.settings.micro_batches != "auto"
         if self.small or given or not self.simulated:
@@ -456,9 +456,9 @@ class _Finder:
         return (mesh, rows) if mesh.shape[0] <= rows and (mesh, rows) not in asked else None
 
     def _counts(self, places: int) -> tuple[int, ...]:
-        """Return the micro-batch counts that divide the batch: for each place as many as plans without stages
-        have, so that each device computes pieces of the same size; if a pipeline is pinned, the requested
-        counts."""
+        """Return the micro-batch counts that divide the batch. Each device computes pieces of the same size
+        as without stages, so counts are multiplied by the pipeline degree; requested counts of a pinned
+        pipeline are not."""
         batch = self.problem.batch
         if self.settings.micro_batches == "auto":
             counts = [places * m for m in _MULTIPLES if batch % (places * m) == 0]
@@ -471,7 +471,7 @@ class _Finder:
     # -- stages -------------------------------------------------------------------------------------
 
     def _prepared(self, task: _Task) -> _Prepared | None:
-        """Return a task ready to be composed without store and ranks; None if it can have no pipeline."""
+        """Return a task that can be composed without store and ranks; None if it can have no pipeline."""
         mesh, micro_batches, per_place = task.mesh, task.micro_batches, task.per_place
         schedule = task.schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)
@@ -513,11 +513,11 @@ class _Finder:
         return task, composer, positions
 
     def _composed(self, prepared: _Prepared) -> tuple[Any, ...]:
-        """Return, for a task, the pipelines that no plan so far beats, how many were simulated, the least
-        memory and its mesh, notes, refusals, and (mesh, micro-batches) if other plans beat all its pipelines.
+        """Compose the pipelines of a task.
 
-        Pipelines are returned as points, since evaluations hold the simulated steps of all their stages:
-        gigabytes for a model of a hundred blocks.
+        Return those that no plan so far beats, the number simulated, the least memory and its mesh, notes,
+        refusals, and (mesh, micro-batches) if other plans beat all of them. Pipelines are returned as points,
+        since evaluations hold the simulated steps of all stages: gigabytes for a model of a hundred blocks.
         """
         task, composer, positions = prepared
         mesh, beaten = task.mesh, set[tuple[Mesh, int]]()

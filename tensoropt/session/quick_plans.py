@@ -1,8 +1,8 @@
-"""Quick planners, which run beside every search and whose unbeaten plans join the points.
+"""Quick planners (baselines and heuristics), which run after every search and add plans that no point beats.
 
 Their plans are simulated like all others, and join the points if no other point is as good in both memory and
-time. :mod:`tensoropt.planners.quick` chooses the planners; the exploration's notes, and its report under
-``tried``, give the planners tried and the number of plans that joined.
+time. :mod:`tensoropt.planners.quick` chooses the planners. The exploration's notes, and its report under
+``tried``, name the planners and the number of plans that joined.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from tensoropt.sharding.constraints import LackingDevicesError
 from tensoropt.units import share_words
 
 _LESS = 0.95
-"""Heuristics also run with this share of the leanest point's memory as their limit; an assumption."""
+"""The fraction of the leanest point's memory within which heuristics are also run; an assumption."""
 _DDP = "data_parallel"
 _STAGE = "planners"
-"""The name of this stage, in progress and among a report's seconds."""
+"""The name of this stage in progress displays and in a report's durations."""
 
 
 _Chosen = tuple[dict[Any, int], dict[Any, int]]
 
 
 class First(NamedTuple):
-    """The first answer: the plans of usual strategies, and the tables in which they were found."""
+    """The first answer: the plans of usual strategies (DDP, ZeRO, FSDP, ...), and their cost tables."""
 
     searched: Searched
     exploration: Exploration
 
     def plans_of(self, planner: str, task: PlanningTask, searched: Searched) -> list[Point]:
-        """Return the plans of a planner, simulated with the prices of the whole search, as more may have been
-        timed since. Plans in spaces that were not searched are left out."""
+        """Return a planner's plans in the first answer, simulated again at the costs of the whole search, for
+        which more operators may have been timed. Plans in spaces that were not searched are left out."""
         number = {(s.mesh.label, s.tables.mesh): at for at, s in enumerate(searched.spaces)}
         chosen: dict[int, list[_Chosen]] = {}
         for point in self.exploration.others:
@@ -81,13 +81,13 @@ class First(NamedTuple):
 def with_quick_plans(
     session: Session, searched: Searched, exploration: Exploration, first: First | None = None
 ) -> Exploration:
-    """Return the exploration with those plans of quick planners that none of its points beats, reduced to one
-    frontier. Ctrl-C leaves out the planners that have not run yet.
+    """Return the exploration with those plans of quick planners that none of its points beats.
 
-    If a pipeline is pinned, return the exploration unchanged.
+    After Ctrl-C, planners that have not run yet are left out. If a pipeline is pinned, the exploration is
+    returned unchanged.
 
     Args:
-        first: the first answer, whose planners are not run again; if the search was interrupted, only its
+        first: the first answer, whose planners are not run again. If the search was interrupted, only its
             plans are added.
     """
     settings = session.settings
@@ -137,7 +137,7 @@ def with_quick_plans(
 
 
 def _chosen(point: Point, old: CostTables, new: CostTables) -> _Chosen:
-    """Return a point's choice and options as indices into other tables; nothing is gathered again."""
+    """Return a point's configurations and options as indices into other cost tables."""
     choice, options = {}, {}
     for variable, index, option in zip(old.variables, point.choice, point.options, strict=False):
         there, meant = new.of[variable.key], _meaning(old, variable, index)
@@ -196,15 +196,15 @@ def _against_constraints(task: PlanningTask) -> str:
 
 
 class _Asking:
-    """Planners that are asked for plans, and what they have found so far.
+    """The planners that have run, and the plans that they found so far.
 
     Attributes:
-        task: the planning task.
-        most_s: the CPU seconds that placing planners may take together.
-        found: the plans of all planners, each once.
-        left_out: the placing planners that were not run, or not within all limits, because others had used up
-            these seconds.
-        refusals: why planners have no plan, by name.
+        task: the input of the planners.
+        most_s: the CPU seconds that planners of placed plans may take together.
+        found: the plans of all planners without duplicates.
+        left_out: the planners of placed plans that did not run, or not within all memory limits, because
+            others had used up ``most_s``.
+        refusals: why a planner has no plan, by its name.
     """
 
     def __init__(self, task: PlanningTask, most_s: float):
@@ -216,12 +216,12 @@ class _Asking:
         self.refusals: dict[str, str] = {}
 
     def ask(self, entry: Entry, limit: float | None = None) -> None:
-        """Ask a planner for its plans, or with a limit for its fastest plan within so many bytes."""
+        """Run a planner; with a limit in bytes per device, only for its fastest plan within that memory."""
         self.take(entry.name, ())
         if entry.kind == "placed" and self._placing_s > self.most_s:
             self.left_out[entry.name] = None
             if limit is None:
-                self.refusals[entry.name] = "others had used up the seconds of placing planners"
+                self.refusals[entry.name] = "other planners had used up the time for placing operators"
             return
         # Of this process, which others that run beside it do not lengthen.
         start = time.process_time()
@@ -236,30 +236,31 @@ class _Asking:
             self._placing_s += time.process_time() - start
 
     def take(self, planner: str, points: Sequence[Point]) -> None:
-        """Record plans as a planner's."""
         own = self._points.setdefault(planner, [])
         own += (self.found.setdefault(point.identity, point) for point in points)
 
     def notes(self) -> list[str]:
-        """Return a note on the planners that did not run because others took too long."""
         if not self.left_out:
             return []
         return [
             f"placing planners may take {self.most_s:.0f} s, {share_words(SHARE)} of the exploration's time; "
-            f"left out, or not run within all memory limits: {', '.join(self.left_out)}; --placements always "
-            "runs them"
+            f"these were left out, or not run within all memory limits: {', '.join(self.left_out)}; "
+            "--placements always runs them"
         ]
 
     def baselines(self) -> tuple[Point, ...]:
-        """Return the plans of the planners that people compare with, even if points beat them: all plans of
-        each, but of the heuristics only those that no other heuristic's plan beats."""
+        """Return the plans of the planners that people compare with, even if points beat them. Of the
+        heuristics, only plans that no other heuristic's plan beats are returned."""
         heuristics = [point for name in HEURISTICS for point in self._points.get(name, ())]
         others = [self._points.get(name, ()) for name in BASELINES if name not in HEURISTICS]
         return tuple(point for own in (*others, reduce_points(heuristics)) for point in own)
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
-        """Return for each planner the number of its different plans and its fastest, or why it has none; for
-        data parallelism also its fastest plan's seconds with local statistics, if a batch norm sends any."""
+        """Return for each planner the number of its different plans and its fastest, or why it has none.
+
+        The row of data parallelism also has its fastest step time with local statistics, if a batch norm
+        synchronizes them.
+        """
         tried: dict[str, dict[str, Any]] = {}
         for name in (entry.name for entry in entries):
             points = {p.identity: p for p in self._points[name]}
@@ -281,9 +282,9 @@ def _asked_within_points(
     """Return the exploration's points with the planners' plans that none of them beats, and a note if
     heuristics did not run within the memory of every point.
 
-    Within a memory limit, heuristics find placements that they miss without one. They run within the memory
-    of some points, including the leanest and the fastest, and within less than the leanest's. A memory budget
-    is never a limit, as it only decides which points fit, and must not change what is found.
+    Within a memory limit, heuristics find placements that they miss without one. So they also run within the
+    memory of some points, including the leanest and the fastest, and within slightly less than the leanest's.
+    A memory budget is never a limit: it only decides which points fit, and must not change what is found.
     """
     heuristics = [entry for entry in entries if entry.name in HEURISTICS]
     asked: set[float] = set()
@@ -301,8 +302,8 @@ def _asked_within_points(
         asked.update(chosen)
         session.progress(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
     note = (
-        f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points: within that of "
-        "another, one may still find a better plan"
+        f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points; within that "
+        "of another point, one of them may find a better plan"
     )
     return unbeaten(points), [note] * bool(heuristics and limits)
 

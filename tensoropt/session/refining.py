@@ -1,11 +1,10 @@
-"""Meshes with many configurations, of which only those that combine other meshes' best splits are searched.
+"""The search on meshes with many configurations, where groups combine only the best splits of other meshes.
 
-On a mesh of three axes a group has some hundred configurations, and tables and searches grow with their
-square. Most of them combine splits that are good nowhere. So these meshes come last: for each micro-batch
-count a group combines, over all axes, the axis strategies that it uses most in unbeaten strategies, and those
-that its sizes ruled out on the other meshes. The notes say that this may miss strategies.
-
-The module also separates these meshes from the others, within what constraints allow.
+On a mesh of three axes a group of operators has some hundred configurations, and tables and searches grow
+with the square of that number. Most configurations combine axis strategies (splits over one mesh axis) that
+are good on no mesh. So these wide meshes are searched last: for each micro-batch count, a group combines over
+all axes the axis strategies that it uses most in unbeaten strategies, and those that its sizes ruled out on
+the other meshes. Notes say that this may miss strategies.
 """
 
 from __future__ import annotations
@@ -28,34 +27,33 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.regions import Region
 
 MAX_AXES = 3
-"""The most axes of a mesh, to bound the work; that three are enough is an assumption."""
+"""The most axes of a mesh, which bounds the duration of a search; that three are enough is an assumption."""
 
 
 _MOST_COMBINATIONS = 3**MAX_AXES
-"""The most combinations of a group's axis strategies over the axes of a mesh that are all searched; an
-assumption. Tables and searches grow with the square: GPT-2 on 2x2x2 has 8 strategies and 512 combinations,
-and for two micro-batch counts the tables alone took 73 s."""
+"""The most configurations of a group (its axis strategies combined over a mesh's axes) that are all searched;
+an assumption. Tables and searches grow with the square: GPT-2 on 2x2x2 has 8 strategies and 512
+configurations, and for two micro-batch counts the tables alone took 73 s."""
 
 
 def _is_wide(mesh: Mesh, graph: GroupGraph) -> bool:
-    """Return whether a mesh offers a group too many configurations to search all of them."""
     most = max((len(group.strategies) for group in graph.groups), default=1)
     return mesh.axis_count == MAX_AXES and most**mesh.axis_count > _MOST_COMBINATIONS
 
 
 _COMBINED = 3
-"""How many axis strategies a group combines: those that most of the other meshes' best strategies use. Three
-on three axes are 27 configurations. An assumption; with more, or with all, GPT-2 on four nodes, BERT on two
-and a tiny GPT on two gain in some places what they lose in others."""
+"""The number of axis strategies that a group combines on a wide mesh: those that most of the other meshes'
+best strategies use. Three on three axes make 27 configurations. An assumption; with more, or with all, GPT-2
+on four nodes, BERT on two and a tiny GPT on two gain in some places what they lose in others."""
 
 Offered = Mapping[tuple[Mesh, int], Restriction]
-"""The restriction by constraints of each mesh at each micro-batch count."""
+"""The spaces to be searched, by mesh and micro-batch count, each with its restriction by constraints."""
 
 
 def tables_of(
     problem: Problem, costs: CostSource, regions: Sequence[Region], offered: Offered
 ) -> list[Built]:
-    """Return the cost tables of spaces, in their order.
+    """Return the cost tables of the offered spaces, in the same order.
 
     Args:
         regions: the blocks that may be recomputed.
@@ -70,8 +68,8 @@ def tables_of(
 def apart(
     graph: GroupGraph, meshes: Sequence[Mesh], counts: Sequence[int], left: Restrictions
 ) -> tuple[Offered, Offered]:
-    """Return the spaces that are searched as a whole, and those of wide meshes; if all meshes are wide, all
-    are searched as a whole."""
+    """Return the spaces whose configurations are all searched, and those of wide meshes. If all meshes are
+    wide, all spaces are in the first part."""
     spaces = {
         (mesh, count): left.spaces[mesh.label, count] if left.spaces is not None else FREE
         for mesh in meshes
@@ -87,10 +85,10 @@ def apart(
 def refine(
     session: Session, build: Callable[[Offered], list[Built]], spaces: SpaceSearch, wide: Offered
 ) -> tuple[str, ...]:
-    """Search spaces of wide meshes after all others; return notes on what was left out.
+    """Search the spaces of wide meshes after all others; return notes on what was left out.
 
-    On each mesh, the micro-batch count with the most unbeaten strategies comes first; if an outline there
-    brings nothing new, the other counts are left out.
+    On each mesh, the micro-batch count with the most unbeaten strategies comes first. If a coarse search
+    there brings nothing new, the other counts are left out.
     """
     notes: list[str] = []
     clock = session.clock
@@ -115,7 +113,7 @@ def refine(
 
 
 def best_counts(simulations: Simulations) -> list[int]:
-    """Return the micro-batch counts of unbeaten strategies, the one with most of them first."""
+    """Return the micro-batch counts of the unbeaten strategies, the most frequent one first."""
     best = simulations.frontier().origin[:, 0]
     of_space = np.array([space.tables.mesh[0] for space in simulations.spaces])
     counts, frequency = np.unique(of_space[best], return_counts=True)
@@ -123,8 +121,8 @@ def best_counts(simulations: Simulations) -> list[int]:
 
 
 def combining(limit: Restriction, simulations: Simulations, count: int) -> Restriction:
-    """Return a space's restriction in which groups combine the axis strategies that they use most in unbeaten
-    strategies at a micro-batch count, and those that no simulated space offered."""
+    """Return a space's restriction under which groups combine only some axis strategies: those that they use
+    most in unbeaten strategies at a micro-batch count, and those that no simulated space offered."""
     best = simulations.frontier().origin
     graph = simulations.spaces[0].tables.graph
     used = {group.name: Counter[int]() for group in graph.groups}

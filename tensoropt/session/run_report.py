@@ -1,7 +1,7 @@
-"""The facts about a run, kept with the exploration: what its model is, what was timed, what was left out.
+"""The report saved with an exploration: the size of its model, what was timed, what was left out.
 
-PyTorch's own errors about operators that it cannot run in some way (on fake tensors, in pieces, without
-storage) are turned into refusals that name the operator and its line.
+PyTorch's errors about operators that it cannot run in some way (on fake tensors, in pieces, without storage)
+are turned into refusals that name the operator and its line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tensoropt.version import __version__
 
 _TORCH = Path(torch.__file__).parent
 _REASON = 200
-"""The most characters of an error's first line that are shown."""
+"""The most characters shown of an error's first line."""
 
 
 @contextlib.contextmanager
@@ -44,10 +44,10 @@ def failures_named(model: str, graph: OperatorGraph | None = None) -> Iterator[N
 
     Args:
         model: the model's name.
-        graph: the model's operators, if they are known; they have the lines of the model.
+        graph: the model's operators with their source lines, if they are known.
 
     Raises:
-        UnsupportedError: names the operator and the model's own line.
+        UnsupportedError: names the operator and its line in the model's own code.
     """
     try:
         yield
@@ -76,7 +76,6 @@ def _raised(error: BaseException) -> bool:
 
 
 def _described(model: str, graph: OperatorGraph | None, error: BaseException) -> str:
-    """Return one sentence on a failure: where, why, and the remedy."""
     operator = _operator(error, graph)
     at = f" at {operator.target}" if operator is not None else ""
     if operator is not None and operator.module:
@@ -117,7 +116,7 @@ def _reason(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of everything that a plan's figures depend on."""
+    """Return the versions of all libraries on which a plan's figures depend."""
     return {
         "tensoropt": __version__,
         "torch": torch.__version__,
@@ -127,10 +126,10 @@ def versions() -> dict[str, str]:
 
 
 def run_report(searched: Searched, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the facts, under the names that they have in saved explorations.
+    """Return the report of an exploration as a dictionary with its saved names.
 
     Args:
-        seconds: the seconds of each stage.
+        seconds: the duration of each stage in seconds.
     """
     problem, costs = searched.problem, searched.costs
     graph, spaces = problem.graph.atoms.graph, problem.graph.atoms.spaces
@@ -203,5 +202,5 @@ def _lost(atoms: AtomGraph) -> Iterator[str]:
     for target, reason in atoms.lost().items():
         yield (
             f"{target} has no rule and is kept whole on every device: {reason}; once that is fixed, "
-            "`tensoropt measure profiles --forget-failed` makes it be tried again"
+            "`tensoropt measure profiles --forget-failed` lets the next exploration try it again"
         )

@@ -1,4 +1,4 @@
-"""A model searched on a cluster: cost tables of every space, and the frontiers found in them."""
+"""The search of a model on a cluster: cost tables of each mesh and micro-batch count, and frontiers."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from tensoropt.sharding.constraints import ConstraintError, Constraints, Lacking
 
 @dataclass(frozen=True)
 class Searched:
-    """The frontiers of all spaces, with the costs on which they rest.
+    """The frontiers of all spaces (meshes with a micro-batch count), and the costs behind them.
 
     Attributes:
         problem: the model, prepared for costs.
-        costs: the source of the costs; it still knows those that were found.
-        spaces: one space for each mesh and micro-batch count in which there is a strategy; none if every
-            sharded plan is refused.
-        simulations: the simulations of the strategies that were found.
-        split_share: the share of the forward FLOPs in groups that can be split in two or more ways.
+        costs: the source of the costs, which still has those that the search used.
+        spaces: the spaces that have a strategy; none if every sharded plan is refused.
+        simulations: the simulated strategies of each space.
+        split_share: the share of the forward FLOPs in groups of operators that can be split in two or more
+            ways.
         model_flops: the FLOP of a step by number format (:func:`~tensoropt.evaluation.problem.model_flops`).
         notes: what constraints, refused spaces and undivided sizes left out, in words.
-        refusal: why no sharded plan is allowed; "" if they are.
-        parallelism: the model's FLOPs over those of its longest chain of groups.
+        refusal: why no sharded plan is allowed; "" if sharded plans are allowed.
+        parallelism: the model's FLOPs over those of its longest chain of dependent groups.
     """
 
     problem: Problem
@@ -62,12 +62,11 @@ class Searched:
 
 
 def search(session: Session, problem: Problem) -> Searched:
-    """Search the problem on every mesh of the session's cluster, at every micro-batch count, and return the
-    frontiers.
+    """Search the strategies of a model on every mesh of the session's cluster, at every micro-batch count.
 
     Raises:
         TensorOptError: a setting is impossible for this model.
-        InfeasibleError, ConstraintError: no space has a strategy.
+        InfeasibleError, ConstraintError: no mesh and micro-batch count has a strategy.
     """
     settings, clock = session.settings, session.clock
     counts, regions = micro_batch_counts(problem, settings), offered_regions(problem, settings)
@@ -148,7 +147,7 @@ def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
     if not lacking:
         return ()
     return (
-        f"priced as if GPUs could run them, though no plan will: {', '.join(lacking)} (no kernels for GPUs); "
+        f"priced as if GPUs could run them, though no plan can: {', '.join(lacking)} (no kernels for GPUs); "
         "describe CPU ranks beside the GPUs in the cluster file, or write that part with other PyTorch calls",
     )
 

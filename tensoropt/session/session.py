@@ -1,4 +1,4 @@
-"""The state that all stages of one exploration share, with the seconds that stages took."""
+"""The state that all stages of one exploration share, and the clock of these stages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tensoropt.types import Progress, silent
 
 
 class _StageClock:
-    """A clock that records how long each stage took.
+    """A clock that records the duration of each stage.
 
     Attributes:
-        seconds: the seconds of each stage, in the order in which the stages ended.
+        seconds: the duration of each stage in seconds, in the order in which the stages ended.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class _StageClock:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the seconds of the block to those recorded under this name."""
+        """Add the duration of the block to that of the named stage."""
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
@@ -42,11 +42,11 @@ class Session:
 
     Attributes:
         store: the profile store; None for the user's own, which is opened when it is needed.
-        progress: called with (stage, done, total, what); its ``note``, ``first`` and ``points``, if it has
-            them, show a line, the answer before the search, and memory and time of the points known so far.
-        clock: the seconds per stage so far.
-        keep: whether tables are kept in the profile store, and reused from there.
-        left: what was not searched because a person interrupted it (Ctrl-C), in words.
+        progress: called with (stage, done, total, what). Its optional ``note``, ``first`` and ``points`` show
+            a line, the answer before the search, and memory and time of the points known so far.
+        clock: the durations of the stages so far.
+        keep: whether cost tables are saved in the profile store and reused from there.
+        left: what was not searched because a person pressed Ctrl-C, in words.
     """
 
     cluster: Cluster
@@ -62,20 +62,19 @@ class Session:
         object.__setattr__(self, "settings", with_dtype(self.settings, "", [self.cluster]))
 
     def note(self, words: str, /) -> None:
-        """Show a line that a person should read before a long part begins, if the progress shows notes."""
+        """Show a line before a long stage begins, if the progress display shows notes."""
         if show := getattr(self.progress, "note", None):
             show(words)
 
     def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:
-        """Return the seconds per stage of a report, with those of a stage that ended after it was made."""
+        """Return a report's durations of stages, with that of a stage that ended after the report."""
         return {**report["seconds"], stage: round(self.clock.seconds[stage], 3)}
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:
-        """Return the profile store for a block; a given store stays open afterwards."""
+        """Return the profile store for a ``with`` block; a given store stays open afterwards."""
         return nullcontext(self.store) if self.store is not None else ProfileStore()
 
     def open_ranks(self) -> AbstractContextManager[RankPool | None]:
-        """Return ranks to measure on for a block; None unless the cluster is this machine and may be
-        measured."""
+        """Return ranks to measure on for a ``with`` block; None if the cluster cannot be measured here."""
         pool = None if self.settings.measure == "never" else local_pool(self.cluster)
         return pool if pool is not None else nullcontext()

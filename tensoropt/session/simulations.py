@@ -1,4 +1,4 @@
-"""The simulated strategies of all spaces, which are reduced to one frontier."""
+"""The simulated strategies of all spaces (meshes with a micro-batch count), and their common frontier."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from tensoropt.simulate.candidates import overlap_of
 from tensoropt.types import Floats, Indices
 
 _MARGIN = 0.05
-"""How far a strategy's ratio of simulated to summed memory or time may lie below the least one simulated in
-its space before the search may miss it; an assumption."""
+"""The amount by which a strategy's ratio of simulated to summed memory (or time) may be lower than the least
+ratio simulated in its space, without the search missing the strategy; an assumption."""
 
 _ChosenIndices = NDArray[np.int32]
-"""The stored form of strategies' choices: big models have thousands in each of thousands of strategies."""
+"""The dtype of stored choices: big models have thousands in each of thousands of strategies."""
 
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """Simulated strategies, a row each.
+    """Simulated strategies of one space, one per row.
 
     Attributes:
-        configurations, options: (n, variables) the choice for every variable, in the tables' order.
-        additive: (n, 2) memory and time as the search summed them.
-        costs: (n, 2) memory and time as simulated.
-        tensors: (n,) the part of that memory that tensors take, which is what the search sums.
+        configurations, options: (n, variables) the strategies' choices as indices, in the order of the cost
+            tables.
+        additive: (n, 2) memory in bytes and time in seconds as the search summed them.
+        costs: (n, 2) the same as simulated.
+        tensors: (n,) simulated memory of tensors alone, in bytes, which is what the search sums.
     """
 
     configurations: _ChosenIndices
@@ -49,7 +50,7 @@ class Simulated:
 
 
 class SpaceSimulations:
-    """The simulated strategies of one space."""
+    """The simulated strategies of one mesh at one micro-batch count."""
 
     def __init__(self, tables: CostTables, mesh: Mesh, cluster: Cluster):
         self.tables, self.mesh, self.cluster = tables, mesh, cluster
@@ -59,24 +60,26 @@ class SpaceSimulations:
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        """The evaluator of the space's strategies, which caches intermediate results."""
+        """The simulator of the space's strategies, which caches intermediate results."""
         overlap = overlap_of(self.cluster, self.mesh, beside=self.tables.prices.beside)
         return Evaluator(self.tables, overlap)
 
     def copy(self) -> SpaceSimulations:
-        """Return a copy, to which other strategies can be added, with the same evaluator."""
         made = copy(self)
         made.evaluator = self.evaluator
         return made
 
     @property
     def simulated(self) -> Floats:
-        """(n, 2) memory and time as simulated."""
+        """(n, 2) memory in bytes and time in seconds as simulated."""
         return self.done.costs
 
     def add_all(self, parts: Sequence[tuple[TrackedFrontier, Indices]]) -> list[Indices]:
         """Simulate points of several frontiers of this space together, which takes little longer than one
-        frontier; return their numbers among the space's simulated strategies, by frontier."""
+        frontier.
+
+        Return, for each frontier, its points' numbers among the space's simulated strategies.
+        """
         chosen = [frontier.strategies(indices) for frontier, indices in parts]
         configurations, options, of_edges = (
             np.concatenate([getattr(one, name) for one in chosen], dtype=np.int32, casting="same_kind")
@@ -112,8 +115,7 @@ class SpaceSimulations:
         return shares.min(axis=0) - _MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
-        """Return, for each group, how many of the numbered strategies use each of its axis strategies, by
-        position."""
+        """Return how often the given strategies use each axis strategy (split) of each group."""
         tables = self.tables
         found = {group.name: Counter[int]() for group in tables.graph.groups}
         for column, variable in enumerate(tables.variables):
@@ -126,8 +128,12 @@ class SpaceSimulations:
         return found
 
     def points(self, numbers: Indices, space: Space, index: int) -> list[Point]:
-        """Return strategies by number as points of space ``index``; they are simulated again for a point's
-        other figures."""
+        """Return strategies as points of space ``index``, simulating them again for figures besides memory
+        and time.
+
+        Args:
+            numbers: the strategies' numbers among the simulated ones.
+        """
         found: list[Point] = []
         for start in range(0, len(numbers), CHUNK):
             part = numbers[start : start + CHUNK]
@@ -137,7 +143,7 @@ class SpaceSimulations:
         return found
 
     def _evaluated(self, configurations: _ChosenIndices, options: _ChosenIndices) -> Evaluation:
-        """Return the evaluation of strategies, a row each: the configurations of all variables, and the
+        """Return the simulation of strategies, one per row, from the configurations of all variables and the
         options of groups and of regathered tensors."""
         keys = [variable.key for variable in self.tables.variables]
         groups = {group.name for group in self.tables.graph.groups}
@@ -159,11 +165,9 @@ class Simulations:
     spaces: list[SpaceSimulations]
 
     def add(self, mesh: Mesh, tables: CostTables) -> None:
-        """Add a space without simulated strategies."""
         self.spaces.append(SpaceSimulations(tables, mesh, self.cluster))
 
     def copy(self) -> Simulations:
-        """Return a copy, to which other strategies can be added; both share the evaluators."""
         return replace(self, spaces=[space.copy() for space in self.spaces])
 
     def frontier(self) -> Frontier:
@@ -171,8 +175,11 @@ class Simulations:
         return unbeaten_of(self.spaces)
 
     def rivals(self, index: int) -> Staircase | None:
-        """Return the memory and time, as the search sums them, that a strategy of a space has to beat,
-        assuming :attr:`SpaceSimulations.least_shares`; None unless these are positive."""
+        """Return the memory and time, as the search sums them, that a strategy of a space has to beat.
+
+        Simulated costs are assumed to be at least :attr:`SpaceSimulations.least_shares` of the sums; None
+        unless both shares are positive.
+        """
         shares = self.spaces[index].least_shares
         if (shares <= 0).any():
             return None
@@ -185,8 +192,7 @@ class Simulations:
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:
-    """Return the frontier of the spaces' simulated strategies; ``origin`` (n, 2): the space, and the number
-    there."""
+    """Return the frontier of all simulated strategies; ``origin`` (n, 2) has their space and number."""
     sizes = [len(space.simulated) for space in spaces]
     which = np.repeat(np.arange(len(sizes)), sizes)
     number = np.concatenate([np.arange(size) for size in sizes])

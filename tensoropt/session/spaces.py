@@ -1,6 +1,6 @@
-"""The spaces of an exploration, each a mesh and a micro-batch count, searched and simulated in turns.
+"""The search of all spaces of an exploration, a space being a mesh with a micro-batch count.
 
-The simulated strategies of all spaces are reduced to one frontier, which prunes the spaces that follow.
+The simulated strategies of all spaces are reduced to one frontier, which prunes the searches that follow.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress
 
 _TRIFLE = 1e-3
-"""The share by which a strategy must need less memory or time for its space to count as bringing something
-new; an exploration may lose as much anyway."""
+"""The fraction by which a strategy must need less memory or time for its space to be worth a search; an
+exploration may lose as much anyway."""
 
 _TOGETHER = 8
-"""The number of spaces that are searched at once, in processes: none of them is pruned by what the others
-find. It is not the number of cores, on which the points of an exploration may not depend; it is enough to
-keep two cores busy although one space takes ten times as long as another."""
+"""The number of spaces that are searched at once in forked processes, without pruning by each other's
+results. It is not the number of cores, on which the points of an exploration may not depend. Eight keep two
+cores busy although one space takes ten times as long as another."""
 
 
 @dataclass(eq=False)
@@ -42,11 +42,13 @@ class SpaceSearch:
     """The search of all spaces of an exploration.
 
     Attributes:
-        simulations: the simulations of the same spaces, in the same order; filled here.
+        built: the mesh and the cost tables of each space.
+        simulations: the simulated strategies of the same spaces, in the same order; the search adds to them.
         found: the spaces with strategies, by number.
         interrupted: the number of spaces that were left out because of Ctrl-C.
-        refused: why spaces have no strategy.
-        every: all frontiers found; ``outlines``: those of outlines, by space.
+        refused: why a space has no strategy, by the space's number.
+        every: all frontiers found, coarse ones included.
+        outlines: the coarse frontiers that are found before a full search, by the space's number.
     """
 
     built: list[Built]
@@ -65,8 +67,7 @@ class SpaceSearch:
             self._add(number)
 
     def search(self) -> None:
-        """Search the spaces, and simulate promising points; fill ``found`` with the spaces that have
-        strategies, by number.
+        """Search all spaces, and simulate promising points.
 
         Raises:
             InfeasibleError, ConstraintError: no space has a strategy; the message says what to relax.
@@ -93,8 +94,8 @@ class SpaceSearch:
         self.progress("search", len(self.built), len(self.built), f"{points} points")
 
     def add(self, built: Built) -> bool:
-        """Outline one more space, and search it if a simulated strategy of its outline beats all known ones
-        by more than a trifle; return whether one does."""
+        """Search one more space if its coarse frontier has a simulated strategy that beats all known ones by
+        more than a trifle; return whether there is one."""
         number = len(self.built)
         self.built.append(built)
         before = self.simulations.frontier()
@@ -116,7 +117,7 @@ class SpaceSearch:
         return better
 
     def simulate(self) -> None:
-        """Simulate the remaining points: neighbours of the winners, or all points if no gap is allowed."""
+        """Simulate further points: neighbours of the unbeaten ones, or all points if no gap is allowed."""
         if self.settings.allows_gap:
             for done, count in enumerate(neighbours_of_winners(self.every, self.simulations)):
                 self.progress("simulate", done, done + 2, f"{count} neighbours of the best")
@@ -177,7 +178,7 @@ class SpaceSearch:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The spaces without strategies, in words."""
+        """The reasons why spaces have no strategy, in words."""
         return tuple(dict.fromkeys(self.refused.values()))
 
     def _nothing(self) -> InfeasibleError | ConstraintError:

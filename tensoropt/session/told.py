@@ -1,4 +1,4 @@
-"""Points as launchers' jobs: the degrees of a plan, the nearest job that a launcher can express, its cost."""
+"""Functions that express a point as a launcher's job: its degrees, and the nearest possible job."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.units import format_bytes, format_seconds, share_words
 
 _ALIKE = 0.01
-"""The share by which memory and time of a job may differ from those of a point and still count as the same;
-an assumption."""
+"""The relative difference up to which a job's costs count as the same as a point's; an assumption."""
 
 _PRODUCTS = (CostClass.MATRIX, CostClass.CONVOLUTION, CostClass.RECURRENT)
 
 
 class ToldJob(NamedTuple):
-    """The job nearest to a point, of those that a launcher can express.
+    """The launcher's job that comes nearest to a point.
 
     Attributes:
-        point: the requested point. name: its plan's name.
-        priced: the job with its own figures. title: its plan's name.
+        point, name: the requested point, and its plan's name.
+        priced, title: the job with its own simulated figures, and its plan's name.
         why: the part of the point that the launcher cannot express; "" if there is none.
         text: the launcher's config.
     """
@@ -53,18 +52,18 @@ class ToldJob(NamedTuple):
 
     @property
     def is_the_point(self) -> bool:
-        """Whether the job is the point's plan: all of it is expressed, and memory and time are alike."""
+        """Whether the job is the point's plan: all is expressed, and memory and time are nearly equal."""
         figures = ((self.priced.point.memory_bytes, self.point.memory_bytes),
                    (self.priced.point.time_s, self.point.time_s))  # fmt: skip
         return not self.why and all(abs(job / own - 1) <= _ALIKE for job, own in figures)
 
     @property
     def reason(self) -> str:
-        """Why the launcher cannot express the point."""
+        """Why the launcher cannot express the point, in words."""
         return self.why or "its operators and parameters are not all split alike"
 
     def sentence(self) -> str:
-        """Return the job's name and cost, compared with the point's."""
+        """Return the job's name, step time and memory, compared with the point's."""
         memory, time_s = self.priced.point.memory_bytes, self.priced.point.time_s
         return (
             f"{self.title}: {format_seconds(time_s)} a step ({_beside(time_s, self.point.time_s)}), "
@@ -79,10 +78,13 @@ def _beside(figure: float, own: float) -> str:
 
 
 def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
-    """Return the job nearest to point ``index`` of ``all_points`` that a launcher can express.
+    """Return the launcher's job that comes nearest to a point.
+
+    Args:
+        index: the index of the point in ``all_points``.
 
     Raises:
-        JobError: there is no such launcher, or no job of it is near; the message says why.
+        JobError: there is no such launcher, or none of its jobs is near; the message says why.
     """
     exploration, entry = prices.exploration, launcher_named(launcher)
     plan, name = exploration.plan(index), exploration.names[index]
@@ -141,11 +143,13 @@ def _block_classes(prices: JobPrices, launcher: str) -> tuple[str, ...]:
 
 
 def degrees(prices: JobPrices, plan: Plan) -> LaunchedJob:
-    """Return a plan's degrees of parallelism, by majority: the split of products and attentions on each axis
-    of its mesh, the storage of parameters, and the recomputation of blocks.
+    """Return a plan as a job with one degree per kind of parallelism.
+
+    Where operators differ, the majority decides: over the split of matrix products and attentions on each
+    mesh axis, the storage of parameters, and the recomputation of blocks.
 
     Raises:
-        JobError: every operator is on one device.
+        JobError: the plan is a placed one, with every operator on one device.
     """
     if plan.kind is PLACED:
         raise JobError(

@@ -1,7 +1,7 @@
 """The strategies that people set by hand, priced before anything is searched.
 
-Data parallelism, ZeRO's stages, FSDP and Megatron's tensor parallelism use few of the ways in which an
-operator can be split. Tables of these alone take a fraction of the seconds of full tables.
+Data parallelism, ZeRO's stages, FSDP and Megatron's tensor parallelism use few of the possible splits of an
+operator. Cost tables of these splits alone take a fraction of the duration of full tables.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ USUAL_NOTE = "usual strategies alone were priced: DDP, ZeRO, FSDP, tensor parall
 
 
 def usual_spaces(offered: Offered, graph: GroupGraph) -> Offered:
-    """Return the spaces with up to two axes, in which groups are split as in data parallelism on the outer
-    axis and as in tensor parallelism on the inner one, or as in either of them on a single axis.
+    """Return the spaces with up to two axes, restricted to the splits of usual strategies.
+
+    On two axes, the outer one splits groups as in data parallelism, the inner one as in tensor parallelism. A
+    single axis may split in either way.
 
     Raises:
         TensorOptError: the batch cannot be split.

@@ -1,1 +1,1 @@
-"""Tuning: improving plans by measuring their steps on this machine."""
+"""The tuning of plans by measuring their steps on this machine."""

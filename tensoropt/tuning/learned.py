@@ -1,4 +1,4 @@
-"""Factors on the costs of computing and of collectives, learned from a plan's steps."""
+"""Correction factors on the costs of computing and of collectives, learned from measured steps of plans."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tensoropt.tuning.steps import seconds_of
 from tensoropt.verify.predict import predict_placed
 
 _LEAST_S = 1e-3
-"""Parts of a step of fewer seconds are ignored."""
+"""The seconds below which a part of a step is ignored."""
 _COMPUTING = (*(cls.value for cls in CostClass), REST)
-"""The kinds of work that take the factor of computing."""
+"""The classes of operators whose costs are multiplied by the factor of computing."""
 _BOUNDS = 0.25, 4.0
 """The range of plausible factors."""
 
@@ -32,7 +32,7 @@ _BOUNDS = 0.25, 4.0
 def priced(
     strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals = NO_RESIDUALS
 ) -> tuple[float, float]:
-    """Return the predicted seconds of a step, and of its collectives; new work is timed."""
+    """Return the predicted seconds of a step, and of its collectives; unmeasured operators are timed."""
     if not isinstance(strategy, PlacedStrategy):  # placed strategies' prices time missing work themselves
         works = {work.key: work for of in stage_works(strategy) for work in of.values()}
         if new := works.keys() - costs.timings.records.keys():
@@ -53,11 +53,11 @@ def priced(
 
 @dataclass
 class Learned:
-    """Observations from several plans' steps.
+    """The correction factors observed in several plans' steps.
 
     Attributes:
-        costs: measured prices, without residuals.
-        known: earlier residuals.
+        costs: the source of measured costs, without correction factors.
+        known: earlier correction factors.
     """
 
     costs: CostSource
@@ -70,7 +70,7 @@ class Learned:
         return Residuals({**self.known.factors, **factors})
 
     def learn(self, strategy: ParallelStrategy, mesh: Mesh, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Compare all ranks' measurements of a strategy with its prices."""
+        """Compare a strategy's measurements on all ranks with its predicted costs; record the factors."""
         step_s, sent_s = (statistics.median(seconds) for seconds in seconds_of(ranks))
         priced_s, priced_sent_s = priced(strategy, mesh, self.costs)
         if sent_s and isinstance(strategy, Strategy):

@@ -1,4 +1,4 @@
-"""Measurements of a plan on its ranks: seconds of steps and collectives."""
+"""The measurement of a plan on its ranks: durations of steps and of collectives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensoropt.verify.fake_ranks import RunStep
 
 _COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 _Stamps = list[tuple[str, float, float]]
-"""Name, start and end of each collective, on the ranks' common clock."""
+"""The name, start and end of each collective, on the ranks' common clock."""
 
 
 def run_steps(
@@ -24,10 +24,11 @@ def run_steps(
     """Measure a strategy on one rank of the pool.
 
     Args:
-        steps: timed steps, after a warm-up.
+        steps: the number of timed steps, after a warm-up.
 
     Returns:
-        ``steps``: start and end of each; ``collectives``: those of each step.
+        ``steps``: (start, end) of each step; ``collectives``: name, start and end of the collectives in each
+            step.
     """
     loaded = load_model(spec)
     engine = engine_of(strategy_from_data(strategy, loaded.graph), loaded.values)
@@ -47,7 +48,7 @@ def run_steps(
 
 
 def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return the seconds of each step, and of its collectives.
+    """Return the duration in seconds of each step, and of its collectives.
 
     A collective lasts from the last rank's call to the last rank's return, excluding waits for computation.
     """
@@ -65,8 +66,7 @@ def _span(stamps: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def _collectives_stamped() -> Iterator[_Stamps]:
-    """Record the times of collectives in the context; each is waited for at once, as gloo shares the
-    cores."""
+    """Record the times of collectives, each of which is waited for at once, as gloo shares the cores."""
     stamps: _Stamps = []
     originals = {name: getattr(dist, name) for name in _COLLECTIVES}
 

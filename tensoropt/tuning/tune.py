@@ -1,7 +1,7 @@
-"""``tensoropt tune``: run a plan, learn its real costs, plan again, keep the faster as measured.
+"""``tensoropt tune``: run a plan, learn its real costs, plan again, and keep the plan measured as faster.
 
-The loop of FastT (Yi et al., Fast Training of Deep Learning Models over Multiple GPUs, Middleware 2020,
-section 4).
+The loop is that of FastT (Yi et al., Fast Training of Deep Learning Models over Multiple GPUs, Middleware
+2020, section 4).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tensoropt.units import format_seconds
 FILE, PLAN, _STORE, _TRIAL = "tuned.json", "tuned_plan.json", "tuned.sqlite", "tuned_trial.json"
 _SCHEMA = "tensoropt.tuned/1"
 _ROUNDS = 4
-"""Maximum number of candidates."""
+"""The most candidates that are tried."""
 _DRIFT = 0.03
 """The relative error of predictions, and the least predicted gain, that justify another round."""
 _LAPS, _STEPS = 5, 9
-"""Turns of two plans (as the machine's speed drifts); timed steps per turn."""
+"""The runs of each of two plans in turn (the machine's speed drifts), and the timed steps per run."""
 _STDERR = 2
 
 
@@ -54,12 +54,13 @@ class Tuning:
     """The state and result of a tuning, saved after every decision.
 
     Attributes:
-        plan: the fastest plan as measured.
-        measured_s, predicted_s: seconds of its step: the median, and predicted at current costs.
-        begun_s, begun_predicted_s: those of the first plan.
+        plan: the plan measured as fastest.
+        measured_s, predicted_s: duration of its step in seconds: the measured median, and predicted at
+            current costs.
+        begun_s, begun_predicted_s: the same durations for the first plan.
         decisions: candidates and reasons, in order.
-        tried: keys of measured plans.
-        done: why the tuning ended; "" before.
+        tried: hash keys of the measured plans.
+        done: why the tuning ended, in words; "" before.
     """
 
     plan: Plan
@@ -96,13 +97,13 @@ def tune(
 ) -> Tuning:
     """Run a plan on this machine, improve it by measurements, and return the plan measured as fastest.
 
-    State is saved beside the exploration after every decision.
+    The state is saved beside the exploration after every decision.
 
     Args:
         target: an exploration's folder, or a plan file beside one.
         point: the number of the first point, from 1; by default the fastest within ``memory_bytes``.
         memory_bytes: memory limit per device; by default the device's memory, or the plan file's own need.
-        rounds: maximum number of candidates.
+        rounds: the most candidates that are tried.
         job: a command that trains by the plan in ``{plan}`` with ``parallelize(..., tune=True)``; by default
             the model's steps are run alone.
         store: the profile store; by default the user's.
@@ -149,7 +150,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
 
 
 def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
-    """Return the tuning's own store, a copy of the user's, since factors belong to one model."""
+    """Return the tuning's own profile store, a copy of the user's, since factors belong to one model."""
     new = not (folder / _STORE).exists()
     own = ProfileStore(folder / _STORE)
     if new:
@@ -159,9 +160,10 @@ def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
 
 
 def _end_of(gain: float, drift: float) -> str:
-    """Return why a tuning ends, or "" if it tries the best other plan.
+    """Return why a tuning ends; "" if it tries the best other plan.
 
-    gain: the plan's predicted relative gain.
+    Args:
+        gain: that plan's predicted relative gain.
     """
     other = f"the best other plan is predicted to be {abs(gain):.1%} {'faster' if gain > 0 else 'slower'}"
     if drift < _DRIFT:
@@ -229,8 +231,7 @@ class _Tuner:
         return state
 
     def _best(self, memory_bytes: float | None, state: Tuning) -> Plan | None:
-        """Return the fastest untried plan at current costs; None, with the reason, if none is worth
-        trying."""
+        """Return the fastest untried plan at current costs; None, with the reason, if there is none."""
         found, _ = recost(self.exploration, store=self.store, progress=self.progress, old_points=False)
         fitting = [
             index

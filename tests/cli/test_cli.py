@@ -256,9 +256,9 @@ def test_batches_are_compared_by_sample(json_of, did, run, place):
     refused(run("choose", "batches", *both), "both select an exploration")
     for more in (("--devices", "1"), ("--also-on", "dgx-a100")):
         told = run(*arguments, "--batch", "auto", *more, "--out", "x")
-        refused(told, f"{more[0]} and --batch auto ask for rows")
+        refused(told, f"{more[0]} and --batch auto ask for different")
     compared = (*arguments[:6], "--planners", "all", "--out", "x")
-    refused(run(*compared, "--batch", "2,4"), "--planners and --batch 2,4 ask for rows of different kinds")
+    refused(run(*compared, "--batch", "2,4"), "--planners and --batch 2,4 ask for different kinds of tables")
     refused(run(*NET, "--cluster", "cpu:1", "--batch", "auto", "--out", "x"), "with a parameter 'batch'")
     assert not Path("x").exists()
 
@@ -292,7 +292,7 @@ def test_what_runs_today_stands_beside_the_frontier(json_of, did, run, place):
     refused(run(*arguments, "--beside", "deepspeed:no.json"), "cannot read the file")
     refused(run(*arguments, "--beside", "megatron:--tensor-model-parallel-size 4"), "is not 2 devices")
     both = ("--beside", "deepspeed:ds.json", "--batch", "2,4")
-    refused(run(*arguments, *both), "--batch 2,4 and --beside ask for rows of different kinds")
+    refused(run(*arguments, *both), "--batch 2,4 and --beside ask for different kinds of tables")
 
 
 def test_what_does_not_fit_is_kept_and_said(did, run, place):

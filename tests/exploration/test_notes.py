@@ -9,7 +9,7 @@ from tests.plan.explorations import small_exploration
 
 
 @pytest.mark.parametrize(("note", "missing"), [
-    ("pipelines in zero_bubble, all or some, were left out: use 1f1b", True),
+    ("some or all pipelines with the schedule zero_bubble were left out: use 1f1b", True),
     ("not searched: mesh 2x2x4, micro-batches 1, 4: at 2 it brings nothing that other meshes lack", True),
     ("placed plans were not tried: --placements always tries them", True),
     ("no plan of megatron: this model has no scaled_dot_product_attention", True),

@@ -194,7 +194,7 @@ def test_large_models_are_looked_at_with_one_row_in_flight(store, monkeypatch):
     assert outer == ("second",)
     assert {at[1:] for at in first} == {(4, ("batch",))}
     assert mesh == min(first, key=looked.__getitem__)[0]
-    assert any(f"one row in each micro-batch: only on pp{mesh}" in note for note in found.report["notes"])
+    assert any(f"were searched only on mesh pp{mesh}" in note for note in found.report["notes"])
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_a_pinned_pipeline_is_looked_at_with_one_row_where_the_count_is_open(
     monkeypatch.setattr(pipelines, "_MULTIPLES", (2,))
     asked = {"cluster": in_nodes(2), "micro_batches": counts, "dtype": "bfloat16"}
     found = pinned(store, {"stages": 2}, **asked)
-    assert any("one row in each micro-batch" in note for note in found.report["notes"]) is looks
+    assert any("one sample per micro-batch" in note for note in found.report["notes"]) is looks
 
 
 # -- pins -----------------------------------------------------------------------------------------
@@ -327,9 +327,9 @@ def test_a_budget_below_all_that_is_pinned_is_infeasible(store):
 
 
 @pytest.mark.parametrize(("pin", "says"), [
-    ({"stages": 3}, r"cpu:4 has 4 devices, which make 2, 4 such parts.* ask for this many stages: 2, 4$"),
+    ({"stages": 3}, r"cpu:4 has 4 devices, which allow 2, 4 stages.* one of these numbers of stages: 2, 4$"),
     ({"stages": 8},
-     r"8 stages.* the model, of \d+ groups of operators, has 3 places to cut, for at most 4 stages"),
+     r"8 stages.* the model, with \d+ groups of operators, can be cut at 3 places, for at most 4 stages"),
     ({"stages": 2, "schedule": "dualpipe"}, "dualpipe"),
     ({"stages": 2, "cuts": ["linear_9"]}, "linear_9"),
     ({"stages": 2, "cuts": ["linear_1", "linear_2"]}, "cuts"),
@@ -371,5 +371,5 @@ def test_one_device_has_no_pipelines(store):
     assert found.points
     assert not pipelined(found)
     (note,) = (note for note in found.report["notes"] if "no pipelines" in note)
-    assert "cpu:1 has 1 device, which make no such parts" in note
+    assert "cpu:1 has 1 device, which allow no stages" in note
     assert note.endswith("take more devices, a model of more layers, or plans without stages")

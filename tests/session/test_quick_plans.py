@@ -352,11 +352,11 @@ def test_placing_planners_stop_when_their_seconds_are_over(store, monkeypatch):
     tried, first = exploration.report["tried"], _PLACED[0]
     assert tried[first]["points"] or tried[first]["refusal"]
     for name in (*_PLACED[1:], *_CUTTING):
-        assert tried[name]["refusal"] == "others had used up the seconds of placing planners"
+        assert tried[name]["refusal"] == "other planners had used up the time for placing operators"
     (note,) = [n for n in exploration.report["notes"] if n.startswith("placing planners may take")]
     assert all(name in note for name in _PLACED)
     always = explored(store, placements="always")
-    assert not any("others had used up" in row["refusal"] for row in always.report["tried"].values())
+    assert not any("had used up the time" in row["refusal"] for row in always.report["tried"].values())
 
 
 def test_on_equal_gpus_models_without_branches_are_not_placed(store):

@@ -172,7 +172,7 @@ def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store
 
     def only_wide(self):
         if any(mesh.axis_count < 3 for mesh, _ in self.built):
-            raise InfeasibleError("not searched: mesh 8: nothing runs")
+            raise InfeasibleError("not searched: mesh 8: no strategy can run")
         search(self)
 
     monkeypatch.setattr(refining, "_MOST_COMBINATIONS", 1)
@@ -182,7 +182,7 @@ def test_wide_meshes_are_searched_as_a_whole_where_others_have_no_strategy(store
     model = ModelSpec("zoo:mlp", 0).build()
     found = explore(*model, cluster="dgx-h100", micro_batches=[1], measure="never", store=store)
     assert {space.mesh.shape for space in found.spaces} == {(2, 2, 2)}
-    assert "not searched: mesh 8: nothing runs" in found.report["notes"]
+    assert "not searched: mesh 8: no strategy can run" in found.report["notes"]
     assert not [note for note in found.report["notes"] if "groups combine" in note]
     monkeypatch.setattr(refining, "_MOST_COMBINATIONS", 10**6)
     with pytest.raises(InfeasibleError, match="mesh 8"):

@@ -38,7 +38,7 @@ def test_nothing_that_runs_is_an_error_with_a_remedy(monkeypatch, epsilon):
     space.copy = lambda: space
     nothing.spaces.append(space)
     spaces = SpaceSearch([(Mesh(shape=(2,)), tables)], Settings(epsilon=epsilon), nothing, silent)
-    with pytest.raises(InfeasibleError, match=r"mesh 2: nothing runs .*operator 'fatal'.*--measure never"):
+    with pytest.raises(InfeasibleError, match=r"mesh 2: no strategy can run .* 'fatal'.*--measure never"):
         spaces.search()
 
 

@@ -137,8 +137,7 @@ def replicas_near(spread: float | None, precision: str) -> bool:
     """Return whether the difference between replicas of parameters is within the tolerance.
 
     Args:
-        spread: the largest relative difference; None if kernels sum in a fixed order, so that bits must
-            agree.
+        spread: the largest relative difference; None if kernels sum in a fixed order, so bits must agree.
         precision: the lowest precision in the model.
     """
     return spread is not None and spread <= _REPLICA_TOLERANCE * _TOLERANCE_FACTOR[precision]

@@ -302,8 +302,8 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
             ways.append((name, taken))
     if not ways:
         raise TensorOptError(
-            f"no pipeline schedule of {places} places runs a model with {cuts} possible cuts in "
-            f"{list(counts)} micro-batches; take fewer places, or another batch"
+            f"no pipeline schedule for {places} pipeline ranks runs a model with {cuts} possible cuts in "
+            f"{list(counts)} micro-batches; use fewer pipeline ranks, or another batch"
         )
     return ways
 

@@ -30,8 +30,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
     """Return the dashboard as a Dash application (``.server`` is its WSGI side).
 
     Args:
-        library: the explorations.
-        jobs: the job manager; None for a dashboard that only shows.
+        jobs: the job manager; None for a dashboard that only shows explorations.
         any_host: whether to answer under any host name, when listening beyond this machine.
     """
     context = Context(library, jobs)
@@ -51,8 +50,8 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
 
     @app.server.get(_ALIVE)
     def alive() -> dict[str, str]:
-        """Answer open pages, which poll every second: they reload on another version, and update when the
-        jobs' sign changes."""
+        """Answer open pages, which ask every second, and reload or update if the version or jobs have
+        changed."""
         return {"version": __version__} | ({} if jobs is None else {"jobs": jobs.sign()})
 
     shell.register(app, context)

@@ -124,7 +124,7 @@ def _together(of_ranks: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
-    """Return the differences between predicted and issued collectives, for each device group of one rank."""
+    """Return the differences between predicted and issued collectives, of one rank in each device group."""
     lines: dict[int, list[str]] = {}
     # Bytes that depend on values are compared on fake ranks only, which send the expected number.
     shown = without_values if findings.numerics_ok is not None else list

@@ -47,7 +47,7 @@ class Context:
         return self.library.load(view.exploration) if view.exploration else None
 
     def verified(self, view: View) -> tuple[tuple[Verified, ...], str]:
-        """Return (verifications of the view's plans, "") or (none, why they cannot be read)."""
+        """Return (verifications of the view's plans, "") or ((), the reason why they cannot be read)."""
         try:
             return self.library.verified(view.exploration), ""
         except TensorOptError as error:

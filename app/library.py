@@ -205,13 +205,12 @@ class Library:
         return value
 
     def alike(self, key: str) -> list[Entry]:
-        """Return other explorations of the same operators and training settings, in the library's order."""
+        """Return other explorations of the same operators and training settings."""
         step = self.head_of(self.entry(key)).step
         return self._others(key, lambda head: head.step == step)
 
     def at_other_batches(self, key: str) -> list[Entry]:
-        """Return other explorations of this model, settings and cluster at any batch, in the library's
-        order."""
+        """Return other explorations of the same model, settings and cluster, at any batch."""
         own = self.head_of(self.entry(key))
         # Input sizes of an ONNX file may differ in more than the batch.
         if not own.source or is_onnx(own.source):

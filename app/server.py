@@ -50,7 +50,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
 
     @app.server.get(_ALIVE)
     def alive() -> dict[str, str]:
-        """Answer open pages, which ask every second, and reload or update if the version or jobs have
+        """Answer open pages, which ask each second, and reload for another version or update if jobs
         changed."""
         return {"version": __version__} | ({} if jobs is None else {"jobs": jobs.sign()})
 

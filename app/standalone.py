@@ -122,7 +122,7 @@ def _colours(palette: Palette) -> list[str]:
 
 
 def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] = ()) -> str:
-    """Return a page that needs no server: the answer, the plot with the view's point and budget, that point's
+    """Return a page that needs no server: the answer, the plot with the view's point and budget, the point's
     facts, usual strategies, all points and the assumptions."""
     found = data.answer(view)
     row = data.chosen(view, found)

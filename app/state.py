@@ -74,8 +74,8 @@ class View:
 
     @classmethod
     def from_query(cls, query: str) -> View:
-        """Return the view in a URL's query, which users may write: sizes may have units, and invalid parts
-        are skipped."""
+        """Return the view in a URL's query. Sizes may have units, as users type; invalid parts are
+        ignored."""
         pairs = _pairs(query)
         return cls(**{name: _clean(name, pairs[key]) for name, key in _IN_URL.items() if key in pairs})
 

@@ -32,7 +32,7 @@ def layout() -> Any:
 
 @CALLBACKS.answer(jobs=True, sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
 def _act(context: Context, _: Any) -> Any:
-    """Handle a card's button, apart from other callbacks, whose answers the browser would drop."""
+    """Handle a card's button, in a callback of its own, so that the browser drops no other answer."""
     trigger = ctx.triggered_id
     # A newly made button fires without a click.
     clicked = isinstance(trigger, dict) and any(t["value"] for t in ctx.triggered)

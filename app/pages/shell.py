@@ -102,7 +102,7 @@ def _body(name: str, context: Context) -> Any:
 
 
 def _connection(context: Context) -> html.Div:
-    """Return the notice that the server is gone, with the jobs' sign for comparisons."""
+    """Return the hidden notice that the server is gone, which also holds the jobs' sign to compare with."""
     jobs: Any = {} if context.jobs is None else {"data-jobs": context.jobs.sign()}
     return html.Div(
         id="connection", role="alert", hidden=True, className="note note-error connection", **jobs

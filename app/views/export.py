@@ -27,7 +27,7 @@ def files(data: FrontierData) -> dict[str, str]:
 
 
 def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
-    """Return the commands that explore again, choose this point, run it, check it and save the check."""
+    """Return the commands that explore again, choose this point, run it, and check it, saving the results."""
     # The package's own folder is not for writing.
     folder = f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.folder.resolve())
     rerun = folder if entry.origin == "opened" else f"out/{entry.key}"

@@ -28,7 +28,7 @@ MARKS: Mapping[Verdict, str] = {FITS: "fits", TIGHT: "tight"}
 
 @dataclass(frozen=True, eq=False)
 class FrontierData:
-    """The points of one exploration, called rows: the frontier's points, then other planners' plans.
+    """The points of one exploration; a row is an index of the frontier's points and other planners' plans.
 
     Attributes:
         model: the model's display name.

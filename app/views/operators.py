@@ -113,7 +113,7 @@ TOTAL = "total"
 
 
 def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
-    """Return rows for memory, compute and communication outside of operators, and their total for the plan.
+    """Return rows for memory, compute and communication outside of operators, and for the plan's total.
 
     Empty without details. Placed plans and pipelines have a row per device, and a headline with the memory of
     the fullest and the times of the busiest device.
@@ -156,7 +156,7 @@ def _detailed(o: Any, plan: Plan, sizes: Mapping[str, int], keys: Mapping[str, s
 
 
 _STORED = {"held/P": "ZeRO-1", "held": "ZeRO-2", "": "ZeRO-3", "ahead": "ZeRO-3, gathered ahead"}
-"""Display names of sharded storage (not of split uses), by the last placement of a stored layout."""
+"""Display names of storage in shards, by the entry of a layout that says when parameters are gathered."""
 
 
 def option_words(

@@ -117,8 +117,8 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
 
 
 def step_bar(data: FrontierData, row: int) -> Bar:
-    """Return one device's step: compute, exposed communication and idle time; the text has the hidden
-    part."""
+    """Return one device's step as a bar of compute, exposed communication and idle time. The bar's summary
+    also has hidden communication."""
     point = data.exploration.all_points[row]
     waits = point.kind.host_wait if point.host_bound else "idle"
     parts = (("compute", "compute", point.compute_s), ("exposed", "communication", point.exposed_s),

@@ -68,7 +68,7 @@ class AnswerLine:
 
 
 def rates_of(data: FrontierData, view: View) -> RatesOf:
-    """Return the rates of a frontier's points at the view's price."""
+    """Return throughput and cost of a frontier's points, at the view's price."""
     return RatesOf(data.exploration, Tariff(view.price))
 
 
@@ -293,7 +293,7 @@ def _again(view: View, **changes: Any) -> str:
 
 
 def _opened(library: Library, entry: Entry) -> Exploration | None:
-    """Return an exploration; None if it cannot be opened, as the list then shows, or has no points."""
+    """Return an exploration; None if it cannot be opened, or has no points."""
     try:
         found = library.load(entry.key)
     except TensorOptError:

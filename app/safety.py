@@ -186,10 +186,10 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
         # that name.
         if not any_host and not is_loopback(_host_name(request.host)):
             return _refused(403, "this server answers on this machine only")
-        # These change nothing.
+        # These methods change nothing.
         if request.method in ("GET", "HEAD", "OPTIONS"):
             return None
-        # Browsers send it with every change; command-line tools, which no web site controls, do not.
+        # Browsers send the origin with every change; command-line tools, which no web site controls, do not.
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             return _refused(403, "changes are accepted from this server's own pages only")

@@ -74,7 +74,7 @@ class JobManager:
         self._closed = False
         self.forgotten_folder = self.root / "forgotten"
         self._forgotten: dict[str, tuple[Job, float]] = {}
-        # Left by a killed dashboard; nobody can restore them.
+        # Deleted jobs that a killed dashboard left behind; nobody can restore them.
         for child in self.forgotten_folder.glob("*"):
             if time.time() - child.stat().st_ctime > KEPT_S:
                 shutil.rmtree(child, ignore_errors=True)

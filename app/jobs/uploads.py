@@ -76,7 +76,7 @@ def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
         raise UploadError(f"'{label}' has more than {MOST_DEVICES:,} devices; use fewer")
     content = dict(description)
     try:
-        # Every job's copy has the same file name; users know the cluster by theirs.
+        # Every job's copy has the same file name; users know the cluster by their own file's name.
         content.setdefault("name", label.rpartition(".")[0] or label)
         cluster = load_cluster(content)
     except TensorOptError as error:

@@ -64,7 +64,7 @@ def _done(folder: Path, messages: Connection) -> tuple[str, Any]:
                 messages.send(("points", (memory[drawn].tolist(), time_s[drawn].tolist(), count)))
 
     try:
-        # Not its command line, which rounds numbers and names the file of an uploaded cluster.
+        # Not the command line of the job, which rounds numbers and names the file of an uploaded cluster.
         job = read_job(folder)
         _, text, code = explore(Question.of(job and job.question), Sent(), str(folder))
         print(text)

@@ -172,7 +172,7 @@ def _signs(card: JobCard) -> dict[str, str]:
         "buttons": f"{card.job.active} {' '.join(card.results)}",
         "fault": card.job.error,
         "progress": f"{card.at_work} {card.share:.3f} {card.growing} {card.first}",
-        # Its end identifies a log, as logs only grow.
+        # The end of a log identifies the log, as logs only grow.
         "log": f"{len(card.log)} {card.log[-40:]}",
     }
 

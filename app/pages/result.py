@@ -418,7 +418,7 @@ _MONEY = ("headroom", "price", "amount")
 def _assume(context: Context, headroom: Any, price: Any, amount: Any, search: Any, listed: Any) -> Any:
     """Apply the headroom, price and amount that were typed among the assumptions."""
     if not isinstance(listed, list) or (headroom, price, amount) == _money_words(*listed[2:5]):
-        return no_update, None, None, None  # the page itself wrote them
+        return no_update, None, None, None  # the page itself wrote these values
     view, errors = context.view_from(search), dict.fromkeys(_MONEY, "")
     changes: dict[str, Any] = {}
     text = str(headroom or "").strip().removesuffix("%").strip()

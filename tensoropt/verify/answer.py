@@ -130,8 +130,8 @@ def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFind
     shown = without_values if findings.numerics_ok is not None else list
     size = _ranks_of_a_place(strategy, predicted)
     for rank, rows in zip(findings.ranks_checked, findings.collectives_of_ranks, strict=True):
-        # The first rank of each part of the devices has the largest shards, for which collectives are
-        # predicted; those of uneven ones are smaller on others.
+        # The first rank of each device group has the largest shards, for which collectives are predicted.
+        # On other ranks collectives of uneven shards are smaller.
         compare = compare_smaller if rank % size else compare_collectives
         if not lines.get(rank // size):
             differences = compare(shown(predicted.sent_by(rank)), shown(_shown(rows)))

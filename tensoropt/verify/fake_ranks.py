@@ -69,10 +69,10 @@ def tracked_memory(step: RunStep) -> dict[str, int]:
     """
     engine = step.engine
     tracker = MemoryTracker()
-    # First: excluded tensors are not counted even if a later list contains them.
+    # Excluded first: excluded tensors are not counted even if a list below contains them.
     tracker.exclude(step.inputs)
     inputs_bytes = tracker.excluded_bytes
-    # They exist all the time, so they are counted on top of the peak, as in predictions.
+    # Constants exist all the time, so their size is added to the peak, as in predictions.
     tracker.exclude(engine.module.buffers())
     constants_bytes = tracker.excluded_bytes - inputs_bytes
     tracker.exclude(engine.buffers.values())

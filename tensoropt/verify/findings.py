@@ -104,7 +104,7 @@ def is_rounding(single: Differences, double: Differences) -> bool:
     """Return whether differences in the model's precision are rounding, given those in double precision."""
     shrunk = {}
     for kind, narrow in single.compared.items():
-        # NaN is within no tolerance: a kind that was compared once only counts as a fault.
+        # NaN is within no tolerance: a kind that was compared in one precision only counts as a fault.
         wide = double.compared.get(kind, math.nan)
         shrunk[kind] = 0.0 if math.isfinite(narrow) and wide <= _SHRUNK * narrow else wide
     return within_tolerance(Differences(**shrunk), "float64")

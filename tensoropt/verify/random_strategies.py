@@ -33,7 +33,7 @@ from tensoropt.sharding.sequence import sequence_strategies
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import Strategy
 
-# Assumptions: often enough for most strategies to have each of them somewhere, and not everywhere.
+# Assumptions: most strategies have each of these choices somewhere, and not everywhere.
 _SHARD_CHANCE = 0.4
 """The probability that a parameter that is replicated along a mesh axis is stored in shards (ZeRO)."""
 _UNSHARDED_CHANCE = 0.4
@@ -288,7 +288,7 @@ def _per_place(schedule: str) -> int:
 def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) -> list[tuple[str, list[int]]]:
     ways = []
     for name, schedule in SCHEDULES.items():
-        # A backward that is taken apart must not pass collectives.
+        # Schedules that split backward cannot run stages with collectives.
         if (schedule.apart and axes) or places * _per_place(name) > cuts + 1:
             continue
         taken = []

@@ -103,7 +103,7 @@ def check_plan(
     # The compared step is the recorded one: both come from the same calls.
     sent = recorded(engine, lambda: results.extend(first_step(engine, loaded)))
     numerics = None if ref is None else _numerics(engine, loaded, ref, results)
-    results.clear()  # an allocator's peak of the next step would have them in it
+    results.clear()  # otherwise the allocator's peak of the next step would include them
     step = RunStep(engine, loaded.inputs, options.optimizer)
     memory = None
     if options.memory:
@@ -187,7 +187,7 @@ def _replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float
         axes = engine.shards.replica_axes(name)
         if engine.runtime.group(axes) is None:
             continue
-        # NaN has no order; the comparison with the unsplit model checks that they are in the same places.
+        # NaN has no order; the comparison with the unsplit model checks that NaNs are in the same places.
         wide = value.detach().double().nan_to_num()
         highest = engine.runtime.all_reduce(wide, axes, "max")
         lowest = -engine.runtime.all_reduce(-wide, axes, "max")

@@ -52,7 +52,7 @@ def verify_strategies(
     for done, data in enumerate(strategies, start=1):
         results.append(_check(model, data, pool, options))
         progress("run", done, len(strategies), "")
-    # In a second pass over the same ranks, which keep one model loaded: double precision needs another one.
+    # A second pass, as double precision needs another model, and each rank keeps one model loaded.
     return [
         _decide_in_double(model, data, pool, options, found)
         if _may_be_rounding(found) and model.dtype is None
@@ -147,7 +147,7 @@ def _with_numerics(findings: RunFindings, ranks: Sequence[RankFindings]) -> RunF
     )
     differences = Differences(max(n.loss for n in numerics), gradient.size, parameter.size, buffer.size)
     precision = ranks[0].precision
-    # The number is the same on all ranks that share a shard; other ranks have their own.
+    # All ranks that share a shard have the same number; other ranks have others.
     spreads = [n.spread for n in numerics if n.spread is not None]
     spread = max(spreads, default=None)
     alike = replicas_agree([n.replicas for n in numerics])

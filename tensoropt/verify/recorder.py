@@ -139,7 +139,7 @@ class CollectiveRecorder(TorchDispatchMode):
             self._collective(kind, ranks, _nbytes(args[position]))
             return
         kind = _FUNCTIONAL.get(name, name)
-        # The gathered output, the scattered input: what `Step.payload` counts too.
+        # The size of the gathered output or of the scattered input, as `Step.payload` counts it.
         counted = result if kind == "all_gather" else args[0]
         group = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined]
         self._collective(kind, tuple(dist.get_process_group_ranks(group)), _nbytes(counted))
@@ -149,7 +149,7 @@ class CollectiveRecorder(TorchDispatchMode):
         self.calls.append(JointCall.of(kind, ranks, size))
 
     def _message(self, kind: str, ranks: Sequence[int], peer: int, tag: int, size: int) -> None:
-        # The other end is given by its place in the group.
+        # `peer` is a position in the group, not a rank.
         own, other = dist.get_rank(), ranks[peer]
         ends = (own, other) if kind == "send" else (other, own)
         around = tag == RING_TAG

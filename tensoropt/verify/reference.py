@@ -223,7 +223,7 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         floor = (_NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
     results = (outputs, gradients, after, buffers, repeated, stepped)
-    # Under the same names, so that the device's own are freed before another run.
+    # Under the same names, so that the device's tensors are freed before another run.
     outputs, gradients, after, buffers, repeated, stepped = pytree.tree_map_only(Tensor, Tensor.cpu, results)
     del results
     unsplit = Results(

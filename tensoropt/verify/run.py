@@ -82,8 +82,8 @@ def predict_and_run(
         numerics: whether to compare numbers, which takes most of the time.
     """
     with nullcontext(store) if store else ProfileStore() as own:
-        # Ranks of another kind than the cluster's devices run its strategies, but say nothing about its
-        # speed.
+        # Ranks of another kind than the cluster's devices run its strategies, but their times say nothing
+        # about the cluster.
         alike = not place.shared and place.backend == local_backend(cluster)
         measured_on = pool if alike else None
         costs = CostSource(cluster, own, settings, measured_on, progress)
@@ -148,7 +148,7 @@ def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: ProgressChoice 
     with ranks_with(spec, place, plan.devices) as pool:
         report("capture", 0, 1, spec.source)
         strategy = strategy_of_plan(plan, load_model(spec).graph)
-        # On CPU ranks if the plan does not say.
+        # CPU ranks if the plan names no cluster.
         cluster = made_for(plan.cluster) or load_cluster(f"cpu:{strategy.devices}")
         settings = Settings(mode=spec.mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
         report("capture", 1, 1, spec.source)

@@ -94,7 +94,7 @@ def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
     # Werkzeug would exit the process if the port is taken.
     except (OSError, SystemExit) as error:
         raise TensorOptError(
-            f"cannot listen on {host}:{port} ({error}); it may be taken: --port 0 takes a free one"
+            f"cannot listen on {host}:{port} ({error}); the port may be taken: --port 0 takes a free one"
         ) from error
 
 

@@ -122,8 +122,8 @@ def _check_room(devices: int) -> None:
     if devices > most_ranks():
         cores = len(available_cores())
         raise TensorOptError(
-            f"one process per device: {devices} are too many for {cores} cores; use fake ranks (--fake), "
-            f"or a plan for at most {most_ranks()} devices, for example --cluster cpu:{cores}"
+            f"each device needs a process, and {devices} are too many for {cores} cores; use fake ranks "
+            f"(--fake), or a plan for at most {most_ranks()} devices, for example --cluster cpu:{cores}"
         )
 
 

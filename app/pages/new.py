@@ -139,7 +139,7 @@ def earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[s
     """Return (title, the form's fields, options that the form lacks) of a job or an exploration.
 
     Raises:
-        TensorOptError: there is none, or the form cannot express it.
+        TensorOptError: there is no such job or exploration, or the form cannot express it.
     """
     uploads = context.manager.uploads
     job = context.manager.job(origin.removeprefix("job-"))

@@ -103,8 +103,8 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
 
 
 def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
-    """Return the peak memory of each device of a placed plan, or of each pipeline stage, as a share of the
-    fullest; empty for a sharded plan."""
+    """Return the peak memory of each device of a placed plan, or of each pipeline stage, relative to the
+    highest one; empty for a sharded plan."""
     point = data.exploration.all_points[row]
     peaks = point.stages.peak_bytes
     devices = math.prod(data.exploration.spaces[point.space].mesh.shape)

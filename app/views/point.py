@@ -103,7 +103,7 @@ def assumptions(
 
 
 def _price(data: FrontierData, view: View) -> float | None:
-    """Return the price per device-hour: the page's, else that of the cluster's dearest device, else None."""
+    """Return the price per device-hour: the one on the page, else the cluster's highest one, else None."""
     if view.price is not None:
         return view.price
     prices = [kind.get("price_per_hour") for kind in data.exploration.cluster["kinds"]]

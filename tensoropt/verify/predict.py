@@ -139,8 +139,8 @@ class Prediction:
             pipelines and placed plans all ranks' rows; the axes of a message are its sender and receiver.
         memory_bytes: the peak memory of the rank that needs most.
         of_ranks: each rank's rows in a pipeline.
-        of_places: the peak memory in bytes of a rank of each device group (of a pipeline) or device (of a
-            placed plan); empty for other plans.
+        of_places: the peak memory of one rank per device group of a pipeline, or of each device of a placed
+            plan, in bytes; empty for other plans.
     """
 
     collectives: _Rows

@@ -61,7 +61,7 @@ def not_finite(named: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 _OPTIMIZER_STEPS = 2
-"""The number of optimizer steps before parameters are compared. The second starts from non-zero state."""
+"""The number of optimizer steps before parameters are compared; only the second has non-zero state."""
 _NARROW_FLOOR = 5e-2
 """The least divisor of gradients' differences under mixed precision, as a share of the model's largest
 gradient. It replaces :data:`~tensoropt.capture.steps.GRADIENT_FLOOR`, as bfloat16 rounds values by 4e-3."""

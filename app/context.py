@@ -37,17 +37,17 @@ class Context:
         return self.jobs
 
     def view_from(self, search: Any) -> View:
-        """Return an address's view; without an exploration, of the first one."""
+        """Return the view of an address; if it names no exploration, a view of the first one."""
         view = View.from_query(str(search or ""))
         first = None if view.exploration else next(iter(self.library.entries()), None)
         return replace(view, exploration=first.key) if first else view
 
     def exploration(self, view: View) -> Exploration | None:
-        """Return a view's exploration; None if it names none."""
+        """Return a view's exploration; None if the view names none."""
         return self.library.load(view.exploration) if view.exploration else None
 
     def verified(self, view: View) -> tuple[tuple[Verified, ...], str]:
-        """Return (verifications of the view's plans, "") or (none, why they cannot be read)."""
+        """Return (verifications of the view's plans, "") or ((), the reason why they cannot be read)."""
         try:
             return self.library.verified(view.exploration), ""
         except TensorOptError as error:
@@ -71,18 +71,18 @@ class Context:
         """Return the details of one point, made once for all callers.
 
         Raises:
-            TensorOptError: the exploration lacks the necessary data; names them.
+            TensorOptError: the exploration lacks data that details need; the error names them.
         """
         shown = data.exploration
         # Here, too, the value contains the exploration.
         return self.details.get((id(shown), point), lambda: (shown, detail(shown, point)))[1]
 
     def told_job(self, data: FrontierData, point: int, launcher: str) -> ToldJob:
-        """Return the job closest to a point that a launcher can express, with its cost; takes up to minutes,
-        once for all callers.
+        """Return the job nearest to a point that a launcher can express, with its cost; it is cached, as it
+        may take minutes.
 
         Raises:
-            TensorOptError: there is none; gives the reason.
+            TensorOptError: there is no such job.
         """
         # Imported on use: it imports the search, which pages do not need.
         from tensoropt.saved import export_job

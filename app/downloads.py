@@ -27,7 +27,7 @@ from .views.frontier import FrontierData
 
 
 def address(key: str, name: str, point: int | None, view: View | None = None) -> str:
-    """Return the address of an exploration's file; a view adds its limits, price and amount."""
+    """Return the address of a file of an exploration, with the view's limits, price and amount."""
     path = f"/download/{quote(key, safe='')}/{name}?point={(point or 0) + 1}"
     if view is None:
         return path
@@ -84,12 +84,11 @@ _MAKERS: dict[str, tuple[str, Callable[[_Query], str | bytes]]] = {
     "cluster.json": ("application/json", lambda query: _plain(query.exploration.cluster)),
     "constraints.json": ("application/json", _constraints),
 }
-"""Media type and function of the content by file name."""
+"""The media type, and the function that makes the content, by file name."""
 
 
 def register(app: Dash, context: Context) -> None:
-    """Add the route: unknown names and points give 404; downloads that cannot be made give 409 with the
-    reason."""
+    """Add the routes: unknown names and points give 404, files that cannot be made 409 with the reason."""
 
     @app.server.get("/download/<key>/<name>")
     def download(key: str, name: str) -> Response:

@@ -3,9 +3,8 @@
 Pages name explorations only by key. A key is looked up and never becomes a path, so nothing outside these
 folders can be opened from the web.
 
-The index holds a summary of every exploration, read without opening it, and again when its file changes;
-lists need only that, a hundredth of the work of opening. An unreadable exploration is listed with its error
-and does not affect others.
+Lists need only summaries, which take a hundredth of the time of opening explorations, and are read again when
+a file changes. An unreadable exploration is listed with its error and does not affect others.
 """
 
 from __future__ import annotations
@@ -27,25 +26,26 @@ from tensoropt.question.settings import settings_fields
 from .recent import Recent
 
 _MOST = 10_000
-"""Maximum number of cached heads and costs; reading one takes about a millisecond."""
+"""Maximum number of cached summaries and costs; reading one takes about a millisecond."""
 _Indexed = TypeVar("_Indexed")
 Costs = tuple[list[float], list[float]]
-"""Bytes that each point needs of a device, and seconds."""
+"""The memory in bytes that each point needs on a device, and its step time in seconds."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The summary of an exploration; ``fault``: why it cannot be read, "" if it can.
+    """The summary of an exploration.
 
     Attributes:
         source: the model, as given to ``explore``.
-        cluster: its name.
-        step: a key shared by comparable explorations (:func:`same_step`).
+        cluster: the cluster's name.
+        step: a key that comparable explorations share (:func:`same_step`).
         kind: the kind of the smallest device.
-        kinds: the kinds of its devices.
+        kinds: the kinds of all devices.
         settings: (name, words) of settings that distinguish explorations of one model.
         batch: samples per step; None if unknown.
-        devices: the number of the cluster's devices.
+        devices: the number of devices.
+        fault: why the exploration cannot be read, "" if it can.
     """
 
     source: str = ""
@@ -89,7 +89,7 @@ def _head(folder: Path) -> Head:
 
 
 def first_size(call: Mapping[str, Any] | None) -> int | None:
-    """Return the first size of the first tensor in an example call, which is a batch if nothing says more."""
+    """Return the first size of the first tensor in an example call, which is taken to be the batch."""
     inputs = (*call.get("args", ()), *call.get("kwargs", {}).values()) if call else ()
     sizes = (one["tensor"] for one in inputs if isinstance(one, dict) and one.get("tensor"))
     return next((int(size[0]) for size in sizes), None)
@@ -103,9 +103,9 @@ def _compared(data: dict[str, Any]) -> str:
 
 READY_MADE = Path(__file__).parent / "data"
 FIRST = "llama3-8b-8x24gib"
-"""The ready-made exploration shown first: a model that needs splitting."""
+"""The ready-made exploration that is shown first; its model does not fit one device."""
 _CACHED = 8
-"""Number of explorations kept in memory: one with 20,000 points, fully viewed, takes 100 MiB."""
+"""Number of explorations kept in memory. One with 20,000 points takes 100 MiB once all pages were viewed."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Entry:
     """An exploration on disk.
 
     Attributes:
-        key: its name in URLs.
-        folder: its folder.
+        key: the exploration's name in URLs.
+        folder: the exploration's folder.
         origin: ``ready-made``, ``opened`` or ``job``.
     """
 
@@ -128,9 +128,9 @@ class Library:
 
     Args:
         opened: a folder of ``explore --out``, or of several such folders.
-        jobs: returns (job id, folder) of jobs with a result.
+        jobs: a function that returns (key, folder) of the results of jobs.
         ready_made: the folder of the ready-made explorations.
-        names: returns display names by model source, for uploads.
+        names: a function that returns the display names of uploaded models by source.
 
     Raises:
         TensorOptError: ``opened`` holds no exploration.
@@ -168,7 +168,7 @@ class Library:
         """Return the entry of a key.
 
         Raises:
-            TensorOptError: there is none.
+            TensorOptError: no such key.
         """
         for entry in self.entries():
             if entry.key == key:
@@ -205,13 +205,12 @@ class Library:
         return value
 
     def alike(self, key: str) -> list[Entry]:
-        """Return other explorations of the same step, in the library's order."""
+        """Return other explorations of the same operators and training settings."""
         step = self.head_of(self.entry(key)).step
         return self._others(key, lambda head: head.step == step)
 
     def at_other_batches(self, key: str) -> list[Entry]:
-        """Return other explorations of the same model, settings and cluster at any batch, in the library's
-        order."""
+        """Return other explorations of the same model, settings and cluster, at any batch."""
         own = self.head_of(self.entry(key))
         # Input sizes of an ONNX file may differ in more than the batch.
         if not own.source or is_onnx(own.source):
@@ -229,7 +228,7 @@ class Library:
         return [entry for entry, head in heads if head.kinds and is_meant(head)]
 
     def model_name(self, source: str) -> str:
-        """Return a model's display name: its upload's or the zoo's name, or the last part of its file's."""
+        """Return a model's display name: the upload's or the zoo's name, or the last part of its path."""
         return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
 
     def verified(self, key: str) -> tuple[Verified, ...]:

@@ -17,7 +17,7 @@ class Recent:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, key: Any, make: Any) -> Any:
-        """Return the value of ``key``, made if missing; a failure is not cached."""
+        """Return the value of ``key``; if missing, make and cache it. Errors of ``make`` are not cached."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

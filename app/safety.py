@@ -4,9 +4,9 @@ There is no login. By default the server listens only on this machine; it answer
 names (so that no web site can reach it by DNS rebinding), accepts changes only from its own pages, and
 refuses anything but this application's callbacks before Dash sees it.
 
-Answers are compressed if the browser accepts it, and cached while they cannot change. Dash's own
-Flask-Compress would compress a script again for every request and add two codecs; the standard library's gzip
-suffices, also through a tunnel.
+Answers are compressed if the browser accepts that, and cached while they cannot change. Dash's own
+Flask-Compress would compress a script again for every request and install two more codecs. The standard
+library's gzip suffices, also through a tunnel.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .standalone import plotly
 from .state import PAGES
 
 SUITES = "/_dash-component-suites/"
-"""Path of the components' scripts: versioned, so they never change while the server runs."""
+"""Path of the components' scripts, whose addresses contain their versions, so that they can be cached."""
 _LEAST_BYTES = 1024
-"""Answers below this size fit into one packet anyway."""
+"""Smaller answers are not compressed, as they fit into one packet anyway."""
 PLOTLY = f"{SUITES}plotly/package_data/plotly.min.js"
 """The path of Plotly's script in Dash."""
 _BEST, _QUICK = 9, 1
-"""gzip levels: for scripts, compressed once, and for answers made for each request."""
+"""gzip levels: for scripts, which are compressed once, and for answers, which are compressed each time."""
 KEPT = 64
 """Maximum number of compressed scripts in the cache, about 3 MiB."""
 _TEXT = re.compile(r"text/|application/(json|javascript|manifest\+json|x-ndjson)|image/svg\+xml")
@@ -109,7 +109,7 @@ def prepare(app: Dash) -> threading.Thread:
 
 
 LATER = (PLOTLY, f"{SUITES}dash/dcc/async-graph.js")
-"""Scripts that components load once drawn; requested at once, as the first page needs all of them."""
+"""Scripts that components would load when drawn; they are preloaded, as the first page needs all of them."""
 
 
 SCHEME = "scheme.js"
@@ -117,7 +117,7 @@ SCHEME = "scheme.js"
 
 
 class Page(Dash):
-    """Dash with a document that names its language and preloads slow scripts."""
+    """Dash with a document that names its language and preloads large scripts."""
 
     def interpolate_index(self, **parts: Any) -> str:  # type: ignore[override]
         # First of all, so that a dark page is never painted white.
@@ -148,7 +148,7 @@ _POLICY = "; ".join(
     )
 )
 _CATCH_ALL = "/<path:path>"
-"""Dash's rule for all other addresses."""
+"""Dash's route for all other addresses."""
 _NOWHERE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not found · TensorOpt</title>
 <meta name="viewport" content="width=device-width"><style>:root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 15vh auto; max-width: 32em; padding: 0 16px; }</style>
@@ -175,7 +175,7 @@ def is_loopback(host: str) -> bool:
 
 
 def protect(app: Dash, *, any_host: bool = False) -> None:
-    """Install the checks; ``any_host``: the server also listens beyond this machine."""
+    """Install the checks of requests. ``any_host``: whether the server also listens beyond this machine."""
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["MAX_FORM_MEMORY_SIZE"] = MAX_REQUEST_BYTES
@@ -186,10 +186,10 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
         # that name.
         if not any_host and not is_loopback(_host_name(request.host)):
             return _refused(403, "this server answers on this machine only")
-        # These change nothing.
+        # These methods change nothing.
         if request.method in ("GET", "HEAD", "OPTIONS"):
             return None
-        # Browsers send it with every change; command-line tools, which no web site controls, do not.
+        # Browsers send the origin with every change; command-line tools, which no web site controls, do not.
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             return _refused(403, "changes are accepted from this server's own pages only")

@@ -30,8 +30,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
     """Return the dashboard as a Dash application (``.server`` is its WSGI side).
 
     Args:
-        library: the explorations.
-        jobs: the job manager; None for a dashboard that only shows.
+        jobs: the job manager; None for a dashboard that only shows explorations.
         any_host: whether to answer under any host name, when listening beyond this machine.
     """
     context = Context(library, jobs)
@@ -51,8 +50,8 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
 
     @app.server.get(_ALIVE)
     def alive() -> dict[str, str]:
-        """Answer open pages, which poll every second: they reload on another version, and update when the
-        jobs' sign changes."""
+        """Answer open pages, which ask each second, and reload for another version or update if jobs
+        changed."""
         return {"version": __version__} | ({} if jobs is None else {"jobs": jobs.sign()})
 
     shell.register(app, context)
@@ -95,7 +94,7 @@ def listen(app: Dash, host: str, port: int) -> BaseWSGIServer:
     # Werkzeug would exit the process if the port is taken.
     except (OSError, SystemExit) as error:
         raise TensorOptError(
-            f"cannot listen on {host}:{port} ({error}); it may be taken: --port 0 takes a free one"
+            f"cannot listen on {host}:{port} ({error}); the port may be taken: --port 0 takes a free one"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """The plot of a frontier without a server: in a notebook's output, and on a standalone page.
 
-Both are HTML that loads nothing: the frontier figure as data (``standalone.html``), and Plotly, compressed,
-once per page. They adapt to light or dark and to the window's width.
+Both are HTML that loads nothing: it contains the figure as data (``standalone.html``), and once per page
+Plotly, compressed. Both adapt to light or dark and to the window's width.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .views.result import baseline_rows
 from .views.units import digits
 
 _SHOWN_ROWS = 500
-"""Maximum number of rows of a page's table; its plot has every point."""
+"""Maximum number of rows of a page's table; the plot has every point."""
 _PLOT, _PAGE = (Path(__file__).with_name(name) for name in ("standalone.html", "page_file.html"))
 _PLOTLY = Path(__file__).parent / "vendored" / "plotly-basic.min.js"
 _carriers: dict[int, str] = {}
@@ -43,8 +43,8 @@ _carriers: dict[int, str] = {}
 def plotly() -> str:
     """Return Plotly's script, limited to lines, markers and bars, which suffice here.
 
-    It is ``plotly-basic.min.js`` 4.1.1 from npm's ``plotly.js-basic-dist-min``, MIT licence. Dash's full
-    script is four times as long: half a second of a first load, and most of an exported page.
+    The script is ``plotly-basic.min.js`` 4.1.1 from npm's ``plotly.js-basic-dist-min``, MIT licence. Dash's
+    full script is four times as long: half a second of a first load, and most of an exported page.
     """
     return _PLOTLY.read_text(encoding="utf-8")
 
@@ -57,7 +57,7 @@ def _packed() -> str:
 def notebook_plot(exploration: Exploration, picture: str) -> Html:
     """Return the plot for a notebook cell's output, with the recommended plan selected.
 
-    A kernel's first plot contains Plotly for all others (0.5 MB).
+    The first plot of a kernel contains Plotly for all others (0.5 MB).
 
     Args:
         picture: HTML shown where scripts do not run.
@@ -66,7 +66,7 @@ def notebook_plot(exploration: Exploration, picture: str) -> Html:
 
 
 def figure(exploration: Exploration) -> Json:
-    """Return the same plot as a Plotly figure's data."""
+    """Return a notebook's plot as the data of a Plotly figure."""
     return _drawn(*_answered(exploration))
 
 
@@ -76,8 +76,8 @@ def _answered(exploration: Exploration) -> tuple[FrontierData, View]:
 
 
 def _carries() -> bool:
-    """Return whether an output must contain Plotly: in the first cell with a plot, also when run again, and
-    on standalone pages."""
+    """Return whether an output must contain Plotly: in the kernel's first cell with a plot, on each run of
+    that cell, and outside of notebooks."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or not hasattr(shell, "get_parent") or "google.colab" in sys.modules:
@@ -113,7 +113,6 @@ def _drawn(data: FrontierData, view: View, *, narrow: bool = False) -> Json:
 
 
 def _other(wide: Json, narrow: Json) -> Json:
-    """Return the differences on a phone."""
     return {key: value for key, value in narrow.items() if value != wide.get(key)}
 
 
@@ -123,8 +122,8 @@ def _colours(palette: Palette) -> list[str]:
 
 
 def frontier_page(data: FrontierData, view: View, verified: Sequence[Verified] = ()) -> str:
-    """Return a page that needs no server: the answer, the plot with the view's point and budget, that point's
-    facts, baselines, all points and the assumptions."""
+    """Return a page that needs no server: the answer, the plot with the view's point and budget, the point's
+    facts, usual strategies, all points and the assumptions."""
     found = data.answer(view)
     row = data.chosen(view, found)
     view = replace(view, exploration="file", point=row, whole=True)

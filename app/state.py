@@ -16,7 +16,7 @@ from tensoropt.units import parse_bytes, parse_seconds
 PAGES = ("result", "new", "details")
 _LONGEST_SAID = 600
 _LONGEST = 80
-"""Maximum length of a name in the URL; longer ones are not ours."""
+"""Maximum length of a name in the URL; longer names are ignored."""
 _MOST_BESIDE = 12
 """Maximum number of explorations in one plot."""
 
@@ -26,10 +26,9 @@ class View:
     """The state that a link restores.
 
     Attributes:
-        exploration: its key in the library; "" for none.
-        point: the selected point; None for the recommended one.
-        budget_bytes: memory limit per device; None for the exploration's budget, or the device's memory less
-            the headroom.
+        exploration: the exploration's key in the library; "" for none.
+        point: the selected point's index; None for the recommended point.
+        budget_bytes: memory limit per device; None for the exploration's budget, or all but the headroom.
         time_s: the longest step, which selects the leanest plan within it; None for no limit.
         headroom: the share of a device's memory that must stay free.
         price: money per device-hour; None for the cluster's own price, if it has one.
@@ -50,7 +49,7 @@ class View:
 
     @property
     def asked_headroom(self) -> float | None:
-        """The requested headroom, which applies to a budget, too; None for the usual one."""
+        """The requested headroom, which then also reduces a budget; None for the default headroom."""
         return None if self.headroom == HEADROOM else self.headroom
 
     def to_query(self) -> str:
@@ -75,7 +74,7 @@ class View:
 
     @classmethod
     def from_query(cls, query: str) -> View:
-        """Return the view in a URL's query, which may be typed: sizes may have units; invalid parts are
+        """Return the view in a URL's query. Sizes may have units, as users type; invalid parts are
         ignored."""
         pairs = _pairs(query)
         return cls(**{name: _clean(name, pairs[key]) for name, key in _IN_URL.items() if key in pairs})
@@ -87,7 +86,7 @@ _IN_URL = {
 }  # fmt: skip
 _NUMBERS = {"budget_bytes": parse_bytes, "time_s": parse_seconds, "price": float}
 _NOT_OURS = ("from", "devices", "batch")
-"""The form's fields in an address."""
+"""Parameters of an address that fill the form *Plan it*."""
 
 
 def _pairs(query: str) -> dict[str, str]:
@@ -138,7 +137,7 @@ def _clean(name: str, value: str) -> Any:
 
 
 def said_fault(text: str) -> str:
-    """Return the fault of an amount of training; "" if it is valid."""
+    """Return what is wrong with a text for an amount of training; "" if it is valid."""
     if len(text) > _LONGEST_SAID or not text.isprintable():
         return f"at most {_LONGEST_SAID} printable characters"
     try:

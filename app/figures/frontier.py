@@ -1,5 +1,7 @@
-"""The plot of memory against time. Traces, shapes and annotations have fixed indices, by which the browser
-moves the budget and the selection (``assets/result.js``)."""
+"""The plot of memory against time.
+
+The browser (``assets/result.js``) finds the parts that it moves by the indices below.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ LINE, DOTS, BASELINES, SELECTED = range(4)
 VEIL, DEVICE, GRIP = range(3)
 """Indices of the shapes: the area beyond the budget, a device's memory, the budget's line."""
 BUDGET, WORDS = 0, 1
-"""Indices of the annotations: the budget's handle, then the plans' names."""
+"""Indices of the annotations: the budget's handle, and the first of the plans' names."""
 _MOST_LINE = 400
 _GRIP_PX = 9
-"""Width in which the budget's line can be grabbed."""
+"""The width in pixels in which the budget's line can be grabbed."""
 _LETTER_PX, _LINE_PX, _DOT_PX = 7.0, 18.0, 4.0
 _WIDE_PX, _NARROW_PX, _HIGH_PX = 560.0, 250.0, 270.0
-"""Approximate sides of the plot for placing names."""
+"""Approximate sizes of the plot in pixels, for placing names."""
 _FAR = 1.5
 """A usual strategy this many times slower than the slowest point is named at the plot's edge, not drawn."""
 _SHIFTS = (
@@ -46,9 +48,8 @@ def frontier_figure(
     """Return the whole plot.
 
     Args:
-        data: the frontier.
-        view: the selection in it.
-        found: the view's answer.
+        view: the selected point and the budget.
+        found: the recommended plan and the usual strategies for ``view``.
         scheme: the colour scheme.
         narrow: whether the plot is on a phone.
     """
@@ -102,7 +103,7 @@ def _marks(
     data: FrontierData, view: View, rows: np.ndarray, name: str, colour: str, symbol: str, size: int,
     colours: Palette,
 ) -> Json:  # fmt: skip
-    """Return rows as marks with tooltips, which the browser identifies by number; grey if they do not fit."""
+    """Return rows as marks with tooltips, grey if they do not fit; the browser identifies marks by row."""
     over = data.needs[rows] > data.room_bytes(view)
     rated, words = rates_of(data, view), []
     for row in rows.tolist():
@@ -183,8 +184,7 @@ def _frame(
 
 
 def _budget(data: FrontierData, view: View, limit: float, ends: list[float], colours: Palette) -> Json:
-    """Return the budget's label over its line, which is its handle; at the plot's edge if the line is
-    outside."""
+    """Return the budget's label, by which the budget is dragged: over its line, or at the plot's edge."""
     text, place = data.limit_words(view), {"x": limit, "xref": "x", "xanchor": "center"}
     whole = unit_for(data.capacity_bytes).limit(data.capacity_bytes)
     if data.limit_bytes(view) == data.capacity_bytes:
@@ -252,8 +252,8 @@ def compared_figure(frontiers: list[tuple[str, FrontierData]], scheme: str, *, p
     """Return several frontiers in one plot.
 
     Args:
-        frontiers: (title, frontier), in order.
-        per_sample: whether times are per sample, as batches differ.
+        frontiers: the title and the frontier of each exploration.
+        per_sample: whether times are per sample, because batches differ.
     """
     colours, traces = palette(scheme), list[Any]()
     tints = (*colours.series[:5], colours.ink)

@@ -1,4 +1,5 @@
-"""Colours, light and dark: text contrast at least 4.5:1, marks 3:1, distinguishable for colour-blind readers.
+"""Colours of the light and dark schemes, with contrasts of 4.5:1 for text and 3:1 for marks at least, which
+colour-blind readers can tell apart.
 
 ``tests/app/figures/test_palette.py`` computes both. The hues follow Okabe and Ito, "Color Universal Design"
 (2008), darkened or lightened to keep the contrast on their surface.
@@ -15,7 +16,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of a scheme; ``series`` for several frontiers."""
+    """The colours of a scheme; ``series`` has those for several frontiers."""
 
     surface: str
     ink: str

@@ -1,7 +1,7 @@
 """Estimates of an exploration's duration, from jobs finished on this machine.
 
-Nothing is extrapolated: seconds depend on the model's operators, the number of meshes, and what has been
-timed before. Without a similar run there is no estimate.
+Nothing is extrapolated, as durations depend on the model's operators, the number of meshes, and which
+operators have been timed before. Without a similar run there is no estimate.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 REPEATED = 12
-"""Number of newest similar runs whose range is shown; older ones may be of another version."""
+"""Number of newest similar runs whose range is shown; older runs may be of another version."""
 
 
 @dataclass(frozen=True)
 class RequestKey:
-    """A job's request. ``core``: model, cluster and planners; ``whole``: everything."""
+    """Texts by which requests are compared. ``core``: model, cluster and planners; ``whole``: everything."""
 
     core: str
     whole: str
@@ -25,7 +25,7 @@ class RequestKey:
 
 @dataclass(frozen=True)
 class CompletedJob:
-    """A finished job's request and seconds."""
+    """The request of a finished job, and its duration in seconds."""
 
     request: RequestKey
     seconds: float
@@ -33,11 +33,11 @@ class CompletedJob:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The seconds of similar runs.
+    """The durations of similar runs, in seconds.
 
     Attributes:
-        last_s: seconds of the newest run.
-        low_s, high_s: the range.
+        last_s: the duration of the newest run.
+        low_s, high_s: the shortest and the longest duration.
         runs: the number of runs.
         same: whether the runs had exactly this request, not only the same model, cluster and planners.
     """
@@ -50,7 +50,8 @@ class Estimate:
 
 
 def request_key(question: Mapping[str, Any]) -> RequestKey:
-    """Return a question's request; settings other than the mode only affect how thorough its search is.
+    """Return the texts by which a question is compared. Settings other than the mode are not in ``core``, as
+    they only affect how thorough the search is.
 
     Args:
         question: the question as jobs store it (:meth:`tensoropt.question.question.Question.data`).
@@ -65,7 +66,7 @@ def _text(data: object) -> str:
 
 
 def estimate(wanted: RequestKey, runs: Sequence[CompletedJob]) -> Estimate | None:
-    """Return the duration of runs with the same request, else of runs with other search settings.
+    """Return the durations of runs with the same request, else of runs with other settings; None for neither.
 
     Args:
         runs: finished runs, newest first.

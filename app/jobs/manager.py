@@ -1,4 +1,4 @@
-"""Jobs: started in spawned processes, watched, cancelled with all their children, stored in folders."""
+"""The manager of jobs: it starts, watches and cancels their processes, and stores jobs in folders."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ from .worker import data_folder, run
 
 _SAVE_EVERY_S = 1.0
 KEPT_S = 600.0
-"""Seconds for which a deleted job can be restored."""
+"""The time in seconds for which a deleted job can be restored."""
 _MOST_RUNNING = 2
-"""Maximum number of concurrent jobs; a job that measures this machine's ranks runs alone, so that its figures
-are right."""
+"""Maximum number of concurrent jobs; a job that measures this machine's ranks runs alone, undisturbed."""
 
 
 Growing = tuple[Sequence[float], Sequence[float], int]
-"""Memory and time of some points that a running job knows, and the number of all."""
+"""Memory and time of some of the points that a running job has found, and the number of all points."""
 
 
 @dataclass
@@ -55,8 +54,8 @@ class JobManager:
 
     Args:
         root: a private folder for jobs and uploads; by default next to the profile store.
-        target: the function that the child runs, for tests.
-        own: the folder whose Python files may be named as models; None for none.
+        target: the function that a job's process runs, which tests replace.
+        own: the folder whose Python files may define models; None to run none.
     """
 
     def __init__(self, root: Path | None = None, target: Callable[..., None] = run, own: Path | None = None):
@@ -75,7 +74,7 @@ class JobManager:
         self._closed = False
         self.forgotten_folder = self.root / "forgotten"
         self._forgotten: dict[str, tuple[Job, float]] = {}
-        # Left by a killed dashboard; nobody can restore them.
+        # Deleted jobs that a killed dashboard left behind; nobody can restore them.
         for child in self.forgotten_folder.glob("*"):
             if time.time() - child.stat().st_ctime > KEPT_S:
                 shutil.rmtree(child, ignore_errors=True)
@@ -103,14 +102,14 @@ class JobManager:
             return sorted(self._jobs.values(), key=lambda j: j.created, reverse=True)
 
     def sign(self) -> str:
-        """Return a text that changes whenever jobs may have news: every second while one runs."""
+        """Return a text that changes whenever jobs may have changed, and every second while a job runs."""
         jobs = self.jobs()
         shown = [(job.id, job.state, job.error) for job in jobs], [job.id for job in self.forgotten()]
         moment = int(time.time()) if any(job.active for job in jobs) else 0
         return f"{zlib.crc32(repr(shown).encode()):08x}-{moment}"
 
     def results(self) -> list[tuple[str, Path]]:
-        """Return (key, folder) of all results, newest first; a job that explored parts of a cluster has
+        """Return (library key, folder) of all results, newest first. Jobs on parts of a cluster have
         several."""
         folders = []
         for job in self.jobs():
@@ -124,20 +123,20 @@ class JobManager:
         return tail(self.folder / id) if id in self._jobs else ""
 
     def first(self, id: str) -> str:
-        """Return a running job's answer before its search; "" if there is none."""
+        """Return a running job's text on the usual strategies, sent before the search; "" if it sent none."""
         running = self._running.get(id)
         return "" if running is None else running.first
 
     def growing(self, id: str) -> Growing | None:
-        """Return the points that a running job knows so far; None if there are none."""
+        """Return the points that a running job has found so far; None if there are none."""
         running = self._running.get(id)
         return None if running is None else running.points
 
     def submit(self, request: Request) -> Job:
-        """Queue a request, or return the job that already does it (a second press of a button).
+        """Queue a request, or return the job that already runs it, as after a second press of a button.
 
         Raises:
-            TensorOptError: it cannot be written to disk.
+            TensorOptError: the job cannot be written to disk.
         """
         data = request.question.data()
         if same := [job for job in self.jobs() if job.active and job.question == data]:
@@ -175,7 +174,7 @@ class JobManager:
         """Queue a finished job again and keep its old result; None if the job is running or unknown.
 
         Raises:
-            TensorOptError: the job is of another version, or cannot be written to disk.
+            TensorOptError: another version stored the job, or it cannot be written to disk.
         """
         job = self._jobs.get(id)
         if job is None or job.active:
@@ -187,7 +186,7 @@ class JobManager:
         return next((job for job in self.jobs() if job.id == id), None)
 
     def took(self, job: Job) -> float | None:
-        """Return the seconds of the last finished job with the same request; None if there is none."""
+        """Return the seconds that the last finished job with the same request took; None if there is none."""
         alike = estimate(request_key(job.question), self._runs(but=job.id))
         return alike.last_s if alike is not None and alike.same else None
 
@@ -196,7 +195,7 @@ class JobManager:
         return estimate(request_key(wanted.question.data()), self._runs())
 
     def _runs(self, but: str = "") -> list[CompletedJob]:
-        """Return requests and seconds of finished jobs, newest first."""
+        """Return the requests and durations of finished jobs, newest first."""
         runs = []
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:
@@ -207,7 +206,7 @@ class JobManager:
         return runs
 
     def cancel(self, id: str) -> None:
-        """End a job and every process it started; do nothing if it has ended or is unknown."""
+        """End a job and every process that it started; do nothing if the job has ended or is unknown."""
         with self._lock:
             job, running = self._jobs.get(id), self._running.get(id)
             if job is not None and job.state == "queued" and job.server == self._server:
@@ -219,7 +218,7 @@ class JobManager:
         _kill_tree(running.process.pid)
 
     def forget(self, id: str) -> None:
-        """Delete a finished job from the list; :meth:`restore` can undo it for a while."""
+        """Delete a finished job from the list; :meth:`restore` can undo that for ten minutes."""
         with self._lock:
             job = self._jobs.get(id)
             if job is None or job.active:
@@ -274,7 +273,7 @@ class JobManager:
     # -- running --------------------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
-        """Start queued jobs, oldest first, up to the limit."""
+        """Start queued jobs, oldest first, as far as the limits allow."""
         mine = sorted((j for j in self._jobs.values() if j.server == self._server), key=lambda j: j.created)
         for job in mine:
             active = [self._jobs[id] for id in self._running]

@@ -25,7 +25,7 @@ State = Literal["queued", "running", "done", "failed", "cancelled", "interrupted
 
 @dataclass(frozen=True)
 class Stage:
-    """The latest report of one stage."""
+    """The latest progress report of one stage."""
 
     name: str
     done: int
@@ -40,6 +40,7 @@ class Job:
     Attributes:
         id: the generated name of its folder.
         arguments: the arguments of the equivalent ``tensoropt`` command.
+        measures: whether it times this machine's ranks, so that it runs alone.
         question: the question (:meth:`tensoropt.question.question.Question.data`); empty if it was not saved.
         error: the reason of a failure, in a sentence.
         created, started, ended: seconds since the epoch.

@@ -1,7 +1,7 @@
-"""Converting a page's form to a checked question, and a question to a form.
+"""Conversions from a page's form to a checked question, and from a question to a form.
 
-The form has few fields, and one for more options in the command line's syntax. Options may not name files of
-this machine; but a model may be a function of a Python file below the dashboard's start folder, while the
+The form has few fields, and one for more options in the command line's syntax. These options may not name
+files of this machine. A model may be a function in a Python file below the dashboard's start folder, if the
 dashboard answers only this machine.
 """
 
@@ -33,7 +33,7 @@ FIELDS = ("model", "devices", "batch", "sequence", "dtype", "more")
 """The form's fields."""
 DTYPES = ("auto", "bfloat16", "float32")
 _CLUSTER_FILE, _CONSTRAINTS_FILE = "cluster.json", "asked-constraints.json"
-"""Files in a job's folder for an unnamed cluster and constraints, for its command line."""
+"""Files in a job's folder that its command line names: a cluster without a name, and constraints."""
 _LONGEST = 2000
 _OWN_FIELDS = ("dtype", "constraints")
 OPTIONS = (
@@ -52,7 +52,7 @@ class RequestError(TensorOptError):
     """A form that cannot be submitted.
 
     Attributes:
-        field: the invalid field.
+        field: the name of the invalid field.
     """
 
     def __init__(self, field: str, words: str):
@@ -99,8 +99,8 @@ class Request:
 
 
 def written(question: Question, folder: Path) -> list[str]:
-    """Return a question's command-line arguments; unnamed parts are written to ``folder``, where the result
-    goes, too."""
+    """Return a question's command-line arguments. The result goes to ``folder``, to which a cluster without a
+    name and constraints are written."""
     cluster, constraints = folder / _CLUSTER_FILE, folder / _CONSTRAINTS_FILE
     if not isinstance(question.cluster, str):
         cluster.write_text(json.dumps(question.cluster, indent=1) + "\n", encoding="utf-8")
@@ -114,7 +114,7 @@ def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
     """Return the request of a form.
 
     Raises:
-        RequestError: a field is missing or invalid; names it.
+        RequestError: a field is missing or invalid; the error names the field.
     """
     text = {name: str(form.get(name) or "").strip() for name in FIELDS}
     source, label = model_source(text["model"], uploads)
@@ -143,7 +143,7 @@ def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
 
 
 def _field(fault: str) -> str:
-    """Return the field that a command-line error is about."""
+    """Return the form's field that an error of the command line is about."""
     return next(
         (name for name in ("batch", "sequence") if f"--{name} " in fault or f"--{name}:" in fault), "more"
     )
@@ -198,8 +198,8 @@ def model_source(text: str, uploads: Uploads) -> tuple[str, str]:
 
 
 def _own_function(text: str, folder: Path | None) -> tuple[str, str]:
-    """Return a Python function of this machine as a source, and its display name. It will be run, so its file
-    must be below the dashboard's start folder, and nobody else may be able to change it."""
+    """Return the model source for a Python function of this machine, and its display name. As the function
+    will be run, its file must be below the dashboard's start folder, and only this user may change it."""
     match = re.fullmatch(r"([^:?]+\.py):(\w+(?:\?.*)?)", text)
     if match is None or folder is None:
         raise RequestError("model", _PYTHON if folder is None else "write file.py:function")
@@ -262,7 +262,7 @@ def _options(text: str) -> list[str]:
     """Return the words of the field "more options".
 
     Raises:
-        RequestError: they cannot be parsed, or are not allowed on a page.
+        RequestError: the words cannot be parsed, or an option is not allowed on a page.
     """
     if len(text) > _LONGEST or not text.isprintable():
         raise RequestError(
@@ -287,13 +287,13 @@ def _options(text: str) -> list[str]:
 
 
 def form_of(question: Question, uploads: Uploads, named: str = "") -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a question as a form's fields, as a user would type them, and the options that the form lacks.
+    """Return a question as text for the form's fields, and the options that the form cannot express.
 
     Args:
-        named: the name of its cluster, if that alone reproduces it.
+        named: the name of the question's cluster, if the name alone describes the cluster.
 
     Raises:
-        RequestError: the form cannot express the question; gives the reason.
+        RequestError: the form cannot express the question.
     """
     model = question.model.removeprefix("zoo:")
     for path, label in uploads.known().values():

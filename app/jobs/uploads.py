@@ -1,7 +1,7 @@
-"""Uploaded files: limited in size, stored under generated names.
+"""Uploaded files, limited in size and stored under generated names.
 
-The server never opens model files; another process reads their open dims. Cluster files are small text,
-parsed as data and checked at the upload, and stored as plain values.
+The server never opens model files; another process reads the names of dims without a size (open dims).
+Cluster files are small texts, which are checked at the upload and stored as plain values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_DEVICES = 1024
 
 
 class UploadError(TensorOptError):
-    """A file is refused; the message gives the reason."""
+    """An uploaded file was refused; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ClusterFile:
 
     Attributes:
         label: the user's name for the file.
-        description: the content of the file.
+        description: the parsed content of the file.
     """
 
     label: str
@@ -52,7 +52,7 @@ def read_description(data: bytes, label: str) -> dict[str, Any]:
     """Return the values in a cluster file.
 
     Raises:
-        UploadError: it is neither YAML nor JSON, or uses features that could make a small file expand.
+        UploadError: the file is neither YAML nor JSON, or uses features that could make a small file expand.
     """
     try:
         content = parse_typed(data.decode("utf-8-sig"))
@@ -70,13 +70,13 @@ def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
     """Return the cluster that a file's content describes.
 
     Raises:
-        UploadError: it describes no valid cluster; gives the fault.
+        UploadError: the content describes no valid cluster.
     """
     if any(number > MOST_DEVICES for number in _counts(description)):
         raise UploadError(f"'{label}' has more than {MOST_DEVICES:,} devices; use fewer")
     content = dict(description)
     try:
-        # Every job's copy has the same file name; users know the cluster by theirs.
+        # Every job's copy has the same file name; users know the cluster by their own file's name.
         content.setdefault("name", label.rpartition(".")[0] or label)
         cluster = load_cluster(content)
     except TensorOptError as error:
@@ -90,7 +90,7 @@ def cluster_file(description: Mapping[str, Any], label: str) -> ClusterFile:
 
 
 def _counts(value: Any) -> Iterator[int]:
-    """Yield the whole numbers by which a file multiplies devices."""
+    """Yield every number of devices or nodes in a cluster file."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key in ("count", "nodes") and isinstance(inner, int):
@@ -105,10 +105,10 @@ MOST_TOGETHER_BYTES = 8 * 2**30
 
 
 class Uploads:
-    """Files under ``folder``, by token; only a job's own process reads their content.
+    """The uploaded files in ``folder``, by token; only a job's own process reads model files.
 
     Args:
-        own: the folder whose Python files may be named as models; None for none.
+        own: the folder whose Python files may define models; None to run none.
     """
 
     def __init__(self, folder: Path, own: Path | None = None):
@@ -117,7 +117,7 @@ class Uploads:
         folder.chmod(0o700)
 
     def known(self) -> dict[str, tuple[Path, str]]:
-        """Return (file, the user's name for it) by token, newest last."""
+        """Return (file, the user's name for the file) of each model by token, newest last."""
         files = {}
         for note in sorted(self.folder.glob("*.json"), key=lambda f: f.stat().st_mtime):
             token = note.stem
@@ -131,15 +131,14 @@ class Uploads:
         return files
 
     def names(self) -> dict[str, str]:
-        """Return the user's name of each file."""
+        """Return the user's name for each model file, by path."""
         return {str(path): label for path, label in self.known().values()}
 
     def keep(self, contents: object, name: object) -> str:
         """Store an ONNX file that a page uploaded (a ``data:`` URL); return its token.
 
         Raises:
-            UploadError: it is not an ONNX file by its content, or it is empty, too large, or damaged in
-                transit.
+            UploadError: the content is not ONNX, or is empty, too large, or damaged in transit.
         """
         label = label_of(name)
         data = decoded(contents, label, MAX_UPLOAD_BYTES, "export the model again")
@@ -156,11 +155,10 @@ class Uploads:
         return token
 
     def keep_any(self, contents: object, name: object) -> tuple[str, str]:
-        """Store an ONNX file, a model's ``config.json`` or a cluster file; return the form's field for it,
-        and the user's name for it.
+        """Store an ONNX file, a ``config.json`` or a cluster file; return (field of the form, its new value).
 
         Raises:
-            TensorOptError: it is none of these, or empty, too large, or damaged.
+            TensorOptError: the file is none of these, or empty, too large, or damaged.
         """
         label = label_of(name)
         if label.lower().endswith(".onnx"):
@@ -185,7 +183,7 @@ class Uploads:
         return label
 
     def open_dims(self, label: str) -> list[str]:
-        """Return the names of the open dims of the uploaded model of this name; none for other models."""
+        """Return the names of the open dims of an uploaded model, by the user's name for the model."""
         tokens = {known: token for token, (_, known) in self.known().items()}
         if label not in tokens:
             return []
@@ -195,7 +193,7 @@ class Uploads:
     # -- clusters -----------------------------------------------------------------------------------
 
     def clusters(self) -> dict[str, ClusterFile]:
-        """Return token -> uploaded cluster, newest last; unreadable ones are left out."""
+        """Return the uploaded clusters by token, newest last; unreadable files are left out."""
         clusters = {}
         for file in sorted(self.folder.glob("cluster-*.json"), key=lambda f: f.stat().st_mtime):
             if re.fullmatch(r"cluster-[0-9a-f]{16}", file.stem):
@@ -208,10 +206,10 @@ class Uploads:
         return clusters
 
     def keep_description(self, description: Mapping[str, Any], label: str) -> str:
-        """Store a cluster file's content and return its token; equal content and name is stored once.
+        """Store a cluster file's content and return its token; the same content and name are stored once.
 
         Raises:
-            TensorOptError: it is not a valid cluster.
+            TensorOptError: the content describes no valid cluster.
         """
         wanted = cluster_file(description, label)
         for token, earlier in self.clusters().items():
@@ -232,7 +230,7 @@ class Uploads:
 
 
 def decoded(contents: object, label: str, most_bytes: int, remedy: str) -> bytes:
-    """Return a ``data:`` URL's content; ``remedy`` ends the error if it is empty."""
+    """Return a ``data:`` URL's content. ``remedy`` is the advice for an empty file."""
     if not isinstance(contents, str) or "," not in contents[:200]:
         raise UploadError(f"'{label}' arrived incomplete; upload it again")
     try:

@@ -1,4 +1,4 @@
-"""The process of a job, with progress sent to the server."""
+"""The process of a job, which sends its progress to the server."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _DRAWN = 60
 
 
 def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
-    """Answer the question of the job whose folder has the file ``log``; send ``progress``, then ``done`` or
-    ``failed``.
+    """Run the exploration of the job in the folder of ``log``; send progress, then ``done`` or ``failed``.
 
-    All output goes to ``log``. The process leads its own session, so that Ctrl-C in the server's
-    terminal does not reach it, and it ends with the server.
+    All output goes to ``log``. The process leads its own session, so that Ctrl-C in the server's terminal
+    does not reach it, and it ends with the server.
     """
     if hasattr(os, "setsid"):
         os.setsid()
@@ -52,7 +51,7 @@ def _done(folder: Path, messages: Connection) -> tuple[str, Any]:
                 messages.send(("progress", (stage, int(done), int(total), str(what))))
 
         def first(self, text: str) -> None:
-            """Send the answer of the usual strategies."""
+            """Send the text on the usual strategies, which is known before the search."""
             super().first(text)
             with contextlib.suppress(OSError):
                 messages.send(("first", text))
@@ -65,7 +64,7 @@ def _done(folder: Path, messages: Connection) -> tuple[str, Any]:
                 messages.send(("points", (memory[drawn].tolist(), time_s[drawn].tolist(), count)))
 
     try:
-        # Not its command line, which rounds numbers and names the file of an uploaded cluster.
+        # Not the command line of the job, which rounds numbers and names the file of an uploaded cluster.
         job = read_job(folder)
         _, text, code = explore(Question.of(job and job.question), Sent(), str(folder))
         print(text)

@@ -1,5 +1,5 @@
-"""The page *Details*: the selected plan's step time by part and memory by owner. Saved data come first,
-simulated data follow."""
+"""The page *Details*: the selected plan's step time by part and memory by owner. Saved data come first; what
+must be simulated follows."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _saved(context: Context, search: Any, page: Any, made: Any, shown: Any) -> A
 
 @CALLBACKS.answer(sets="+details-more.children", when="details-shown.data gridded.data", given="url.search")
 def _rest(context: Context, shown: Any, gridded: Any, search: Any) -> Any:
-    """Show data for which the step is simulated again."""
+    """Show the data for which the step must be simulated again."""
     view = context.view_from(search)
     data = context.frontier(view)
     if data is None or shown is None or not gridded:
@@ -148,7 +148,7 @@ def _bar(bar: Bar) -> list[Any]:
 
 
 def _devices(data: FrontierData, row: int) -> list[Any]:
-    """Return the peak memory of each device, if they differ."""
+    """Return the peak memory of each device, if devices differ."""
     rows = [[s.title, s.size] for s in device_bars(data, row)]
     table = parts.plain_table(["", ""], rows, numbers=(1,))
     return [html.H3("Peak memory of each device, without driver and allocator"), table] if rows else []

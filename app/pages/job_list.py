@@ -1,7 +1,7 @@
 """The jobs on the page *Plan it*: their progress and actions.
 
 A card is made once. Afterwards only its changed parts are sent, so that what is open, selected or focused
-stays so while the job continues.
+stays so while the job runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def layout() -> Any:
 
 @CALLBACKS.answer(jobs=True, sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
 def _act(context: Context, _: Any) -> Any:
-    """Handle a card's button. A separate callback, so that the browser drops no other answer."""
+    """Handle a card's button, in a callback of its own, so that the browser drops no other answer."""
     trigger = ctx.triggered_id
     # A newly made button fires without a click.
     clicked = isinstance(trigger, dict) and any(t["value"] for t in ctx.triggered)
@@ -46,7 +46,7 @@ def _act(context: Context, _: Any) -> Any:
     jobs=True, sets="finished.data heard.data", when="told.data", given="finished.data", at_start=True
 )
 def _tell(context: Context, done_before: Any, finished: Any) -> Any:
-    """Report finished jobs, so that the list of explorations follows."""
+    """Update the ids of finished jobs, on which the list of explorations depends."""
     done = [job.id for job in context.manager.jobs() if job.state == "done"]
     return no_update if done == finished else done, done_before
 
@@ -59,7 +59,7 @@ def _tell(context: Context, done_before: Any, finished: Any) -> Any:
     at_start=True,
 )
 def _notice(context: Context, _: Any, watched: Any) -> Any:
-    """Report on every page that a job which this page saw running has ended."""
+    """Report on every page that a job has ended which the page saw running."""
     jobs = context.manager.jobs()
     active = [job.id for job in jobs if job.active]
     before = watched if isinstance(watched, list) else []
@@ -120,8 +120,8 @@ def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
 
 
 def _relisted(earlier: list[str], now: list[str], make: Callable[[str], Any]) -> Any:
-    """Return the changes of the list of cards; remaining cards keep their place in the document, and their
-    state."""
+    """Return the changes of the list of cards. Cards that remain keep their place in the document, and so
+    their state."""
     if earlier == now:
         return no_update
     stay = [id for id in earlier if id in now]
@@ -147,7 +147,6 @@ _ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
 
 
 def _keys_of(id: str, manager: JobManager) -> tuple[str, ...]:
-    """Return the keys of a job's results."""
     return tuple(key for key, _ in manager.results() if key.startswith(f"job-{id}"))
 
 
@@ -167,13 +166,13 @@ def _cards(context: Context) -> dict[str, JobCard]:
 
 
 def _signs(card: JobCard) -> dict[str, str]:
-    """Return a sign for each part of a card, which changes with the part's content."""
+    """Return a text for each part of a card, which changes with the part's content."""
     return {
         "state": f"{card.job.state} {card.words}",
         "buttons": f"{card.job.active} {' '.join(card.results)}",
         "fault": card.job.error,
         "progress": f"{card.at_work} {card.share:.3f} {card.growing} {card.first}",
-        # Its end identifies a log, as logs only grow.
+        # The end of a log identifies the log, as logs only grow.
         "log": f"{len(card.log)} {card.log[-40:]}",
     }
 
@@ -191,7 +190,7 @@ def _buttons(card: JobCard) -> Any:
 
 
 def _progress(card: JobCard) -> Any:
-    """Draw a job's progress, its answer before the search, and the points found so far."""
+    """Draw a job's progress, its text on the usual strategies, and the points found so far."""
     if not card.at_work:
         return None
     bar = dmc.Progress(value=100 * card.share, size="sm", **aria(label=f"{card.job.title}: {card.at_work}"))

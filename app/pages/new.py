@@ -116,7 +116,7 @@ _OTHERS = ("seed", "planners", "devices", "also-on", "dim", "output", "loss", "h
     at_start=True,
 )
 def _fill(context: Context, search: Any, made: Any, page: Any) -> Any:
-    """Fill the form from the job or exploration of the address, without starting anything."""
+    """Fill the form from the job or exploration that the address names, without starting anything."""
     asked = dict(parse_qsl(str(search or "").lstrip("?"))) if page == "new" else {}
     origin, uploads = asked.get("from", ""), context.manager.uploads
     none = (no_update,) * (len(FIELDS) + 2)
@@ -136,10 +136,10 @@ def _fill(context: Context, search: Any, made: Any, page: Any) -> Any:
 
 
 def earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Return (title, the form's fields, left-out options) of a job or an exploration.
+    """Return (title, the form's fields, options that the form lacks) of a job or an exploration.
 
     Raises:
-        TensorOptError: there is none, or the form cannot express it.
+        TensorOptError: there is no such job or exploration, or the form cannot express it.
     """
     uploads = context.manager.uploads
     job = context.manager.job(origin.removeprefix("job-"))
@@ -165,8 +165,8 @@ CALLBACKS.in_browser(
 
 @CALLBACKS.answer(jobs=True, sets=_SAID, when="typed.data")
 def _look(context: Context, values: Any) -> Any:
-    """Show each field's fault, and the expected duration, when typing pauses. Fields hold every letter at
-    once, for a following click."""
+    """Show each field's fault, and the expected duration, when typing pauses. The fields themselves send
+    every letter at once, so that a click that follows has all of them."""
     form, uploads = dict(zip(FIELDS, values, strict=True)), context.manager.uploads
     errors: dict[str, str | None] = dict.fromkeys(FIELDS)
     estimate, devices = "", ""

@@ -24,7 +24,7 @@ def aria(**attributes: str) -> dict[str, Any]:
 
 
 def stores(*names: str) -> list[Any]:
-    """Return stores for data in the browser, by id."""
+    """Return stores for data in the browser, given their ids."""
     return [dcc.Store(id=name) for name in names]
 
 
@@ -54,8 +54,8 @@ def hint(*content: Any, **more: Any) -> html.P:
 
 
 def explained(words: str) -> Any:
-    """Return a name with a ``?`` that explains it on hover, touch or keyboard focus, if it, or its first
-    words, is in :data:`tensoropt.terms.TERMS`; else unchanged."""
+    """Return a name with a ``?`` that explains it on hover, touch or keyboard focus, if the name or its first
+    words are in :data:`tensoropt.terms.TERMS`; else unchanged."""
     name = words if words in TERMS else words.partition(" (")[0]
     if name not in TERMS:
         return words
@@ -126,7 +126,7 @@ def numbers(field: str, name: str, width: int, function: str, **more: Any) -> di
 ONE_ROW = {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True}
 """Row selection by clicking."""
 D3 = "params.value == null ? '' : d3.format('{}')(params.value)"
-"""The function that formats a figure by d3; blank if there is none."""
+"""The browser function that formats a figure by d3; blank if there is none."""
 
 
 def panel(*children: Any, title: str = "", id: str = "", names: str = "") -> html.Section:
@@ -143,20 +143,19 @@ def visible(yes: bool) -> dict[str, str]:
 
 
 def scrolled(label: str, content: Any) -> html.Div:
-    """Return a scrollable frame for content that may exceed its place, with a name and a tab stop, for
-    scrolling by keyboard."""
+    """Return a scrollable frame for large content, with a name and a tab stop, for scrolling by keyboard."""
     return html.Div(content, className="scroll", tabIndex=0, role="region", **aria(label=label))
 
 
 def facts(rows: Iterable[Fact]) -> html.Dl:
-    """Return facts as aligned names (explained if possible) and words."""
+    """Return facts as aligned names (explained if possible) and values."""
     cells = [cell for fact in rows for cell in (html.Dt(explained(fact.name)), html.Dd(fact.words))]
     # When a whole card is announced, its explanations are not.
     return html.Dl(cells, className="facts", **aria(live="off"))
 
 
 def empty(title: str, *sentences: Any) -> html.Div:
-    """Return a message for an empty place, with a remedy."""
+    """Return a message for an empty place, with advice."""
     return html.Div([html.P(title, className="empty-title"), *map(html.P, sentences)], className="empty")
 
 
@@ -169,7 +168,7 @@ def note(text: str, kind: str = "info") -> Any:
 
 
 def copyable(text: str, label: str, id: str) -> html.Div:
-    """Return code with a copy button, by ``id``."""
+    """Return code with a copy button."""
     return html.Div(
         [
             html.Pre(html.Code(text, id=id), tabIndex=0),

@@ -1,4 +1,4 @@
-"""The page *Result*: the answer, the plot, the choices and what-if questions on one screen; exports in a
+"""The page *Result*: the answer, the plot, the choices and what-if questions on one screen, and exports in a
 drawer."""
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ _BLANK: dict[str, dict[str, Any]] = {
     "bar-devices": {"value": "", "error": False}, "limits": {"style": {}}, "plot-hint": {"style": {}},
     "drawn": {"data": None},
 }  # fmt: skip
-"""Properties that depend on the address, at their values for an empty page."""
+"""Properties that depend on the address, with their values for an empty page."""
 _SHOWN = tuple((name, title) for name, properties in _BLANK.items() for title in properties)
 
 
@@ -175,7 +175,7 @@ def content(context: Context, search: Any, scheme: str, *, narrow: bool) -> dict
 
 
 _FIELDS = ("budget", "longest", "bar-devices", "bar-said")
-"""Properties that another callback sets, too."""
+"""Components with properties that other callbacks set, too."""
 
 
 @CALLBACKS.answer(
@@ -185,7 +185,7 @@ _FIELDS = ("budget", "longest", "bar-devices", "bar-said")
     at_start=True,
 )
 def _show(context: Context, search: Any, page: Any, scheme: Any, made: Any, narrow: Any, drawn: Any) -> Any:
-    """Show the page of an address; nothing if it is already shown, as with the layout."""
+    """Show the page of an address, unless it is already shown, as it is after the first load."""
     if page != "result" or "result" not in (made or []) or not scheme:
         return (no_update,) * len(_SHOWN)
     if drawn == [str(search or "").lstrip("?"), scheme] and "made" not in str(ctx.triggered_id):
@@ -208,7 +208,7 @@ def _empty(context: Context, view: View) -> Any:
 
 
 def _bar(data: FrontierData, view: View) -> Any:
-    """Return the question: the model, with a link to change it."""
+    """Return the model and the batch, with a link to change them."""
     batch = f", batch {data.exploration.model.batch}" if data.exploration.model.batch else ""
     change = dcc.Link("change", href=f"/new?from={view.exploration}", className="small")
     return [html.Strong(named(data.model)), f"{batch} ", change]
@@ -221,7 +221,7 @@ def _devices_words(data: FrontierData) -> str:
 
 
 def answer(line: AnswerLine, view: View) -> Any:
-    """Return the answer: verdict and figures in large type, then sentences."""
+    """Return the answer: the verdict and figures in large type, then sentences."""
     figures: list[Any] = [
         html.Span(line.verdict, className=f"verdict-big {line.mark}"),
         html.Span(f"needs {line.needs}"),
@@ -311,7 +311,7 @@ def _money_words(headroom: float, price: float | None, amount: str) -> tuple[str
 
 
 def _assumed(said: tuple[Fact, ...]) -> list[Any]:
-    """Return settings with labels, then notes, which are sentences."""
+    """Return labelled settings, then notes, which are sentences."""
     notes = [fact.words for fact in said if fact.name in (NOTE, ORIGIN)]
     return [
         parts.facts(fact for fact in said if fact.name not in (NOTE, ORIGIN)),
@@ -325,8 +325,8 @@ def _assumed(said: tuple[Fact, ...]) -> list[Any]:
     given="url.search drawn.data",
 )
 def _typed(context: Context, budget: Any, longest: Any, search: Any, drawn: Any) -> Any:
-    """Set the budget, or else the longest step, that was typed; an empty budget means the exploration's own.
-    Values that the page itself wrote are ignored."""
+    """Set the budget or the longest step that was typed; an empty budget means the exploration's own. Values
+    that the page itself wrote are ignored."""
     view = wanted = context.view_from(search)
     data = context.frontier(view)
     if data is None or view.beside or not isinstance(drawn, list):
@@ -356,7 +356,7 @@ def _typed(context: Context, budget: Any, longest: Any, search: Any, drawn: Any)
     given="url.search",
 )
 def _elsewhere(context: Context, _: Any, typed: Any, search: Any) -> Any:
-    """Plan the same on other devices: show a known exploration, else start a job."""
+    """Plan the same training on other devices: show a known exploration, else start a job."""
     view, text = context.view_from(search), str(typed or "").strip()
     data = context.frontier(view)
     if data is None or view.beside or text in ("", _devices_words(data)):
@@ -379,7 +379,7 @@ def _elsewhere(context: Context, _: Any, typed: Any, search: Any) -> Any:
 
 
 def _budget(data: FrontierData, text: str) -> float | None:
-    """Return the bytes of a typed budget; a bare number is in the displayed unit."""
+    """Return a typed budget in bytes; a bare number is in the displayed unit."""
     if not text:
         return None
     try:
@@ -416,9 +416,9 @@ _MONEY = ("headroom", "price", "amount")
     given="url.search listed.data",
 )
 def _assume(context: Context, headroom: Any, price: Any, amount: Any, search: Any, listed: Any) -> Any:
-    """Apply the fields among the assumptions."""
+    """Apply the headroom, price and amount that were typed among the assumptions."""
     if not isinstance(listed, list) or (headroom, price, amount) == _money_words(*listed[2:5]):
-        return no_update, None, None, None  # the page itself wrote them
+        return no_update, None, None, None  # the page itself wrote these values
     view, errors = context.view_from(search), dict.fromkeys(_MONEY, "")
     changes: dict[str, Any] = {}
     text = str(headroom or "").strip().removesuffix("%").strip()
@@ -443,7 +443,7 @@ def _assume(context: Context, headroom: Any, price: Any, amount: Any, search: An
 
 @CALLBACKS.answer(sets="faster.children", when="faster-show.n_clicks drawn.data", given="url.search")
 def _faster(context: Context, clicks: Any, _: Any, search: Any) -> Any:
-    """Show the selected plan's step time at other costs, while that section is open."""
+    """Show what shortens the selected plan's step, while that section is open."""
     data = context.frontier(view := context.view_from(search))
     if data is None or view.beside or not clicks or clicks % 2 == 0:
         return None
@@ -477,7 +477,7 @@ def _points(context: Context, clicks: Any, _: Any, gridded: Any, search: Any) ->
 
 
 def points_table(data: FrontierData, view: View) -> Any:
-    """Return the points in a table that sorts and filters; evenly thinned if there are many."""
+    """Return the points in a table that sorts and filters; if there are many, only every n-th."""
     size, second = data.units.memory, data.units.time
     step = -(-len(data) // _MOST_ROWS)
     rows = [

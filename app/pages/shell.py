@@ -1,5 +1,5 @@
-"""The frame of every page: header, list of explorations, theme. The address is the state: controls write it,
-and pages follow it."""
+"""The frame of every page: header, list of explorations, theme. The address holds the state: controls write
+the address, and pages follow it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _STORES = (
 )  # fmt: skip
 """Stores of every page in the browser."""
 _SCHEME_COOKIE, _NARROW_COOKIE = "tensoropt-scheme", "tensoropt-narrow"
-"""The keys that ``assets/scheme.js`` stores before the layout is requested."""
+"""The cookies that ``assets/scheme.js`` sets before the layout is requested."""
 
 
 def layout(context: Context) -> Any:
-    """Return the document with the first page's content, so that it needs no callback.
+    """Return the document with the content of the requested address's page, so that it needs no callback.
 
-    The page is that of the requested address; other pages are made when opened.
+    Other pages are made when opened.
     """
     page, search, scheme, narrow = _asked()
     made = {name: _body(name, context) if name == page else None for name in PAGES}
@@ -81,8 +81,8 @@ def layout(context: Context) -> Any:
 
 
 def _asked() -> tuple[str, str, str, bool]:
-    """Return page, query, scheme and whether the window is narrow, when a browser requests the layout; else
-    empty values."""
+    """Return page, query, scheme and whether the window is narrow, of the browser that requests the layout;
+    else empty values."""
     if not has_request_context() or not request.referrer:
         return "result", "", "", False
     address = urlsplit(request.referrer)
@@ -102,7 +102,7 @@ def _body(name: str, context: Context) -> Any:
 
 
 def _connection(context: Context) -> html.Div:
-    """Return the notice that the server is gone, with the jobs' sign at the page's creation."""
+    """Return the hidden notice that the server is gone, which also holds the jobs' sign to compare with."""
     jobs: Any = {} if context.jobs is None else {"data-jobs": context.jobs.sign()}
     return html.Div(
         id="connection", role="alert", hidden=True, className="note note-error connection", **jobs
@@ -173,7 +173,7 @@ def _list_explorations(context: Context, *_: Any) -> Any:
     sets="+exploration.value +beside.value shown.data", when="url.search finished.data", at_start=True
 )
 def _shown(context: Context, search: Any, _: Any) -> Any:
-    """Show an address's explorations in the header."""
+    """Show the explorations of the address in the header."""
     view = context.view_from(search)
     return view.exploration or None, list(view.beside), [view.exploration, view.beside]
 

@@ -1,7 +1,6 @@
 """Callbacks declared by component and property, such as ``graph.figure``.
 
-Pages declare callbacks as functions of the context and the properties that trigger them; each application
-registers them.
+Pages declare callbacks as functions of the context and of properties; each application registers them.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ A ``+`` before an output means that other callbacks set it, too."""
 
 
 class Callbacks:
-    """The callbacks of a page, without those of its ``parts``.
+    """The callbacks of a page and of its ``parts``.
 
-    For each: the properties that it ``sets``, in order; ``when`` it runs: when one of these properties
-    changes; the properties it is ``given`` besides; ``at_start``: whether it also runs once the page is made;
-    ``jobs``: registered only in dashboards with (True) or without (False) jobs. Its function receives the
-    context, the values of ``when``, then those of ``given``.
+    Callbacks are declared by ``sets``, the properties that they set, in order; ``when``, the properties whose
+    changes run them; ``given``, other properties that they read; ``at_start``, whether they also run once the
+    page is made; ``jobs``, whether only dashboards with (True) or without (False) jobs have them. Functions
+    receive the context, the values of ``when``, then those of ``given``.
     """
 
     def __init__(self, *parts: Callbacks) -> None:

@@ -1,4 +1,4 @@
-"""Explorations as options of a list, and several side by side."""
+"""Explorations as options of a list, and comparisons of several."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _titles_of(library: Library) -> dict[Entry, str]:
 
 
 def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
-    """Return additions to these explorations' common title: differing settings, or else the key."""
+    """Return the texts that tell explorations of equal titles apart: differing settings, or else the key."""
     if len(entries) < 2:
         return {}
     settings = {e: library.head_of(e).settings for e in entries}
@@ -61,7 +61,7 @@ def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
 
 
 def choices(library: Library) -> list[dict[str, Any]]:
-    """Return grouped options for a select."""
+    """Return all explorations as grouped options of a select."""
     found: dict[str, list[dict[str, str]]] = {}
     for entry, label in _titles_of(library).items():
         found.setdefault(_GROUPS[entry.origin], []).append({"value": entry.key, "label": label})
@@ -70,7 +70,7 @@ def choices(library: Library) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One exploration's recommended plan, in words."""
+    """The recommended plan of one exploration, in words."""
 
     title: str
     plan: str
@@ -86,9 +86,9 @@ class Compared:
     """Several explorations side by side.
 
     Attributes:
-        frontiers: (title, frontier), in order.
-        rows: the recommended plan of each.
-        said: what makes their steps incomparable; errors of those that cannot be opened.
+        frontiers: (title, frontier) of each exploration.
+        rows: the recommended plan of each exploration.
+        said: sentences on why steps are not comparable, and on explorations that cannot be opened.
         per_sample: whether times are per sample.
     """
 

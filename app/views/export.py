@@ -1,4 +1,4 @@
-"""Downloads, and the commands that make and run a plan."""
+"""The downloads of an exploration, and the commands that make and run a plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILES = {
 
 
 def files(data: FrontierData) -> dict[str, str]:
-    """Return an exploration's downloads by name, with what they are."""
+    """Return the description of each file that can be downloaded, by file name."""
     found = dict(_FILES)
     if not cluster_is_named(data.exploration):
         found["cluster.json"] = "the cluster, for --cluster"
@@ -27,8 +27,7 @@ def files(data: FrontierData) -> dict[str, str]:
 
 
 def commands(data: FrontierData, entry: Entry, row: int) -> tuple[Command, ...]:
-    """Return the commands that explore again, choose this point, run it, check it and save the check's
-    results."""
+    """Return the commands that explore again, choose this point, run it, and check it, saving the results."""
     # The package's own folder is not for writing.
     folder = f"out/{entry.key}" if entry.origin == "ready-made" else str(entry.folder.resolve())
     rerun = folder if entry.origin == "opened" else f"out/{entry.key}"

@@ -1,4 +1,4 @@
-"""A frontier in readable units, with the one limit behind all of a page's verdicts."""
+"""The frontier of an exploration in readable units, with the memory limit by which plans fit or do not."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ..state import View, not_understood
 from .units import Units, plural, unit_for
 
 MARKS: Mapping[Verdict, str] = {FITS: "fits", TIGHT: "tight"}
-"""CSS classes of verdicts; any other is ``over``."""
+"""CSS classes of verdicts; the class of all other verdicts is ``over``."""
 
 
 @dataclass(frozen=True, eq=False)
 class FrontierData:
-    """The points of one exploration in the order of ``all_points``: the frontier's, then other planners'.
+    """The points of one exploration; a row is an index of the frontier's points and other planners' plans.
 
     Attributes:
         model: the model's display name.
@@ -47,17 +47,17 @@ class FrontierData:
         return len(self.exploration.all_points)
 
     def facts(self, row: int) -> dict[str, Fact]:
-        """Return the facts of a row."""
+        """Return the labelled figures of a row, by label."""
         return facts(FigureRow.of(self.exploration, row))
 
     @property
     def needs(self) -> np.ndarray:
-        """The memory that every row needs on a device, in bytes."""
+        """The memory in bytes that the plan of every row needs on a device."""
         return self.exploration.needs
 
     @property
     def time(self) -> np.ndarray:
-        """The seconds of every row."""
+        """The step time in seconds of every row."""
         return self.exploration.all_points.time
 
     @cached_property
@@ -67,7 +67,7 @@ class FrontierData:
 
     @cached_property
     def line(self) -> np.ndarray:
-        """The rows of the frontier, without those that need more memory than a faster one."""
+        """The rows of the frontier, without rows that need more memory than a faster row."""
         rows = np.arange(len(self.exploration.points))
         # Points ascend in tensor memory, and descend in time.
         least = np.minimum.accumulate(self.needs[rows][::-1])[::-1]
@@ -76,11 +76,11 @@ class FrontierData:
 
     @cached_property
     def notable(self) -> dict[int, list[str]]:
-        """The notable points of a short table, with remarks."""
+        """Remarks on the notable points of a short table, by row."""
         return notable(self.exploration)
 
     def title(self, row: int) -> str:
-        """Return ``Point 17 of 201``; for another planner's plan its planner and number."""
+        """Return ``Point 17 of 201``, or for another planner's plan the planner's name and a number."""
         words = self.exploration.title(row)
         if row < len(self.exploration.points):
             return words.capitalize()
@@ -88,7 +88,7 @@ class FrontierData:
 
     @property
     def capacity_bytes(self) -> float:
-        """The memory of the smallest device."""
+        """The memory of the smallest device, in bytes."""
         return self.exploration.device_bytes
 
     @property
@@ -102,13 +102,12 @@ class FrontierData:
         return len(self.exploration.cluster["devices"])
 
     def budget_bytes(self, view: View) -> float | None:
-        """Return a view's budget, or else the exploration's."""
+        """Return the view's memory budget, else the exploration's; None if neither has one."""
         asked = self.exploration.settings.get("memory_bytes")
         return view.budget_bytes if view.budget_bytes is not None else float(asked) if asked else None
 
     def limit_bytes(self, view: View) -> float:
-        """Return the memory limit in bytes, from budget and headroom
-        (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+        """Return the memory limit in bytes, from budget and headroom."""
         return self.exploration.usable_bytes(self.budget_bytes(view), view.asked_headroom)
 
     def limit_words(self, view: View) -> str:
@@ -117,12 +116,12 @@ class FrontierData:
         return unit_for(limit).limit(limit).replace(",", "")
 
     def room_bytes(self, view: View) -> float:
-        """Return the bytes that verdicts refer to: the limit, or without a budget the whole device."""
+        """Return the memory in bytes that a plan must fit: the limit, or if none is set the whole device."""
         free = self.budget_bytes(view) is None and view.asked_headroom is None
         return self.capacity_bytes if free else self.limit_bytes(view)
 
     def verdict(self, view: View, row: int) -> Verdict:
-        """Return whether a row fits."""
+        """Return the verdict on whether the plan of a row fits."""
         return self.exploration.verdict(row, self.room_bytes(view))
 
     def mark(self, view: View, row: int) -> str:
@@ -130,12 +129,11 @@ class FrontierData:
         return MARKS.get(self.verdict(view, row), "over")
 
     def answer(self, view: View) -> Budgeted:
-        """Return the answer within a view's limit."""
+        """Return the recommended plan and the usual strategies within the view's limit."""
         return answer(self.exploration, self.budget_bytes(view), view.asked_headroom)
 
     def within_time(self, view: View) -> tuple[int | None, str]:
-        """Return (the leanest row within the view's time limit, "") or (None, the reason why there is
-        none)."""
+        """Return (the leanest row within the view's time limit, "") or (None, why there is none)."""
         if view.time_s is None:
             return None, ""
         try:
@@ -145,7 +143,7 @@ class FrontierData:
 
     def chosen(self, view: View, found: Budgeted | None = None) -> int:
         """Return the selected row: the view's, else the leanest within its time limit, else the recommended
-        one, else the leanest; ``found``: the view's answer, if known."""
+        one, else the leanest. ``found``: the result of :meth:`answer`, if known."""
         if view.point is not None and view.point < len(self):
             return view.point
         if view.point is None and (row := self.within_time(view)[0]) is not None:
@@ -155,7 +153,7 @@ class FrontierData:
 
 
 def address_sentences(data: FrontierData, search: str) -> list[str]:
-    """Return sentences on the invalid parts of an address."""
+    """Return sentences on the invalid parts of a URL's query."""
     said, view = not_understood(search), View.from_query(search)
     if view.point is not None and view.point >= len(data):
         text = dict(parse_qsl(search.lstrip("?"))).get("point", "")
@@ -168,7 +166,7 @@ def address_sentences(data: FrontierData, search: str) -> list[str]:
 
 
 def budget_fault(data: FrontierData, budget_bytes: float) -> str:
-    """Return why a budget is invalid on these devices; "" if it is valid."""
+    """Return why a memory budget is invalid on these devices; "" if it is valid."""
     if budget_bytes <= data.capacity_bytes:
         return ""
     has = unit_for(data.capacity_bytes).limit(data.capacity_bytes)

@@ -1,4 +1,4 @@
-"""Jobs in words."""
+"""Jobs as texts for cards, and the options of the form's fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..jobs.record import Job
 from .units import digits, plural, time_unit, unit_for
 
 _SWEEPS = ("clusters", "batches")
-"""Stages whose parts are whole explorations."""
+"""Stages of progress whose units are whole explorations."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,10 @@ class JobCard:
     """A job with its progress at time ``now`` (seconds since the epoch).
 
     Attributes:
-        results: the keys of its explorations; empty while it runs.
+        results: the library keys of its explorations; empty while it runs.
         found: a summary of its frontier, if it has a single one.
-        growing, first: the points found so far and the answer before the search, while it runs.
+        growing: the points found so far, while it runs.
+        first: the text on the usual strategies, while it runs.
         log: the end of its log.
     """
 
@@ -38,7 +39,7 @@ class JobCard:
 
     @property
     def words(self) -> str:
-        """Its state, how long it took, when it was submitted, and what it found."""
+        """The job's state, how long it took, when it was submitted, and what it found."""
         job, words = self.job, str(self.job.state)
         if job.state == "queued":
             words = "waiting for its turn"
@@ -49,13 +50,13 @@ class JobCard:
 
     @property
     def share(self) -> float:
-        """The finished share of its current stage, 0 to 1."""
+        """The finished share of the job's current stage, 0 to 1."""
         stage = self.job.stages[-1] if self.job.stages else None
         return stage.done / stage.total if stage is not None and stage.total else 0.0
 
     @property
     def at_work(self) -> str:
-        """Its current work and stage; in a sweep, also the part; "" unless it runs."""
+        """What a running job does now, with its stage, and in a sweep the exploration; "" for other jobs."""
         if self.job.state != "running":
             return ""
         if not self.job.stages:
@@ -70,7 +71,7 @@ def found_words(memory: Sequence[float], time_s: Sequence[float], count: int) ->
     """Return ``300 plans, 0.400 to 6.00 MiB, 1.60 to 18.0 ms``; "" for none.
 
     Args:
-        memory, time_s: of some plans, including the leanest and the fastest, by memory.
+        memory, time_s: the figures of some plans, in ascending memory, from the leanest to the fastest plan.
         count: the number of all plans.
     """
     if not count:
@@ -112,7 +113,7 @@ def duration(seconds: float) -> str:
 
 
 def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
-    """Return uploaded models and the zoo by size, as a field's grouped options."""
+    """Return uploaded models and the zoo's models by size, as grouped options of a field."""
     from tensoropt.zoo import list_models
 
     groups: dict[str, list[str]] = {"Uploaded": list(dict.fromkeys(label for _, label in uploads.values()))}
@@ -123,7 +124,7 @@ def models(uploads: Mapping[str, tuple[Any, str]]) -> list[dict[str, Any]]:
 
 
 def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return uploaded cluster files, this machine and the presets, as a field's grouped options."""
+    """Return uploaded cluster files, this machine and the presets, as grouped options of a field."""
     from tensoropt.cluster import list_clusters
 
     groups = (
@@ -135,7 +136,7 @@ def clusters(uploads: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def estimate_words(estimated: Estimate | None) -> str:
-    """Return the expected duration in words, with its basis."""
+    """Return the expected duration in words, with the runs that it is based on."""
     if estimated is None:
         return "No estimate yet: no similar run has finished."
     span = duration(estimated.low_s)
@@ -151,7 +152,7 @@ def estimate_words(estimated: Estimate | None) -> str:
 
 
 def model_words(name: str) -> str:
-    """Return a sentence on a zoo model; "" for other models."""
+    """Return a line on a zoo model; "" for other models."""
     from tensoropt.question.zoo_table import figures
     from tensoropt.zoo import list_models
 

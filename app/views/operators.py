@@ -1,4 +1,4 @@
-"""The operators of a plan as data: header, one row each with its split and costs, and rows below them."""
+"""The table of a plan's operators as data: a row each with its split and costs, headers, and rows below."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ _LOOP_WORDS = {
 def axes_words(
     configuration: Mapping[str, str], batch: str = "", sizes: Mapping[str, int] | None = None
 ) -> str:
-    """Return ``batch ×2, output features ×4``: the split dims with their numbers of parts, whatever the axes'
-    names.
+    """Return ``batch ×2, output features ×4``: the split dims with their numbers of parts.
 
     Axes that split the same dim are combined, so that two meshes compare; a placed operator shows its device.
 
     Args:
-        batch: the operator's label on the micro-batch axis.
-        sizes: the sizes of the axes.
+        batch: the label of the dim that the micro-batch axis splits.
+        sizes: the sizes of the mesh axes.
     """
     places = [f"{axis} {configuration[axis]}" for axis in PLACE_AXES if axis in configuration]
     split = {axis: label for axis, label in configuration.items() if axis not in PLACE_AXES}
@@ -66,9 +65,10 @@ def _sizes(exploration: Exploration, row: int) -> dict[str, int]:
 
 
 def operator_rows(exploration: Exploration, row: int, units: Units, detail: Any = None) -> list[_Json]:
-    """Return the operators' rows in the model's order, in the page's units: ``memory`` is parameters,
-    gradients and optimizer state, allocated for the whole step; ``kept`` is saved for backward, of one
-    micro-batch; seconds are without recomputation.
+    """Return the operators' rows in the model's order, in the page's units.
+
+    ``memory`` is parameters, gradients and optimizer state, which exist during the whole step. ``kept`` is
+    what one micro-batch saves for backward. Times are without recomputation.
 
     Args:
         detail: the point's detail; without it, rows show only what the plan contains.
@@ -113,11 +113,10 @@ TOTAL = "total"
 
 
 def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
-    """Return rows for the memory, compute and communication outside of operators, and the total, equal to the
-    headline.
+    """Return rows for memory, compute and communication outside of operators, and for the plan's total.
 
-    Empty without details. Devices with different loads, in placed plans and pipelines, have a row each: the
-    headline has the fullest one's memory and the busiest one's seconds.
+    Empty without details. Placed plans and pipelines have a row per device, and a headline with the memory of
+    the fullest and the times of the busiest device.
     """
     point = exploration.all_points[row]
     if detail is None:
@@ -157,7 +156,7 @@ def _detailed(o: Any, plan: Plan, sizes: Mapping[str, int], keys: Mapping[str, s
 
 
 _STORED = {"held/P": "ZeRO-1", "held": "ZeRO-2", "": "ZeRO-3", "ahead": "ZeRO-3, gathered ahead"}
-"""Display names of sharded storage (not of split uses), by a stored layout's micro-batch entry."""
+"""Display names of storage in shards, by the entry of a layout that says when parameters are gathered."""
 
 
 def option_words(
@@ -167,7 +166,7 @@ def option_words(
     sizes: Mapping[str, int],
     keys: Mapping[str, str],
 ) -> str:
-    """Return ``weight, bias: ZeRO-1 ×8``: parameters stored in shards although used whole.
+    """Return ``weight, bias: ZeRO-1 ×8``: parameters that are stored in shards although used whole.
 
     Args:
         options: ``parameter: placement, ...`` for each parameter, as in details.
@@ -194,8 +193,7 @@ def _rounded(figure: float) -> float:
 
 
 def columns_of(columns: Sequence[_Json], rows: Sequence[_Json], units: Units) -> list[_Json]:
-    """Return the columns with units in their headers; without modules if unknown (ONNX files), without copies
-    if none."""
+    """Return the columns with units in their headers. Columns of modules and copies are hidden if empty."""
     unit, time = units.memory.name, units.time.name
     heads = {
         "memory": f"memory, {unit}",
@@ -210,7 +208,7 @@ def columns_of(columns: Sequence[_Json], rows: Sequence[_Json], units: Units) ->
 
 
 def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
-    """Return the rows below the operators; blank instead of zero."""
+    """Return the rows below the operators; zeros are left blank."""
     unit, time = units.memory, units.time
     return [
         {

@@ -25,12 +25,12 @@ _WORDS = (
     (r"(.+) recomputed in part", r"\1 partly computed again in backward"),
     (r"(.+) recomputed", r"\1 computed again in backward"),
 )
-"""Parts of a name as regular expressions, with their meanings; pipelines come first."""
+"""Parts of a plan's name as regular expressions, with their meanings; pipelines come first."""
 
 
 def plain(name: str) -> str:
-    """Return a plan in a sentence: ``A pipeline of 4 stages (1F1B), layers split over 2 devices, 17 blocks
-    computed again in backward.``; unknown parts are kept as they are."""
+    """Return a plan's name as a sentence: ``A pipeline of 4 stages (1F1B), layers split over 2 devices, 17
+    blocks computed again in backward.`` Unknown parts stay as they are."""
     said = sorted(map(_part, name.split(JOIN)), key=lambda words: not words.startswith("a pipeline"))
     sentence = ", ".join(said)
     return f"{sentence[:1].upper()}{sentence[1:]}."

@@ -47,7 +47,7 @@ def owners_words(owners: PointOwners, units: Units) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """A bar's segment: share of the bar, size and share of the total in words."""
+    """A bar's segment: its share of the bar, and texts for its size and its share of the total."""
 
     kind: str
     title: str
@@ -58,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bar:
-    """A stacked bar with a summarising sentence."""
+    """A stacked bar, with a sentence that summarises it."""
 
     segments: tuple[Segment, ...]
     summary: str
@@ -67,7 +67,7 @@ class Bar:
 def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
     """Return one device's memory by kind, process memory, free memory and headroom.
 
-    The bar is as long as the device's memory, or as the plan's if that is far smaller or larger.
+    The bar is as long as the device's memory, or as the plan's memory if that is far smaller or larger.
     """
     point, fit = data.exploration.all_points[row], data.exploration.fit(row)
     unit = data.units.memory
@@ -103,8 +103,8 @@ def memory_bar(data: FrontierData, view: View, row: int) -> Bar:
 
 
 def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
-    """Return the peak memory of each device of a placed plan, or of each pipeline stage, as a share of the
-    fullest; empty for a sharded plan."""
+    """Return the peak memory of each device of a placed plan, or of each pipeline stage, relative to the
+    highest one; empty for a sharded plan."""
     point = data.exploration.all_points[row]
     peaks = point.stages.peak_bytes
     devices = math.prod(data.exploration.spaces[point.space].mesh.shape)
@@ -117,8 +117,8 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
 
 
 def step_bar(data: FrontierData, row: int) -> Bar:
-    """Return one device's step: compute, communication waited for, idle time; the sentence has the hidden
-    communication."""
+    """Return one device's step as a bar of compute, exposed communication and idle time. The bar's summary
+    also has hidden communication."""
     point = data.exploration.all_points[row]
     waits = point.kind.host_wait if point.host_bound else "idle"
     parts = (("compute", "compute", point.compute_s), ("exposed", "communication", point.exposed_s),
@@ -138,5 +138,5 @@ def step_bar(data: FrontierData, row: int) -> Bar:
 
 
 def step_rows(detail: Any) -> list[list[str]]:
-    """Return (title, time, share) of the parts of the step, with the links waited for."""
+    """Return (title, time, share) of each part of the step; waiting is listed by link."""
     return [[title, two_digits(s), percent(share)] for title, s, share in part_rows(detail.parts)]

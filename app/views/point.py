@@ -1,7 +1,7 @@
 """A point in words and figures.
 
-Plans that were run show measurements beside predictions. The basis of figures is shown, too: settings,
-defaults, sources, and what was left out.
+Plans that were run show measurements beside predictions. Assumptions are shown, too: settings, defaults,
+sources of figures, and what was left out.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ NOTE, ORIGIN = "note", "origin"
 def assumptions(
     data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
 ) -> tuple[Fact, ...]:
-    """Return labelled values: first the basis of figures and the headroom, then the question.
+    """Return the assumptions as labelled values: the basis of figures and the headroom, then the question.
 
     Args:
         verified: the verifications of plans.
-        fault: why these cannot be read; "" if they can.
+        fault: why the verifications cannot be read; "" if they can.
     """
     exploration = data.exploration
     settings = exploration.settings
@@ -103,7 +103,7 @@ def assumptions(
 
 
 def _price(data: FrontierData, view: View) -> float | None:
-    """Return the price per device-hour: the page's, else the cluster's own (its dearest kind), else None."""
+    """Return the price per device-hour: the one on the page, else the cluster's highest one, else None."""
     if view.price is not None:
         return view.price
     prices = [kind.get("price_per_hour") for kind in data.exploration.cluster["kinds"]]
@@ -130,7 +130,6 @@ def settings_facts(exploration: Exploration) -> list[Fact]:
 
 
 def _batch_words(exploration: Exploration) -> str:
-    """Return the global batch in words, as far as it is known."""
     model = exploration.model
     return str(model.batch or first_size(model.call) or "the model's own")
 
@@ -157,7 +156,7 @@ SHOWN = (
     *("mesh", "micro-batches", FIT, "range", "compute", "communication"), *LISTED_NAMES,
     "figures", _PROVEN,
 )  # fmt: skip
-"""The facts of the card, in order."""
+"""The names of the facts on a card, in order."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +165,11 @@ class PointCard:
 
     Attributes:
         title: ``Point 17 of 201``.
-        name: its plan's name.
-        memory, time: the memory it needs on a device and its step time, with units.
-        verdict: whether it fits the device, in words.
+        name: the plan's name.
+        memory, time: the memory that the plan needs on a device and its step time, with units.
+        verdict: whether the plan fits the device, in words.
         mark: the verdict's CSS class: ``fits``, ``tight`` or ``over``.
-        dominant: where most of its memory and time goes.
+        dominant: where most of the plan's memory and time goes.
     """
 
     title: str
@@ -228,18 +227,18 @@ def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
 
 
 def beside_tensors(point: Point) -> dict[str, float]:
-    """Return the bytes beside the step's tensors, by kind."""
+    """Return the memory in bytes that is needed beside the step's tensors, by kind."""
     constants = point.terms.get(CONSTANTS, 0.0)
     return {CONSTANTS: constants, PROCESS: sum(point.terms.values()) - constants}
 
 
 def sizes_of(point: Point) -> dict[str, float]:
-    """Return the peak's bytes by kind: tensors, then the rest."""
+    """Return the memory in bytes at the peak by kind: tensors, then the rest."""
     return {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **beside_tensors(point)}
 
 
 def dominant_words(exploration: Exploration, row: int) -> str:
-    """Return a sentence on where most memory and time goes."""
+    """Return a sentence on the largest parts of memory and time."""
     point = exploration.all_points[row]
     sizes = sizes_of(point)
     total = sum(sizes.values()) or 1.0
@@ -256,4 +255,4 @@ _MOSTLY = {
     HOST: "the device mostly waits for its host",
     IDLE: "the device mostly waits for others",
 }
-"""Words for what most of a step consists of."""
+"""Words for the largest part of a step."""

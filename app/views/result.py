@@ -25,7 +25,7 @@ from .plain import plain
 from .units import unit_for
 
 _CARDS_GIB = (16, 24, 32, 40, 48, 80, 96, 141, 192)
-"""Memory sizes of other common cards."""
+"""Memory sizes of common cards."""
 _ROWS = 4
 VERDICTS = {"fits": "✓ Fits", "tight": "~ Tight", "over": "✕ Does not fit"}
 
@@ -43,16 +43,16 @@ def two_digits(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class AnswerLine:
-    """The answer on one plan.
+    """The texts of the answer on one plan.
 
     Attributes:
-        mark: ``fits``, ``tight`` or ``over``; verdict: the same in words.
+        mark, verdict: ``fits``, ``tight`` or ``over``, and the same in words.
         needs: ``24.5 of 24 GiB``.
         time, pace: ``4.1 s a step (3.5 to 4.9)``, ``7,910 tokens/s``.
-        cost: of the training asked about; "" if no price is known.
-        plan: its description in a sentence; name: its name.
-        runs_in: the launchers that can express it.
-        beside: why it is recommended, that another plan is, or that none fits.
+        cost: the cost of the view's training; "" if no price is known.
+        plan, name: a sentence that describes the plan, and the plan's name.
+        runs_in: the launchers that can express the plan.
+        beside: why the plan is recommended, that another plan is, or that none fits.
     """
 
     mark: str
@@ -68,7 +68,7 @@ class AnswerLine:
 
 
 def rates_of(data: FrontierData, view: View) -> RatesOf:
-    """Return the rates of a frontier's points at the view's price."""
+    """Return throughput and cost of a frontier's points, at the view's price."""
     return RatesOf(data.exploration, Tariff(view.price))
 
 
@@ -86,7 +86,7 @@ def amount_in(view: View) -> Amount:
 
 
 def answer_line(data: FrontierData, view: View, found: Budgeted, row: int) -> AnswerLine:
-    """Return the answer on a row."""
+    """Return the answer on the plan of a row."""
     rated = rates_of(data, view)
     rates, name, mark = rated.of(row), data.exploration.names[row], data.mark(view, row)
     unit, room = unit_for(data.capacity_bytes), data.room_bytes(view)
@@ -139,16 +139,16 @@ def _beside(data: FrontierData, view: View, found: Budgeted, row: int) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the choices.
+    """A row of the table *Choices*.
 
     Attributes:
         title: ``recommended``, ``FSDP`` and the like.
-        row: its index among all points.
-        name: its plan's short name.
-        needs, time, pace: with units.
-        mark: whether it fits.
-        chosen: whether it is the selected one.
-        link: its address.
+        row: the plan's index among all points.
+        name: the plan's short name.
+        needs, time, pace: figures with units.
+        mark: whether the plan fits.
+        chosen: whether the plan is the selected one.
+        link: the address that selects the plan.
     """
 
     title: str
@@ -163,8 +163,8 @@ class Choice:
 
 
 def choices(data: FrontierData, view: View, found: Budgeted, chosen: int) -> list[Choice]:
-    """Return the recommended plan, the safest, the fastest, and users' current jobs, each plan once, filled
-    up with usual strategies; last, the selected plan if it is none of these."""
+    """Return the recommended, the safest and the fastest plan, the user's current job, and usual strategies,
+    each plan once; last, the selected plan if it is none of these."""
     titled: dict[int, list[str]] = {}
     for title, row in _titled(data, view, found):
         # A plan with two titles leaves room for another.
@@ -209,7 +209,7 @@ def _titled(data: FrontierData, view: View, found: Budgeted) -> Iterator[tuple[s
 
 
 class BaselineRow(NamedTuple):
-    """A baseline in words; figures and plan name are empty if it has no plan."""
+    """A baseline in words; plan name and figures are empty if the baseline has no plan."""
 
     title: str
     plan: str
@@ -219,8 +219,8 @@ class BaselineRow(NamedTuple):
 
 
 def baseline_rows(data: FrontierData, found: Budgeted) -> tuple[BaselineRow, ...]:
-    """Return the usual strategies and published planners' plans, each in its best variant, and why others
-    have none."""
+    """Return the usual strategies and published planners' plans, each in its best variant, and the reasons
+    why other planners have no plan."""
     memory = data.units.memory.text
 
     def row(base: Baseline) -> BaselineRow:
@@ -242,7 +242,7 @@ def baseline_rows(data: FrontierData, found: Budgeted) -> tuple[BaselineRow, ...
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A what-if question: its answer if known, and a link that finds it."""
+    """A what-if question, its answer if known, and a link that shows the answer or searches for it."""
 
     title: str
     words: str
@@ -260,7 +260,7 @@ def what_if(library: Library, data: FrontierData, view: View, found: Budgeted) -
 
 
 def _than(data: FrontierData, found: Budgeted, time_s: float) -> str:
-    """Return ``3.9 s a step (−6 %)``."""
+    """Return ``3.9 s a step (−6 %)``, with the change from the recommended plan."""
     words = f"{two_digits(time_s)} a step"
     if found.row is None:
         return words
@@ -293,7 +293,7 @@ def _again(view: View, **changes: Any) -> str:
 
 
 def _opened(library: Library, entry: Entry) -> Exploration | None:
-    """Return an exploration; None if it cannot be opened, as the list then shows, or has no points."""
+    """Return an exploration; None if it cannot be opened, or has no points."""
     try:
         found = library.load(entry.key)
     except TensorOptError:
@@ -332,8 +332,8 @@ def _other_batches(library: Library, data: FrontierData, view: View) -> Iterator
 
 
 def seen_rows(data: FrontierData, view: View, chosen: int, most: int = 30) -> np.ndarray:
-    """Return the frontier's rows with a dot: at most ``most``, notable ones first, among those near the
-    budget, or among all if requested."""
+    """Return the frontier's rows with a dot in the plot: at most ``most`` of those near the budget, or of all
+    if the view asks for all, notable ones first."""
     low, high = near(data, view, chosen)
     inside = np.flatnonzero((data.needs >= low) & (data.needs <= high))
     line = np.intersect1d(data.line, inside)
@@ -347,7 +347,7 @@ def seen_rows(data: FrontierData, view: View, chosen: int, most: int = 30) -> np
 
 def near(data: FrontierData, view: View, chosen: int) -> tuple[float, float]:
     """Return the least and the greatest memory need in the plot: 0.8 to 1.5 of the budget, wider if the
-    selected plan or most of the frontier lies outside; everything if requested."""
+    selected plan or most of the frontier lies outside; everything if the view asks for it."""
     needs, own, limit = data.needs[data.line], float(data.needs[chosen]), data.limit_bytes(view)
     least, most = float(needs.min()), float(needs.max())
     if view.whole:

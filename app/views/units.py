@@ -21,15 +21,15 @@ class Unit:
     factor: float
 
     def of(self, value: float) -> float:
-        """Return bytes or seconds in this unit."""
+        """Convert bytes or seconds to this unit."""
         return value / self.factor
 
     def text(self, value: float) -> str:
-        """Return ``11.3 GiB``, always in this unit; thousands are grouped."""
+        """Return ``11.3 GiB``, always in this unit, with grouped thousands."""
         return f"{digits(value / self.factor)} {self.name}"
 
     def limit(self, value: float) -> str:
-        """Return ``24 GiB``, as users write limits."""
+        """Return ``24 GiB``, without trailing zeros, as users write limits."""
         return without_zeros(self.text(value))
 
 
@@ -61,7 +61,7 @@ def time_unit(seconds: float) -> Unit:
 
 
 def digits(value: float) -> str:
-    """Format three significant digits without an exponent, thousands grouped, trailing zeros kept."""
+    """Format three significant digits, without an exponent, with grouped thousands and trailing zeros."""
     size = abs(value)
     if size >= 99.95 or value == 0:
         return f"{value:,.0f}"

@@ -1,7 +1,7 @@
-"""Comparison of predictions with reality: plans run beside the unsplit model on the same data.
+"""Verification of plans: run them beside the unsplit model, and compare what happens with predictions.
 
-``ok`` if numbers agree up to rounding, replicas agree, each rank issues the predicted collectives, ranks
-issue common ones in the same order, and none needs over 3 % more memory than predicted. Time decides nothing.
+A plan is ``ok`` if numbers agree up to rounding, replicas agree, each rank issues the predicted collectives,
+ranks issue common ones in the same order, and none needs over 3 % more memory than predicted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tensoropt.verify.run import verify_plan
 
 _MODULE_OF = {"verify_plan": "run", "verify_random": "random_plans"}
-"""Lazily imported names, as ranks need no predictions."""
+"""The module of each name, imported on use, as ranks need no predictions."""
 
 __all__ = ["verify_plan", "verify_random"]
 

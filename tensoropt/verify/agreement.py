@@ -1,4 +1,4 @@
-"""The order of collectives on different ranks, which must be the same, or ranks deadlock."""
+"""A check that ranks issue their common collectives in the same order, without which they deadlock."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MESSAGES = frozenset({"send", RING_SEND})
 
 
 class JointCall(NamedTuple):
-    """A collective or message as one of its ranks issues it.
+    """A collective or message, as one of its ranks issues it.
 
     Attributes:
         kind: the collective's kind; ``send`` or ``ring_send`` at both ends of a message.
-        ranks: the group, or sender and receiver.
-        bytes: its size; 0 if values decide it per rank.
+        ranks: the ranks of the process group, or the sender and the receiver.
+        bytes: the size in bytes; 0 if values of tensors decide it on each rank.
     """
 
     kind: str
@@ -40,12 +40,12 @@ _Shared = dict[tuple[int, tuple[int, ...]], list[JointCall]]
 
 
 def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
-    """Return a line per group of ranks that disagrees, on its first pair with different common sequences.
+    """Return a line for each process group with two ranks that issue their common calls in different orders.
 
-    Messages are compared by direction, as a rank may send or receive first.
+    Messages in either direction are compared apart, as a rank may send or receive first.
 
     Args:
-        issued: rank -> its calls in order.
+        issued: each rank's calls in order.
     """
     shared = {rank: _by_partner(rank, calls) for rank, calls in issued.items()}
     lines: dict[tuple[int, ...], str] = {}
@@ -64,7 +64,7 @@ def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
 
 
 def _by_partner(rank: int, calls: Sequence[JointCall]) -> _Shared:
-    """Return a rank's calls by partner, messages of each direction apart."""
+    """Return the calls that a rank shares with each other rank, with messages of each direction apart."""
     shared: _Shared = defaultdict(list)
     for call in calls:
         ends = call.ranks if call.kind in _MESSAGES else ()

@@ -1,4 +1,4 @@
-"""The answer of ``verify``: predictions beside findings, and whether they agree."""
+"""The report of ``verify``: predictions beside measurements, and whether they agree."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tensoropt.verify.recorder import (
 from tensoropt.verify.reference import ModuleFindings
 
 _MOST_MEMORY = 1.03
-"""The largest ratio of tracked to predicted memory; correct predictions are within 2.3 %, most 0.1 %."""
+"""The largest allowed ratio of tracked to predicted memory. Correct predictions are off by at most 2.3 %."""
 _UNCOUNTED_BYTES = 4096
-"""Additional bytes for single elements (losses, step counters); up to 2,652 seen."""
+"""The additional memory allowed for scalars (losses, step counters), of which up to 2,652 bytes were seen."""
 
 
 def answer_of(
@@ -34,16 +34,15 @@ def answer_of(
     file: FileFindings | None = None,
     device_type: str = "cpu",
 ) -> dict[str, Any]:
-    """Return the answer about predicted and checked strategies, as plain data with fixed keys.
+    """Return the report of predicted and checked strategies, as plain data with fixed keys.
 
     Args:
         device_type: the device type of the predictions.
-        module: the unsplit graph against the module, if compared.
-        file: an ONNX file against its import, if any.
+        module: the comparison of the unsplit graph with its module, if made.
+        file: the comparison of an ONNX file with its import, if any.
 
     Returns:
-        ``ok``; ``checked_on`` in words; ``plans``, with an entry for each (:func:`entry_of`); ``module``; and
-        ``file``.
+        ``ok``; ``checked_on`` in words; ``plans``, a list of :func:`entry_of`; ``module``; and ``file``.
     """
     plans = [
         entry_of(strategy, predicted, found, compares_memory=place.keeps_as_predicted(strategy, device_type))
@@ -62,8 +61,7 @@ def answer_of(
 def entry_of(
     strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings, *, compares_memory: bool = True
 ) -> dict[str, Any]:
-    """Return the answer about one strategy; ``ok`` as in :mod:`tensoropt.verify`, None for what was not
-    checked.
+    """Return the report of one strategy: ``ok`` as in :mod:`tensoropt.verify`, None for what was not checked.
 
     Args:
         compares_memory: whether these ranks' kernels save the same tensors as the predicted devices'.
@@ -126,14 +124,14 @@ def _together(of_ranks: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
-    """Return a line for each place whose ranks issue other collectives than predicted."""
+    """Return the differences between predicted and issued collectives, of one rank in each device group."""
     lines: dict[int, list[str]] = {}
     # Bytes that depend on values are compared on fake ranks only, which send the expected number.
     shown = without_values if findings.numerics_ok is not None else list
     size = _ranks_of_a_place(strategy, predicted)
     for rank, rows in zip(findings.ranks_checked, findings.collectives_of_ranks, strict=True):
-        # The first rank of each part of the devices has the largest shards, for which collectives are
-        # predicted; those of uneven ones are smaller on others.
+        # The first rank of each device group has the largest shards, for which collectives are predicted.
+        # On other ranks collectives of uneven shards are smaller.
         compare = compare_smaller if rank % size else compare_collectives
         if not lines.get(rank // size):
             differences = compare(shown(predicted.sent_by(rank)), shown(_shown(rows)))

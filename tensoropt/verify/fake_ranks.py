@@ -1,4 +1,4 @@
-"""One rank of a job of any size, on fake tensors and a fake process group; and steps to observe."""
+"""Checks on one rank of a job of any size, with fake tensors and a fake process group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tensoropt.verify.recorder import CollectiveRecorder, MemoryTracker, summari
 
 
 class RunStep:
-    """A training step (clear, forward, backward, optimizer), or an inference call without optimizer."""
+    """A training step (clear gradients, forward, backward, optimizer), or an inference call."""
 
     def __init__(self, engine: Engine, inputs: Sequence[torch.Tensor], optimizer: str):
         self.engine = engine
@@ -33,7 +33,7 @@ class RunStep:
         self.optimizer = make_optimizer(optimizer, trained) if engine.training and trained else None
 
     def model(self) -> None:
-        """Run the step without its optimizer, with all communication."""
+        """Run the step with all communication, but without the optimizer."""
         if not self.engine.training:
             with torch.no_grad():
                 self.engine(*self.inputs)
@@ -53,26 +53,26 @@ class RunStep:
 
 
 def recorded(engine: Engine, run: Callable[[], object]) -> CollectiveRecorder:
-    """Return the collectives that ``run`` issues on this rank."""
+    """Return a recorder of the collectives that ``run`` issues on this rank."""
     with CollectiveRecorder(engine.runtime.mesh) as recorder:
         run()
     return recorder
 
 
 def tracked_memory(step: RunStep) -> dict[str, int]:
-    """Return the bytes of a step: parameters, gradients, optimizer state, constants and the peak.
+    """Return the sizes in bytes of parameters, gradients, optimizer state and constants, and a step's peak.
 
     On GPUs also the allocator's peaks, ``allocated`` to all tensors and ``reserved`` from the device.
 
     Args:
-        step: one that has run, so that the optimizer's state exists.
+        step: a step that has run once, so that the optimizer's state exists.
     """
     engine = step.engine
     tracker = MemoryTracker()
-    # First: excluded tensors are not counted even if a later list contains them.
+    # Excluded first: excluded tensors are not counted even if a list below contains them.
     tracker.exclude(step.inputs)
     inputs_bytes = tracker.excluded_bytes
-    # They exist all the time, so they are counted on top of the peak, as in predictions.
+    # Constants exist all the time, so their size is added to the peak, as in predictions.
     tracker.exclude(engine.module.buffers())
     constants_bytes = tracker.excluded_bytes - inputs_bytes
     tracker.exclude(engine.buffers.values())
@@ -105,7 +105,7 @@ def tracked_memory(step: RunStep) -> dict[str, int]:
 
 
 def step_times(step: RunStep, count: int) -> list[float]:
-    """Return the seconds of ``count`` steps after a warm-up; all ranks start together."""
+    """Return the durations of ``count`` steps in seconds after a warm-up; ranks start each step together."""
     runtime, seconds = step.engine.runtime, []
     # One more than requested: the first fills caches and is left out.
     for index in range(count + 1 if count else 0):
@@ -122,7 +122,7 @@ def step_times(step: RunStep, count: int) -> list[float]:
 
 @contextlib.contextmanager
 def fake_job(rank: int, world_size: int) -> Iterator[None]:
-    """Make this process ``rank`` of a job without other ranks; PlanError if it is in a real one."""
+    """Make this process a rank of a job without other ranks; PlanError if it is a rank of a real job."""
     if dist.is_initialized():
         raise PlanError(
             "this process is already a rank of a real job; check plans on fake ranks in a process of its own"
@@ -140,7 +140,7 @@ def fake_job(rank: int, world_size: int) -> Iterator[None]:
 
 
 def check_on_fake_ranks(loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str) -> RunFindings:
-    """Check a strategy's collectives and memory on fake representative ranks, without numbers and times."""
+    """Check a strategy's collectives and memory on some fake ranks, which represent all others."""
     calls, sent, memory = {}, [], []
     for rank in strategy.representatives:
         # One rank at a time: a process can be only one rank of one job.

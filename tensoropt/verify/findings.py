@@ -1,4 +1,4 @@
-"""The findings about a strategy, and the tolerances that tell rounding from faults."""
+"""The results of checking a strategy, and the tolerances that tell rounding errors from faults."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from typing import Any
 from tensoropt.verify.recorder import all_sent
 
 _LOSS_TOLERANCE = 1e-5
-"""Relative tolerance of the loss: some 6e-8 per float32 term, growing with the root of their number."""
+"""Relative tolerance of the loss. Rounding changes a float32 term by about 6e-8, and a sum by more, in
+proportion to the square root of the number of terms."""
 _GRADIENT_TOLERANCE = 1e-3
-"""Tolerance relative to each parameter's largest gradient, but to no less than 1e-3 of the model's largest.
+"""Tolerance relative to each parameter's largest gradient, or to 1e-3 of the model's largest if that is more.
 
-Measured: below 1e-6, or 2e-4 for a bias before a batch norm; wrong placements are off by 10 to 164 %.
+Measured: below 1e-6, or 2e-4 for a bias before a batch norm. Wrong placements are off by 10 to 164 %.
 """
 _PARAMETER_TOLERANCE = 1e-4
 """Tolerance after two optimizer steps, relative to each parameter's largest value. Measured: up to 2e-5."""
 _TOLERANCE_FACTOR = {"float64": 1e-6, "float32": 1.0, "float16": 2e3, "bfloat16": 2e4}
-"""Factors by the lowest precision in the model: about the ratio of unit roundoffs."""
+"""Factors of all tolerances, by the lowest precision in the model: about the ratio of unit roundoffs."""
 _SHRUNK = 1e-6
-"""The largest share of a float32 difference that remains in double precision if it is rounding.
+"""The largest ratio of a difference in float64 to the same difference in float32 that counts as rounding.
 
-Rounding shrinks to about 2e-9 of itself, a fault not at all. Measured with batch norms over 4 samples: 2e-10,
-gradients 7e-13.
+Rounding shrinks to about 2e-9, a fault not at all. Measured with batch norms over 4 samples: 2e-10 for all
+results, 7e-13 for gradients.
 """
 MODULE_SHRUNK = 1e-2
-"""The same share between a graph and its module, which may keep its own casts to float32."""
+"""The same ratio for a graph and its module, larger because the module's own casts to float32 remain."""
 _DISTANCE_FACTOR = 10.0
-"""The largest ratio of the split to the unsplit model's distance from exact gradients; 0.9 to 1.1 seen."""
+"""The largest ratio of a plan's distance from exact gradients to the unsplit model's; 0.9 to 1.1 measured."""
 _KINKED_DISTANCE = {"float32": 5e-2, "float16": 2e-1, "bfloat16": 4e-1}
-"""The distance that crossed kinks may add, relative to the gradients' norm.
+"""The allowed distance from exact gradients, relative to their norm, in models with kinks (as ReLU at 0).
 
 Measured: 1.3e-2 for a ResNet with 2x2 images in float32, 0.22 for a small VGG in bfloat16.
 """
 _NARROW_FACTOR, _NARROW_TOLERANCE = 3.0, 2e-3
-"""Tolerance under mixed precision: a multiple of the model's own rounding, plus half of bfloat16's last
-place.
+"""The tolerance under mixed precision: factor × the unsplit model's rounding + half of bfloat16's last bit.
 
-Partial sums are rounded once more than whole ones. Verify models that amplify rounding in float32.
+The factor is above 1, as partial sums are rounded once more. Verify models that amplify rounding in float32.
 """
 
 
 _REPLICA_TOLERANCE = 1e-5
-"""Tolerance between replicas on kernels without a fixed order of sums (CUDA); an untried assumption."""
+"""Tolerance between replicas on CUDA, whose kernels sum in no fixed order; an untested assumption."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Relative differences by kind; None if not compared, inf if only one side is NaN or infinite.
+    """Relative differences by kind; None if not compared, infinite if only one side is NaN or infinite.
 
     Attributes:
         loss: the difference of the loss, or of the outputs in inference.
-        gradient: the largest of any parameter's gradient.
-        parameter: the largest after some optimizer steps.
-        buffer: the largest of any buffer after them.
+        gradient: the largest difference of any parameter's gradient.
+        parameter: the largest difference of any parameter after some optimizer steps.
+        buffer: the largest difference of any buffer after these steps.
     """
 
     loss: float | None = None
@@ -87,11 +87,11 @@ _TOLERANCES = {
 def within_tolerance(
     differences: Differences, precision: str = "float32", rounding: Differences | None = None
 ) -> bool:
-    """Return whether rounding explains the differences (never NaN), ignoring kinds that were not compared.
+    """Return whether all differences that were compared are within the tolerances; NaN never is.
 
     Args:
-        precision: the model's lowest.
-        rounding: under mixed precision, the model's own rounding.
+        precision: the lowest precision in the model.
+        rounding: under mixed precision, the differences that rounding makes in the unsplit model.
     """
     if rounding is not None:
         allowed = {k: _NARROW_TOLERANCE + _NARROW_FACTOR * r for k, r in rounding.compared.items()}
@@ -101,10 +101,10 @@ def within_tolerance(
 
 
 def is_rounding(single: Differences, double: Differences) -> bool:
-    """Return whether rounding explains differences taken in both precisions."""
+    """Return whether differences in the model's precision are rounding, given those in double precision."""
     shrunk = {}
     for kind, narrow in single.compared.items():
-        # NaN is within no tolerance: a kind that was compared once only counts as a fault.
+        # NaN is within no tolerance: a kind that was compared in one precision only counts as a fault.
         wide = double.compared.get(kind, math.nan)
         shrunk[kind] = 0.0 if math.isfinite(narrow) and wide <= _SHRUNK * narrow else wide
     return within_tolerance(Differences(**shrunk), "float64")
@@ -112,13 +112,12 @@ def is_rounding(single: Differences, double: Differences) -> bool:
 
 @dataclass(frozen=True)
 class NarrowDistance:
-    """The relative distance of gradients, or outputs in inference, in the model's precision from double
-    precision.
+    """The relative distances of gradients (or outputs) in the model's precision from those in float64.
 
     Attributes:
-        split: the norm of the difference on this rank over the norm of the expected values.
-        unsplit: the same for the unsplit model in its own precision.
-        kinked: :func:`tensoropt.verify.reference.has_kinks`.
+        split: the norm of the plan's difference on this rank over the norm of the values in float64.
+        unsplit: the same for the unsplit model.
+        kinked: whether the model has kinks (:func:`tensoropt.verify.reference.has_kinks`).
     """
 
     split: float
@@ -127,9 +126,7 @@ class NarrowDistance:
 
 
 def near_enough(distance: NarrowDistance, precision: str) -> bool:
-    """Return whether gradients in the model's ``precision`` are as close to exact ones as the unsplit
-    model's.
-    """
+    """Return whether a plan's gradients are about as near to those in float64 as the unsplit model's are."""
     allowed = _DISTANCE_FACTOR * distance.unsplit
     if distance.kinked:
         allowed = max(allowed, _KINKED_DISTANCE.get(precision, 0.0))
@@ -137,17 +134,17 @@ def near_enough(distance: NarrowDistance, precision: str) -> bool:
 
 
 def replicas_near(spread: float | None, precision: str) -> bool:
-    """Return whether replicas with different bits are near enough.
+    """Return whether the difference between replicas of parameters is within the tolerance.
 
     Args:
-        spread: their difference; None if kernels sum in a fixed order, so that bits decide.
-        precision: the model's lowest.
+        spread: the largest relative difference; None if kernels sum in a fixed order, so bits must agree.
+        precision: the lowest precision in the model.
     """
     return spread is not None and spread <= _REPLICA_TOLERANCE * _TOLERANCE_FACTOR[precision]
 
 
 def replicas_agree(ranks: Sequence[Mapping[str, tuple[tuple[int, ...], str]]]) -> bool:
-    """Return whether replicas have equal bits; ``ranks``: per rank, parameter -> (shard, digest)."""
+    """Return whether replicas have equal bits, given (shard index, digest) by parameter for each rank."""
     for name in dict.fromkeys(name for rank in ranks for name in rank):
         digests: dict[tuple[int, ...], str] = {}
         for rank in ranks:
@@ -164,21 +161,20 @@ class RunFindings:
     """The results of running a strategy; None for what was not checked.
 
     Attributes:
-        worst_gradient, worst_parameter: the names of the largest differences.
-        not_finite: owner -> NaN or infinite values of the unsplit model.
+        worst_gradient, worst_parameter: the names of the parameters that differ most.
+        not_finite: the number of NaN and infinite values of the unsplit model's results, by name.
         replicas_agree: whether replicas have the same bits, or on GPUs nearly the same values.
-        replica_difference: their relative difference; None if bits decide.
+        replica_difference: the largest relative difference between replicas; None if their bits must agree.
         unsplit_on: the unsplit model's device.
-        numerics_ok: differences are rounding and replicas agree.
+        numerics_ok: whether differences are rounding and replicas agree.
         compared_in: the precision of ``differences``.
         narrow: the differences in the model's own precision, if double precision decided.
-        collectives_of_ranks: per checked rank (:func:`tensoropt.verify.recorder.summarise`).
-        ranks_unlike: :func:`tensoropt.verify.agreement.disagreements`.
-        memory_tracked: bytes of the fullest rank by purpose, ``peak``, and on GPUs ``allocated``,
-            ``reserved``.
-        memory_tracked_of_ranks: peaks by rank.
-        time_measured_s: the slowest rank's median step.
-        error: why it could not run, or that it is correct in double precision only.
+        collectives_of_ranks: each checked rank's rows (:func:`tensoropt.verify.recorder.summarise`).
+        ranks_unlike: the lines of :func:`tensoropt.verify.agreement.disagreements`.
+        memory_tracked: :func:`tensoropt.verify.fake_ranks.tracked_memory` of the rank with the highest peak.
+        memory_tracked_of_ranks: each checked rank's peak memory in bytes.
+        time_measured_s: the median over steps of the slowest rank's time.
+        error: why the strategy could not run, or that it is correct in double precision only.
     """
 
     differences: Differences = field(default_factory=Differences)

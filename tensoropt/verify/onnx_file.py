@@ -1,4 +1,4 @@
-"""An ONNX file run by the package's own evaluator and compared with its import."""
+"""Comparison of an imported ONNX file with the same file run by onnx's own evaluator."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tensoropt.question.model_source import OnnxOptions, is_onnx
 from tensoropt.ranks.worker_process import call_in_fork
 
 _ALLOWED_S = 30.0
-"""The most seconds of the evaluator, which is plain NumPy."""
+"""The time limit in seconds of the evaluator, which runs in plain NumPy."""
 _LARGEST_BYTES = 1 << 28
-"""The most bytes of a compared file, of which the evaluator holds several copies."""
+"""The maximum size of a compared file; the evaluator holds several copies of it."""
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Tolerance by an output's dtype, relative to its largest value; 1e-3 for others; assumptions."""
+"""Tolerance by an output's dtype, relative to the output's largest value; 1e-3 for others. Assumptions."""
 _RANDOM = ("RandomNormal", "RandomUniform")
 
 
 @dataclass(frozen=True)
 class FileFindings:
-    """The findings about a file.
+    """The result of comparing a file with its import.
 
     Attributes:
         difference: the largest relative difference of any output; None if not compared.
         ok: whether the difference is rounding.
-        why: why it was not compared, or "".
+        why: why the file was not compared, or "".
     """
 
     difference: float | None
@@ -39,7 +39,7 @@ class FileFindings:
 
 
 def verify_file(spec: ModelSpec) -> FileFindings | None:
-    """Compare the imported file with the evaluator on example inputs; None for other models."""
+    """Compare an ONNX file's import with the evaluator on example inputs; None for other models."""
     if not is_onnx(spec.source):
         return None
     if Path(spec.source).stat().st_size > _LARGEST_BYTES:

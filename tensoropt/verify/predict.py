@@ -1,4 +1,4 @@
-"""Predictions for strategies, as search and simulator make them, and the ranks on which to check them."""
+"""Predicted collectives, memory and time of strategies, and the choice of ranks on which to check them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _Kind = Literal["cpu", "cuda", "fake"]
 
 @dataclass(frozen=True)
 class Place:
-    """Ranks to check strategies on: CPU ranks, GPUs, or fake ranks.
+    """The ranks on which strategies are checked: CPU ranks, GPUs, or fake ranks.
 
     Attributes:
         text: how the check was run, in words.
-        shared: whether all ranks are on one GPU, so that times mean nothing.
+        shared: whether all ranks are on one GPU, so that measured times mean nothing.
     """
 
     kind: _Kind
@@ -50,31 +50,31 @@ class Place:
         return "nccl" if self.kind == "cuda" and not self.shared else "gloo"
 
     def pool(self, ranks: int, timeout_s: float) -> RankPool:
-        """Return ranks of this kind, not started yet."""
+        """Return a pool of ranks of this kind, not started yet."""
         assert self.kind != "fake"
         return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
 
     def keeps_as_predicted(self, strategy: ParallelStrategy, device_type: str) -> bool:
-        """Return whether these ranks' kernels save the tensors predicted for ``device_type``."""
+        """Return whether kernels here save the same tensors for backward as kernels on ``device_type``."""
         operators = strategy.graph.atoms.graph.operators
         recurrent = any(reserve_of(op.target) is not None for op in operators)
         return not self.shared and (self.kind == "cuda" or "cuda" not in device_type or not recurrent)
 
     @property
     def device(self) -> str:
-        """The device of the model on ranks; meta if fake."""
+        """The PyTorch device on which ranks have the model; ``meta`` for fake ranks."""
         return "meta" if self.kind == "fake" else self.kind
 
 
 def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto") -> Place:
-    """Return the place to check strategies for ``devices`` of a cluster.
+    """Return the ranks on which to check strategies for ``devices`` devices of a cluster.
 
     Args:
         device_type: the cluster's, ``cpu``, ``cuda`` or ``cuda and cpu``.
         wanted: ``ranks`` for this machine's CPU ranks, ``share-gpu`` for ranks on its first GPU, or ``fake``.
 
     Raises:
-        TensorOptError: too many devices for ``ranks``, or no GPU to share.
+        TensorOptError: there are too many devices for ``ranks``, or there is no GPU to share.
     """
     local = Place("cpu", f"run on {devices} CPU ranks of this machine")
     if wanted == "fake":
@@ -111,7 +111,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
 
 
 def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (device type, name) of a plan's cluster, by default CPU ranks."""
+    """Return (device type, name) of the cluster in a plan; CPU ranks if the plan has none."""
     cluster = made_for(data)
     if cluster is None:
         return "cpu", "an unknown cluster"
@@ -119,12 +119,11 @@ def cluster_of(data: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _check_room(devices: int) -> None:
-    """Raise a TensorOptError for clusters with too many ranks for this machine."""
     if devices > most_ranks():
         cores = len(available_cores())
         raise TensorOptError(
-            f"one process per device: {devices} are too many for {cores} cores; use fake ranks (--fake), "
-            f"or a plan for at most {most_ranks()} devices, for example --cluster cpu:{cores}"
+            f"each device needs a process, and {devices} are too many for {cores} cores; use fake ranks "
+            f"(--fake), or a plan for at most {most_ranks()} devices, for example --cluster cpu:{cores}"
         )
 
 
@@ -133,14 +132,15 @@ _Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for a strategy.
+    """The predicted collectives, memory and time of one step of a strategy.
 
     Attributes:
-        collectives: one rank's, with axes from 0; all ranks' in pipelines and placed plans, where the axes
-            of a message are its sender and receiver.
-        memory_bytes: the memory of the fullest rank.
-        of_ranks: each rank's collectives in a pipeline.
-        of_places: bytes of a rank of each place, if several.
+        collectives: one rank's rows (:func:`tensoropt.verify.recorder.rows_of`), with mesh axes from 0. For
+            pipelines and placed plans all ranks' rows; the axes of a message are its sender and receiver.
+        memory_bytes: the peak memory of the rank that needs most.
+        of_ranks: each rank's rows in a pipeline.
+        of_places: the peak memory of one rank per device group of a pipeline, or of each device of a placed
+            plan, in bytes; empty for other plans.
     """
 
     collectives: _Rows
@@ -156,7 +156,7 @@ class Prediction:
 
 
 def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> Prediction:
-    """Return a plan file's prediction, completed by the collectives that files leave out."""
+    """Return a plan's saved prediction, with the collectives that plan files leave out."""
     rows = [c.model_dump(mode="json") for c in plan.predicted.collectives]
     # A tracker sees tensors and constants, but not the other memory of a process.
     constants = plan.predicted.terms.get(CONSTANTS, 0.0)
@@ -176,7 +176,7 @@ def prediction_of(plan: Plan, strategy: ParallelStrategy, costs: CostSource) -> 
 def _of_each_rank(
     prediction: Prediction, plan: Plan, strategy: PipelinedStrategy, costs: CostSource
 ) -> Prediction:
-    """Return a pipeline's prediction with each rank's collectives, from the stages' facts."""
+    """Return a pipeline's prediction with the collectives of each rank added."""
     works = stage_works(strategy)
     costs.facts.find(work for of_stage in works for work in of_stage.values())
     sent = [
@@ -192,13 +192,12 @@ def _of_each_rank(
 def _with_ranks(
     sent: Sequence[Counter[Collective]], memory_bytes: float, time_s: float, of_places: tuple[float, ...]
 ) -> Prediction:
-    """Return a pipeline's prediction, from what each rank sends."""
     every = rows_of(sum(sent, Counter()))
     return Prediction(every, memory_bytes, time_s, tuple(map(rows_of, sent)), of_places)
 
 
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
-    """Return a placed plan's broadcasts of results and buffers, once for all micro-batches."""
+    """Return rows for a placed plan's broadcasts of outputs and buffers, once per step."""
     source = strategy.graph.atoms.graph
     names = source.outputs[:1] if strategy.micro_batches > 1 and source.training else source.outputs
     made = [name for name in names if source.tensors[name].kind == "activation"]
@@ -226,7 +225,7 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
 def predict(
     drawn: Sequence[tuple[Strategy | PipelinedStrategy, Mesh]], costs: CostSource
 ) -> list[tuple[ParallelStrategy, Prediction]]:
-    """Return sharded and pipelined strategies with their predictions, measuring only what they need."""
+    """Return sharded and pipelined strategies with predictions, measuring only the costs that these need."""
     # All strategies' work at once, by key: what several of them share is measured once.
     works = [of_stage for strategy, _ in drawn for of_stage in stage_works(strategy)]
     every = {work.key: work for of_stage in works for work in of_stage.values()}

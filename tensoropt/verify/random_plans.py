@@ -1,4 +1,4 @@
-"""Random legal strategies of a model: drawn, predicted as the search would, and run."""
+"""Verification of random legal strategies of a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tensoropt.verify.run import Predicted, predict_and_run, ranks_with
 _RECOMPUTE = 0.3
 """The probability that a repeated block is recomputed; an assumption."""
 _FOLLOWING = 0.5
-"""The probability that most groups follow the batch or the sequence on some axis; an assumption."""
+"""The probability that most groups split the batch or the sequence on the same axes; an assumption."""
 _PIPELINED = 3
 """One in this many random strategies is a pipeline by default; an assumption."""
 
@@ -52,21 +52,21 @@ def verify_random(
 ) -> dict[str, Any]:
     """Verify random legal strategies of a model; returns what :func:`tensoropt.verify.verify_plan` does.
 
-    They combine choices that no frontier does, and so find mistakes in rules, lowering and costs.
+    Such strategies combine choices that no frontier has, to find mistakes in sharding, lowering and costs.
 
     Args:
         cluster: the cluster whose meshes are drawn.
         count: the number of strategies.
-        seed: decides the weights and the strategies.
+        seed: the seed of weights and strategies.
         dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
         onnx: options for the import of an ONNX file.
         where: as for :func:`tensoropt.verify.verify_plan`.
-        placed: draw random placements instead, with splits or micro-batches.
-        pipeline: draw only pipelines with so many places; by default a third are pipelines.
+        placed: whether to draw placed plans instead, with splits or micro-batches.
+        pipeline: the pipeline degree if only pipelines are drawn; by default a third are, of any degree.
         progress: as in :func:`tensoropt.explore`.
 
     Raises:
-        TensorOptError: no strategies are requested, or the place is not available.
+        TensorOptError: no strategies are requested, or the ranks are not available.
     """
     if count < 1:
         raise TensorOptError(f"{count} random strategies prove nothing; give at least 1")

@@ -1,4 +1,4 @@
-"""Random legal strategies, pipelines and placements, to find mistakes in rules, lowering and prices."""
+"""Random legal strategies, pipelines and placements, to find mistakes in sharding, lowering and costs."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ from tensoropt.sharding.sequence import sequence_strategies
 from tensoropt.sharding.storage import Gather, Reduce, Storage, stored_layout
 from tensoropt.sharding.strategy import Strategy
 
-# Assumptions: often enough for most strategies to have each of them somewhere, and not everywhere.
+# Assumptions: most strategies have each of these choices somewhere, and not everywhere.
 _SHARD_CHANCE = 0.4
-"""The probability that a replicated axis of a stored parameter is sharded (ZeRO)."""
+"""The probability that a parameter that is replicated along a mesh axis is stored in shards (ZeRO)."""
 _UNSHARDED_CHANCE = 0.4
 """The probability that a stored parameter is gathered once per step (ZeRO-1 and 2)."""
 _UNEVEN_CHANCE = 0.3
-"""The probability that a stored parameter may be cut unevenly."""
+"""The probability that a stored parameter may be sharded unevenly."""
 _AHEAD_CHANCE = 0.5
 """The probability that a parameter gathered for each use is prefetched."""
 _OTHER_REDUCTION_CHANCE = 0.2
 """The probability that a whole parameter's gradient is reduced in backward instead of in a bucket."""
 
 _FOLLOW_CHANCE = 0.8
-"""The probability that a group follows the batch or sequence on the axes where its strategy does."""
+"""The probability that a group of operators splits the batch or sequence on the axes drawn for that."""
 
 _WHOLE_CHANCE = 0.4
-"""The probability that all of a recomputed block runs again."""
+"""The probability that a recomputed block is recomputed as a whole."""
 _ONCE_CHANCE = 0.5
-"""The probability that a group of a partly recomputed block runs once."""
+"""The probability that a group of operators in a partly recomputed block is not recomputed."""
 _GATHERED_AGAIN_CHANCE = 0.5
-"""The probability that backward gathers a copy again."""
+"""The probability that backward gathers an activation again instead of saving the gathered copy."""
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
-    """Return each group's strategy on the micro-batch axis; MicroBatchRefused if it has none."""
+    """Return how the micro-batch axis splits each group of operators; may raise MicroBatchRefused."""
     if count > 1:
         return micro_batch_strategies(graph)
     return {g.name: g.unsplit for g in graph.groups}
@@ -72,15 +72,15 @@ def random_strategy(
     given: Mapping[str, Configuration] | None = None,
     stored_so: Mapping[str, Layout] | None = None,
 ) -> Strategy:
-    """Return a legal strategy with random configurations, hub placements and stored placements.
+    """Return a legal strategy with random configurations and layouts of hubs and stored parameters.
 
     Args:
-        mesh: micro-batches, then axis sizes.
+        mesh: the number of micro-batches, then the sizes of the mesh axes.
         micro: the result of :func:`micro_strategies`.
         rng: the only source of randomness.
         recompute: the probability that a repeated block is recomputed.
-        given: the configurations of groups that are not drawn.
-        stored_so: the stored layouts of parameters that are not drawn.
+        given: the configurations of groups for which none is drawn.
+        stored_so: the stored layouts of parameters for which none is drawn.
     """
     given, stored_so = given or {}, stored_so or {}
     configurations = {
@@ -119,7 +119,7 @@ def random_strategy(
 def random_following(
     graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], rng: random.Random
 ) -> dict[str, Configuration]:
-    """Return configurations of most groups in which each axis follows the batch, the sequence or nothing."""
+    """Return configurations of most groups. Each mesh axis splits the batch, the sequence, or random dims."""
     along = {"batch": batch_strategies(graph, everywhere=False), "sequence": sequence_strategies(graph)}
     themes = [rng.choice(("batch", "sequence", "")) for _ in mesh[1:]]
     drawn = {}
@@ -144,7 +144,7 @@ def _random_once(graph: GroupGraph, region: Region, rng: random.Random) -> froze
 def _fitting(
     sizes: tuple[int, ...], mesh: AxisSizes, layout: list[int], axis: int
 ) -> tuple[list[int], list[int]]:
-    """Return the atoms that one more axis may cut, and those that it alone may cut unevenly."""
+    """Return the atoms (factors of dims) that ``axis`` can split evenly, then those it can split unevenly."""
     even, uneven = [], []
     for atom, size in enumerate(sizes):
         cutting = [mesh[a] for a, code in enumerate(layout) if code == atom]
@@ -156,7 +156,7 @@ def _fitting(
 
 
 def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, rng: random.Random) -> Layout:
-    """Return a random legal storage of a parameter: its use sharded further, gathered once, reduced last."""
+    """Return a random legal layout for storing a parameter, from the layout ``use`` in which it is read."""
     tensor, sizes = graph.atoms.graph.tensors[name], graph.atoms.atom_sizes(name)
     layout = list(stored_layout(tensor, use))
     # Axis 0 has its own code (`Storage`), which is drawn last.
@@ -182,9 +182,9 @@ def _random_stored(graph: GroupGraph, name: str, use: Layout, mesh: AxisSizes, r
 
 
 _AGAIN = 0.6
-"""The probability that a stage remakes a tensor that it could receive; an assumption."""
+"""The probability that a pipeline stage recomputes a tensor that it could receive; an assumption."""
 _TRIES = 200
-"""The most pipelines that are drawn until one is legal."""
+"""The maximum number of pipelines drawn until one is legal."""
 
 
 def draw_pipelines(
@@ -196,15 +196,15 @@ def draw_pipelines(
     seed: int,
     recompute: float,
 ) -> list[tuple[PipelinedStrategy, Mesh]]:
-    """Return random pipelines of a model on a cluster, each with its job's mesh.
+    """Return random pipelines of a model on a cluster, each with its mesh (pipeline axis first).
 
     Args:
-        degrees: the numbers of places to draw from.
-        counts: the micro-batch counts to draw from.
+        degrees: the pipeline degrees to draw from.
+        counts: the numbers of micro-batches to draw from.
         recompute: the probability that a repeated block is recomputed.
 
     Raises:
-        TensorOptError: the cluster or the model cannot be cut like this.
+        TensorOptError: the cluster or the model allows no such pipeline.
     """
     rng, cuts = random.Random(seed), len(Cutter(loaded.graph).cuts)
     drawn = []
@@ -222,7 +222,7 @@ def _any_way(
     rng: random.Random,
     recompute: float,
 ) -> PipelinedStrategy:
-    """Return a random pipeline by one of the given schedules, trying others if the model rules one out."""
+    """Return a random pipeline with a schedule of ``ways``; if the model rules one out, try another."""
     left = list(ways)
     while True:
         way = rng.choice(left)
@@ -237,17 +237,17 @@ def _any_way(
 
 
 def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
-    """Return the pipeline degrees of a model on a cluster."""
+    """Return the pipeline degrees that a cluster and the number of a model's possible cuts allow."""
     return tuple(p for p in degrees_of(cluster) if p <= len(Cutter(graph).cuts) + 1)
 
 
 def random_pipeline(
     graph: GroupGraph, mesh: Sequence[int], schedule: str, rng: random.Random, recompute: float = 0.0
 ) -> PipelinedStrategy:
-    """Return a random legal pipeline: cuts, stage strategies, some crossing tensors remade.
+    """Return a legal pipeline with random cuts and stage strategies; stages recompute some tensors at random.
 
     Args:
-        mesh: micro-batches, places, then the axes of a place.
+        mesh: the number of micro-batches, the pipeline degree, then the axis sizes within a stage.
         schedule: one of :data:`~tensoropt.pipeline.strategy.SCHEDULES`.
         recompute: the probability that a repeated block is recomputed.
 
@@ -288,7 +288,7 @@ def _per_place(schedule: str) -> int:
 def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) -> list[tuple[str, list[int]]]:
     ways = []
     for name, schedule in SCHEDULES.items():
-        # A backward that is taken apart must not pass collectives.
+        # Schedules that split backward cannot run stages with collectives.
         if (schedule.apart and axes) or places * _per_place(name) > cuts + 1:
             continue
         taken = []
@@ -302,14 +302,14 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
             ways.append((name, taken))
     if not ways:
         raise TensorOptError(
-            f"no pipeline schedule of {places} places runs a model with {cuts} possible cuts in "
-            f"{list(counts)} micro-batches; take fewer places, or another batch"
+            f"no pipeline schedule for {places} pipeline ranks runs a model with {cuts} possible cuts in "
+            f"{list(counts)} micro-batches; use fewer pipeline ranks, or another batch"
         )
     return ways
 
 
 def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
-    """Return configurations in which tensors arrive in the layout in which ``before`` sends them."""
+    """Return configurations that receive tensors in the layouts in which the stage before sends them."""
     configurations = {}
     for name in part.arriving:
         group = part.graph.group_of[arriving_group(name)]
@@ -322,7 +322,7 @@ def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
 def random_splits(
     groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
 ) -> Mapping[str, tuple[str, int]]:
-    """Return random cuts of some groups. ``share``: the probability that a group is cut."""
+    """Return random splits (dim, pieces) of some groups. ``share``: the probability that a group is split."""
     splits = {}
     for group in groups.groups:
         if rng.random() < share and (choices := split_choices(groups, group, devices)):
@@ -331,7 +331,7 @@ def random_splits(
 
 
 def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Placement:
-    """Return random devices and legal random orders; an operator that changes a buffer runs on its device."""
+    """Return a random device for each operator, and random legal orders of forward and backward."""
     device = [rng.randrange(devices) for _ in graph.operators]
     reads = graph_of_reads(graph)
     # Backward drawn anew rather than forward reversed: the executor has to handle this as well.
@@ -343,7 +343,7 @@ def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Pl
 
 
 def graph_of_reads(graph: PlacedGraph) -> nx.DiGraph:
-    """Return edges from each operator to its readers, by position, as orders and devices are lists."""
+    """Return the graph of operators' dependencies; its nodes are positions in ``graph.operators``."""
     makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
     found = nx.DiGraph()
     found.add_nodes_from(range(len(graph.operators)))

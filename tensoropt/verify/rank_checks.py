@@ -1,4 +1,4 @@
-"""The work of every rank for :mod:`tensoropt.verify.real_ranks`: run its part of a plan, compare, observe."""
+"""The functions that :mod:`tensoropt.verify.real_ranks` runs on every rank, to check its part of a plan."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tensoropt.verify.reference import Results, first_step
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """The choice of checks; picklable.
+    """The checks to make; picklable.
 
     Attributes:
-        optimizer: the plan's.
+        optimizer: the name of the plan's optimizer.
         seed: the seed of dropout.
         numerics: whether to compare with the unsplit model.
         memory: whether to track the memory of one step.
@@ -43,15 +43,15 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class _RankNumerics:
-    """The difference of one rank's results from the unsplit model's; picklable.
+    """The differences of one rank's results from the unsplit model's; picklable.
 
     Attributes:
         loss: the difference of the loss, or of outputs in inference.
-        gradient, parameter, buffer: the largest of each kind.
-        not_finite: the counts for the unsplit model.
+        gradient, parameter, buffer: the largest difference of each kind.
+        not_finite: the number of NaN and infinite values of the unsplit model's results, by name.
         rounding: the unsplit model's rounding under mixed precision, otherwise None.
-        replicas: parameter -> (shard index, digest of its results).
-        spread: :func:`_replica_spread`; None if bits decide.
+        replicas: (shard index, digest of results) by parameter.
+        spread: the largest relative difference between replicas; None if their bits must agree.
         unsplit_on: the unsplit model's device.
     """
 
@@ -68,15 +68,15 @@ class _RankNumerics:
 
 @dataclass(frozen=True)
 class RankFindings:
-    """Everything that one rank finds about a plan; picklable.
+    """The results of one rank's checks of a plan; picklable.
 
     Attributes:
-        collectives: the collectives of a step, summarised.
-        calls: those with other ranks, in order.
-        precision: the model's lowest.
-        times_s: the seconds of the timed steps.
+        collectives: the rows of the collectives of a step.
+        calls: the collectives and messages with other ranks, in order.
+        precision: the lowest precision in the model.
+        times_s: the durations of the timed steps.
         memory: :func:`~.fake_ranks.tracked_memory`, if requested.
-        numerics: if requested.
+        numerics: the comparison with the unsplit model, if requested.
     """
 
     collectives: list[dict[str, Any]]
@@ -88,7 +88,7 @@ class RankFindings:
 
 
 def hold_model(rank: int, world_size: int, spec: ModelSpec) -> None:
-    """Build and capture the model for the calls that follow."""
+    """Build and capture the model, which the next calls on this rank reuse."""
     load_model(spec)
 
 
@@ -103,7 +103,7 @@ def check_plan(
     # The compared step is the recorded one: both come from the same calls.
     sent = recorded(engine, lambda: results.extend(first_step(engine, loaded)))
     numerics = None if ref is None else _numerics(engine, loaded, ref, results)
-    results.clear()  # an allocator's peak of the next step would have them in it
+    results.clear()  # otherwise the allocator's peak of the next step would include them
     step = RunStep(engine, loaded.inputs, options.optimizer)
     memory = None
     if options.memory:
@@ -117,7 +117,7 @@ def check_plan(
 def narrow_distance(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
 ) -> NarrowDistance:
-    """Return the distance of this rank's gradients, or outputs in inference, from double precision."""
+    """Return how far this rank's gradients, or outputs in inference, are from those in double precision."""
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
     exact, unsplit = reference.reference(wide, options.seed), reference.reference(loaded, options.seed)
     strategy = strategy_from_data(strategy_data, loaded.graph)
@@ -174,20 +174,20 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Sequen
 
 
 def _spread(engine: Engine, results: Sequence[Mapping[str, torch.Tensor]]) -> float | None:
-    """Return :func:`_replica_spread` of all results; None on CPUs and with deterministic algorithms."""
+    """Return the largest difference between replicas; None on CPUs and with deterministic algorithms."""
     if engine.runtime.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
         return None
     return max((_replica_spread(engine, values) for values in results), default=0.0)
 
 
 def _replica_spread(engine: Engine, values: Mapping[str, torch.Tensor]) -> float:
-    """Return the largest relative difference of shards between replicas; a collective."""
+    """Return the largest relative difference between replicas of shards. All ranks call this together."""
     spread = 0.0
     for name, value in values.items():
         axes = engine.shards.replica_axes(name)
         if engine.runtime.group(axes) is None:
             continue
-        # NaN has no order; the comparison with the unsplit model checks that they are in the same places.
+        # NaN has no order; the comparison with the unsplit model checks that NaNs are in the same places.
         wide = value.detach().double().nan_to_num()
         highest = engine.runtime.all_reduce(wide, axes, "max")
         lowest = -engine.runtime.all_reduce(-wide, axes, "max")

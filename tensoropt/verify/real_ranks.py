@@ -1,4 +1,4 @@
-"""Strategies on real ranks beside the unsplit model: numerics, replicas, collectives, memory, time."""
+"""Checks of strategies on real ranks: numbers against the unsplit model, collectives, memory and time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tensoropt.verify.findings import (
 from tensoropt.verify.rank_checks import CheckOptions, RankFindings, check_plan, narrow_distance
 
 _TIMEOUT_S = 600.0
-"""The time-out of one strategy."""
+"""The time-out of one strategy, in seconds."""
 
 
 def verify_strategies(
@@ -40,9 +40,9 @@ def verify_strategies(
     """Run strategies on ranks of this machine and compare them with the unsplit model.
 
     Args:
-        strategies: as :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data` writes them.
+        strategies: the results of :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data`.
         pool: as many ranks as each strategy has devices.
-        progress: called after each strategy, as the stage ``run``.
+        progress: a function called after each strategy, with the stage ``run``.
 
     Raises:
         PlanError: a strategy is for another model.
@@ -52,7 +52,7 @@ def verify_strategies(
     for done, data in enumerate(strategies, start=1):
         results.append(_check(model, data, pool, options))
         progress("run", done, len(strategies), "")
-    # In a second pass over the same ranks, which keep one model loaded: double precision needs another one.
+    # A second pass, as double precision needs another model, and each rank keeps one model loaded.
     return [
         _decide_in_double(model, data, pool, options, found)
         if _may_be_rounding(found) and model.dtype is None
@@ -62,18 +62,18 @@ def verify_strategies(
 
 
 def _may_be_rounding(findings: RunFindings) -> bool:
-    """Return whether a result outside the tolerances deserves double precision; not for new NaNs."""
+    """Return whether to compare again in double precision: differences are too large, but finite."""
     return findings.numerics_ok is False and not findings.error and findings.differences.finite
 
 
 def _decide_in_double(
     model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, narrow: RunFindings
 ) -> RunFindings:
-    """Return ``narrow`` compared once more in double precision, to tell rounding from a fault.
+    """Return ``narrow`` with a second comparison, in double precision, which tells rounding from a fault.
 
     Rounding across a kink (a ReLU at zero) changes gradients by whole elements: 7 % on a ResNet with 2x2
     images, 55 % in bfloat16 on a small VGG. In double precision that is a billion times rarer, and a wrong
-    placement is as wrong as before. :func:`near_enough` bounds faults of the narrow type alone.
+    placement is as wrong as before. :func:`near_enough` finds faults that only the narrow type has.
     """
     numerics = replace(options, memory=False, timed_steps=0)
     double = _check(replace(model, dtype="float64"), data, pool, numerics)
@@ -147,7 +147,7 @@ def _with_numerics(findings: RunFindings, ranks: Sequence[RankFindings]) -> RunF
     )
     differences = Differences(max(n.loss for n in numerics), gradient.size, parameter.size, buffer.size)
     precision = ranks[0].precision
-    # The number is the same on all ranks that share a shard; other ranks have their own.
+    # All ranks that share a shard have the same number; other ranks have others.
     spreads = [n.spread for n in numerics if n.spread is not None]
     spread = max(spreads, default=None)
     alike = replicas_agree([n.replicas for n in numerics])

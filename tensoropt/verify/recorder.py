@@ -1,7 +1,7 @@
-"""Recorders of a real step: the collectives that it issues and the bytes that it keeps alive.
+"""Recorders of a real step: the collectives that it issues, and the memory that its tensors need.
 
-Both are dispatch modes, independent of strategies and prices. Collectives on host tensors run on copies, as
-gloo's threads release their tensors some time after completion.
+Both recorders are PyTorch dispatch modes that know neither strategies nor costs. Collectives on host tensors
+run on copies, as gloo's threads release their tensors some time after completion.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tensoropt.simulate.collectives import Collective
 from tensoropt.verify.agreement import JointCall
 
 _NOT_COPIED = frozenset({"send", "recv_", "wait_tensor"})
-"""Operators that do not run on copies: messages have no thread, and to wait for one here would deadlock."""
+"""Operators that do not run on copies: no thread sends messages, and waiting for one here would deadlock."""
 
 
 def _is_collective(func: Any, args: Any) -> bool:
-    """Return whether an operator is a collective on host tensors."""
+    """Return whether an operator call is a collective on host tensors."""
     if func.namespace not in ("c10d", "_c10d_functional") or func._schema.name.split("::")[1] in _NOT_COPIED:
         return False
     tensors = _tensors(args)
@@ -43,7 +43,7 @@ def _is_collective(func: Any, args: Any) -> bool:
 
 
 def _run_on_copies(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run a collective on copies, wait for it, copy the results back, and return finished work."""
+    """Run a collective on copies of its tensors, wait for it, and copy the results back."""
     copies, named = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     result = func(*copies, **named)
     if func.namespace == "_c10d_functional":
@@ -99,14 +99,14 @@ def _nbytes(value: Any) -> int:
 
 
 class CollectiveRecorder(TorchDispatchMode):
-    """Records every collective issued while active, forward and backward.
+    """Records every collective issued while active, in forward and backward.
 
     Args:
-        mesh: micro-batches, then the axis sizes, row-major over ranks.
+        mesh: the number of micro-batches, then the sizes of the mesh axes, row-major over ranks.
 
     Attributes:
         issued: collectives and sent messages, in order.
-        calls: collectives and all messages, with the ranks that take part.
+        calls: collectives and all messages, sent or received, with the ranks that take part.
     """
 
     def __init__(self, mesh: Sequence[int]):
@@ -139,7 +139,7 @@ class CollectiveRecorder(TorchDispatchMode):
             self._collective(kind, ranks, _nbytes(args[position]))
             return
         kind = _FUNCTIONAL.get(name, name)
-        # The gathered output, the scattered input: what `Step.payload` counts too.
+        # The size of the gathered output or of the scattered input, as `Step.payload` counts it.
         counted = result if kind == "all_gather" else args[0]
         group = dist.distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined]
         self._collective(kind, tuple(dist.get_process_group_ranks(group)), _nbytes(counted))
@@ -149,7 +149,7 @@ class CollectiveRecorder(TorchDispatchMode):
         self.calls.append(JointCall.of(kind, ranks, size))
 
     def _message(self, kind: str, ranks: Sequence[int], peer: int, tag: int, size: int) -> None:
-        # The other end is given by its place in the group.
+        # `peer` is a position in the group, not a rank.
         own, other = dist.get_rank(), ranks[peer]
         ends = (own, other) if kind == "send" else (other, own)
         around = tag == RING_TAG
@@ -159,7 +159,7 @@ class CollectiveRecorder(TorchDispatchMode):
             self.issued.append(sent)
 
     def axes(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return the mesh axes (from 1 on) along which these ranks differ."""
+        """Return the mesh axes, numbered from 1, along which ``ranks`` differ."""
         sizes = self.mesh[1:]
         places = [np.unravel_index(rank % prod(sizes), sizes) for rank in ranks]
         return tuple(a for a, own in enumerate(zip(*places, strict=True), start=1) if len(set(own)) > 1)
@@ -173,24 +173,24 @@ def _ranks(argument: torch.ScriptObject) -> tuple[int, ...] | None:
 
 
 def summarise(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
-    """Return collectives as plain, sorted data: kind, axes, bytes of one, count."""
+    """Return one row per distinct collective, sorted: kind, mesh axes, size in bytes, and count."""
     return rows_of(Counter(collectives))
 
 
 def rows_of(counts: Mapping[Collective, int]) -> list[dict[str, Any]]:
-    """Return counted collectives as plain, sorted data."""
+    """Return one row per distinct collective, sorted, given the count of each."""
     return [{**c._asdict(), "axes": list(c.axes), "count": n} for c, n in sorted(counts.items())]
 
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return everything that ranks send: the messages of each, and common collectives once."""
+    """Return the rows of a whole job: the messages that each rank sends, and the collectives of rank 0."""
     # A collective is issued by all that take part: counting it on rank 0 counts it once.
     sent = (row for rank, rows in enumerate(ranks) for row in rows if row["kind"] == "send" or rank == 0)
     return rows_of(counted(sent))
 
 
 def counted(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
-    """Return the number of each collective in rows, the inverse of :func:`rows_of`."""
+    """Return the number of each distinct collective in rows; the inverse of :func:`rows_of`."""
     counts: Counter[Collective] = Counter()
     for row in rows:
         counts[Collective(row["kind"], tuple(row["axes"]), row["bytes"])] += row["count"]
@@ -198,19 +198,19 @@ def counted(rows: Iterable[Mapping[str, Any]]) -> Counter[Collective]:
 
 
 def shown_axes(row: Mapping[str, Any]) -> list[int]:
-    """Return a row's axes without the micro-batch axis."""
+    """Return a row's mesh axes numbered from 0; for a message its sender and receiver."""
     return list(row["axes"]) if row["kind"] == "send" else [axis - 1 for axis in row["axes"]]
 
 
 def without_values(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows without the bytes of collectives whose sizes depend on values."""
+    """Return rows with size 0 for collectives whose size depends on values of tensors (expert routing)."""
     return [{**row, "bytes": 0 if row["kind"] == BY_VALUES else row["bytes"]} for row in rows]
 
 
 def compare_collectives(
     predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """Return the differences between two summaries, one line each."""
+    """Return a line for each collective whose predicted and issued numbers differ."""
     left, right = counted(predicted), counted(issued)
     return [
         f"{c.kind} of {c.bytes} bytes {_between(c)}: predicted {left[c]}, issued {right[c]}"
@@ -220,11 +220,11 @@ def compare_collectives(
 
 
 _Kind = tuple[str, tuple[int, ...]]
-"""A kind of collective and its axes."""
+"""The kind of a collective, and its mesh axes."""
 
 
 def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the differences between two summaries, one line each; smaller issued sizes are allowed."""
+    """Return a line for each kind and axes with more bytes or other counts than predicted."""
 
     def totals(rows: Iterable[Mapping[str, Any]]) -> tuple[Counter[_Kind], Counter[_Kind]]:
         counts, sizes = Counter[_Kind](), Counter[_Kind]()
@@ -244,18 +244,18 @@ def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Map
 
 
 def _between(collective: Collective) -> str:
-    """Describe the axes or ranks of a collective or message."""
+    """Return words for the mesh axes of a collective, or the two ends of a message."""
     if collective.kind == "send":
         return f"from device {collective.axes[0]} to {collective.axes[1]}"
     return f"over axes {list(collective.axes)}"
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts the bytes of live tensors, by storage, and their peak.
+    """Counts the size in bytes of all live tensors, by storage, and its peak.
 
-    New storages are counted, and earlier ones that :meth:`add` is given. Those given to :meth:`exclude`
-    (inputs, constants, buffers) are not, and a value that replaces one counts only by its excess. Scratch
-    inside kernels and process groups' buffers are invisible.
+    Storages made while active are counted, and those given to :meth:`add`. Storages given to :meth:`exclude`
+    (inputs, constants, buffers) are not, and a storage that replaces such a one counts only with the
+    difference in size. Memory inside kernels and process groups is invisible.
     """
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _is_foreign(self, func: Any, value: torch.Tensor) -> bool:
-        """Return whether a view is of gloo's own buffer, as for reduce_scatter."""
+        """Return whether ``value`` is a view of gloo's own buffer, as results of reduce_scatter are."""
         reference = self._known.get(value.untyped_storage()._cdata)
         # Gloo's buffers are left out: predictions count what plans keep, not what a process group has of its
         # own.

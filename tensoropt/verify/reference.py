@@ -1,4 +1,4 @@
-"""The references for a plan's results (the unsplit graph and its module), and comparisons with them."""
+"""Runs of the unsplit model, as captured graph and as PyTorch module, to compare a plan's results with."""
 
 from __future__ import annotations
 
@@ -50,25 +50,26 @@ def outputs_difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
 
 
 def named_difference(got: Mapping[str, Tensor], want: Mapping[str, Tensor], floor: float = 0.0) -> float:
-    """Return the largest :func:`difference` of any tensor of ``got`` from its counterpart."""
+    """Return the largest :func:`difference` between ``got`` and ``want`` of any tensor, by name."""
     return max((difference(value, want[name], floor=floor) for name, value in got.items()), default=0.0)
 
 
 def not_finite(named: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return name -> number of NaN or infinite values, if any."""
+    """Count the NaN and infinite values of each tensor; tensors without any are left out."""
     counts = {name: int((~wide(value).isfinite()).sum()) for name, value in named.items()}
     return {name: count for name, count in counts.items() if count}
 
 
 _OPTIMIZER_STEPS = 2
-"""Optimizer steps before parameters are compared; the second starts from used state."""
+"""The number of optimizer steps before parameters are compared; only the second has non-zero state."""
 _NARROW_FLOOR = 5e-2
-"""The least scale of gradients under mixed precision, where rounding is 4e-3, instead of
-:data:`~tensoropt.capture.steps.GRADIENT_FLOOR`."""
+"""The least divisor of gradients' differences under mixed precision, as a share of the model's largest
+gradient. It replaces :data:`~tensoropt.capture.steps.GRADIENT_FLOOR`, as bfloat16 rounds values by 4e-3."""
 
 
 def _smooth_optimizers(floor: float) -> dict[str, Any]:
-    """Return optimizers smooth in gradients: Adam's first step is their *sign* unless ``eps`` is large."""
+    """Return optimizers whose steps are smooth functions of the gradients. Adam's first step is only the
+    gradients' *sign* unless ``eps`` is large."""
     # Not below Adam's own default.
     eps = max(floor, 1e-8)
     # Rates at which parameters move visibly in two steps and stay finite; untuned assumptions.
@@ -80,16 +81,17 @@ def _smooth_optimizers(floor: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a run: loss, gradients, parameters and buffers after the steps; in inference outputs.
+    """The tensors that a run of a model leaves, by name.
 
     Attributes:
-        outputs: in training only the loss.
-        after: optimizer -> parameters after its steps.
-        floor: the least scale of gradients.
-        rounding: the change by mixed precision, if any.
+        outputs: the loss alone in training, all outputs in inference.
+        after: the parameters after some optimizer steps, by optimizer.
+        buffers: the buffers after these optimizer steps.
+        floor: the least divisor of gradients' relative differences.
+        rounding: the differences that mixed precision makes; None in float32.
         ran_on: the device.
-        repeated: outputs of a second call.
-        stepped: buffers after the second call.
+        repeated: the outputs of a second call, before any optimizer step.
+        stepped: the buffers after the second call.
     """
 
     outputs: tuple[Tensor, ...]
@@ -104,7 +106,7 @@ class Results:
 
     @property
     def not_finite(self) -> dict[str, int]:
-        """Return owner -> number of NaN or infinite values, if any."""
+        """The number of NaN and infinite values by tensor, of tensors that have any."""
         outputs = {f"output {i}": value for i, value in enumerate(self.outputs)}
         gradients = {f"gradient of {name}": value for name, value in self.gradients.items()}
         after = {
@@ -117,7 +119,7 @@ class Results:
 
 
 def first_step(engine: Engine, loaded: CapturedModel) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return (outputs, copies of gradients) of the first step."""
+    """Run forward, in training also backward; return the outputs and copies of the gradients by parameter."""
     engine.runtime.step = 0
     if not engine.training:
         with torch.no_grad():
@@ -130,7 +132,8 @@ def first_step(engine: Engine, loaded: CapturedModel) -> tuple[tuple[Tensor, ...
 def after_steps(
     engine: Engine, loaded: CapturedModel, floor: float
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """Return the parameters by optimizer, and the buffers, after the steps; the engine is restored."""
+    """Train some steps with each optimizer, then restore the engine. Return the parameters by optimizer, and
+    the buffers, after the steps; both are empty in inference."""
     after: dict[str, dict[str, Tensor]] = {}
     buffers: dict[str, Tensor] = {}
     if not engine.training:
@@ -155,9 +158,9 @@ def after_steps(
 
 
 def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> Results:
-    """Run the unsplit graph once and cache the results on the CPU; a collective.
+    """Return the unsplit graph's results, run once and cached on the CPU. All ranks must call this together.
 
-    CPU ranks run it themselves; on GPUs only the first, so that no other holds the whole model.
+    On GPUs only rank 0 runs the graph, so that no other GPU holds the whole model.
     """
     key = ("reference", seed)
     if key not in loaded.results:
@@ -170,7 +173,7 @@ def reference(loaded: CapturedModel, seed: int, floor: float | None = None) -> R
 
 
 def _of_first_rank(run: Callable[[], Results]) -> Results:
-    """Return rank 0's result of ``run`` on all ranks of the host, through a file."""
+    """Run ``run`` on rank 0, and return its result on all ranks of this host, which read it from a file."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()
     path = [""]
@@ -196,7 +199,7 @@ def _unsplit(loaded: CapturedModel, seed: int, floor: float | None) -> Results:
 
 
 def _where_it_fits(device: torch.device, run: Callable[[torch.device], _Found]) -> _Found:
-    """Return what a run finds on a device, or on the CPU if that is too small."""
+    """Return the result of ``run`` on a device, or on the CPU if the device has too little memory."""
     try:
         return run(device)
     except torch.OutOfMemoryError:
@@ -220,7 +223,7 @@ def _unsplit_on(device: torch.device, loaded: CapturedModel, seed: int, floor: f
         floor = (_NARROW_FLOOR if narrow else GRADIENT_FLOOR) * largest_of(gradients.values())
     after, buffers = after_steps(engine, moved, floor)
     results = (outputs, gradients, after, buffers, repeated, stepped)
-    # Under the same names, so that the device's own are freed before another run.
+    # Under the same names, so that the device's tensors are freed before another run.
     outputs, gradients, after, buffers, repeated, stepped = pytree.tree_map_only(Tensor, Tensor.cpu, results)
     del results
     unsplit = Results(
@@ -250,15 +253,15 @@ def _rounding(spec: ModelSpec, seed: int, narrow: Results) -> Differences:
 
 @dataclass(frozen=True)
 class ModuleFindings:
-    """The differences between the unsplit graph and its module; picklable.
+    """The differences between the captured graph and the PyTorch module that it was captured from; picklable.
 
     Attributes:
-        differences: of loss or outputs, of buffers after two calls, of gradients.
-        not_finite: owner -> NaN or infinite values of the graph.
-        worst_gradient: the parameter with the largest difference, by the model's name.
-        rounding: the rounding of a model in 16 bits, which sets the tolerances; None for other models.
-        compared_in: the model's lowest precision.
-        worst_buffer: the buffer with the largest difference, by the model's name.
+        differences: the differences of the loss or outputs, of gradients, and of buffers after two calls.
+        not_finite: the number of NaN and infinite values of the graph's results, by name.
+        worst_gradient: the model's name of the parameter whose gradient differs most.
+        rounding: the distance of a 16-bit graph from float64, if that sets the tolerances; otherwise None.
+        compared_in: the precision of the comparison that decided.
+        worst_buffer: the model's name of the buffer that differs most.
     """
 
     differences: Differences
@@ -274,7 +277,8 @@ class ModuleFindings:
 
 
 def module_difference(rank: int, world_size: int, spec: ModelSpec, seed: int) -> ModuleFindings | None:
-    """Compare the unsplit graph with its module, on the first rank; None for random models."""
+    """Compare the captured graph with its PyTorch module on rank 0; return None on other ranks, and if
+    training draws random numbers."""
     loaded = load_model(spec)
     # The module draws from PyTorch's generator and the graph by counters: their steps cannot be alike.
     draws = any(draws_numbers(op) for op in loaded.captured.graph.operators)
@@ -323,7 +327,7 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
 
 
 def _own_step(loaded: CapturedModel, model: torch.nn.Module, own: torch.nn.Module, call: Any) -> ModelStep:
-    """Return a step of the module itself, with a second call, in its user's modes."""
+    """Return the results of a training step of the PyTorch module itself, which is called twice."""
     subject = run_as_it_trains(model if isinstance(model, WithLoss) else WithLoss(model, None))
     by_name = dict(own.named_parameters(remove_duplicate=False))
     trained = (str(t.key) for t in loaded.captured.graph.parameters if t.requires_grad)
@@ -347,7 +351,7 @@ def _compared(
 
 
 def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
-    """Return ``single``, or the findings in double precision if these show rounding."""
+    """Return the comparison in float64 if it shows that ``single`` is rounding, else ``single``."""
     model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
     call = pytree.tree_map_only(Tensor, doubled, (args, kwargs))
@@ -363,10 +367,10 @@ def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> 
 
 
 def _step_of(loaded: CapturedModel, ref: Results, before: Mapping[str, Tensor]) -> ModelStep:
-    """Return the unsplit graph's step, under the model's names.
+    """Return the unsplit graph's results under the module's names of parameters and buffers.
 
     Args:
-        before: the model's buffers; a plan does not change those that the graph lacks.
+        before: the module's buffers before the step, for buffers that the graph lacks.
     """
     key_of = {tensor.name: str(tensor.key) for tensor in loaded.captured.graph.tensors.values()}
     losses = [outputs[0] for outputs in (ref.outputs, ref.repeated)] if ref.gradients else []
@@ -384,6 +388,6 @@ _KINKED = re.compile(
 
 
 def has_kinks(loaded: CapturedModel) -> bool:
-    """Return whether rounding can change gradients by whole elements: ReLU at 0, maximum, comparison."""
+    """Return whether operators have kinks (as ReLU at 0), where rounding may change gradients a lot."""
     packets = (op.target.split(".")[1] for op in loaded.captured.graph.operators if "." in op.target)
     return any(_KINKED.fullmatch(packet) for packet in packets)

@@ -1,4 +1,4 @@
-"""Verification of strategies: predict them, run them on ranks, and answer."""
+"""Verification of strategies: predict their costs, run them on ranks, and compare."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from tensoropt.verify.reference import ModuleFindings, module_difference
 
 Predicted = tuple[ParallelStrategy, Prediction]
 _TIMEOUT_S = 600.0
-"""The timeout for one strategy."""
+"""The time-out of one strategy, in seconds."""
 
 
 @contextmanager
 def ranks_with(spec: ModelSpec, place: Place, devices: int) -> Iterator[RankPool | None]:
-    """Yield ranks that capture the model meanwhile, or None for fake ranks; failures appear on use."""
+    """Yield a pool of ranks that capture the model in the background, or None for fake ranks. Errors of the
+    capture are ignored, as they appear again when the pool is used."""
     if place.kind == "fake":
         yield None
         return
@@ -72,17 +73,17 @@ def predict_and_run(
     *,
     numerics: bool = True,
 ) -> dict[str, Any]:
-    """Return the answer (:func:`tensoropt.verify.answer.answer_of`) about strategies yet to be predicted.
+    """Predict strategies, run them, and return the report (:func:`tensoropt.verify.answer.answer_of`).
 
     Args:
-        predict_all: costs -> strategies with their predictions.
-        pool: :func:`ranks_with`.
-        store: None for this machine's.
+        predict_all: a function from cost sources to strategies with their predictions.
+        pool: the ranks of :func:`ranks_with`.
+        store: the profile store; None for this machine's.
         numerics: whether to compare numbers, which takes most of the time.
     """
     with nullcontext(store) if store else ProfileStore() as own:
-        # Ranks of another kind than the cluster's devices run its strategies, but say nothing about its
-        # speed.
+        # Ranks of another kind than the cluster's devices run its strategies, but their times say nothing
+        # about the cluster.
         alike = not place.shared and place.backend == local_backend(cluster)
         measured_on = pool if alike else None
         costs = CostSource(cluster, own, settings, measured_on, progress)
@@ -130,8 +131,8 @@ def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: ProgressChoice 
         progress: as in :func:`tensoropt.explore`.
 
     Returns:
-        ``ok``; ``plans`` with one entry, whose keys :func:`tensoropt.verify.answer.entry_of` explains;
-        ``checked_on`` in words; and ``module``: the unsplit graph against the model it came from.
+        The keys of :func:`tensoropt.verify.answer.answer_of`. ``plans`` has one entry, whose keys
+        :func:`tensoropt.verify.answer.entry_of` explains.
 
     Raises:
         PlanError: the plan cannot be run on this machine.
@@ -147,7 +148,7 @@ def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: ProgressChoice 
     with ranks_with(spec, place, plan.devices) as pool:
         report("capture", 0, 1, spec.source)
         strategy = strategy_of_plan(plan, load_model(spec).graph)
-        # On CPU ranks if the plan does not say.
+        # CPU ranks if the plan names no cluster.
         cluster = made_for(plan.cluster) or load_cluster(f"cpu:{strategy.devices}")
         settings = Settings(mode=spec.mode, optimizer=plan.optimizer, dtype=plan.compute_dtype)
         report("capture", 1, 1, spec.source)

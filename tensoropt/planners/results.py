@@ -21,7 +21,7 @@ from tensoropt.units import format_bytes
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point, with its planner's notes; the best of each kind are kept."""
+    """A simulated point with its planner's notes; of a planner's points, the best of each kind are kept."""
 
     point: Point
     notes: tuple[str, ...]
@@ -48,10 +48,11 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
 
 
 def best_of(planner: str, found: Iterable[SimulatedPoint], limit: float | None) -> tuple[SimulatedPoint, ...]:
-    """Return the best of a method's plans: all trade-offs, or with a limit the fastest within it.
+    """Return the points of a method that no other of the same kind beats, or the fastest within a limit in
+    bytes.
 
     Raises:
-        InfeasibleError: none fits; the message says how much the leanest needs.
+        InfeasibleError: no point is within the limit. The message says how much memory the leanest needs.
     """
     # The best of each kind of plan, so that all stages of ZeRO can be compared.
     of_kinds: dict[str, list[SimulatedPoint]] = {}
@@ -74,7 +75,7 @@ def _costs(one: SimulatedPoint) -> tuple[float, float]:
 
 
 def sharded(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[SimulatedPoint]:
-    """Return the selections of a method as points, with its notes."""
+    """Return the selections of a sharding method as simulated points."""
     points = simulated_points(task, planner, selections)
     return [SimulatedPoint(p, s.notes, s.kind) for p, s in zip(points, selections, strict=True)]
 
@@ -100,11 +101,11 @@ def placed(
     """Return a method's placements for each micro-batch count.
 
     Args:
-        place: runs the method on a graph; returns its answers, each with the graph as the method cut it.
-        one_batch: why it runs a single micro-batch only; "" if it can run several.
+        place: runs the method on a graph, and returns its answers, each with the graph as the method cut it.
+        one_batch: the reason why the method cannot run several micro-batches; "" if it can.
 
     Raises:
-        TensorOptError: the method refuses all counts; the error is the refusal of the last.
+        TensorOptError: the method refuses all counts. The error is its refusal of the last count.
     """
     counts, notes = task.placed_counts, list[str]()
     if one_batch and counts != (1,):
@@ -132,7 +133,7 @@ def placed(
 def _simulated_answer(
     task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer, more: tuple[str, ...] = ()
 ) -> SimulatedPoint:
-    """Return a placement with its simulated figures and its planner's notes, with ``more`` at their end."""
+    """Return a placement's simulated point, with its planner's notes followed by ``more``."""
     simulated = simulate_placement(graph.problem, answer.placement)
     space = task.placed_space(simulated.micro_batches)
     point = placed_point(graph, simulated, planner=planner, space=space)

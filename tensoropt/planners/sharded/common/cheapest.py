@@ -13,15 +13,15 @@ from tensoropt.types import Floats
 def cheapest(
     nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the configuration of each node in the cheapest strategy, with a note if a cheaper one cannot be
-    ruled out.
+    """Return the configuration of each node in the cheapest strategy, with a note on its gap if it is not
+    proven.
 
     Args:
-        nodes: (K,) costs of each node; inf marks the impossible.
+        nodes: the costs of each node's configurations, (K,); inf marks an impossible one.
         edges: (a, b, costs (Ka, Kb)).
 
     Raises:
-        NoStrategyError: nothing is possible.
+        NoStrategyError: no strategy is possible.
     """
     graph = CostGraph()
     for name, costs in nodes.items():

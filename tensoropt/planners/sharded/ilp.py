@@ -98,8 +98,8 @@ class _ZeroOneProgram:
                     self._row(row, 0.0)
 
     def solve(self, limit: float | None) -> _Solved | None:
-        """Return the fastest strategy found with at most ``limit`` bytes of summed memory; None if no
-        such.
+        """Return the fastest strategy found within ``limit`` bytes of summed memory; None if none was
+        found.
         """
         memory, time, binary = np.array(self.columns).T
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around

@@ -51,9 +51,7 @@ class Grid:
 
     @classmethod
     def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
-        """Return the coarsest grid that shortens no step of at least ``bound_s`` by more than
-        :data:`ROUNDING`.
-        """
+        """Return the coarsest grid that shortens no step of ``bound_s`` or more by over :data:`ROUNDING`."""
         return cls(ROUNDING * bound_s / (4 * problem.size + 1))
 
     def ticks(self, seconds: float) -> int:
@@ -274,9 +272,7 @@ class PlacementProgram:
         self.model.add(self.last[device] >= work)
 
     def decode(self, value: Callable[[Any], int]) -> Placement:
-        """Return the solution's placement, in order of starts; ties in operator order, in backward
-        reversed.
-        """
+        """Return the solution's placement, in order of starts; ties in operator order, backward reversed."""
         device = [next(d for d, literal in enumerate(literals) if value(literal)) for literals in self.on]
         return Placement.by_start(
             device, len(self.devices), *([*map(value, of)] for of in self.start.values())

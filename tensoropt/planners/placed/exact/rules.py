@@ -50,9 +50,7 @@ def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
 
 
 def _all_once_bytes(problem: PlacementProblem) -> float:
-    """Return the bytes of all that is stored and saved, each counted once; ``Rules.balance`` is a share of
-    this.
-    """
+    """Return the bytes of all that is stored and saved, each counted once, for ``Rules.balance``."""
     apart = sum(tensor.bytes for tensor in kept_tensors(problem) if not tensor.stored)
     return float(lasting_bytes(problem).sum()) + float(apart)
 

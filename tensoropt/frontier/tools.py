@@ -106,8 +106,8 @@ class Points(Protocol):
 
 
 def merge(frontiers: Sequence[Points]) -> Frontier:
-    """Return the frontier of several frontiers, reduced or not; of equal points the earliest frontier's is
-    kept. ``origin[p]`` is (which frontier, index).
+    """Return the frontier of several frontiers, reduced or not, with ``origin[p] = (which frontier, index)``.
+    Of equal points the earliest frontier's is kept.
     """
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
@@ -128,8 +128,8 @@ union = merge
 def knee(points: Points) -> int:
     """Return the index of the knee: the point farthest below the chord between the ends, in log-log scale.
 
-    Of equally far points it is the first, and 0 for fewer than three points. Raises ``ValueError`` if there
-    are no points.
+    Of equally far points the first counts; the knee of fewer than three points is 0. Raises ``ValueError`` if
+    there are no points.
     """
     memory, time = np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)
     if len(memory) == 0:

@@ -62,11 +62,11 @@ def compare(
     seed: int,
     progress: Progress,
 ) -> tuple[tuple[dict[str, Any], ...], tuple[Point, ...]]:
-    """Return the table's rows (for each limit one for the frontier and one per planner), and all points
-    found.
+    """Run planners under each memory limit; return the rows of a table, and all points found.
 
-    Rows have no figures: :func:`tensoropt.exploration.export.compared` computes them from the points, as a
-    later planner's point may be the best within an earlier row's memory.
+    Each limit has a row for the frontier and one per planner. Rows have no figures:
+    :func:`tensoropt.exploration.export.compared` computes them from the points, as a later planner's point
+    may be the best within an earlier row's memory.
 
     Args:
         limits: memory limits in bytes; None asks for all trade-offs that a planner finds.

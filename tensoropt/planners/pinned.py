@@ -248,7 +248,7 @@ class _Pinning:
         return {group.name: tuple(on(axis, group) for axis in self.names) for group in self.graph.groups}
 
     def _along_sequence(self) -> dict[str, frozenset[str]]:
-        """Return the labels of splits along the sequence, by group, with every way to reduce a partial sum.
+        """Return by group the labels of splits along the sequence, with every way to reduce a partial sum.
 
         Raises:
             UnsuitableError: no attention of the model can be split along the sequence.
@@ -280,7 +280,9 @@ class _Pinning:
 
     @staticmethod
     def _on_copies(group: Group, shared: frozenset[str]) -> frozenset[str]:
-        """Return further labels that a group may split over ranks that share a key head: query heads only."""
+        """Return further labels that a group may split over ranks that share a key head. Keys and values are
+        replicated there, and attention splits its query heads.
+        """
         whole = {str(group.unsplit.label)} if group.name in shared else set()
         return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
 

@@ -38,7 +38,7 @@ _PARALLEL = 1.5
 chain of operators. The ratio is 1.0 to 1.4 for models of one stack (with parallel projections), and 1.6 to 3
 for Inception-v3, AmoebaNet-D and two towers."""
 MOST_LIMITS = 5
-"""The most frontier points whose memory becomes a limit under which heuristics run; an assumption."""
+"""The most frontier points within whose memory heuristics are run; an assumption."""
 SHARE, LEAST_S = 0.1, 3.0
 """The share of an exploration's time that placing planners may take, and the seconds that they may always
 take; assumptions about how long a person waits."""

@@ -40,7 +40,7 @@ the configuration, or None for all (:meth:`~tensoropt.costs.cost_graph.CostGraph
 
 
 def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, recomputing: bool) -> bool:
-    """Return whether a configuration recomputes but must not, or does not although ``recomputing``."""
+    """Return whether a configuration recomputes although it must not, or does not although it must."""
     if not variable.again:
         return False
     if recomputing and variable.key.kind == "group":

@@ -30,7 +30,7 @@ from tensoropt.profiling.workload import Workload
 
 
 def has_recurrent(work: Workload) -> bool:
-    """Return whether a workload has a recurrent layer, whose facts on GPUs are estimated."""
+    """Return whether a workload has a recurrent layer, whose memory on GPUs is estimated."""
     return any(reserve_of(call.function) is not None for call, _ in work.calls)
 
 
@@ -40,7 +40,7 @@ def _reserve_bytes(
     """Return the size of cuDNN's reserve in bytes.
 
     Args:
-        numbers: per step, unit and layer (:func:`~tensoropt.ops.registry.reserve_of`).
+        numbers: the values stored per step, unit and layer (:func:`~tensoropt.ops.registry.reserve_of`).
         steps: time steps of all sequences of the batch.
         hidden: the units per layer and direction.
     """
@@ -123,7 +123,7 @@ def capability_of(text: str) -> Capability:
 
 
 def has_attention(work: Workload) -> bool:
-    """Return whether a workload's facts depend on its attention kernel."""
+    """Return whether a workload calls attention, whose saved tensors depend on the chosen kernel."""
     return any(call.function in (ATTENTION, BLOCKS_FORM, RING_FORM) for call, _ in work.calls)
 
 

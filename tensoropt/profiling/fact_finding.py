@@ -47,7 +47,7 @@ def _most(a: Any, b: Any) -> Any:
 
 
 class UnlikeError(Exception):
-    """Workloads of one kind compare sizes with different results, so their facts differ in form."""
+    """A comparison of sizes is true for some workloads of a kind and false for others."""
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -85,7 +85,7 @@ class LiveTensors(TorchDispatchMode):
         self.storages: dict[int, weakref.ref] = {}
 
     def size(self, number: int) -> Any:
-        """Record a size or FLOP count; return it, or its array for all workloads of the kind."""
+        """Record a size or FLOP count; return it, or with ``of_kind`` its array of all workloads."""
         self.sizes.append(number)
         return number if self._of_kind is None else self._of_kind[len(self.sizes) - 1]
 
@@ -200,7 +200,7 @@ class _PeakTracker:
         self._began = self.live.now
 
     def arrived(self, name: str) -> None:
-        """Record that a parameter's gradient was made; it is freed before the next operator."""
+        """Record that a parameter's gradient was made, which is freed before the next operator."""
         self._arrived.add(name)
 
     def close(self, *, ended: bool = False) -> None:
@@ -313,7 +313,10 @@ def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
 
 
 class KernelStorages(TorchDispatchMode):
-    """A dispatch mode that gives fake results the storage sizes of real kernels; enter before observers."""
+    """A dispatch mode that gives results on fake tensors the storage sizes of real kernels.
+
+    It has to be entered before the modes that observe storages.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -378,7 +381,7 @@ def probe(
 
 
 _SPLIT: dict[tuple[str, Capability | None], SplitFacts] = {}
-"""A cache of the facts of split backwards, because layers repeat."""
+"""A cache of the results of :func:`find_split_facts`, because layers repeat."""
 
 
 def find_split_facts(work: Workload, capability: Capability | None = None) -> SplitFacts:
@@ -574,9 +577,7 @@ class _Probe:
     def _forward(
         self, taken: dict[str, torch.Tensor], pack: Callable[[torch.Tensor], Any] | None = None
     ) -> None:
-        """Run forward; backward will store gradients of reads in ``taken``. ``pack`` records saved
-        tensors.
-        """
+        """Run forward; backward will put gradients of reads in ``taken``. ``pack`` records saved tensors."""
         for tensor in self.tensors.values():
             self.live.ignore(tensor)  # tensors passed to a group are counted where they were made
         if self.training:
@@ -602,7 +603,7 @@ class _Probe:
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, Any], dict[str, str]]:
-        """Return (view -> its base, result -> bytes of its larger storage, view -> base of role ``free``)."""
+        """Return :attr:`Facts.lies_in`, :attr:`Facts.extents` and :attr:`Facts.lies_in_free`."""
         lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
         for name in self.work.writes:

@@ -45,12 +45,14 @@ class CallWork(NamedTuple):
 
 
 class BackwardRun(NamedTuple):
-    """A part of backward: autograd nodes that run while the same gathered parameters may be alive.
+    """A part of backward: autograd nodes that run while the same gathered (unsharded) parameters may be
+    alive.
 
     Attributes:
         reads: the parameters that these nodes read.
         made: the parameters whose gradients were made earlier.
-        peak_bytes: the peak of memory above ``kept_bytes``; negative if most saved tensors are freed before.
+        peak_bytes: the peak of memory above the workload's ``kept_bytes``; negative if most saved tensors are
+            freed before.
         begin_bytes: the memory above ``kept_bytes`` at the beginning of the part.
     """
 

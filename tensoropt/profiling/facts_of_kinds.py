@@ -1,10 +1,10 @@
 """The facts of many workloads, from probes of a few of each kind.
 
-Workloads of one kind differ only in sizes. Every storage size, transfer and FLOP count of a probe is a
-product of powers of these sizes, so that probes of a few workloads determine it for all workloads of the
-kind, in whole numbers. As memory peaks are not such products, one further probe computes with the numbers of
-all workloads at once. More probes check the result: one for every pattern of sizes that are 1, as such dims
-broadcast and have any stride.
+A probe runs a workload on fake tensors. Workloads of one kind differ only in sizes. Every storage size,
+transfer and FLOP count of a probe is a product of powers of these sizes, so that probes of a few workloads
+determine it for all workloads of the kind, in whole numbers. As memory peaks are not such products, one
+further probe computes with the numbers of all workloads at once. More probes check the result: one for every
+pattern of sizes that are 1, as such dims broadcast and have any stride.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _SIZE = re.compile(r"(?<![\w.-])[1-9]\d*(?![\w.])")
 _NO_SIZE = 1e-6
 """The difference below which two logarithms are equal, and an exponent counts as a whole number."""
 _LARGE = 1 << 60
-"""The bound of all numbers, so that sums of several fit into 64 bits."""
+"""The bound on all sizes and FLOP counts, so that sums of several fit into 64 bits."""
 _FEW = 3
 """The most workloads of a kind that are all probed, because deriving their facts takes as many probes."""
 
 
 def kind_of(work: Workload) -> str:
-    """Return a workload's content without sizes, or with them if kernels are chosen by sizes."""
+    """Return a workload's content as text, without its sizes unless they decide which kernels run."""
     alone = has_attention(work) or has_recurrent(work)
     return work.content if alone else _SIZE.sub("#", work.content)
 

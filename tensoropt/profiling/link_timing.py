@@ -125,11 +125,10 @@ def _repeat(
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """Return the duration in seconds of an action queued behind other work, per repeat; empty on CPUs.
+    """Return the seconds of an action queued behind other work of the device, per repeat; empty on CPUs.
 
     Args:
-        meet: an action that synchronises all ranks' devices, so that the timed one includes no waiting for
-            ranks.
+        meet: an action that synchronises the devices of all ranks, so that no timed rank waits for another.
     """
     timer = local_timer()
     if not timer.host_apart:

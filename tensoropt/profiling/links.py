@@ -52,7 +52,8 @@ _HOW_OF = {
     "gloo": "in place/smallest, waits, rounds, batch class",
     "nccl": "in place/mean in step without a standstill, waits, laps, batch class, in stream",
 }
-"""By backend, the way of measuring, a part of every key: figures measured in another way are not reused."""
+"""The way of measuring by each backend. It is a part of every key, so that figures measured in another way
+are not reused."""
 _ROUNDS = {"gloo": 3, "nccl": 1}
 """The rounds over which the repeats of each measurement are spread."""
 
@@ -123,8 +124,7 @@ def measure_links(
     progress: Progress = silent,
     stage: str = "links",
 ) -> LinkFits:
-    """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
-    fits.
+    """Time collectives on the groups of every set of mesh axes, and every pair of ranks; return the fits.
 
     Stored measurements are reused, and new ones are saved at once, so that an interrupted call resumes.
 

@@ -44,7 +44,7 @@ def _batches(works: Sequence[Workload], expected_s: Mapping[str, float]) -> Iter
 
 
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
-"""The approximate time to prepare a workload, in seconds, and the time per byte of random tensors."""
+"""The approximate time, in seconds, to prepare a workload, and to make a byte of random tensors."""
 
 
 def _timing_s(work: Workload, visit_s: float) -> float:
@@ -122,7 +122,9 @@ class _Batch:
     keep: Callable[[Mapping[str, dict[str, Any]]], None]
 
     def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
-        """Time the workloads; return unsaved those that ran out of memory, if they may be tried ``again``."""
+        """Time and save the workloads; return unsaved those that lacked memory, if they may be tried
+        ``again``.
+        """
         short: list[Workload] = []
         while works:
             # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.

@@ -56,7 +56,7 @@ Adam reads parameter, gradient and state once."""
 
 
 def with_kind(name: str) -> str:
-    """Return a user's optimizer's name with its figures: ``module.py:make?state=2&transient=1&...``.
+    """Return an optimizer's name, with figures if it is a user's: ``module.py:make?state=2&transient=1&...``.
 
     To find the figures, the optimizer is stepped on small tensors, so that readers of plans need not run its
     code.

@@ -71,7 +71,7 @@ def timed(timer: DeviceTimer, work: Callable[[], _Result]) -> tuple[_Result, Spa
 
 
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> float:
-    """Return the duration that counts among the undisturbed spans, or among all if none is undisturbed."""
+    """Return the smallest (CPU) or median (GPU) duration of undisturbed spans, or of all if there is none."""
     return timer.counting_s(timer.seconds([span for span in spans if not span.disturbed] or spans))
 
 
@@ -102,7 +102,7 @@ class WallTimer:
     host_apart = False
 
     def copies(self, size_bytes: int) -> int:
-        """Return the number of copies of a workload to visit in turn; one has ``size_bytes`` of tensors."""
+        """Return how many copies of a workload, each with ``size_bytes`` of tensors, to visit in turn."""
         return min(_MOST_COPIES, ceil(_CACHE_BYTES / max(size_bytes, 1)))
 
     def leave_cache(self) -> None:
@@ -133,7 +133,8 @@ class WallTimer:
 
 
 class EventTimer:
-    """A timer of a GPU, by events in its current stream, on a cold L2: twice its size is zeroed before.
+    """A timer of a GPU, by events in its current stream; zeroing a tensor of twice the L2's size empties the
+    L2.
 
     Args:
         device: for example ``cuda:0``.

@@ -49,7 +49,8 @@ class TensorSpec:
         shape, dtype: local shape; dtype by PyTorch's name.
         requires_grad: whether the tensor needs a gradient.
         high: the exclusive upper bound of random integers.
-        ends: the number of rows if the values are the last rows, plus 1, of equal groups of rows; else 0.
+        ends: for the end positions of groups of rows (of routed experts), the number of rows, shared evenly;
+            else 0.
         order: the order of its dims in memory (:func:`memory_orders`); None if contiguous.
         domain: the domain of its values; "" for any.
         looped: whether the tensor is a parameter of an unrolled loop, and so stays in the caches.
@@ -346,7 +347,7 @@ Reshard = Callable[[torch.Tensor, Sequence[int], int], torch.Tensor]
 
 
 class _Reshard(torch.autograd.Function):
-    """A stand-in for resharding that allocates its memory and moves nothing."""
+    """A stand-in for resharding that allocates as much memory and moves no data."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, resolved: Resolved, use: Reshard) -> torch.Tensor:

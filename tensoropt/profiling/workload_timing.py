@@ -87,7 +87,7 @@ def _reason(error: Exception) -> str:
 
 
 def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
-    """Make the GPU the default device, which slows every call, only if a call creates a tensor."""
+    """Return a context with the GPU as default device, which slows all calls, if a call makes a tensor."""
     if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
     return timer.device
@@ -263,7 +263,7 @@ def _ahead(laps: Sequence[_Lap]) -> int:
 
 
 def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """Return the durations of the undisturbed visits, or of all visits if every one was disturbed."""
+    """Return the durations of the copies' undisturbed runs, or of all runs if every one was disturbed."""
     visits = [visit for lap in laps for visit in lap]
     visits = [v for v in visits if not any(span.disturbed for span in v if span)] or visits
     record = {
@@ -301,7 +301,7 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Its fields are ``forward_s`` and ``backward_s`` of the slowest rank, ``spread`` (interquartile range over
     median) and ``repeats``; on GPUs also ``forward_host_s``, ``backward_host_s`` and ``waits``. If a rank
-    failed, it is an ``error``, preferably of the rank that failed first.
+    failed, it has only the ``error``, preferably of the rank that failed first.
     """
     errors = [record for record in ranks if "error" in record]
     if errors:

@@ -34,7 +34,9 @@ class Bound(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Staircase:
-    """A staircase as a bound: ``memory`` (n,) ascends, ``time`` (n,) descends; points need no strategies."""
+    """A staircase as a bound: ``memory`` (n,) ascends, ``time`` (n,) descends. Its points may be
+    fictitious.
+    """
 
     memory: Floats
     time: Floats
@@ -65,7 +67,9 @@ class Lowest:
 
 
 def relative_gap(time: Floats, bounds: Floats) -> Floats:
-    """Return how much faster, at most, others could be than each point: time / bound - 1, 0 at the bound."""
+    """Return how much faster than each point a strategy could be, at most: time / bound - 1, 0 at the
+    bound.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(time <= bounds, 0.0, time / bounds - 1.0)
 
@@ -104,7 +108,7 @@ def pruning_target(incumbents: Points, distance: float) -> Staircase:
 
 
 def looseness(incumbents: Points) -> float:
-    """Return how far the known strategies are from their hull: the mean over corners, relative.
+    """Return how far the known strategies are above their hull: the mean relative distance of corners.
 
     Of a corner's distances along memory and along time, the larger counts.
     """

@@ -43,7 +43,7 @@ which halved the CPU time on 1.7 million entries and 27 corners."""
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Corners:
-    """The inner corners of the known strategies' staircase, and the lines of the hull, for kernels.
+    """The C inner corners of the known strategies' staircase, and the W lines of the hull, for kernels.
 
     ``memory``, ``time`` (C,) are the corners, memory ascending, ends possibly inf. ``height`` (W, C) are
     their weighted costs, raised by :data:`SLACK` against the rounding of sums. ``weight_m``, ``weight_t``
@@ -98,7 +98,8 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
 
 @njit(cache=True, nogil=True)
 def _reachable(inside, outside, height, roof):
-    """Return whether any strategy through an entry can still reach the frontier (all lines, some corner).
+    """Return whether any strategy through a table entry can still reach the frontier (all lines, some
+    corner).
 
     A line above the ``roof`` of neighbouring corners rules all of them out at once.
     """
@@ -290,16 +291,16 @@ def reachable_entries(inside, outside, height, roof):
 
 
 _INLINE_WORK = 20_000
-"""The estimated sums of a step below which threads cost more than they gain; an assumption."""
+"""The estimated sums of points in a step below which threads cost more than they gain; an assumption."""
 _ENTRIES_PER_THREAD = 10_000
-"""The least number of entries that is worth a thread when their reachability is checked; an assumption."""
+"""The fewest table entries worth a thread when their reachability is checked; an assumption."""
 MOST_SUMS = 1 << 62
-"""The limit on a pass's sums that stands for no limit: more than any machine computes."""
+"""The limit on sums of points that stands for no limit: more than any machine computes."""
 _BYTES_PER_POINT = 20  # 8 bytes each for memory and time, and a 4-byte label
 
 
 class TooManySumsError(Exception):
-    """A pass needs more sums than it may make."""
+    """A search pass needs more sums of points than it may make."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -314,7 +315,7 @@ class _Table:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pass:
-    """All tables of one pass, including the input tables, and whether any entry was thinned."""
+    """All tables of one search pass, including the input tables, and whether any entry was thinned."""
 
     tables: tuple[_Table, ...]
     thinned: bool
@@ -322,7 +323,7 @@ class Pass:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Messages:
-    """The least weighted costs (entries, W) inside and outside every entry, and the corners to beat.
+    """The least weighted costs (entries, W) inside and outside every table entry, and the corners to beat.
 
     ``alive`` (entries,) marks the entries that can reach some corner.
     """
@@ -343,7 +344,7 @@ class Messages:
         return Messages(inside, outside, corners, np.concatenate(parts))
 
     def pairs(self, program: Program) -> int:
-        """Return the number of pairs of entries that a pass has to examine."""
+        """Return the number of pairs of table entries that a pass has to examine."""
         first = program.base[program.leaves :]
         if not len(first):
             return 0

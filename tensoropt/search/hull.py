@@ -74,7 +74,7 @@ def flatten(program: Program) -> _Flat:
 
 @njit(cache=True, nogil=True)
 def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
-    """Return the least weighted cost of every entry of the input tables, (entries, W); else inf."""
+    """Return the least weighted cost of every input table's entry, (entries, W); inf for other entries."""
     count = wm.shape[0]
     value = np.full((entries, count), np.inf)
     for e in range(leaf_offsets.shape[0] - 1):
@@ -88,7 +88,7 @@ def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
 
 @njit(cache=True, nogil=True)
 def pass_up(meta, left_out, left_k, right_out, right_k, value):
-    """Fill ``value`` (entries, W), which has input tables' values, with the least cost of other entries."""
+    """Fill ``value`` (entries, W), set for input tables, with the least weighted cost of other entries."""
     count = value.shape[1]
     for s in range(meta.shape[0]):
         out, left, right, n_out, n_k, at_out, at_k = meta[s]
@@ -104,8 +104,7 @@ def pass_up(meta, left_out, left_k, right_out, right_k, value):
 
 @njit(cache=True, nogil=True)
 def _pass_down(meta, left_out, left_k, right_out, right_k, value, outside, first, last):
-    """Fill columns ``first:last`` of ``outside`` (entries, W) with the least weighted cost of all outside an
-    entry.
+    """Fill columns ``first:last`` of ``outside`` (entries, W): the least weighted cost outside each entry.
 
     ``outside`` must be 0 at the root and inf elsewhere. A table that is used several times (identical layers)
     gets the least over its uses.
@@ -306,7 +305,7 @@ class HullSearch:
         return costs
 
     def find_hull(self, lines: int) -> Hull | None:
-        """Return a hull from about ``lines`` lines, earlier ones included; None if there is no strategy."""
+        """Return a hull of about ``lines`` lines, old ones included; None if there is no strategy."""
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:

@@ -81,7 +81,7 @@ far, one can wrongly beat the other, so a frontier is accurate to twice this sha
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BandSearch:
-    """The search of one band. Points ``first:last`` are in the result; ``caps`` say where bounds hold."""
+    """The search of one band of costs. Points ``first:last`` count; bounds hold up to ``caps``."""
 
     caps: Caps
     reduced: ReducedGraph

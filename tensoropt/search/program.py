@@ -57,7 +57,7 @@ class _ProgramStep:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Logical:
-    """One use of a table in the tree of factors; ``left``, ``right``: its child nodes, -1 for inputs."""
+    """One use of a table in the tree of factors; ``left``, ``right``: child nodes, -1 for input tables."""
 
     table: int
     left: int = -1
@@ -93,7 +93,7 @@ class Program:
 
     @property
     def work(self) -> int:
-        """The number of pairs of entries that one pass visits."""
+        """The number of pairs of table entries that one search pass visits."""
         return sum(len(s.left_out) * len(s.left_k) for s in self.steps)
 
 

@@ -20,18 +20,18 @@ from tensoropt.search.sources import Source, mix_source, pass_source, vertex_sou
 # How much is spent on bounds before frontiers. A number without a reason next to it is an assumption; the
 # numbers decide how long a search takes, never what an exact one returns or what any claims.
 _FEW_SUMS = 300_000
-"""The most sums of an unpruned pass for which a graph is searched without bounds, which would take longer."""
+"""The most sums of points of an unpruned pass for which bounds would take longer than the pass."""
 _MORE_SUMS = 100 * _FEW_SUMS
-"""The sums after which such a pass is given up and bounds are computed, as its sums were only estimated."""
+"""The sums of points after which an unpruned pass is given up for bounds, as they were only estimated."""
 FEW_LINES, LINES = 16, 32
-"""The numbers of hull lines, for a first narrowing of large graphs and for passes."""
+"""The numbers of hull lines, for a first narrowing of large graphs and for search passes."""
 CORNERS = 2048
 """The number of the known staircase's corners that prune a pass; more are merged, which stays exact."""
 MORE_LINES = 96
-"""The number of lines if many pairs remain: 32 miss half of the vertices of a steep frontier, and no corner
-is then narrow."""
+"""The number of hull lines if many pairs of table entries remain: 32 lines miss half of the vertices of a
+steep frontier, and leave wide corners."""
 _MESSAGE_BYTES = 1 << 30
-"""The memory, in bytes, for the inside and outside messages of all lines."""
+"""The memory in bytes for all lines' least weighted costs inside and outside of table entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def build_program(reduced: ReducedGraph, order: Order) -> Program:
 
 
 def lines_that_fit(program: Program, wanted: int) -> int:
-    """Return the number of lines for which the messages of a program fit in their share of memory."""
+    """Return how many hull lines, at most ``wanted`` and at least 4, fit in ``_MESSAGE_BYTES`` of memory."""
     # 16 bytes: an inside and an outside message, each a float64, for every entry and line. HullSearch makes
     # at least four lines: the two ends, and the two next to them.
     return max(4, min(wanted, _MESSAGE_BYTES // (16 * max(program.entries, 1))))
@@ -94,7 +94,7 @@ def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
 def useful_classes(
     program: Program, search: HullSearch, hull: Hull, incumbents: Points
 ) -> dict[int, NDArray[np.bool_]]:
-    """Return by operator which classes are part of a strategy that may still reach the frontier."""
+    """Return by operator which classes of configurations may be part of a strategy on the frontier."""
     inside, outside = search.messages()
     corners = corners_of(hull, incumbents.memory, incumbents.time, CORNERS)
     roof, of_leaf = corners.roof, {}
@@ -108,7 +108,7 @@ def useful_classes(
 
 
 def few_sums(program: Program) -> bool:
-    """Return whether a pass without pruning makes so few sums that bounds would take longer."""
+    """Return whether an unpruned pass makes so few sums of points that bounds would take longer."""
     leaves = program.reduced.leaves
     options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
     mean = max(float(options.mean()), 1.0)

@@ -43,8 +43,8 @@ def track_frontier(
             search are then bounded, and so is the number of points (about ``log(slowest / fastest) /
             epsilon``). If the gap could not be proven everywhere, ``notes`` say so.
         method: "auto" (ours), "ldp" or "elimination" (the paper's).
-        max_points: the points kept per table entry and in the result. Fewer points may not be exact, but all
-            are achievable.
+        max_points: the points kept per table entry and in the result. Trimming costs exactness, but all
+            points remain achievable.
         threads: by default one per core; the result does not depend on their number.
         rivals: points from elsewhere. Strategies that they beat need not be returned, and bounds treat them
             as known.
@@ -154,8 +154,9 @@ def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
 def _enough_within(
     memory: Floats, time: Floats, bounds: Callable[[Floats], Floats], epsilon: float
 ) -> Indices:
-    """Choose points of a staircase so that no budget has a wider gap than ``epsilon``. Where the whole
-    staircase has one, leave out points that are at most ``epsilon / 2`` faster than a leaner chosen one.
+    """Choose points of a staircase so that no budget has a wider gap than ``epsilon``. Where even the whole
+    staircase has a wider one, leave out points that are at most ``epsilon / 2`` faster than a leaner chosen
+    one.
 
     Greedy, starting from the leanest: a point is left out if the one kept before it is good enough up to the
     memory of the next. The number of points is about the logarithm of the range of times divided by the room

@@ -146,8 +146,8 @@ class _DposScheduler:
         return self.critical if self.units.allowed[unit, self.critical] else -1
 
     def _critical_device(self, operator: int) -> int:
-        """Return the device that on average runs the operators of the critical path fastest that fit on it
-        (line 5).
+        """Return the device with the least mean time of those critical-path operators that fit on it (line
+        5).
 
         "For each available device, we simulate placing as many remaining operations on the critical path as
         possible onto the device (within its memory capacity), and compute the average execution time"

@@ -34,7 +34,8 @@ _SHELVES = 48
 _CAPS = 8
 """The number of memory caps under which a chain runs."""
 _FEWEST, _ENOUGH, _ENOUGH_PER_OPERATOR = 2_000, 20_000, 1_000
-"""The fewest tries, and how many are enough, in all or for each operator."""
+"""The fewest tries of a search. The most are ``_ENOUGH``, or if that is more ``_ENOUGH_PER_OPERATOR`` for
+each operator."""
 _STARTS = 3
 _SCOUTS, _FASTEST, _CAPPED = 0.3, 0.3, 0.4
 """The number of fastest starts from which a chain runs, and the shares of all tries for these chains, for
@@ -48,7 +49,7 @@ class LocalSearch:
     """The settings of the planner.
 
     Attributes:
-        seconds: the effort, in seconds of the machine where it was measured.
+        seconds: the effort, in seconds of the machine where ``_TASKS_PER_SECOND`` was measured.
     """
 
     seconds: float = 20.0

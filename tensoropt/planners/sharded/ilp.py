@@ -98,8 +98,8 @@ class _ZeroOneProgram:
                     self._row(row, 0.0)
 
     def solve(self, limit: float | None) -> _Solved | None:
-        """Return the fastest strategy found within ``limit`` bytes of summed memory; None if none was
-        found.
+        """Return the fastest strategy found within ``limit`` bytes of summed memory; None if there is
+        none.
         """
         memory, time, binary = np.array(self.columns).T
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
@@ -130,8 +130,9 @@ class _ZeroOneProgram:
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return the program's solutions for every mesh and micro-batch count, at most one simulated within the
-    limit.
+    """Return the program's solutions for every mesh and micro-batch count.
+
+    While the simulated memory exceeds the limit, the program is solved again with a lower one.
 
     Raises:
         UnsuitableError: the solver found no solution within the limit and its time.

@@ -85,7 +85,7 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
 
 
 def makers_of(graph: GroupGraph, tensors: Iterable[str], ends: Callable[[Group], bool]) -> frozenset[str]:
-    """Return the groups that make the tensors, and what these read, back to groups where that ``ends``."""
+    """Return the groups that make the tensors or their inputs, back to groups for which ``ends`` holds."""
     waiting, found = list(tensors), set[str]()
     while waiting:
         maker = graph.atoms.graph.producer.get(waiting.pop())

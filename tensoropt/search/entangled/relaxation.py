@@ -42,8 +42,8 @@ _LARGEST_WORK = 4_000_000_000
 _FEASIBILITY_CHECKS = 200
 """The number of partial assignments examined before the search for any possible strategy gives up."""
 _CLOSE = 1e-4
-"""The relative distance of the least memory's bounds below which only a hundredth of :data:`_LEANEST_WORK` is
-spent."""
+"""The relative distance from the known strategies below which proving the least memory gets only a hundredth
+of :data:`_LEANEST_WORK`."""
 _LEANEST_CHECKS = 400
 _LEANEST_WORK = 200_000_000
 """The scalar problems, and pairs of entries, spent on proving the least memory of any strategy."""
@@ -156,7 +156,7 @@ def _unit(costs: list[Floats], grid: float) -> float:
 
 
 def any_strategy(relaxed: SplitGraph, solver: Solver) -> tuple[Source, ...]:
-    """Return the strategies for some possible assignment of the fixed operators, or none, depth first."""
+    """Search depth first for a possible assignment of the fixed operators; return its strategies, if any."""
     fixed = sorted(relaxed.copies)
     checks = 0
 
@@ -219,7 +219,7 @@ and Crowder 1974); an assumption."""
 
 
 def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
-    """Return the relaxation with better multipliers; ``incumbents``: strategies, which bound the bounds."""
+    """Return the relaxation with multipliers improved towards the known strategies ``incumbents``."""
     weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
     flat, root = bounded.search.flat, bounded.search.root
     least = (weight_m[:, None] * incumbents.memory + weight_t[:, None] * incumbents.time).min(axis=1)
@@ -277,9 +277,7 @@ class _Copies:
         self.entries = at
 
     def disagreement(self, entry: Indices) -> Floats:
-        """Return, (rows, W), per copy and class: whether the copy chose it, minus the share of copies that
-        did.
-        """
+        """Return whether each copy chose each class, minus the share of copies that did, (rows, W)."""
         out = np.zeros((self.entries, entry.shape[1]))
         for same, at, size in self.groups:
             chosen = entry[same][:, None, :] == np.arange(size)[None, :, None]  # (copies, classes, W)

@@ -33,8 +33,8 @@ _MULTIPLES = (8, 4, 2, 1)
 """Micro-batches per pipeline rank, if no number is requested; the first suitable number is used. GPipe calls
 its bubble "negligible" from 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
 _FEW = 8
-"""The most positions of cuts with which a model may be cut at any of them; models with more are cut only
-before blocks. All of these numbers are assumptions."""
+"""The number of possible cuts up to which a model may be cut at any of them; models with more are cut only
+before blocks. This number and those above are assumptions."""
 _STEP = 0.01
 """The least relative drop in memory from one pipeline of a method to the next."""
 _EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
@@ -77,7 +77,7 @@ class PipelineTask:
     """The task of methods that cut a model into pipeline stages: a model on a cluster.
 
     Attributes:
-        first_space: the index of the first of :attr:`spaces` among the exploration's spaces.
+        first_space: the index of the first of :attr:`spaces` among the exploration's search spaces.
     """
 
     problem: Problem
@@ -115,7 +115,7 @@ class PipelineTask:
 
     def _micro_batches(self, places: int) -> int | None:
         """Return the largest number of micro-batches, of those requested, that divides the batch; None if
-        none does. Numbers are preferred whose micro-batches a stage's devices divide.
+        none does. Numbers are preferred whose micro-batches divide evenly among a stage's devices.
         """
         batch, requested = self.problem.batch, self.settings.micro_batches
         multiples = _MULTIPLES if isinstance(requested, str) else sorted(requested, reverse=True)
@@ -125,12 +125,12 @@ class PipelineTask:
 
     @property
     def spaces(self) -> tuple[Space, ...]:
-        """The exploration's spaces of pipelines, one for each of :attr:`jobs`."""
+        """The search space of each mesh and micro-batch count of :attr:`jobs`."""
         keys = self.problem.parameter_keys
         return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
 
     def space_of(self, mesh: Mesh, micro_batches: int) -> int:
-        """Return the index of the exploration's space for a mesh and micro-batch count of :attr:`jobs`."""
+        """Return the index, in the exploration, of the search space of a mesh and micro-batch count."""
         return self.first_space + self.jobs.index((mesh, micro_batches))
 
     def positions(self, stages: int) -> list[int]:

@@ -28,7 +28,7 @@ high enough that no move gains as much."""
 _TOGETHER = 6.0
 """The mean number of connected operators, beyond the first two, that move together; an assumption."""
 _JOINS = 0.7
-"""The share of neighbours that move along, so that the border falls elsewhere each time; an assumption."""
+"""The probability that a neighbour moves along, so that different sets move each time; an assumption."""
 _ALONE = 0.3
 """The share of moves of one operator alone; an assumption."""
 

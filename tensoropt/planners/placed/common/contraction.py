@@ -116,7 +116,7 @@ class Contraction:
 
 
 def contract(problem: PlacementProblem, groups: Sequence[Sequence[int]]) -> Contraction:
-    """Return the problem over blocks; ``groups`` partition the operators in topological order, acyclic."""
+    """Return the problem whose operators are ``groups``, a partition in topological order."""
     return Contraction(problem, tuple(tuple(sorted(g)) for g in groups))
 
 

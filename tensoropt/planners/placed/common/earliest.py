@@ -36,7 +36,7 @@ class EarliestFirst:
         self.starts = [0.0] * size
         self.ends = [0.0] * size
         self.lanes: dict[str, float] = {}
-        """The time in seconds at which each lane is free."""
+        """The time in seconds at which each lane of a link is free."""
         self.there: dict[tuple[int, int], float] = {}
         """(tensor, device) -> the time at which the tensor arrived there."""
         self.free = np.zeros(count)
@@ -131,8 +131,8 @@ class EarliestFirst:
     def _receive(
         self, operator: int, device: int
     ) -> tuple[float, dict[str, float], dict[tuple[int, int], float]]:
-        """Return when an operator's inputs are on a device if sent now, in the order in which they are made,
-        with the changes of ``lanes`` and ``there``.
+        """Return the time at which an operator's inputs are on a device if they are sent now, and the
+        resulting changes of ``lanes`` and ``there``.
         """
         devices, tensors = self.problem.devices, self.problem.tensors
         latest, lanes, there = 0.0, dict[str, float](), dict[tuple[int, int], float]()

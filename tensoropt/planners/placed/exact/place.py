@@ -39,7 +39,7 @@ _FIRST = 0.5
 """The share of the remaining effort that one run may spend; the rest is for runs with less room. An
 assumption."""
 _GROUPS_PER_DEVICE = 2
-"""The divisor in NetSplit's limit of 2n groups. n is read as the number of devices; twice the number of
+"""The factor in NetSplit's limit of 2n groups. n is read as the number of devices; twice the number of
 operators would be no limit."""
 
 
@@ -70,8 +70,8 @@ class ExactPlanner:
         groups: whether operators are timed one by one, and groups of them share a device; otherwise blocks of
             operators run in one go.
         knows_memory: whether the program limits the memory of devices from the start.
-        devices: the only number of devices that it supports; None for any.
-        most_operators: the most blocks that it supports.
+        devices: the only number of devices that the planner supports; None for any.
+        most_operators: the most blocks that the planner supports.
         promise: the reason why the program's own time for its answer is shorter than the simulated one.
     """
 
@@ -275,7 +275,7 @@ class _Runs:
 
 
 def _serial_s(problem: PlacementProblem) -> float:
-    """Return an upper bound on any sensible step: the time of all operators and messages one by one."""
+    """Return an upper bound on any sensible step in seconds: all operators and messages one by one."""
     seconds = problem.forward_s + problem.backward_s + problem.update_s
     work = np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum()
     devices = problem.devices

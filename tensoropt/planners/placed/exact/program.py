@@ -129,7 +129,9 @@ class PlacementProgram:
         return result
 
     def _occupy(self, name: Any, start: Any, ticks: int, end: Any, present: Any) -> None:
-        """Add that ``present`` implies start + ticks == end; intervals of the same name do not overlap."""
+        """Add that ``present`` implies start + ticks == end, and that under ``Rules.exclusive`` intervals
+        with the same name do not overlap.
+        """
         if not self.rules.exclusive:  # nothing queues, and an interval would only burden the solver
             self.model.add(end == start + ticks).only_enforce_if(present)
             return

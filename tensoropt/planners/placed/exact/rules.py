@@ -85,6 +85,6 @@ def lasting_units(problem: PlacementProblem, device: Sequence[int]) -> NDArray[n
 
 
 def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> bool:
-    """Return whether a placement obeys the memory rule, like :meth:`.program.PlacementProgram._keep`."""
+    """Return whether a placement obeys the memory rule of :meth:`.program.PlacementProgram._keep`."""
     limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
     return bool((lasting_units(problem, device) <= limits).all())

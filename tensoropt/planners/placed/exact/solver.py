@@ -24,8 +24,7 @@ _WATCH_S = 0.2
 """The time between checks for an interrupt while the solver runs, in seconds."""
 
 _CLOCK = 0.95
-"""The share of its seconds after which a run counts as ended by the clock, as the solver stops a little
-early."""
+"""The share of its time limit from which on a run counts as ended by it, as the solver stops early."""
 
 
 def effort_of(seconds: float) -> float:

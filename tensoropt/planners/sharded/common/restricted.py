@@ -45,8 +45,8 @@ points would hardly differ."""
 def frontiers(
     task: PlanningTask, allowed: Scheme, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
-    """Yield the frontiers of the choices that a scheme allows, for each mesh and micro-batch count that
-    suits, once with nothing and once with all blocks recomputed.
+    """Yield the frontier's strategies among those that a scheme allows, for each mesh and micro-batch count
+    that suits, once with nothing and once with all blocks recomputed.
     """
     for number, space in enumerate(task.spaces):
         if not suits(space):
@@ -64,7 +64,7 @@ def frontiers(
 
 
 def on_the_batch(task: PlanningTask, stored: Scheme) -> Iterator[Selection]:
-    """Yield the frontiers of splitting every group along its batch dim alone, over flat meshes."""
+    """Yield the frontier's strategies that split every group along its batch dim alone, on flat meshes."""
     labels = batch_labels(task.prepared.graph)
     allowed = following_the_batch(lambda _, group: labels[group], stored)
     return frontiers(task, allowed, lambda space: len(space.names.mesh.shape) <= 1)

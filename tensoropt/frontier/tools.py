@@ -56,7 +56,7 @@ def reduce(memory: ArrayLike, time: ArrayLike, origin: _IndexArray | None = None
     if m.ndim != 1 or m.shape != t.shape:
         raise ValueError(f"memory and time must be two arrays of one length; got {m.shape} and {t.shape}")
     if np.isnan(m).any() or np.isnan(t).any():
-        raise ValueError("a cost is NaN; mark the impossible with inf")
+        raise ValueError("a cost is NaN; mark impossible points with inf")
     if origin is None:
         origin = np.stack([np.zeros(len(m), np.int32), np.arange(len(m), dtype=np.int32)], axis=1)
     # The last key sorts first: by memory, then by time. lexsort is stable, so of equal points the first in

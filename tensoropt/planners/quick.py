@@ -72,13 +72,14 @@ def placed_refusal(wanted: str, operators: int, devices: int, parallelism: float
         return ""
     if parallelism is not None and parallelism < _PARALLEL:
         return (
-            f"on equal GPUs they gain from branches, and the model's FLOP are {parallelism:.1f} times those "
-            f"of its longest chain of operators (tried from {_PARALLEL:g} on); --placements always tries them"
+            f"on equal GPUs placed plans gain from branches, and the model's FLOP are {parallelism:.1f} "
+            f"times those of its longest chain of operators (tried from {_PARALLEL:g} times on); "
+            "--placements always tries placed plans"
         )
     if operators <= MOST_OPERATORS and operators * devices <= MOST_PAIRS:
         return ""
     return (
         f"{operators:,} operators on {devices:,} devices are more than is placed quickly (at most "
         f"{MOST_OPERATORS:,} operators, and {MOST_PAIRS:,} operators times devices); --placements always "
-        "tries them"
+        "tries placed plans"
     )

@@ -65,7 +65,8 @@ def best_of(planner: str, found: Iterable[SimulatedPoint], limit: float | None) 
     if not fitting:
         leanest = format_bytes(kept[0].point.memory_bytes)
         raise InfeasibleError(
-            f"{planner} finds no plan within {format_bytes(limit)}; its leanest needs {leanest}: raise it"
+            f"{planner} finds no plan within {format_bytes(limit)}; its leanest plan needs {leanest}; raise "
+            "the limit"
         )
     return (fitting[-1],)
 
@@ -83,7 +84,7 @@ def sharded(task: PlanningTask, planner: str, selections: Sequence[Selection]) -
 def pipelined(task: PlanningTask, planner: str, answers: Sequence[PipelinedAnswer]) -> list[SimulatedPoint]:
     """Return the pipelines of a method that no other beats; InfeasibleError if it has none."""
     if not answers:
-        raise InfeasibleError(f"{planner} finds no plan: it allows no strategy for some stage; use another")
+        raise InfeasibleError(f"{planner} finds no plan: it has no strategy for a stage; use another planner")
     found = []
     for evaluation, mesh in reduce_points(answers, lambda one: (one[0].memory_bytes, one[0].time_s)):
         space = task.staging.space_of(mesh, evaluation.strategy.micro_batches)
@@ -111,7 +112,7 @@ def placed(
     if one_batch and counts != (1,):
         if 1 not in counts:
             raise UnsuitableError(
-                f"{planner} runs one micro-batch only: {one_batch}; asked for "
+                f"{planner} runs one micro-batch only: {one_batch}; you asked for "
                 f"{', '.join(map(str, counts))}, allow 1 as well or use another planner"
             )
         counts, notes = (1,), [f"runs one micro-batch only: {one_batch}"]

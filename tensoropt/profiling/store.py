@@ -304,7 +304,7 @@ class ProfileStore:
         try:
             content = pack(record)
         except (TypeError, ValueError) as error:
-            raise MeasurementError(f"the value of {key} is not data: {error}") from error
+            raise MeasurementError(f"the value of {key} is not plain data: {error}") from error
         if len(content) > _MOST_VALUE_BYTES:
             raise MeasurementError(f"a value of {len(content) >> 20} MiB is too large to be cached")
 
@@ -446,8 +446,8 @@ class ProfileStore:
     def _fall_back(self, reason: str) -> sqlite3.Connection:
         """Continue with an empty store in memory; return the connection."""
         _logger.warning(
-            "The profile store %s cannot be written (%s), so it is not used: measurements are kept in memory "
-            "and lost at the end. Set TENSOROPT_CACHE to a folder that can be written.",
+            "The profile store %s cannot be written (%s). Measurements are kept in memory instead, "
+            "and lost at the end of the process. Set TENSOROPT_CACHE to a folder that can be written.",
             self.path,
             reason,
         )

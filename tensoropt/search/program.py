@@ -218,7 +218,7 @@ class ProgramBuilder:
         raise TableTooLargeError(
             f"a table over {len(scope)} operators ({names}) would have {entries:.3g} entries and need "
             f"{format_bytes(needed)}, more than half of the free memory; give these operators fewer "
-            "configurations, or use the method 'auto', which needs smaller ones"
+            "configurations, or use the method 'auto', which needs smaller tables"
         )
 
     def _strides(

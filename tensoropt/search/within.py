@@ -202,8 +202,8 @@ class _Within:
                     self._add(program, engine.run_pass(closer, points, sums))
                 continue
             except TableTooLargeError as error:
-                _log.warning("not searched to the end: %s", error)
-                return self.result(bound, f"not searched to the end: {error}")
+                _log.warning("the frontier was not searched to the end: %s", error)
+                return self.result(bound, f"the frontier was not searched to the end: {error}")
             self._add(program, result)
             # Everything below the goal has been found.
             if not (targeted or result.thinned):

@@ -160,9 +160,9 @@ def simulated_places(
     if not kept:
         capacity = format_bytes(problem.devices.in_all(float(problem.devices.capacity_bytes.max())))
         raise InfeasibleError(
-            f"{name} finds no plan within {capacity} on {problem.devices.count} devices; the nearest needs "
-            f"{format_bytes(min(map(_excess_bytes, found)))} more on one of them; raise the limit, use more "
-            "devices or a smaller batch"
+            f"{name} finds no plan within {capacity} on {problem.devices.count} devices; the nearest "
+            f"placement needs {format_bytes(min(map(_excess_bytes, found)))} more on one device; raise the "
+            "limit, use more devices or a smaller batch"
         )
     gap = max(0.0, 1 - lower_bound_s(problem) / kept[-1].time_s)
     proof = f"proven: no step is more than {gap:.2%} shorter (longest chain, work spread evenly)"

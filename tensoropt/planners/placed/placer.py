@@ -70,7 +70,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     passed = sum(not units.allowed[u, default] and u not in pinned for u in units.of)
     if not passed:
         return PlacedAnswer(placement)
-    note = f"{passed} operators cannot run on device {default} and went to the next that can"
+    note = f"{passed} operators cannot run on device {default} and lie on the next device that can"
     return PlacedAnswer(placement, (note,))
 
 

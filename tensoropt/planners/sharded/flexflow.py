@@ -157,8 +157,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         ends = [end for end in ends if math.isfinite(end[0])]
         if ends:
             choice = min(ends, key=lambda end: end[0])[1]
-            notes = (f"stopped after {_SECONDS:.0f} s, before all proposals",) if late else ()
+            notes = (f"stopped after {_SECONDS:.0f} s, before all proposals were tried",) if late else ()
             selections.append(Selection(number, choice, chain.options(choice), notes))
     if not selections:
-        raise UnsuitableError("no random strategy to start from is possible; use the frontier or ilp")
+        raise UnsuitableError("flexflow found no possible strategy to start from; use the frontier or ilp")
     return selections

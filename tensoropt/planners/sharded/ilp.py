@@ -144,7 +144,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             solved = program.solve(limit)
             if solved is None:
                 break
-            notes = (f"not proven: gap {solved.gap:.2%}",) if solved.gap > _GAP else ()
+            notes = (f"optimum not proven: gap {solved.gap:.2%}",) if solved.gap > _GAP else ()
             selection = Selection(number, solved.choice, solved.options, notes)
             selections.append(selection)
             if memory_limit_bytes is None or limit is None:

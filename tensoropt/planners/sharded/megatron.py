@@ -129,6 +129,6 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     return restricted.at_least_one(
         task,
         restricted.frontiers(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
-        "no mesh here splits both the attention heads and the batch; megatron needs an inner axis that "
-        "splits the heads (the key heads, if several query heads share one) into non-empty parts",
+        "no mesh of this cluster splits both the attention heads and the batch; megatron needs an inner axis "
+        "that splits the heads (the key heads, if several query heads share one) into non-empty parts",
     )

@@ -46,7 +46,7 @@ def _partition(space: TableSpace) -> tuple[dict[str, int], dict[str, int], tuple
     left = sorted(name for name, rows in chosen.items() if set(rows) & _WHOLE)
     more = f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else ""
     shown = ", ".join(left[:_MOST_NAMED]) + more
-    return choice, options, (*notes, f"not split on every axis: {shown}") if left else notes
+    return choice, options, (*notes, f"operators not split on every axis: {shown}") if left else notes
 
 
 def _allowed(
@@ -105,5 +105,5 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
                 continue
         if selections:
             return selections
-    why = "tofu splits every tensor, and no mesh here divides this model's sizes"
+    why = "tofu splits every tensor, and no mesh of this cluster divides this model's sizes"
     raise UnsuitableError(why_none(task, why))

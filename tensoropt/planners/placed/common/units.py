@@ -97,8 +97,8 @@ def _allowed(
             if not problem.allowed[o].all()
         )
         raise InfeasibleError(
-            f"no device can hold all of these operators, which must share one: {sides}; loosen a pin or let "
-            "them be on different devices"
+            f"no device can hold all of these operators, which must share a device: {sides}; loosen a pin "
+            "or let the operators be on different devices"
         )
     return allowed
 

@@ -98,7 +98,7 @@ class ExactPlanner:
         if self.devices not in (None, count := problem.devices.count):
             raise UnsuitableError(
                 f"{self.name} places on {self.devices} devices; this cluster has {count}; use netsplit, or "
-                f"give {self.name} {self.devices} of them"
+                f"give {self.name} {self.devices} devices"
             )
         cp_sat(self.name)
         problem = limited(problem, memory_limit_bytes)
@@ -245,7 +245,7 @@ class _Runs:
         near = ""
         if self.nearest is not None:
             excess = format_bytes(float(self.nearest.excess_bytes.max()))
-            near = f"; the nearest needs {excess} more on one of them"
+            near = f"; the nearest placement needs {excess} more on one device"
         remedy = "use more devices or another planner"
         if self._balanced():
             remedy = "or use netsplit or dpos, which have no such rule"
@@ -264,11 +264,11 @@ class _Runs:
                 f"{format_seconds(found.time_s)}: {self.program.promise}"
             )
         if best is not found:
-            yield f"the heuristic's placement of the blocks was not improved: {format_seconds(best.time_s)}"
+            yield f"the heuristics' placement of the blocks was not improved: it takes {format_seconds(best.time_s)}"
         if words := outcome.ended(self.settings.seconds):
             yield words
         if before := len(self.outcomes) - 1:
-            yield f"solved {before} times more with less room, as its answer did not fit when simulated"
+            yield f"solved {before} times more with less room on devices, as the answer did not fit simulated"
         gap = max(0.0, 1 - bound_s / best.time_s)
         percent = f"{gap:.2%} proven" if gap > ROUNDING else "0.00% proven, up to rounding"
         yield f"gap {percent}: nothing{self._balanced()} is faster than {format_seconds(bound_s)}"

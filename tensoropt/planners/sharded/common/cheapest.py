@@ -29,5 +29,5 @@ def cheapest(
     for a, b, costs in edges:
         graph.add_edge(a, b, np.stack([np.zeros_like(costs), costs], axis=-1))
     frontier = track_frontier(graph)
-    notes = () if frontier.exact else (*frontier.notes, f"at most {frontier.gap[0]:.1%} from the optimum")
+    notes = () if frontier.exact else (*frontier.notes, f"at most {frontier.gap[0]:.1%} above the optimum")
     return frontier.strategy(0), notes

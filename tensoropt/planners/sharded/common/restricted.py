@@ -19,7 +19,8 @@ from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategie
 from tensoropt.sharding.groups import GroupGraph
 
 NO_BATCH = (
-    "no mesh here splits the batch into non-empty parts; choose a batch size that the device count divides"
+    "no mesh of this cluster splits the batch into non-empty parts; choose a batch size that the device "
+    "count divides"
 )
 """The refusal of methods that only split the batch."""
 
@@ -86,4 +87,4 @@ def why_none(task: PlanningTask, why_not: str) -> str:
     """Return why a method has no plan: ``why_not`` in a free search, else that constraints leave none."""
     if task.base.settings.get("constraints") is None:
         return why_not
-    return "none of its plans keeps to the constraints; loosen them or leave them out"
+    return "no plan of this planner keeps to the constraints; loosen the constraints or leave them out"

@@ -207,7 +207,9 @@ def heuristic(
     names = ", ".join(repr(reduced.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
     total = math.prod(reduced.domains[f] for f in order.fixed)
-    note = f"heuristic elimination: tried {tried} of {total:.3g} assignments of classes to {names}{more}"
+    note = (
+        f"heuristic elimination: tried {tried} of {total:.3g} assignments of configurations to {names}{more}"
+    )
     return SearchResult(tuple(sources), merge(sources), hull, False, (note,))
 
 

@@ -264,11 +264,14 @@ class _Runs:
                 f"{format_seconds(found.time_s)}: {self.program.promise}"
             )
         if best is not found:
-            yield f"the heuristics' placement of the blocks was not improved: it takes {format_seconds(best.time_s)}"
+            yield f"the heuristics' placement was not improved: it takes {format_seconds(best.time_s)}"
         if words := outcome.ended(self.settings.seconds):
             yield words
         if before := len(self.outcomes) - 1:
-            yield f"solved {before} times more with less room on devices, as the answer did not fit simulated"
+            yield (
+                f"solved {before} times more with less room on the devices, as the answer did not fit when "
+                "simulated"
+            )
         gap = max(0.0, 1 - bound_s / best.time_s)
         percent = f"{gap:.2%} proven" if gap > ROUNDING else "0.00% proven, up to rounding"
         yield f"gap {percent}: nothing{self._balanced()} is faster than {format_seconds(bound_s)}"

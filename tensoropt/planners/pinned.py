@@ -174,7 +174,7 @@ def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
     tensor = mesh.shape[-1]
     for group in (group for group in graph.groups if group.anchor.target == ATTENTION):
         heads = {dim.name: dim.size for dim in graph.atoms.spaces[group.name].dims}
-        # Keys with separate heads, or repeated ones, whose copies are the inner atom.
+        # Keys have separate heads, or repeated ones, whose copies are the inner factor of the dim.
         keys = heads.get("heads", 0) if "group" in heads else heads.get("heads.0", 0)
         if 1 < keys < tensor and tensor % keys == 0:
             shape = (*mesh.shape[:-1], keys, tensor // keys)

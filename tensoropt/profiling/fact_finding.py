@@ -231,14 +231,14 @@ _aten: Any = torch.ops.aten
 
 
 def _as_read(read: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
-    # Made with the size of what is read (columns of an image, or the image), before it gets its own.
+    # The result is first as large as the input (columns of an image, or the image), and then resized.
     return [read.numel()]
 
 
 def _reduced(
     input: torch.Tensor, target: torch.Tensor, reduction: int = 1, *_: Any, **__: Any
 ) -> Sequence[int]:
-    # The terms, if they are summed.
+    # With a reduction, the storage holds all terms of the sum.
     return [torch.broadcast_shapes(input.shape, target.shape).numel() if reduction else 0]
 
 

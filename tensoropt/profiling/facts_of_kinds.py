@@ -47,7 +47,7 @@ def find_facts_of_all(
     kinds: dict[str, list[int]] = {}
     for i, work in enumerate(works):
         kinds.setdefault(kind_of(work), []).append(i)
-    # Long ones first, in turns, so that processes have about as much to do.
+    # Large kinds first, dealt to processes in turn, so that all have about as much to do.
     members = sorted(kinds.values(), key=len, reverse=True)
     probes = sum(min(len(kind), _PER_KIND) for kind in members)
     processes = max(1, min(cores(), probes // _LEAST_PER_PROCESS))

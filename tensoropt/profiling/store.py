@@ -93,12 +93,12 @@ def _prepare(connection: sqlite3.Connection) -> None:
             "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
             " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
         )
-        # A separate table, because older files have only the other one; older versions can use both files.
+        # A separate table, because older files have only profiles; older versions can use files with both.
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cache (kind TEXT NOT NULL, key TEXT NOT NULL, used_s REAL NOT NULL,"
             " value BLOB NOT NULL, PRIMARY KEY (kind, key))"
         )
-        # In one transaction with the tables, so that a file with our id has them.
+        # In one transaction with the tables, so that every file with our id has the tables.
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
@@ -138,7 +138,7 @@ def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: flo
     row = connection.execute(
         "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
     ).fetchone()
-    # Not at every use, because SQLite writes the whole row; a failure to write it does not matter here.
+    # Not at every use, because SQLite writes the whole row. A failure to store the time does not matter.
     if row is not None and row[1] < now_s - _USED_WITHIN_S:
         connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
@@ -427,7 +427,7 @@ class ProfileStore:
         assert self.path is not None
         aside = self.path.with_name(f"{self.path.name}.aside-{time.time_ns()}")
         try:
-            # The log first: SQLite could take it for the new file's.
+            # The log first: SQLite could take the old log for that of the new file.
             for ending in ("-wal", "-shm", ""):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")

@@ -285,7 +285,7 @@ def on_fake_tensors(
             and recurrent layers have on CPUs.
     """
     if meta:
-        # It refuses with this to return values, and operators without a kernel for it.
+        # The meta device raises this for requested values, and for operators without a meta kernel.
         with suppress(RuntimeError), ExitStack() as stack:
             for mode in (torch.device("meta"), *modes):
                 stack.enter_context(mode)

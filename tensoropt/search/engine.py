@@ -69,7 +69,7 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
     m = np.append(memory[1:], np.inf)
     t = time.copy()
     if time[-1] * hull.weight_t[-1] <= hull.value[-1]:
-        m, t = m[:-1], t[:-1]  # nothing is faster
+        m, t = m[:-1], t[:-1]  # no strategy is faster
     if memory[0] * hull.weight_m[0] > hull.value[0]:
         m, t = np.append(memory[0], m), np.append(np.inf, t)  # a leaner strategy may exist
     if len(m) == 0:  # one point beats everything; it remains as its own corner

@@ -18,7 +18,7 @@ from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.sources import Source, mix_source, pass_source, vertex_source
 
 # How much is spent on bounds before frontiers. A number without a reason next to it is an assumption; the
-# numbers decide how long a search takes, never what an exact one returns or what any claims.
+# numbers decide how long a search takes, never what an exact search returns or what any search claims.
 _FEW_SUMS = 300_000
 """The most sums of points of an unpruned pass for which bounds would take longer than the pass."""
 _MORE_SUMS = 100 * _FEW_SUMS

@@ -99,8 +99,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
                 continue
             try:
                 selections.append(Selection(number, *_partition(space)))
-            # Nothing of this mesh divides the model's sizes, or it was searched with a part of its splits
-            # alone; another may do.
+            # This mesh divides none of the model's sizes, or was searched with a part of its splits alone.
+            # Another mesh may have a strategy.
             except NoStrategyError:
                 continue
         if selections:

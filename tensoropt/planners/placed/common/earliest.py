@@ -79,7 +79,7 @@ class EarliestFirst:
             earliest = float(starts[operator, device])
             if earliest == float("inf"):
                 raise NoRoomError(self.units.of[int(self.ready.argmax())])
-            # Its arrivals were a lower bound; if they grew, another pair may start earlier.
+            # The operator's arrivals were lower bounds. If they grew, another pair may start earlier.
             if not self._refresh(operator):
                 return operator, device, earliest
 

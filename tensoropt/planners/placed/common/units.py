@@ -198,7 +198,7 @@ def place_within_memory(
     Raises:
         InfeasibleError: no such placement was found.
     """
-    # The bytes booked for tensors in flight can exceed what is there at once, so that a method finds no room
+    # The bytes booked for tensors in flight can exceed those alive at once, so that a method finds no room
     # though its placement would fit, and is run without them.
     most, units = problem.devices.within(limit), units_of(problem)
 

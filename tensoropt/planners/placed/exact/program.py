@@ -235,7 +235,7 @@ class PlacementProgram:
         units = [int(size // unit) for size in own]
         total = sum(units) + sum(int(tensor.bytes // unit) for tensor in tensors)
         for d, most in enumerate(most_units(problem, self.rules, self.capacity_bytes)):
-            # It cannot bind, so the solver need not see it.
+            # A limit that cannot bind is left out of the program.
             if most >= total:
                 continue
             terms = [size * self.on[o][d] for o, size in enumerate(units)]

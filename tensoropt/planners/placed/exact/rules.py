@@ -75,7 +75,7 @@ def lasting_units(problem: PlacementProblem, device: Sequence[int]) -> NDArray[n
     """Return the left-hand side of the memory rule, (devices,), in :func:`unit_bytes`, rounded down."""
     lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem)
     unit = unit_bytes(problem)
-    # Not ``lasting[device] +=``, which would count the operators of one device once.
+    # Not ``lasting[device] +=``, which would count only one operator of each device.
     np.add.at(lasting, list(device), (own // unit).astype(np.int64))
     for tensor in kept_tensors(problem):
         # On its producer's device a stored tensor is the parameter itself, which is part of ``own``.

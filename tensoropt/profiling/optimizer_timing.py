@@ -12,7 +12,7 @@ from tensoropt.ranks.pool import RankPool
 
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
-    """Return the seconds of an optimizer's step on this rank's device, over ``elements`` float32 values."""
+    """Return the seconds of an optimizer's step on this rank's device, for ``elements`` float32 elements."""
     timer = local_timer()
     # Several parameters, because multi-tensor steps work on lists; eight is an assumption.
     parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]

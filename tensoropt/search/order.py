@@ -163,7 +163,7 @@ def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = _LARGEST_T
 
 
 def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
-    """Return the paper's order: operators with at most two neighbours; when there is none, one is fixed.
+    """Return the paper's elimination order: operators with at most two neighbours; if stuck, one is fixed.
 
     ``linear=False`` (FT-Elimination, section 4.2): branch elimination (one neighbour) before node elimination
     (two), until nothing is left. ``linear=True`` (FT-LDP, Algorithm 3): mark a linear graph, eliminate the

@@ -108,7 +108,7 @@ class State(NamedTuple):
     Attributes:
         device: the device of each operator, (operators,).
         ahead, back: all operators in the order of their forward, and of their backward, (operators,). Both
-            orders respect dependences, and each device runs its operators in them.
+            orders respect dependences; each device runs its operators in these orders.
     """
 
     device: Integers

@@ -188,7 +188,7 @@ def _matrix(points: Points) -> Floats:
 def representatives(points: Points, most: int, loss: float, keep: Sequence[int] = ()) -> Indices:
     """Choose at most ``most`` points of a staircase that lose at most the share ``loss`` of hypervolume.
 
-    The point with the smallest rectangle of its own is removed repeatedly (greedy hypervolume subset
+    The point that alone dominates the smallest rectangle is removed repeatedly (greedy hypervolume subset
     selection; Bradstreet, While and Barone, 2007). A rectangle counts by the larger of its shares in linear
     and log scale. The reference point is the worst of both costs.
 

@@ -63,14 +63,13 @@ class BackwardRun(NamedTuple):
 
 
 class SplitFacts(NamedTuple):
-    """The memory of a workload whose backward makes inputs' gradients first, parameters' later; bytes per
-    rank.
+    """The memory in bytes of a workload whose backward makes gradients of inputs first, of parameters later.
 
     Attributes:
         inputs_bytes: the peak while gradients of inputs are made, above ``kept_bytes``.
         waiting_bytes: the gradients that wait for the making of parameters' gradients.
         released_bytes: the part of ``kept_bytes`` that the first pass frees if no later workload keeps the
-            graph.
+            autograd graph alive.
         weights_bytes: the peak while parameters' gradients are made, above saved and waiting bytes.
     """
 

@@ -48,7 +48,7 @@ class Span:
     Attributes:
         begin, end: on the device's clock.
         host_s: the time in which the host launched the work, in seconds; 0 on CPUs.
-        ahead: whether the host launched all of it before the device began; otherwise there may be gaps.
+        ahead: whether the host launched all of the work before the device began; otherwise there may be gaps.
         waited_s: the time in which a CPU rank's thread waited for a core, in seconds.
     """
 

@@ -98,8 +98,7 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
 
 @njit(cache=True, nogil=True)
 def _reachable(inside, outside, height, roof):
-    """Return whether any strategy through a table entry can still reach the frontier (all lines, some
-    corner).
+    """Return whether a strategy through an entry can reach the frontier (below a corner, by all lines).
 
     A line above the ``roof`` of neighbouring corners rules all of them out at once.
     """

@@ -269,7 +269,7 @@ def _within(table: FlatTable, caps: Caps) -> FlatTable:
 
 
 def _grid(costs: list[Floats], most: float) -> float:
-    """Return a power of two so that sums of costs up to ``most`` are multiples of it, below 2**53 times."""
+    """Return a power of two of which rounded sums up to ``most`` are multiples, fewer than 2**53."""
     # Sums beyond a cap are impossible anyway, so the grid need not hold them and can be finer.
     total = min(sum(float(c.max()) for c in costs if len(c)), most)
     return 2.0 ** (math.frexp(total)[1] - _GRID_BITS) if total > 0 else 1.0

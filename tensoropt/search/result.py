@@ -194,7 +194,7 @@ def unroll(program: Program, result: Pass, points: Indices) -> Indices:
 def _unroll_points(
     meta, left_out, left_k, right_out, right_k, tree, offsets, memory, time, label, root, points, picks
 ):
-    """Fill ``picks``; return whether every sum was found again.
+    """Fill ``picks``; return whether each point was found to be the sum of a point of either factor.
 
     ``memory``, ``time`` and ``label`` hold the points of all tables, whose entries begin at ``offsets``.
     """

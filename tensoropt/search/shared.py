@@ -87,7 +87,7 @@ def lines_that_fit(program: Program, wanted: int) -> int:
 
 
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
-    """Return strategies that follow from the scalar problems: hull vertices, and mixes between them."""
+    """Return the strategies that a hull gives at once: its vertices, and mixes of neighbouring ones."""
     return [vertex_source(reduced, hull), mix_source(reduced, hull)]
 
 

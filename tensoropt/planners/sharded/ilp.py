@@ -98,9 +98,7 @@ class _ZeroOneProgram:
                     self._row(row, 0.0)
 
     def solve(self, limit: float | None) -> _Solved | None:
-        """Return the fastest strategy found within ``limit`` bytes of summed memory; None if there is
-        none.
-        """
+        """Return the fastest strategy found within ``limit`` bytes of summed memory, or None."""
         memory, time, binary = np.array(self.columns).T
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
         # 1.

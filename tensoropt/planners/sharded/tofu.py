@@ -86,8 +86,7 @@ _TIE_S_PER_BYTE = 1e-18
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return one strategy for each mesh and micro-batch count, of the meshes with the most axes that allow
-    any.
+    """Return one strategy per mesh and micro-batch count, for the meshes with as many axes as allow any.
 
     Raises:
         UnsuitableError: no mesh allows a strategy.

@@ -112,8 +112,8 @@ def _unbeaten(sources: list[Source]) -> list[Source]:
 
 
 def _guesses(reduced: ReducedGraph, bounded: Relaxation, fixed: tuple[int, ...]) -> list[dict[int, int]]:
-    """Return classes of the fixed operators worth trying: those at hull vertices of graphs in which
-    look-alikes choose alike, from the finest such graph, then those that the relaxation prefers.
+    """Return classes of configurations worth trying for the fixed operators: those at hull vertices of graphs
+    in which look-alikes choose alike, from the finest such graph, then those that the relaxation prefers.
     """
     guesses: list[dict[int, int]] = []
     for colour in colourings(reduced):

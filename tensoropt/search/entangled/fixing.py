@@ -178,10 +178,10 @@ def condition(
 def preferred_classes(
     relaxed: SplitGraph, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
-    """Return classes of some operators worth trying, preferred by their copies in relaxed strategies.
+    """Return classes of configurations worth trying for some operators, by what their copies chose.
 
-    For each pick (a relaxed strategy), every operator takes the class that most of its copies chose. Further
-    results take the choice of single copies.
+    For each pick (a strategy of the split graph), every operator takes the class that most of its copies
+    chose. Further results take the choice of single copies.
     """
     picked: dict[tuple[int, ...], None] = {}
     copies = [relaxed.copies.get(v, (v,)) for v in operators]

@@ -52,7 +52,7 @@ def _cannot_write(error: sqlite3.DatabaseError) -> bool:
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open a store's file, which is created if it does not exist; None: a database in memory.
+    """Open a store's file, which is created if it does not exist; without a path, open a database in memory.
 
     Raises:
         _NotOursError: the file has another schema version, or belongs to another program.

@@ -34,8 +34,8 @@ class Bound(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Staircase:
-    """A staircase as a bound: ``memory`` (n,) ascends, ``time`` (n,) descends. Its points may be
-    fictitious.
+    """A staircase as a bound: ``memory`` (n,) ascends, ``time`` (n,) descends. No strategy needs to have the
+    costs of its points.
     """
 
     memory: Floats

@@ -63,7 +63,8 @@ def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> Tracked
     """Return a first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies
     between them, and the hull as the bound; for small graphs, the frontier itself.
 
-    It takes as long as a few scalar problems. Raises what :func:`track_frontier` raises.
+    It takes as long as minimising a few weighted sums of memory and time. Raises what :func:`track_frontier`
+    raises.
     """
     # Any gap is allowed, so only what bounds the frontier is computed.
     return _track(graph, "auto", SearchSettings(np.inf, None, threads))

@@ -1,9 +1,10 @@
 """Our method if operators have to be fixed: bound, then search one assignment of them after another.
 
-The relaxation (``relaxation.py``) gives bounds and rules out configurations, after which the search is often
-exact. To find strategies, so many operators are fixed that searching one assignment of their configurations
-takes milliseconds. The assignments tried are those that look-alikes (``fixing.py``) and the relaxation
-choose. All known strategies prune each search.
+Operators are fixed if tables would be too large otherwise (:mod:`tensoropt.search.order`). The relaxation
+(``relaxation.py``) gives bounds and rules out configurations, after which the search is often exact. To find
+strategies, so many operators are fixed that searching one assignment of their configurations takes
+milliseconds. The assignments tried are those that look-alikes (``fixing.py``) and the relaxation choose. All
+known strategies prune each search.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any strategy.
 
-Lagrange multipliers make the copies of a split operator agree, which tightens the relaxation. Every copy t of
-a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class c. The
-multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before, and
-any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian decomposition:
-Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all lines in one
-pass.
+Operators are fixed if tables would be too large otherwise (:mod:`tensoropt.search.order`), and split into a
+copy for each edge (``fixing.py``). Lagrange multipliers make the copies agree, which tightens the relaxation.
+Every copy t of a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class
+c. The multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before,
+and any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian
+decomposition: Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all
+lines in one pass.
 """
 
 from __future__ import annotations

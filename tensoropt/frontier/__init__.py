@@ -1,4 +1,4 @@
-"""The Pareto algebra on (memory, time) points; it knows nothing about models."""
+"""Operations on Pareto frontiers of (memory, time) points, independent of models."""
 
 from tensoropt.frontier.tools import (
     Frontier,

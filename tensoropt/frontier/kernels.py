@@ -1,8 +1,8 @@
 """Numba kernels on staircases: thinning, and unions of products under a limit.
 
-A staircase is a pair of arrays (memory strictly ascending, time strictly descending). Costs lie on a dyadic
-grid, so that sums are exact in any order. No ``fastmath``: ``inf`` marks the impossible. ``tests/naive.py``
-has plain twins; ``nogil`` because the search runs threads.
+A staircase is a pair of arrays: memory strictly ascending, time strictly descending. Costs lie on a dyadic
+grid, so that sums are exact in any order. ``fastmath`` is off because ``inf`` marks impossible costs.
+``nogil`` is set because the search runs threads. ``tests/naive.py`` has plain versions of all kernels.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def grown(array, size):
 
 @njit(cache=True, nogil=True)
 def _merge_runs(m, t, k, start, middle, end, tm, tt, tk):
-    """Merge the staircases ``start:middle`` and ``middle:end`` in place; return the new end.
+    """Merge the staircases in ``start:middle`` and ``middle:end`` in place; return the new end.
 
-    Of equal points the first run's is kept, so the result does not depend on how the work was split.
-    ``tm, tt, tk``: scratch arrays with room for the first run.
+    Of equal points the first staircase's is kept, so that the result does not depend on how work was split.
+    ``tm, tt, tk`` are scratch arrays with room for the first staircase.
     """
     # Only the first run is copied: when j - middle + i points have been read, at most as many have been
     # written from ``start`` on, so writing never overtakes reading in the second run.
@@ -61,7 +61,7 @@ def _merge_runs(m, t, k, start, middle, end, tm, tt, tk):
 
 @njit(cache=True, nogil=True)
 def _locate(limit_m, value):
-    """Return the index of the last breakpoint at or below ``value``; -1 if it lies below all of them."""
+    """Return the index of the last breakpoint at or below ``value``; -1 if all are above."""
     low = 0
     high = limit_m.shape[0]
     while low < high:
@@ -75,12 +75,12 @@ def _locate(limit_m, value):
 
 @njit(cache=True, nogil=True)
 def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
-    """Append the staircase ``first:last`` shifted by (dm, dt), dropping points above the limit; return the
-    new end.
+    """Append the staircase ``first:last`` shifted by (dm, dt), without points above the limit; return the new
+    end.
 
     A point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]`` is the last breakpoint at or
-    below its memory. A block whose ideal corner is above the limit is skipped whole: exact, as the limit
-    never ascends.
+    below its memory. A block of points is skipped if its least memory and least time together are above the
+    limit. This is exact, because the limit never ascends.
     """
     count = limit_m.shape[0]
     # An array without breakpoints means no limit; for None, numba would compile the kernel a second time.
@@ -120,10 +120,11 @@ def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, l
 def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t, m, t, k, tm, tt, tk, runs):
     """Return the union over c of product(entry ``left[c]``, entry ``right[c]``), below a limit; label = c.
 
-    ``left``, ``right`` (C,): entries of two flat tables (offsets, memory, time). Each shift of the longer
-    factor is a sorted run; runs are merged like a binary counter, in O(log runs) merges per point
-    (output-sensitive Pareto sum; cf. Funke et al., arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk,
-    made): the result in ``m[:count]``, grown scratch arrays, and the number of sums written and shifts tried.
+    ``left``, ``right`` (C,) are entries of two flat tables (offsets, memory, time). Each shift of the longer
+    factor is a sorted run. Runs are merged like a binary counter, in O(log runs) merges per point
+    (output-sensitive Pareto sum; cf. Funke et al., arXiv 2409.10232). The return value is (count, m, t, k,
+    tm, tt, tk, made): the result in ``m[:count]``, ``t[:count]``, ``k[:count]``, scratch arrays, which may
+    have grown, and the number of sums written and shifts tried.
     """
     made = np.int64(0)
     depth = np.int64(0)
@@ -177,11 +178,11 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
 
 @njit(cache=True, nogil=True)
 def thin(m, t, n, wanted, chosen, hull):
-    """Choose about ``wanted`` of ``n`` points: both ends, and in each stretch the point nearest the hull.
+    """Choose at most ``wanted`` of ``n`` points: both ends, and in each stretch the point nearest the hull.
 
     Stretches have equal length along the curve, with both costs scaled to the unit square. The hull is the
-    lower convex hull of the points (Andrew's monotone chain). ``chosen``, ``hull``: int64 scratch (n,).
-    Returns the number of indices written to ``chosen``, which ascend.
+    lower convex hull of the points (Andrew's monotone chain). ``chosen`` and ``hull`` are int64 scratch
+    arrays (n,). Writes ascending indices to ``chosen``, and returns their number.
     """
     if n <= wanted or wanted < 2:
         for i in range(n):

@@ -2,7 +2,7 @@
 
 Reduce, product and union: Cai et al., "TensorOpt: Exploring the Tradeoffs in Distributed DNN Training with
 Auto-Parallelism", section 4.1 and Algorithm 1. A point beats another if it needs no more memory and time and
-is not equal; of equal points the first is kept.
+is not equal. Of equal points the first is kept.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _IndexArray = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Frontier:
-    """Points that no other point beats: ``memory`` (n,) ascending, ``time`` (n,) descending, strictly;
-    float64, finite.
+    """Points that no other point beats: ``memory`` (n,) strictly ascending, ``time`` (n,) strictly
+    descending.
 
-    ``origin`` (n, 2) int32: after :func:`reduce` (0, row), after :func:`product` (left index, right index),
-    after :func:`merge` (which frontier, index).
+    Both are float64 and finite. ``origin`` (n, 2) int32 is (0, row) after :func:`reduce`, (left index, right
+    index) after :func:`product`, and (which frontier, index) after :func:`merge`.
     """
 
     memory: Floats
@@ -48,15 +48,15 @@ class Frontier:
 
 
 def reduce(memory: ArrayLike, time: ArrayLike, origin: _IndexArray | None = None) -> Frontier:
-    """Keep the points that no other point beats (Algorithm 1).
+    """Return the frontier of points: those that no other point beats (Algorithm 1).
 
-    ``memory`` and ``time`` are (n,) in any order; infinite points are dropped, NaN is a ``ValueError``.
+    ``memory`` and ``time`` are (n,) in any order. Infinite points are dropped; NaN is a ``ValueError``.
     """
     m, t = np.asarray(memory, dtype=np.float64), np.asarray(time, dtype=np.float64)
     if m.ndim != 1 or m.shape != t.shape:
         raise ValueError(f"memory and time must be two arrays of one length; got {m.shape} and {t.shape}")
     if np.isnan(m).any() or np.isnan(t).any():
-        raise ValueError("a cost is NaN; mark the impossible with inf")
+        raise ValueError("a cost is NaN; mark impossible points with inf")
     if origin is None:
         origin = np.stack([np.zeros(len(m), np.int32), np.arange(len(m), dtype=np.int32)], axis=1)
     # The last key sorts first: by memory, then by time. lexsort is stable, so of equal points the first in
@@ -96,7 +96,7 @@ def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bo
 
 
 class Points(Protocol):
-    """Costs of n points; ``memory`` and ``time`` are (n,) arrays."""
+    """The costs of n points: ``memory`` and ``time`` are (n,) arrays."""
 
     @property
     def memory(self) -> Floats: ...
@@ -106,8 +106,9 @@ class Points(Protocol):
 
 
 def merge(frontiers: Sequence[Points]) -> Frontier:
-    """Return the frontier of several frontiers, reduced or not, with ``origin[p] = (which, index)``; of equal
-    points the earliest frontier's."""
+    """Return the frontier of several frontiers, reduced or not, with ``origin[p] = (which frontier, index)``.
+    Of equal points the earliest frontier's is kept.
+    """
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
     sizes = [len(f.memory) for f in frontiers]
@@ -127,7 +128,8 @@ union = merge
 def knee(points: Points) -> int:
     """Return the index of the knee: the point farthest below the chord between the ends, in log-log scale.
 
-    The first of equals; 0 for fewer than three points. Raises ``ValueError`` if there are no points.
+    Of equally far points the first counts; the knee of fewer than three points is 0. Raises ``ValueError`` if
+    there are no points.
     """
     memory, time = np.asarray(points.memory, np.float64), np.asarray(points.time, np.float64)
     if len(memory) == 0:
@@ -162,8 +164,8 @@ def hypervolume(points: Points, reference: tuple[float, float]) -> float:
 def distance(points: Points, reference: Points) -> float:
     """Return the multiplicative epsilon indicator minus one (Zitzler et al. 2003; moocore).
 
-    0.01: for every point of ``reference`` some point is at most 1 % worse in both costs. An unreached zero
-    gives ``inf``. Raises ``ValueError`` for empty frontiers.
+    0.01 means that for every point of ``reference`` some point is at most 1 % worse in both costs. A zero
+    that no point reaches gives ``inf``. Raises ``ValueError`` for empty frontiers.
     """
     import moocore
 
@@ -186,9 +188,9 @@ def _matrix(points: Points) -> Floats:
 def representatives(points: Points, most: int, loss: float, keep: Sequence[int] = ()) -> Indices:
     """Choose at most ``most`` points of a staircase that lose at most the share ``loss`` of hypervolume.
 
-    The smallest rectangle is removed repeatedly (greedy hypervolume subset selection; Bradstreet, While and
-    Barone, 2007), by the larger share in linear and log scale. The reference point is the worst of both
-    costs.
+    The point that alone dominates the smallest rectangle is removed repeatedly (greedy hypervolume subset
+    selection; Bradstreet, While and Barone, 2007). A rectangle counts by the larger of its shares in linear
+    and log scale. The reference point is the worst of both costs.
 
     Args:
         points: memory ascending, time strictly descending.

@@ -1,4 +1,4 @@
-"""Planners side by side: the same task, the same simulator, one row each, the frontier's first."""
+"""The comparison of planners: the same task and simulator, one table row each, the frontier's first."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def cp_sat(name: str) -> Any:
 def requested_planners(names: str | Iterable[str], options: Iterable[str] = ()) -> tuple[Entry, ...]:
     """Return the planners requested by names, or by ``all``.
 
+    With ``all``, the row of a planner whose solver is not installed says so.
+
     Args:
         options: settings of planners, such as ``netsplit.seconds=600``.
-
-    With ``all``, a planner whose solver is not installed says so in its row; a planner requested by name is
-    refused.
 
     Raises:
         TensorOptError: there is no such planner, or no such setting.
@@ -63,13 +62,14 @@ def compare(
     seed: int,
     progress: Progress,
 ) -> tuple[tuple[dict[str, Any], ...], tuple[Point, ...]]:
-    """Return (for each limit a row for the frontier, then one per planner; all points that planners found).
+    """Run planners under each memory limit; return the rows of a table, and all points found.
 
-    Rows have no figures: :func:`tensoropt.exploration.export.compared` computes them from the points, as a
-    later planner's point may be the best within an earlier row's memory.
+    Each limit has a row for the frontier and one per planner. Rows have no figures:
+    :func:`tensoropt.exploration.export.compared` computes them from the points, as a later planner's point
+    may be the best within an earlier row's memory.
 
     Args:
-        limits: bytes; None for all trade-offs that a planner finds.
+        limits: memory limits in bytes; None asks for all trade-offs that a planner finds.
     """
     points: dict[object, Point] = {}
     rows: list[dict[str, Any]] = []

@@ -6,4 +6,4 @@ from tensoropt.errors import TensorOptError
 
 
 class UnsuitableError(TensorOptError):
-    """A planner cannot treat a problem; the message has the reason and a remedy."""
+    """A planner cannot treat a problem. The message gives the reason and a remedy."""

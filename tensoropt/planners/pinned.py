@@ -1,8 +1,8 @@
 """Simulate a launcher's job: its parallel degrees, ZeRO stage, micro-batches and recomputation.
 
 Choices that such a job leaves open are made for the shortest step, as for every published scheme
-(:mod:`tensoropt.planners.sharded.common.restricted`). Tables are made for the pinned configurations alone, so
-that a model of a hundred layers takes seconds.
+(:mod:`tensoropt.planners.sharded.common.restricted`). Cost tables cover only the strategies that the job
+permits, so that a model of a hundred layers takes seconds.
 
 A job with a pipeline is simulated as one pipelined strategy.
 """
@@ -51,25 +51,24 @@ from tensoropt.sharding.storage import Storage
 from tensoropt.simulate.candidates import overlap_of
 
 _WHOLE_STAGE = 0
-"""No ZeRO: parameters, gradients and state are whole on every data-parallel rank."""
+"""The stage number for no ZeRO: parameters, gradients and state are whole on every data-parallel rank."""
 
 
 def _shards(job: LaunchedJob) -> int:
-    """Return the number of shards into which data parallelism cuts parameters, gradients or state; the
-    context-parallel ranks cut each of them further."""
+    """Return the number of shards of parameters, gradients or state; context parallelism cuts them again."""
     return 1 if job.stage == _WHOLE_STAGE else (job.shard_group or job.data or 1)
 
 
 def _recomputes(job: LaunchedJob, block: int, blocks: int) -> bool:
-    """Return whether block number ``block`` of ``blocks`` is recomputed."""
     if job.first is not None:
         return block % max(-(-blocks // (job.places * job.stages_per_place)), 1) < job.first
     return (block + 1) % job.every == 0
 
 
 def mesh_of(job: LaunchedJob) -> Mesh:
-    """Return the mesh of one pipeline place: replicas outside, then the ranks of a shard group, then context
-    parallelism, tensor parallelism innermost (Megatron-LM's order of ranks)."""
+    """Return the mesh of one pipeline rank: replicas outside, then the ranks of a shard group, then context
+    parallelism, tensor parallelism innermost (Megatron-LM's order of ranks).
+    """
     data, shards = job.data or 1, _shards(job)
     sizes = {"replica": data // shards, "shard": shards, "context": job.context, "tensor": job.tensor}
     axes = {name: size for name, size in sizes.items() if size > 1} or {"replica": 1}
@@ -78,15 +77,15 @@ def mesh_of(job: LaunchedJob) -> Mesh:
 
 @dataclass(frozen=True)
 class PinnedPoint:
-    """A pinned job with its simulated figures.
+    """A launcher's job with its simulated figures.
 
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
         evaluation: its simulated step.
-        tables: cost tables with only the pinned configurations.
-        choice: the index of each variable's configuration in the tables.
-        mesh: the mesh that it runs on.
-        notes: remarks on settings that could not be pinned as requested.
+        tables: cost tables with only the configurations that the job permits.
+        choice: for each variable of the tables (such as a group), the index of its configuration.
+        mesh: the mesh on which the job runs.
+        notes: remarks on settings that could not be simulated as requested.
     """
 
     point: Point
@@ -98,16 +97,16 @@ class PinnedPoint:
 
 
 def simulate_pinned(problem: Problem, costs: CostSource, job: LaunchedJob) -> PinnedPoint:
-    """Return the fastest strategy of a job, simulated.
+    """Return the fastest strategy that a job permits, simulated.
 
     Args:
-        problem: captured at the global batch size, in the settings' mode and dtype.
-        costs: the costs of the job's cluster.
+        problem: the model captured at the global batch size, in the settings' mode and dtype.
+        costs: the cost model of the job's cluster.
 
     Raises:
         JobError: the job's degrees need another device count, or its micro-batches do not divide the batch.
-        UnsuitableError: the model cannot be split so; the message names the size that does not divide, or the
-            unsupported part.
+        UnsuitableError: the model cannot be split as the job says. The message names the size that does not
+            divide, or the unsupported part.
     """
     job, micro_batches = _checked(problem, costs, job)
     assert job.places == 1, "simulate_pinned_pipeline is for jobs with stages"
@@ -132,7 +131,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, job: LaunchedJob) -> Pi
 
 
 def _checked(problem: Problem, costs: CostSource, job: LaunchedJob) -> tuple[LaunchedJob, int]:
-    """Return the job on the cluster's devices, and its micro-batches per step."""
+    """Return the job with its degrees completed for the cluster, and its micro-batches per step."""
     job = job.on(costs.cluster.device_count)
     micro_batches = job.micro_batches_of(problem.batch)
     if job.stage not in (_WHOLE_STAGE, *STAGES):
@@ -163,18 +162,19 @@ def _checked(problem: Problem, costs: CostSource, job: LaunchedJob) -> tuple[Lau
 
 
 _COPIES = "copies"
-"""The mesh axis of the tensor-parallel ranks that share a key head."""
+"""The mesh axis of tensor-parallel ranks that share a key head of attention."""
 
 
 def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
-    """Return the mesh; a tensor axis with more ranks than key heads becomes two: one over key heads and,
-    inside it, one over the query heads of each."""
+    """Return the mesh. A tensor axis with more ranks than key heads becomes two axes: over key heads and,
+    inside it, over the query heads of each key head.
+    """
     if mesh.names[-1] != "tensor":
         return mesh
     tensor = mesh.shape[-1]
     for group in (group for group in graph.groups if group.anchor.target == ATTENTION):
         heads = {dim.name: dim.size for dim in graph.atoms.spaces[group.name].dims}
-        # Keys with separate heads, or repeated ones, whose copies are the inner atom.
+        # Keys have separate heads, or repeated ones, whose copies are the inner factor of the dim.
         keys = heads.get("heads", 0) if "group" in heads else heads.get("heads.0", 0)
         if 1 < keys < tensor and tensor % keys == 0:
             shape = (*mesh.shape[:-1], keys, tensor // keys)
@@ -192,7 +192,7 @@ class _Pinning:
         self.shard_axes = [i for i, name in enumerate(self.names, 1) if name in shards]
         self.stage = job.stage if self.shard_axes else _WHOLE_STAGE
         self.once: dict[str, bool] = {}
-        """For each group of recomputed blocks, whether it runs only once."""
+        """For each group in a repeated block, whether its forward runs only once, without recomputation."""
         blocks = find_regions(problem.graph) if job.recompute != NOTHING or job.root_once else ()
         self.regions = blocks if job.recompute != NOTHING else ()
         for number, region in enumerate(self.regions):
@@ -248,8 +248,7 @@ class _Pinning:
         return {group.name: tuple(on(axis, group) for axis in self.names) for group in self.graph.groups}
 
     def _along_sequence(self) -> dict[str, frozenset[str]]:
-        """Return the labels that each group may split on the context axis: along the sequence, with every
-        way to reduce a partial sum.
+        """Return by group the labels of splits along the sequence, with every way to reduce a partial sum.
 
         Raises:
             UnsuitableError: no attention of the model can be split along the sequence.
@@ -281,8 +280,9 @@ class _Pinning:
 
     @staticmethod
     def _on_copies(group: Group, shared: frozenset[str]) -> frozenset[str]:
-        """Return further labels that a group may split over ranks that share a key head: keys and values
-        are replicated there, attention splits its query heads."""
+        """Return further labels that a group may split over ranks that share a key head. Keys and values are
+        replicated there, and attention splits its query heads.
+        """
         whole = {str(group.unsplit.label)} if group.name in shared else set()
         return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
 
@@ -327,18 +327,18 @@ class _Pinning:
 
 
 _EFFORT = Thoroughness(gap=1e-3, candidates=4, in_flight=False)
-"""The search effort for each stage; an assumption: a pinned stage leaves few choices open."""
+"""The search effort for each stage; an assumption: a job's stage leaves few choices open."""
 
 
 @dataclass(frozen=True)
 class PinnedPipelinePoint:
-    """A pinned job with stages, and its simulated figures.
+    """A launcher's job with pipeline stages, and its simulated figures.
 
     Attributes:
         point: its step time, memory, collectives and the sources of the figures.
         evaluation: its stages, and its schedule over time.
-        mesh: the mesh that it runs on, its stages outermost.
-        notes: remarks on settings that could not be pinned as requested.
+        mesh: the mesh on which the job runs, its stages outermost.
+        notes: remarks on settings that could not be simulated as requested.
     """
 
     point: Point
@@ -350,22 +350,23 @@ class PinnedPipelinePoint:
 def simulate_pinned_pipeline(
     problem: Problem, settings: Settings, costs: CostSource, job: LaunchedJob
 ) -> PinnedPipelinePoint:
-    """Return the fastest pipelined strategy of a job, simulated, with equally many blocks in each stage.
+    """Return the fastest pipelined strategy that a job permits, simulated, with equally many blocks in each
+    stage.
 
-    Tensors that cross cuts are split along the batch and, on the context axis, along the sequence; on the
+    Tensors that cross cuts are split along the batch and, on the context axis, along the sequence. On the
     tensor axis they are replicated, or split along the sequence if ``sequence_parallel``. As in Megatron-LM,
     parameters are gathered from the beginning of the step on, and gradients are reduced while other
     micro-batches and earlier stages compute.
 
     Args:
-        problem: captured at the global batch size, in the settings' mode and dtype.
-        settings: must let blocks be recomputed (``auto``) if the job recomputes them.
-        costs: the costs of the job's cluster.
+        problem: the model captured at the global batch size, in the settings' mode and dtype.
+        settings: must let blocks be recomputed (``auto``) if the job recomputes any.
+        costs: the cost model of the job's cluster.
 
     Raises:
         JobError: the job's degrees need another device count, or its micro-batches do not divide the batch.
-        UnsuitableError: the model cannot be cut or split so; the message names the size that does not divide,
-            or the unsupported part.
+        UnsuitableError: the model cannot be cut or split as the job says. The message names the size that
+            does not divide, or the unsupported part.
     """
     job, micro_batches = _checked(problem, costs, job)
     place, cutter = _with_copies(mesh_of(job), problem.graph), Cutter(problem.graph)

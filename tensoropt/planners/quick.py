@@ -1,10 +1,10 @@
 """The planners that every exploration runs beside its search, and the conditions for each.
 
-Placed plans and pipelines are outside of the search's space, so they can beat its frontier; sharded plans can
-if the search allowed a gap. The *sharded* planners that people use always run. *Placing* planners run where a
-placed plan can be the answer (branches that can run beside each other, devices of several kinds, CPU ranks),
-for a share of the exploration's seconds. *Pipelined* planners run on small models only; for larger ones there
-is the search for pipelines (``--pipelines``).
+Placed plans and pipelines are outside of the search's space, so they can beat its frontier. Sharded plans can
+beat it only if the search allowed a gap. The *sharded* planners that people use always run. *Placing*
+planners run where a placed plan can be the answer (branches that can run in parallel, devices of several
+kinds, CPU ranks), for a share of the exploration's time. *Pipelined* planners run on small models only;
+larger ones have the search for pipelines (``--pipelines``).
 """
 
 from __future__ import annotations
@@ -21,34 +21,31 @@ _CUTTING = ("cut_search",)
 _PIPELINED = ("gpipe", "pipedream_1f1b", "dapple", "alpa", "galvatron")
 
 BASELINES = (*SHARDED, *HEURISTICS, "gpipe", "pipedream_1f1b")
-"""The planners that people would use by hand; each one's best plan is kept even if other points beat it."""
+"""The planners that people would use by hand. The best plan of each is kept even if other points beat it."""
 
 MOST_OPERATORS, MOST_PAIRS = 1_500, 12_000
-"""The numbers of operators, and of operators times devices, up to which placing planners are quick: each runs
-for every micro-batch count, and takes about a second for a thousand operators on four devices.
-Assumptions."""
+"""The numbers of operators, and of operators times devices, up to which placing planners are quick. Each runs
+for every micro-batch count and takes about a second for 1,000 operators on four devices. Assumptions."""
 _MOST_PIECES = 1_000
 """The number of operators times devices up to which a planner that cuts operators is quick; an assumption."""
 _SECONDS = {"local_search": 1.0, "cut_search": 1.0}
-"""The effort in seconds of slower planners; an assumption about how long a person waits."""
+"""The effort of slower planners, in seconds; an assumption about how long a person waits."""
 _FEW_GROUPS = 64
 """The most operators of a model for which pipelined planners and ``_FEW_PLACED`` are quick: with twice as
-many, each pipelined one takes seconds."""
+many, each pipelined planner takes seconds."""
 _PARALLEL = 1.5
-"""On equal GPUs, placing planners run if a model's FLOPs are at least this multiple of those of its longest
-chain of operators: 1.0 to 1.4 for models of one stack (projections beside each other), 1.6 to 3 for
-Inception-v3, AmoebaNet-D and two towers."""
+"""On equal GPUs, placing planners run if a model's FLOP are at least this multiple of those of its longest
+chain of operators. The ratio is 1.0 to 1.4 for models of one stack (with parallel projections), and 1.6 to 3
+for Inception-v3, AmoebaNet-D and two towers."""
 MOST_LIMITS = 5
-"""Heuristics run within the memory of at most this many frontier points; an assumption."""
+"""The most frontier points within whose memory heuristics are run; an assumption."""
 SHARE, LEAST_S = 0.1, 3.0
-"""The share of an exploration's seconds that placing planners may take, and the seconds that they may always
+"""The share of an exploration's time that placing planners may take, and the seconds that they may always
 take; assumptions about how long a person waits."""
 
 
 def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
-    """Return the planners that are quick for this number of a model's operators and of devices, in the order
-    in which they run.
-    """
+    """Return the planners that are quick for so many operators of a model and devices, in running order."""
     names = [*SHARDED, *_PLACED]
     if operators <= _FEW_GROUPS:
         names += [*_FEW_PLACED, *_PIPELINED]
@@ -59,12 +56,12 @@ def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
 
 
 def placed_refusal(wanted: str, operators: int, devices: int, parallelism: float | None = None) -> str:
-    """Return the reason why placing planners are not tried; "" if they are.
+    """Return the reason why placing planners are not tried, or "" if they are.
 
     Args:
         wanted: ``auto``, ``always`` or ``never``, as in the settings.
-        operators: the number of groups of the model's operators to place.
-        parallelism: the model's FLOPs over those of its longest chain of operators; None if placed plans can
+        operators: the number of operators to place.
+        parallelism: the model's FLOP over those of its longest chain of operators; None if placed plans can
             be the answer at any ratio.
     """
     if wanted == "never":
@@ -75,13 +72,14 @@ def placed_refusal(wanted: str, operators: int, devices: int, parallelism: float
         return ""
     if parallelism is not None and parallelism < _PARALLEL:
         return (
-            f"on equal GPUs they gain from branches, and the model's FLOP are {parallelism:.1f} times those "
-            f"of its longest chain of operators (tried from {_PARALLEL:g} on); --placements always tries them"
+            f"on equal GPUs placed plans gain from branches, and the model's FLOP are {parallelism:.1f} "
+            f"times those of its longest chain of operators (tried from {_PARALLEL:g} times on); "
+            "--placements always tries placed plans"
         )
     if operators <= MOST_OPERATORS and operators * devices <= MOST_PAIRS:
         return ""
     return (
         f"{operators:,} operators on {devices:,} devices are more than is placed quickly (at most "
         f"{MOST_OPERATORS:,} operators, and {MOST_PAIRS:,} operators times devices); --placements always "
-        "tries them"
+        "tries placed plans"
     )

@@ -31,8 +31,8 @@ class Entry:
         kind: the kind of its plans. The module of a ``sharded`` method defines ``select``, that of a
             ``pipelined`` one ``pipelines``, that of a ``placed`` one ``place`` or, if it returns several
             placements or cuts operators, ``placements``.
-        one_batch: why a placing method runs a single micro-batch only; "" if it can run several.
-        solves: whether it needs CP-SAT, which an extra installs.
+        one_batch: the reason why a placing method cannot run several micro-batches; "" if it can.
+        solves: whether the method needs the solver CP-SAT, which an extra installs.
         options: the settings of the method that differ from its ``DEFAULTS``.
     """
 
@@ -44,7 +44,7 @@ class Entry:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_option(self, name: str, value: str) -> Entry:
-        """Return the planner with one setting changed to a number above 0, which is given as text.
+        """Return the planner with one setting changed to a number above 0, given as text.
 
         Raises:
             TensorOptError: the method has no such setting, or the text is not a valid value.
@@ -75,14 +75,13 @@ class Entry:
 
     @property
     def module(self) -> Any:
-        """The module of the method, loaded only now: listing the planners must load neither PyTorch nor
-        solvers, one of which is an extra."""
+        """The method's module, loaded only here: listing planners must load neither PyTorch nor solvers."""
         return importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
 
     def points(
         self, task: PlanningTask, memory_limit_bytes: float | None, seed: int
     ) -> tuple[SimulatedPoint, ...]:
-        """Return the simulated points of its plans, each with the planner's notes."""
+        """Return the simulated points of the planner's plans, each with the planner's notes."""
         from tensoropt.planners import results
 
         match self.kind:
@@ -102,14 +101,14 @@ class Entry:
     def placements(
         self, graph: PricedGraph, memory_limit_bytes: float | None, seed: int
     ) -> Sequence[tuple[PricedGraph, PlacedAnswer]]:
-        """Return a placing method's placements, each with the graph as the method cut it."""
+        """Return a placing method's placements, each with the operator graph as the method cut it."""
         if hasattr(self.module, "placements"):
             return self.module.placements(graph, memory_limit_bytes, seed, **self.settings)
         return ((graph, self.module.place(graph.problem, memory_limit_bytes, seed, **self.settings)),)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Return plans, ascending in memory, with the planner's notes among their settings; with a limit, the
-        fastest within it when simulated.
+        """Return the planner's plans, ascending in memory, with its notes among their settings. With a limit,
+        return only the fastest plan that keeps to it when simulated.
 
         Raises:
             UnsuitableError: the method cannot treat the problem.
@@ -165,7 +164,7 @@ def planner(name: str) -> Entry:
     """Return the planner called ``name``.
 
     Raises:
-        TensorOptError: there is none; the message names the nearest.
+        TensorOptError: no planner has this name. The message gives the nearest name.
     """
     if name not in ENTRIES:
         raise TensorOptError(f"no planner is called '{name}'; {suggest(name, ENTRIES)}")

@@ -21,7 +21,7 @@ from tensoropt.units import format_bytes
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point, with its planner's notes; the best of each kind are kept."""
+    """A simulated point with its planner's notes; of a planner's points, the best of each kind are kept."""
 
     point: Point
     notes: tuple[str, ...]
@@ -48,10 +48,11 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
 
 
 def best_of(planner: str, found: Iterable[SimulatedPoint], limit: float | None) -> tuple[SimulatedPoint, ...]:
-    """Return the best of a method's plans: all trade-offs, or with a limit the fastest within it.
+    """Return the points of a method that no other of the same kind beats, or the fastest within a limit in
+    bytes.
 
     Raises:
-        InfeasibleError: none fits; the message says how much the leanest needs.
+        InfeasibleError: no point is within the limit. The message says how much memory the leanest needs.
     """
     # The best of each kind of plan, so that all stages of ZeRO can be compared.
     of_kinds: dict[str, list[SimulatedPoint]] = {}
@@ -64,7 +65,8 @@ def best_of(planner: str, found: Iterable[SimulatedPoint], limit: float | None) 
     if not fitting:
         leanest = format_bytes(kept[0].point.memory_bytes)
         raise InfeasibleError(
-            f"{planner} finds no plan within {format_bytes(limit)}; its leanest needs {leanest}: raise it"
+            f"{planner} finds no plan within {format_bytes(limit)}; its leanest plan needs {leanest}; raise "
+            "the limit"
         )
     return (fitting[-1],)
 
@@ -74,7 +76,7 @@ def _costs(one: SimulatedPoint) -> tuple[float, float]:
 
 
 def sharded(task: PlanningTask, planner: str, selections: Sequence[Selection]) -> list[SimulatedPoint]:
-    """Return the selections of a method as points, with its notes."""
+    """Return the selections of a sharding method as simulated points."""
     points = simulated_points(task, planner, selections)
     return [SimulatedPoint(p, s.notes, s.kind) for p, s in zip(points, selections, strict=True)]
 
@@ -82,7 +84,7 @@ def sharded(task: PlanningTask, planner: str, selections: Sequence[Selection]) -
 def pipelined(task: PlanningTask, planner: str, answers: Sequence[PipelinedAnswer]) -> list[SimulatedPoint]:
     """Return the pipelines of a method that no other beats; InfeasibleError if it has none."""
     if not answers:
-        raise InfeasibleError(f"{planner} finds no plan: it allows no strategy for some stage; use another")
+        raise InfeasibleError(f"{planner} finds no plan: it has no strategy for a stage; use another planner")
     found = []
     for evaluation, mesh in reduce_points(answers, lambda one: (one[0].memory_bytes, one[0].time_s)):
         space = task.staging.space_of(mesh, evaluation.strategy.micro_batches)
@@ -100,17 +102,17 @@ def placed(
     """Return a method's placements for each micro-batch count.
 
     Args:
-        place: runs the method on a graph; returns its answers, each with the graph as the method cut it.
-        one_batch: why it runs a single micro-batch only; "" if it can run several.
+        place: runs the method on a graph, and returns its answers, each with the graph as the method cut it.
+        one_batch: the reason why the method cannot run several micro-batches; "" if it can.
 
     Raises:
-        TensorOptError: the method refuses all counts; the error is the refusal of the last.
+        TensorOptError: the method refuses all counts. The error is its refusal of the last count.
     """
     counts, notes = task.placed_counts, list[str]()
     if one_batch and counts != (1,):
         if 1 not in counts:
             raise UnsuitableError(
-                f"{planner} runs one micro-batch only: {one_batch}; asked for "
+                f"{planner} runs one micro-batch only: {one_batch}; you asked for "
                 f"{', '.join(map(str, counts))}, allow 1 as well or use another planner"
             )
         counts, notes = (1,), [f"runs one micro-batch only: {one_batch}"]
@@ -132,7 +134,7 @@ def placed(
 def _simulated_answer(
     task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer, more: tuple[str, ...] = ()
 ) -> SimulatedPoint:
-    """Return a placement with its simulated figures and its planner's notes, with ``more`` at their end."""
+    """Return a placement's simulated point, with its planner's notes followed by ``more``."""
     simulated = simulate_placement(graph.problem, answer.placement)
     space = task.placed_space(simulated.micro_batches)
     point = placed_point(graph, simulated, planner=planner, space=space)

@@ -1,4 +1,8 @@
-"""Cost tables as planners read them, and masks of the configurations that a method allows."""
+"""Cost tables as planners read them, and masks of the configurations that a method allows.
+
+A variable is what a strategy chooses, such as a group's configuration: which of its dims each mesh axis
+splits.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ from tensoropt.sharding.regions import region_of
 
 @dataclass(frozen=True)
 class TableSpace:
-    """Tables of one mesh and micro-batch count, and the names of their configurations.
+    """The cost tables of one mesh and micro-batch count, and the names of their configurations.
 
-    Published methods keep gathered activations and read pairwise tables: edges have no options here.
+    Published methods save activations as forward gathered them, so that edges have no options here.
     """
 
     mesh: Mesh
@@ -31,13 +35,12 @@ class TableSpace:
 
 
 Scheme = Callable[[CostTables, VariableTable, int], np.ndarray | None]
-"""The choices that a method allows: (tables, variable, configuration) -> mask over its options, or None for
-all of them (:meth:`~tensoropt.costs.cost_graph.CostGraph.restricted`).
-"""
+"""The choices that a method allows: (tables, variable, index of a configuration) -> mask over the options of
+the configuration, or None for all (:meth:`~tensoropt.costs.cost_graph.CostGraph.restricted`)."""
 
 
 def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, recomputing: bool) -> bool:
-    """Return whether a configuration recomputes although it should not, or does not although it should."""
+    """Return whether a configuration recomputes although it must not, or does not although it must."""
     if not variable.again:
         return False
     if recomputing and variable.key.kind == "group":
@@ -49,18 +52,18 @@ def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, 
 def in_a_form(
     allowed: Scheme, recomputing: bool, tables: CostTables, variable: VariableTable, index: int
 ) -> np.ndarray | None:
-    """Return the choices that a scheme allows, with all blocks recomputed or none."""
+    """Return the options that a scheme allows, with all blocks recomputed or none."""
     if computed_otherwise(tables, variable, index, recomputing):
         return NO_OPTION
     return allowed(tables, variable, index)
 
 
 def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Scheme) -> Scheme:
-    """Return the scheme that splits every group on its batch dim on every axis.
+    """Return the scheme that splits every group along its batch dim on every axis.
 
     Args:
-        batch: the label of a group's batch dim.
-        stored: masks the options of groups and parameters.
+        batch: returns the label of a group's batch dim.
+        stored: masks the options of groups and parameters by how they store parameters.
     """
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -75,7 +78,7 @@ def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Sc
 
 
 def whole(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
-    """Return a mask of the options that shard no parameter; a group's first one stores them as used."""
+    """Return a mask of the options that shard no parameter; a group's first option stores them as used."""
     # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
     if variable.key.kind == "parameter":
         return np.array([all(code < 0 for code in variable.layouts[index][1:])])

@@ -1,7 +1,7 @@
 """The planning task: the input of every planner, and the answer of a sharded one.
 
-A planner picks :class:`Selection`\\ s from a task's tables. The simulator determines their costs
-(:mod:`.results`), the same for all: no planner prices itself.
+A planner picks strategies (:class:`Selection`) from a task's cost tables. Their costs come from one simulator
+for all planners (:mod:`.results`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from tensoropt.planners.pipelined.common.task import PipelineTask
 
 _FINDING = ("search", "judge", "pipelines", "planners", "placements")
-"""The keys under which an exploration reports the seconds of finding and of simulating plans; a planner's
+"""The stages of an exploration that find or simulate plans, as named in its report of seconds; a planner's
 seconds cover both, too. Earlier versions wrote ``placements`` instead of ``planners``."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A strategy, given by its indices in one space's tables.
+    """A strategy, given by its indices in the cost tables of one mesh and micro-batch count.
 
     Attributes:
         space: index into :attr:`PlanningTask.spaces`.
@@ -45,17 +45,17 @@ class Selection:
 
 @dataclass(frozen=True)
 class PlanningTask:
-    """A model on a cluster, priced: the task of every planner.
+    """The input of every planner: a model on a cluster, with its costs.
 
     Attributes:
-        prepared: the captured, grouped model.
-        spaces: one per mesh and micro-batch count.
+        prepared: the captured model, its operators in groups.
+        spaces: the cost tables, one item per mesh and micro-batch count.
         base: an exploration of the same model, which can write plans. If placing planners run, its last
             spaces are theirs, one for each of ``placed_counts``.
         placed: the costs of operators on single devices; None if no placing planner runs.
         placed_counts: the numbers of micro-batches into which placing planners may cut the batch.
         staged: the task of pipelined planners; None if none runs.
-        refusal: why no sharded plan is allowed, so that there are no spaces; "" if some are.
+        refusal: the reason why no sharded plan is allowed and ``spaces`` is empty; "" if some are allowed.
     """
 
     prepared: prepared.Problem
@@ -69,14 +69,14 @@ class PlanningTask:
     _placing: dict[int, PricedGraph] = field(default_factory=dict, repr=False, compare=False)
 
     def placing(self, micro_batches: int = 1) -> PricedGraph:
-        """Return the model for placing planners, unsplit, in ``micro_batches`` micro-batches."""
+        """Return the unsplit model with costs for placing planners, in ``micro_batches`` micro-batches."""
         assert self.placed is not None, "this task was made without the costs of placed plans"
         if micro_batches not in self._placing:
             self._placing[micro_batches] = self.placed.price(micro_batches=micro_batches)
         return self._placing[micro_batches]
 
     def placed_space(self, micro_batches: int) -> int:
-        """Return the index of the space of placed plans with ``micro_batches`` micro-batches."""
+        """Return the index of the exploration's space of placed plans in ``micro_batches`` micro-batches."""
         first = len(self.base.spaces) - len(self.placed_counts)
         return first + self.placed_counts.index(micro_batches)
 
@@ -88,6 +88,6 @@ class PlanningTask:
 
     @property
     def search_s(self) -> float:
-        """The seconds of finding and simulating the frontier's plans; 0 if they were not recorded."""
+        """The time of finding and simulating the frontier's plans, in seconds; 0 if it was not recorded."""
         seconds = self.base.report.get("seconds", {})
         return float(sum(seconds.get(stage, 0.0) for stage in _FINDING))

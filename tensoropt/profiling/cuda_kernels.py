@@ -1,16 +1,16 @@
 """The memory of CUDA's attention kernels and recurrent layers, found without a GPU.
 
-``scaled_dot_product_attention`` chooses a kernel by device, dtypes, shapes, mask and dropout; each kernel has
-its own operator with a meta kernel, called here by name on fake tensors. Source, PyTorch 2.13:
+``scaled_dot_product_attention`` chooses a kernel by device, dtypes, shapes, mask and dropout. Each kernel has
+its own operator with a meta kernel, which is called here by name on fake tensors. Source, PyTorch 2.13:
 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (``priority_order``, ``can_use_..._attention``) and
 ``transformers/attention.cpp``.
 
-``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd saves inputs, output,
-cuDNN's *reserve* and a copy of the weights; backward makes all weight gradients in one buffer
-(``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``). Only cuDNN knows the reserve's size. The estimate, 5
-numbers per step, unit and layer of an LSTM, 6 of a GRU and one between layers, follows pytorch/pytorch issue
-2895 (cuDNN 7, P100, float32): 736,000,000 bytes for an LSTM, 864,000,000 for a GRU. cuDNN's workspace, 2 % of
-it, is left out.
+``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd saves inputs, output, a
+copy of the weights, and cuDNN's *reserve*, a buffer from forward to backward. Backward makes all weight
+gradients in one buffer (``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``). Only cuDNN knows the reserve's
+size. The estimate is 5 numbers per step, unit and layer of an LSTM, 6 of a GRU, and one between layers. It
+follows pytorch/pytorch issue 2895 (cuDNN 7, P100, float32): 736,000,000 bytes for an LSTM, 864,000,000 for a
+GRU. cuDNN's workspace, 2 % of the reserve, is left out.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from tensoropt.profiling.workload import Workload
 
 
 def has_recurrent(work: Workload) -> bool:
-    """Return whether a workload has a layer whose facts on GPUs are estimated."""
+    """Return whether a workload has a recurrent layer, whose memory on GPUs is estimated."""
     return any(reserve_of(call.function) is not None for call, _ in work.calls)
 
 
 def _reserve_bytes(
     numbers: int, steps: int, hidden: int, layers: int, directions: int, element_bytes: int
 ) -> int:
-    """Return the bytes of cuDNN's reserve.
+    """Return the size of cuDNN's reserve in bytes.
 
     Args:
-        numbers: per step, unit and layer (:func:`~tensoropt.ops.registry.reserve_of`).
+        numbers: the values stored per step, unit and layer (:func:`~tensoropt.ops.registry.reserve_of`).
         steps: time steps of all sequences of the batch.
         hidden: the units per layer and direction.
     """
@@ -48,7 +48,7 @@ def _reserve_bytes(
 
 
 class CudaRecurrent(TorchFunctionMode):
-    """Makes recurrent layers of fake tensors use memory as on GPUs."""
+    """A mode in which recurrent layers of fake tensors use memory as on GPUs."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -81,7 +81,7 @@ def _layers(
 
 
 class _Layers(torch.autograd.Function):
-    """The storages of cuDNN's layers, forward and backward."""
+    """A stand-in for cuDNN's layers that allocates their storages, and computes nothing."""
 
     @staticmethod
     def forward(
@@ -117,13 +117,13 @@ _ROW = 8
 
 
 def capability_of(text: str) -> Capability:
-    """Return the compute capability of a text such as ``9.0``; by default an A100's."""
+    """Return the compute capability that a text such as ``9.0`` names; an empty text means an A100's."""
     major, _, minor = (text or "8.0").partition(".")
     return int(major), int(minor or 0)
 
 
 def has_attention(work: Workload) -> bool:
-    """Return whether a workload's facts depend on its attention kernel."""
+    """Return whether a workload calls attention, whose saved tensors depend on the chosen kernel."""
     return any(call.function in (ATTENTION, BLOCKS_FORM, RING_FORM) for call, _ in work.calls)
 
 
@@ -143,10 +143,10 @@ def _attention_kernel(
     only if a user asks for it.
 
     Args:
-        q: ``[batch, heads, queries, head_dim]``; else the math form.
+        q: ``[batch, heads, queries, head_dim]``; other numbers of dims take the math kernel.
         k, v: ``[batch, key heads, keys, head_dim]``.
-        mask: ``[..., queries, keys]``, boolean or added.
-        enable_gqa: fewer key heads are groups, not broadcast.
+        mask: ``[..., queries, keys]``, boolean or added to the scores.
+        enable_gqa: whether several query heads may share a key head.
     """
     if not all(t.dim() == 4 and t.dtype == q.dtype and 0 not in t.shape for t in (q, k, v)):
         return _MATH
@@ -178,7 +178,7 @@ def _attention_kernel(
 
 
 class CudaAttention(TorchFunctionMode):
-    """Makes attention of fake tensors run as on GPUs of a compute capability."""
+    """A mode in which attention on fake tensors runs by the kernels of a GPU's compute capability."""
 
     def __init__(self, capability: Capability):
         super().__init__()
@@ -215,7 +215,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Run attention by the kernel that CUDA chooses, with PyTorch's operations around it."""
+    """Run attention by the kernel that CUDA chooses, with PyTorch's operations before and after it."""
     aten: Any = torch.ops.aten
     kernel = _attention_kernel(capability, q, k, v, attn_mask, dropout_p, is_causal, enable_gqa)
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
@@ -236,7 +236,7 @@ def _attend(
 
 
 def _added(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """Return the mask as an added term (``convert_boolean_attn_mask``)."""
+    """Return the mask as a term to add to the scores (``convert_boolean_attn_mask``)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     passed, hidden = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (0.0, float("-inf")))

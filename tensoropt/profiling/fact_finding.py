@@ -1,8 +1,9 @@
-"""The facts of a workload, found by running it under saved-tensor hooks and a mode that tracks storages.
+"""Functions that find a workload's facts, such as saved tensors, FLOP and memory peaks, on fake tensors.
 
-Tensors on the meta device show what most kernels keep, fake tensors what attention and recurrent layers keep
-on CPUs and GPUs (:mod:`tensoropt.profiling.cuda_kernels`). Neither shows that some kernels leave results in
-larger storages, as ``resize_`` never frees any, so a test compares every operator's with the real ones.
+The run is observed by saved-tensor hooks and a dispatch mode that tracks storages. Tensors on the meta device
+show what most kernels save for backward, fake tensors what attention and recurrent layers save on CPUs and
+GPUs (:mod:`tensoropt.profiling.cuda_kernels`). Neither shows that some kernels leave results in larger
+storages, as ``resize_`` never frees any; a test compares every operator with real tensors.
 """
 
 from __future__ import annotations
@@ -42,12 +43,11 @@ from tensoropt.profiling.workload import (
 
 
 def _most(a: Any, b: Any) -> Any:
-    """Return the larger of two numbers, or an array of the larger ones for each workload of a kind."""
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 
 
 class UnlikeError(Exception):
-    """A comparison of sizes differs among a kind's workloads, so their facts differ in form."""
+    """A comparison of sizes is true for some workloads of a kind and false for others."""
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -58,17 +58,18 @@ def _differ(a: Any, b: Any) -> bool:
 
 
 class LiveTensors(TorchDispatchMode):
-    """Tracks the storages that operators create while active.
+    """A dispatch mode that tracks the storages that operators create.
 
     Args:
-        of_kind: for each size met, an array of it in all workloads of a kind; all numbers are then arrays.
+        of_kind: for workloads that differ only in sizes: for each size that :meth:`size` records, an array of
+            this size in all workloads. All numbers below are then such arrays.
 
     Attributes:
-        sizes: the bytes and FLOP met, in order.
-        now, peak: live bytes, and their peak since :meth:`restart`.
-        before: called before each operator.
-        traffic: bytes that operators read and wrote, without views.
-        flops: multiply-adds counted as two.
+        sizes: the recorded sizes in bytes and FLOP counts, in order.
+        now, peak: the size of live storages in bytes, and its peak since :meth:`restart`.
+        before: a function called before each operator.
+        traffic: the bytes that operators read and wrote, without views.
+        flops: the FLOP, a multiply-add counted as two.
         storages: the live storages, by address.
     """
 
@@ -84,7 +85,7 @@ class LiveTensors(TorchDispatchMode):
         self.storages: dict[int, weakref.ref] = {}
 
     def size(self, number: int) -> Any:
-        """Record bytes or FLOP, and return them, or an array of them for all workloads of the kind."""
+        """Record a size or FLOP count; return it, or with ``of_kind`` its array of all workloads."""
         self.sizes.append(number)
         return number if self._of_kind is None else self._of_kind[len(self.sizes) - 1]
 
@@ -92,7 +93,7 @@ class LiveTensors(TorchDispatchMode):
         return self.size(tensor.numel() * tensor.element_size())
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Leave out a tensor's storage, which another owner made."""
+        """Do not count a tensor's storage, because it was made outside."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         # When it dies, a new storage, which then has to count, may reuse its address.
@@ -115,7 +116,7 @@ class LiveTensors(TorchDispatchMode):
         return result
 
     def _track(self, tensor: torch.Tensor) -> bool:
-        """Count a tensor's storage; return whether it is a new one with elements."""
+        """Count a tensor's storage; return whether the storage is new and has elements."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         reference = self.storages.get(key)
@@ -138,7 +139,7 @@ class LiveTensors(TorchDispatchMode):
         self.peak = _most(self.peak, self.now)
 
     def reshard(self, x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
-        """Return a tensor of a shape, and count the other buffers of a resharding."""
+        """Return a tensor of a shape, and count the temporary buffers of resharding ``x`` to it."""
         result = x.new_empty(shape)
         others = _most(0, self.size(elements * x.element_size()) - self.bytes(result))
         self._count(others)
@@ -147,23 +148,22 @@ class LiveTensors(TorchDispatchMode):
         return result
 
     def restart(self) -> None:
-        """Start tracking the peak."""
         self.peak = self.now
 
 
 class _Peak(NamedTuple):
-    """Live memory: the bytes at its peak, and at the beginning."""
+    """The peak of live memory during a part of the run, and the live memory at its beginning, in bytes."""
 
     most: Any
     begin: Any
 
 
 class _Activity(NamedTuple):
-    """A part of forward or backward, distinguished by its parameters.
+    """A part of forward or backward, identified by the parameters that may be alive.
 
     Attributes:
-        reads: parameters that are read now.
-        made: parameters with gradients made before.
+        reads: the parameters that are read now.
+        made: the parameters whose gradients were made earlier.
     """
 
     reads: frozenset[str] = frozenset()
@@ -174,13 +174,13 @@ class _PeakBytes(NamedTuple):
     of: Mapping[_Activity, _Peak]
 
     def above(self, kept: Any, *, reading: bool = False) -> Any:
-        """Return the highest peak above ``kept``; with ``reading``, only while parameters were read."""
+        """Return the highest peak above ``kept`` bytes; ``reading``: only of parts that read a parameter."""
         peaks = [peak.most for at, peak in self.of.items() if at.reads or not reading]
         return _most(0, reduce(_most, peaks, 0) - kept)
 
 
 class _PeakTracker:
-    """Separates the peaks of live tensors by activity: autograd nodes that unpack a parameter."""
+    """A recorder of separate memory peaks for each part of backward in which the same parameters are read."""
 
     def __init__(self, live: LiveTensors):
         self.live = live
@@ -200,11 +200,11 @@ class _PeakTracker:
         self._began = self.live.now
 
     def arrived(self, name: str) -> None:
-        """Record that a parameter's gradient was made; it is freed before the next operator."""
+        """Record that a parameter's gradient was made, which is freed before the next operator."""
         self._arrived.add(name)
 
     def close(self, *, ended: bool = False) -> None:
-        """End the activity if its node has ended or a gradient was made; ``ended``: in any case."""
+        """End the current activity if its node has ended or a gradient was made; ``ended``: in any case."""
         # Autograd does not report when a node ends: the next operator that runs in another node shows it.
         other = self._node is not None and torch._C._current_autograd_node() is not self._node
         if ended or other or self._arrived:
@@ -223,7 +223,6 @@ class _PeakTracker:
         self.live.restart()
 
     def take(self) -> _PeakBytes:
-        """Return the peaks by activity since the last call."""
         peaks, self._of = _PeakBytes(self._of), {}
         return peaks
 
@@ -232,14 +231,14 @@ _aten: Any = torch.ops.aten
 
 
 def _as_read(read: torch.Tensor, *_: Any, **__: Any) -> Sequence[int]:
-    # Made with the size of what is read (columns of an image, or the image), before it gets its own.
+    # The result is first as large as the input (columns of an image, or the image), and then resized.
     return [read.numel()]
 
 
 def _reduced(
     input: torch.Tensor, target: torch.Tensor, reduction: int = 1, *_: Any, **__: Any
 ) -> Sequence[int]:
-    # The terms, if they are summed.
+    # With a reduction, the storage holds all terms of the sum.
     return [torch.broadcast_shapes(input.shape, target.shape).numel() if reduction else 0]
 
 
@@ -264,11 +263,11 @@ _ELEMENTS: dict[Any, Callable[..., Sequence[int]]] = {
     _aten._embedding_bag.default: _bags,
     _aten._embedding_bag_forward_only.default: _bags,
 }
-"""Operator -> the fewest elements in the storage of each result, by position."""
+"""Operator -> function of its arguments that returns the fewest elements in the storage of each result."""
 
 
 _RNN_BATCH, _RNN_STEPS = 8, (32, 64)
-"""Sizes from which a recurrent layer's workspace is extrapolated, large enough for pages not to matter."""
+"""Sizes from which a recurrent layer's workspace is extrapolated; memory pages do not matter there."""
 
 
 @cache
@@ -280,10 +279,10 @@ def _rnn_kept(
     dtype: torch.dtype,
     settings: tuple[Any, ...],
 ) -> int:
-    """Return the bytes that oneDNN's recurrent layer saves, by a real run, as a fake one's storage is empty.
+    """Return the bytes that oneDNN's recurrent layer saves, by a real run: a fake layer's workspace is empty.
 
     Args:
-        weights: their shapes.
+        weights: the shapes of the weights.
         settings: the call's arguments after the states.
     """
     with unset_fake_temporarily():
@@ -295,7 +294,7 @@ def _rnn_kept(
 
 
 def _rnn_workspace(steps: int, batch: int, *layer: Any) -> int:
-    """Return :func:`_rnn_kept` at any size."""
+    """Return :func:`_rnn_kept`, extrapolated for large inputs."""
     few, more = _RNN_STEPS
     if steps * batch <= more * _RNN_BATCH:
         return _rnn_kept(steps, batch, *layer)
@@ -314,7 +313,10 @@ def _with_workspace(result: Any, args: Sequence[Any]) -> Any:
 
 
 class KernelStorages(TorchDispatchMode):
-    """Gives results of fake tensors the storages of real kernels; enter it under all observing modes."""
+    """A dispatch mode that gives results on fake tensors the storage sizes of real kernels.
+
+    It has to be entered before the modes that observe storages.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -339,7 +341,7 @@ def _in_storage(value: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
-    """Find a workload's facts on fake tensors with CPU kernels, or ``capability``'s where known."""
+    """Find a workload's facts on fake tensors, with CPU kernels or those of a GPU's compute capability."""
     if capability is None:
         return probe(work, training)[0]
     with CudaAttention(capability):
@@ -360,14 +362,14 @@ def find_facts(work: Workload, training: bool = True, capability: Capability | N
 def probe(
     work: Workload, training: bool, of_kind: Sequence[Any] | None = None, *, meta: bool = False
 ) -> tuple[Facts, tuple[int, ...]]:
-    """Return a workload's facts with CPU kernels, and the sizes met.
+    """Return a workload's facts with CPU kernels, and all sizes and FLOP counts recorded on the way.
 
     Args:
-        of_kind: as for :class:`LiveTensors`; numbers of facts are then arrays.
+        of_kind: as for :class:`LiveTensors`; the facts then have arrays for numbers.
         meta: as for :func:`~tensoropt.profiling.workload.on_fake_tensors`.
 
     Raises:
-        UnlikeError: workloads of the kind have facts of several forms.
+        UnlikeError: the workloads of the kind have facts of different forms.
     """
 
     def observe(tensors: dict[str, torch.Tensor]) -> tuple[Facts, tuple[int, ...]]:
@@ -379,7 +381,7 @@ def probe(
 
 
 _SPLIT: dict[tuple[str, Capability | None], SplitFacts] = {}
-"""Cached facts of split backwards, as layers repeat."""
+"""A cache of the results of :func:`find_split_facts`, because layers repeat."""
 
 
 def find_split_facts(work: Workload, capability: Capability | None = None) -> SplitFacts:
@@ -401,7 +403,7 @@ def _split_facts(work: Workload, tensors: dict[str, torch.Tensor], *, last: bool
 
 
 class _Given(torch.autograd.Function):
-    """Joins results under one root, whose backward creates their gradients and keeps no reference."""
+    """Joins results under one root, so that their gradients are created when backward begins."""
 
     @staticmethod
     def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
@@ -420,7 +422,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Taken(torch.autograd.Function):
-    """A read whose gradient is taken unchanged; a leaf's would be copied if it is a view."""
+    """An identity whose backward stores the gradient itself; a leaf's would be copied if it is a view."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, name: str, taken: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -436,14 +438,14 @@ class _Taken(torch.autograd.Function):
 
 
 class _Probe:
-    """A run of one workload that records what autograd saves and the live memory.
+    """A run of one workload that records what autograd saves, and the live memory.
 
     Attributes:
-        given: storage of an input -> name and role.
-        saved: storages made inside that autograd saves.
+        given: storage of an input -> the input's name and role.
+        saved: the storages made inside the workload that autograd saves.
         touched: input -> number of saved tensors in its storage.
-        made_by: storage -> its call, and a weak reference.
-        calls: for each call, its peak, and whether it reads a parameter.
+        made_by: storage -> the position of the call that made it, and a weak reference.
+        calls: for each call, the memory peak in bytes, and whether the call reads a parameter.
     """
 
     def __init__(
@@ -470,7 +472,7 @@ class _Probe:
         self.peaks = _PeakTracker(self.live)
 
     def _pack(self, value: torch.Tensor) -> Any:
-        """Record a tensor that autograd saves; parameters keep their names."""
+        """Record a tensor that autograd saves; a parameter is saved together with its name."""
         storage = value.untyped_storage()
         if storage._cdata not in self.given:
             self.saved[storage._cdata] = storage
@@ -480,7 +482,7 @@ class _Probe:
         return (value, name) if role == "parameter" else value
 
     def _unpack(self, packed: Any) -> torch.Tensor:
-        """Return a saved tensor; a gathered parameter lives as long as its reading node."""
+        """Return a saved tensor, and record the read if it is a parameter's."""
         if isinstance(packed, torch.Tensor):
             return packed
         value, name = packed
@@ -488,7 +490,6 @@ class _Probe:
         return value
 
     def observe(self) -> Facts:
-        """Run forward and backward, and sum up the record."""
         work, live = self.work, self.live
         leaves = {n: self.tensors[n] for n, spec, _ in work.inputs if spec.requires_grad}
         taken: dict[str, torch.Tensor] = {}
@@ -528,7 +529,7 @@ class _Probe:
         )
 
     def observe_split(self, *, last: bool) -> SplitFacts:
-        """Run forward and a split backward; ``last``: no later workload keeps the graph alive."""
+        """Run forward and a split backward; with ``last``, no later workload keeps the graph alive."""
         # Imported only here, as importing PyTorch's distributed part takes a while.
         from torch.distributed.pipelining._backward import stage_backward_input
 
@@ -576,7 +577,7 @@ class _Probe:
     def _forward(
         self, taken: dict[str, torch.Tensor], pack: Callable[[torch.Tensor], Any] | None = None
     ) -> None:
-        """Run forward with gradients of reads stored in ``taken``; ``pack`` records saved tensors."""
+        """Run forward; backward will put gradients of reads in ``taken``. ``pack`` records saved tensors."""
         for tensor in self.tensors.values():
             self.live.ignore(tensor)  # tensors passed to a group are counted where they were made
         if self.training:
@@ -602,7 +603,7 @@ class _Probe:
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, Any], dict[str, str]]:
-        """Return (view -> what it views, bytes of larger storages, views of free tensors) of results."""
+        """Return :attr:`Facts.lies_in`, :attr:`Facts.extents` and :attr:`Facts.lies_in_free`."""
         lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
         for name in self.work.writes:
@@ -637,7 +638,6 @@ class _Probe:
         self.peaks.book(_Activity(frozenset(reads)))
 
     def _note_work(self, position: int) -> None:
-        """Record the call's work as the difference from the count before."""
         call, outputs = self.work.calls[position]
         # Tensors released after their last use are gone by now, but their sizes are known.
         self.sizes |= {n: self.live.bytes(t) for n, t in self.tensors.items()}
@@ -651,7 +651,7 @@ class _Probe:
     def _backward(
         self, leaves: Mapping[str, torch.Tensor], taken: dict[str, torch.Tensor]
     ) -> tuple[dict[str, Any], tuple[tuple[str, ...], ...]]:
-        """Run a backward, parameters' gradients going to buckets.
+        """Run backward, with parameters' gradients added to buckets as in a step.
 
         Returns:
             (:attr:`Facts.gradient_extents`, :attr:`Facts.same_gradients`).
@@ -688,7 +688,7 @@ class _Probe:
 
 
 def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
-    """Make the parameters' gradients of a split backward, and add them to the leaves."""
+    """Make the parameters' gradients of a split backward, and add them to the parameters' ``grad``."""
     # Imported only here, as importing PyTorch's distributed part takes a while.
     from torch.distributed.pipelining._backward import stage_backward_weight
 
@@ -698,7 +698,7 @@ def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
 
 
 def _gradients_of(groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Return storage -> bytes of the gradients that wait in a split backward."""
+    """Return storage -> size in bytes of the gradients that wait for the second part of a split backward."""
     return {
         gradient.untyped_storage()._cdata: gradient.untyped_storage().nbytes()
         for group in groups
@@ -709,7 +709,6 @@ def _gradients_of(groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def _runs(backward: _PeakBytes, kept: int) -> tuple[BackwardRun, ...]:
-    """Return the parts of backward in which gathered parameters, or their gradients, may be alive."""
     if not any(activity.reads or activity.made for activity in backward.of):
         return ()
     return tuple(

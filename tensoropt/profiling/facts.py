@@ -12,17 +12,17 @@ from tensoropt.ops import registry
 
 
 def flops_of(operator: Any) -> Any:
-    """Return an operator's FLOP counter, with ``out_val`` as the last argument; None if not counted."""
+    """Return an operator's FLOP counter, called with its arguments and ``out_val``; None if there is none."""
     return registry.flops_of(operator._schema.name) or flop_registry.get(operator._overloadpacket)
 
 
 class CallMemory(NamedTuple):
-    """The bytes of one call of forward.
+    """The memory of one call of forward, in bytes.
 
     Attributes:
-        kept_bytes: the part of the workload's ``kept_bytes`` made so far.
-        peak_bytes: the peak while it runs, of everything made inside.
-        reads_parameter: whether it reads a parameter.
+        kept_bytes: the size of what the workload has saved for backward up to the end of this call.
+        peak_bytes: the peak, while the call runs, of all tensors made inside the workload.
+        reads_parameter: whether the call reads a parameter.
     """
 
     kept_bytes: int
@@ -31,12 +31,12 @@ class CallMemory(NamedTuple):
 
 
 class CallWork(NamedTuple):
-    """The work of one call of forward on a device.
+    """The FLOP and memory traffic of one call of forward on a device.
 
     Attributes:
-        forward_flops: multiply-adds counted as two.
-        traffic_bytes: read and written by its operators, without views.
-        outer_bytes: the traffic if the call were one kernel.
+        forward_flops: the FLOP, a multiply-add counted as two.
+        traffic_bytes: the bytes read and written by its operators, without views.
+        outer_bytes: the bytes read and written if the call were one kernel.
     """
 
     forward_flops: float
@@ -45,13 +45,15 @@ class CallWork(NamedTuple):
 
 
 class BackwardRun(NamedTuple):
-    """Autograd nodes that run while the same gathered parameters may be alive.
+    """A part of backward: autograd nodes that run while the same gathered (unsharded) parameters may be
+    alive.
 
     Attributes:
-        reads: the parameters that they read.
-        made: parameters with gradients made before.
-        peak_bytes: the peak above ``kept_bytes``; negative if much of these is freed before.
-        begin_bytes: the bytes above ``kept_bytes`` at its beginning.
+        reads: the parameters that these nodes read.
+        made: the parameters whose gradients were made earlier.
+        peak_bytes: the peak of memory above the workload's ``kept_bytes``; negative if most saved tensors are
+            freed before.
+        begin_bytes: the memory above ``kept_bytes`` at the beginning of the part.
     """
 
     reads: tuple[str, ...]
@@ -61,12 +63,13 @@ class BackwardRun(NamedTuple):
 
 
 class SplitFacts(NamedTuple):
-    """A workload's memory in a split backward, in bytes of one rank and micro-batch.
+    """The memory in bytes of a workload whose backward makes gradients of inputs first, of parameters later.
 
     Attributes:
-        inputs_bytes: the peak while gradients of reads are made, above ``kept_bytes``.
-        waiting_bytes: gradients of results needed for those of parameters.
-        released_bytes: the part of ``kept_bytes`` needed only after the last operator with a parameter.
+        inputs_bytes: the peak while gradients of inputs are made, above ``kept_bytes``.
+        waiting_bytes: the gradients that wait for the making of parameters' gradients.
+        released_bytes: the part of ``kept_bytes`` that the first pass frees if no later workload keeps the
+            autograd graph alive.
         weights_bytes: the peak while parameters' gradients are made, above saved and waiting bytes.
     """
 
@@ -78,28 +81,29 @@ class SplitFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one workload: bytes and FLOP of one rank and one micro-batch.
+    """The facts of one workload: sizes in bytes, and FLOP, of one rank and one micro-batch.
 
     Attributes:
-        kept_bytes: made inside and saved for backward.
-        reads_kept: reads that backward needs.
-        free_kept: inputs, constants and buffers that backward needs unchanged.
-        lies_in_free: result that is a view of one of these -> that tensor.
+        kept_bytes: the size of the tensors made inside the workload that autograd saves for backward.
+        reads_kept: the activations read from other groups that backward needs.
+        free_kept: the model inputs, constants and buffers that backward needs unchanged.
+        lies_in_free: result that is a view of a model input, constant or buffer -> that tensor.
         writes_kept: results whose storage is part of ``kept_bytes``.
-        parameters_kept: parameter -> saved tensors in its storage (each a gather under ZeRO).
-        forward_flops, backward_flops: multiply-adds counted as two.
-        traffic_bytes: read and written in forward, without views.
-        forward_peak_bytes, backward_peak_bytes: the peaks of what was made inside, above ``kept_bytes``; with
-            incoming gradients, without parameters' gradients already in buckets.
-        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same while a parameter is read.
+        parameters_kept: parameter -> number of saved tensors in its storage (each a gather under ZeRO).
+        forward_flops, backward_flops: the FLOP, a multiply-add counted as two.
+        traffic_bytes: the bytes read and written in forward, without views.
+        forward_peak_bytes, backward_peak_bytes: the peaks of tensors made inside, above ``kept_bytes``, with
+            incoming gradients, but without the parameters' gradients that are already in buckets.
+        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same peaks, only over the time in
+            which a parameter is read.
         backward_runs: the parts of backward in which gathered parameters may be alive.
         calls: the memory of each call of forward.
-        work_of_calls: FLOP and traffic of each call of forward; empty in older records.
-        lies_in: result that is a view -> the read or earlier result whose storage it shares.
-        extents: result -> bytes of its storage if they differ: of a larger tensor, or 0 for views of stored
-            data.
-        gradient_extents: read -> bytes of its gradient's storage if they differ.
-        same_gradients: reads whose gradients are one tensor, as those of a sum without broadcasting.
+        work_of_calls: the FLOP and traffic of each call of forward; empty in older records.
+        lies_in: result that is a view -> the input or earlier result whose storage it shares.
+        extents: result -> size of its storage in bytes, if that is not the result's own size: larger if a
+            larger tensor is behind it, 0 for views of parameters and constants.
+        gradient_extents: input -> size of its gradient's storage in bytes, if that is not the input's size.
+        same_gradients: sets of inputs whose gradients are one tensor, as those of a sum without broadcasting.
     """
 
     kept_bytes: int
@@ -129,7 +133,7 @@ class Facts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
-        """Return the facts of a record, also after JSON, with lists for tuples."""
+        """Return the facts of a record, which may have passed through JSON and so have lists for tuples."""
         # Records that were stored earlier have more fields.
         data = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])

@@ -1,9 +1,10 @@
 """The facts of many workloads, from probes of a few of each kind.
 
-Workloads of a kind differ by sizes alone. Every storage, transfer and FLOP count that a probe meets is a
-product of powers of these sizes, so probes of a few workloads determine it for all of them, in whole numbers;
-one more probe then counts with the numbers of all workloads at once, as peaks are not products. Further
-probes check this, one for every pattern of sizes that are 1, as such dims broadcast and have any stride.
+A probe runs a workload on fake tensors. Workloads of one kind differ only in sizes. Every storage size,
+transfer and FLOP count of a probe is a product of powers of these sizes, so that probes of a few workloads
+determine it for all workloads of the kind, in whole numbers. As memory peaks are not such products, one
+further probe computes with the numbers of all workloads at once. More probes check the result: one for every
+pattern of sizes that are 1, as such dims broadcast and have any stride.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
 
 _LEAST_PER_PROCESS = 16
-"""The fewest probes worth a process: 8 ms each against about 50 for a fork; an assumption."""
+"""The fewest probes worth a process; an assumption: a probe takes 8 ms, a fork about 50 ms."""
 _PER_KIND = 8
-"""About the most probes that determine a kind."""
+"""The usual largest number of probes of a kind."""
 _SIZE = re.compile(r"(?<![\w.-])[1-9]\d*(?![\w.])")
 _NO_SIZE = 1e-6
-"""Logarithms that differ by less are equal; an exponent this close to a whole number is one."""
+"""The difference below which two logarithms are equal, and an exponent counts as a whole number."""
 _LARGE = 1 << 60
-"""Numbers are below this, so that sums of several fit into 64 bits."""
+"""The bound on all sizes and FLOP counts, so that sums of several fit into 64 bits."""
 _FEW = 3
-"""The most workloads of a kind that are all probed, as deriving facts takes at least as many probes."""
+"""The most workloads of a kind that are all probed, because deriving their facts takes as many probes."""
 
 
 def kind_of(work: Workload) -> str:
-    """Return a workload's content without its sizes, or with them if they determine kernels or workspaces."""
+    """Return a workload's content as text, without its sizes unless they decide which kernels run."""
     alone = has_attention(work) or has_recurrent(work)
     return work.content if alone else _SIZE.sub("#", work.content)
 
@@ -42,11 +43,11 @@ def kind_of(work: Workload) -> str:
 def find_facts_of_all(
     works: Sequence[Workload], training: bool = True, capability: Capability | None = None
 ) -> list[Facts]:
-    """Return :func:`find_facts` of many workloads, in forks if this process allows it."""
+    """Return :func:`find_facts` of many workloads, computed in forks if this process allows it."""
     kinds: dict[str, list[int]] = {}
     for i, work in enumerate(works):
         kinds.setdefault(kind_of(work), []).append(i)
-    # Long ones first, in turns, so that processes have about as much to do.
+    # Large kinds first, dealt to processes in turn, so that all have about as much to do.
     members = sorted(kinds.values(), key=len, reverse=True)
     probes = sum(min(len(kind), _PER_KIND) for kind in members)
     processes = max(1, min(cores(), probes // _LEAST_PER_PROCESS))
@@ -65,7 +66,7 @@ def find_facts_of_all(
 
 
 def _derive_facts(works: Sequence[Workload], training: bool) -> dict[int, Facts]:
-    """Return position -> facts of workloads of a kind, except those that need a probe of their own."""
+    """Return position -> facts of workloads of one kind, except of those that need a probe of their own."""
     kind = _Kind(works, training)
     found = kind.derive(range(len(works)))
     if len(found) < len(works):
@@ -77,12 +78,12 @@ def _derive_facts(works: Sequence[Workload], training: bool) -> dict[int, Facts]
 
 
 class _Kind:
-    """Workloads that differ by sizes alone.
+    """Workloads that differ only in sizes.
 
     Attributes:
         sizes: the sizes that differ, ``[workloads, sizes]``.
-        patterns: which of these are 1, by workload.
-        probed: facts and sizes met, by workload.
+        patterns: for each workload, which of these sizes are 1.
+        probed: by workload, its facts and the numbers recorded by its probe.
     """
 
     def __init__(self, works: Sequence[Workload], training: bool):
@@ -93,7 +94,7 @@ class _Kind:
         self.probed: dict[int, tuple[Facts, tuple[int, ...]]] = {}
 
     def derive(self, members: Sequence[int]) -> dict[int, Facts]:
-        """Return the facts of the members for which probes of a few suffice."""
+        """Return the facts of those members whose facts follow from probes of a few."""
         if len(members) <= _FEW:
             return {}
         logs = np.log(self.sizes)
@@ -137,7 +138,7 @@ class _Kind:
 
 
 def _independent(vectors: np.ndarray, order: Iterable[int]) -> list[int]:
-    """Return the indices, in this order, of vectors that are linearly independent of those before."""
+    """Return the indices, in order, of vectors that are linearly independent of those before."""
     left, found = vectors.copy(), []
     for i in order:
         length = np.linalg.norm(left[i])
@@ -151,12 +152,12 @@ def _independent(vectors: np.ndarray, order: Iterable[int]) -> list[int]:
 def _products(
     sizes: np.ndarray, chosen: Sequence[int], met: Sequence[Sequence[int]]
 ) -> list[np.ndarray] | None:
-    """Return each number met for all workloads, as a product of powers of sizes; None if one is not.
+    """Return each recorded number for all workloads, as a product of powers of sizes; None if one is not.
 
     Args:
-        sizes: ``[workloads, sizes]``, which differ independently of each other.
+        sizes: ``[workloads, sizes]``; the sizes differ independently of each other.
         chosen: the probed workloads, one more than sizes.
-        met: the numbers met in each of these.
+        met: the recorded numbers of each probed workload.
     """
     if len({len(numbers) for numbers in met}) > 1:
         return None
@@ -186,7 +187,6 @@ def _products(
 
 
 def _at(record: Any, position: int) -> Any:
-    """Return one workload's record from the record of its kind."""
     if isinstance(record, np.ndarray):
         return record[position].item()
     if isinstance(record, dict):

@@ -1,7 +1,7 @@
 """Lines fitted to the times of messages.
 
-``t = alpha + bytes / beta`` by least squares of relative errors, in several segments: small messages are
-dominated by wake-ups, large ones leave the caches.
+Each line is ``t = alpha + bytes / beta``, fitted by least squares of relative errors. A fit has several lines
+for ranges of sizes: the times of small messages are mostly wake-ups, and large messages leave the caches.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
-    """The measurements of one kind of communication in one group, and its lines.
+    """The measurements of one kind of communication in one group of ranks, and the lines fitted to them.
 
     Attributes:
         kind: a collective, or ``send``.
         group: the ranks.
-        segments: ascending in ``up_to_bytes``.
+        segments: the lines with their ranges, ascending in ``up_to_bytes``.
         residual: root mean square of the relative errors.
         points: ``(bytes, seconds, spread, longest)``; spread is half the interquartile range over the median.
     """
@@ -60,7 +60,7 @@ class LinkFit:
     points: tuple[tuple[int, float, float, float], ...] = field(default=(), repr=False)
 
     def time_s(self, num_bytes: float) -> float:
-        """Return the predicted seconds, monotonic in size and interpolated between lines."""
+        """Return the predicted seconds, which never fall with size and are interpolated between lines."""
         # Between two lines is a gap without measurements. A jump at a guessed border inside it, such as where
         # the allocator changes its behaviour, would misprice messages in the gap several times over; hence
         # the interpolation.
@@ -75,7 +75,7 @@ class LinkFit:
         raise AssertionError("the last segment has no end")
 
     def slowed(self, factor: float) -> LinkFit:
-        """Return the fit with its seconds multiplied by ``factor``; ``points`` stay."""
+        """Return the fit with its times multiplied by ``factor``; ``points`` stay as measured."""
         segments = tuple(
             replace(s, alpha_s=factor * s.alpha_s, seconds_per_byte=factor * s.seconds_per_byte)
             for s in self.segments
@@ -123,13 +123,13 @@ def _fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tupl
 
 
 def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[Segment, ...], float]:
-    """Return as many lines as the points need, at most four, and the relative residual.
+    """Return as few lines as fit the points well, at most four, and the relative residual.
 
-    A time above that of a larger message is lowered to it before fitting.
+    Before fitting, a time above that of a larger message is lowered to the latter.
 
     Args:
-        sizes: bytes, ascending; at least two.
-        seconds: above 0.
+        sizes: message sizes in bytes, ascending; at least two.
+        seconds: the times, above 0.
     """
     if len(sizes) < 2 or len(sizes) != len(seconds) or min(seconds) <= 0:
         raise MeasurementError(f"a line needs at least two sizes with times above 0, not {list(seconds)}")

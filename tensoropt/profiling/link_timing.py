@@ -20,11 +20,12 @@ _LAPS, _FEWEST_IN_A_LAP = 5, 10
 
 
 class SizeStamps(NamedTuple):
-    """The repeats of one size on one rank, in seconds.
+    """The times of all repeats of one message size on one rank, in seconds.
 
     Attributes:
-        starts, ends: from idle, on the common clock.
-        in_stream: queued behind other work on the device; NaN if the host was not ahead, None on CPUs.
+        starts, ends: the clock stamps of each repeat that began on an idle device, on the common clock.
+        in_stream: the durations of repeats queued behind other work on the device; NaN where the host was not
+            ahead, empty on CPUs.
     """
 
     starts: list[float]
@@ -42,11 +43,11 @@ def time_collective(
     groups: Sequence[Sequence[int]],
     plan: Sequence[tuple[int, int]],
 ) -> _Stamps:
-    """Run one collective in this rank's group, all groups at once; sizes take turns in laps.
+    """Run one collective in this rank's group, in all groups at once; the sizes take turns in laps.
 
     Args:
         groups: a partition of all ranks.
-        plan: ``(bytes, repeats)`` per size, as in :mod:`tensoropt.profiling.links`.
+        plan: ``(bytes, repeats)`` per size; :mod:`tensoropt.profiling.links` says what bytes mean.
     """
     clock = common_clock()
     handles = [dist.new_group(list(group)) for group in groups]  # every rank creates every group
@@ -71,7 +72,7 @@ def time_collective(
 
 
 def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tuple[int, int]]) -> _Stamps:
-    """Send a message from the first rank of the pair to the second and back; the others wait."""
+    """Time a message from the first rank of the pair to the second and back, while the other ranks wait."""
     clock, stamps, device = common_clock(), _Stamps(), local_timer().device
 
     def there_and_back(message: torch.Tensor) -> None:
@@ -90,7 +91,7 @@ def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tu
 
 
 def _collective_call(kind: str, group: Any, ranks: int, first: int, size: int) -> Callable[[], object]:
-    """Return a collective of ``size`` bytes among ``ranks``, with the source ``first`` if any."""
+    """Return a function that runs a collective of ``size`` bytes; ``first`` is the source of a broadcast."""
     part, device = max(1, size // 4 // ranks), local_timer().device  # float32 elements of one rank's share
     whole, share = (torch.zeros(count, device=device) for count in (part * ranks, part))
     other = torch.empty_like(whole)
@@ -124,10 +125,10 @@ def _repeat(
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """Return the seconds of an action queued behind other work of the device, per repeat; none on CPUs.
+    """Return the seconds of an action queued behind other work of the device, per repeat; empty on CPUs.
 
     Args:
-        meet: synchronises all ranks' devices, so that none waits for another in the action.
+        meet: an action that synchronises the devices of all ranks, so that no timed rank waits for another.
     """
     timer = local_timer()
     if not timer.host_apart:

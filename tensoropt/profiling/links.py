@@ -6,8 +6,8 @@ The meaning of ``bytes`` for each kind:
     reduce_scatter  the input of one rank all_to_all      the input of one rank
     broadcast       the tensor            send            the message (point to point, one way)
 
-Collectives are timed in place, from the last rank's call to the last rank's return; on GPUs behind other work
-of the device.
+Collectives are timed in place: on CPUs from the last rank's call to the last rank's return, on GPUs on the
+slowest device, queued behind other work.
 """
 
 from __future__ import annotations
@@ -39,32 +39,33 @@ _QUICK_SIZES = tuple(
     1024 * kib for kib in (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 )
 _SEND = "send"
-"""The kind measured besides collectives."""
+"""The kind of point-to-point messages, measured besides collectives."""
 # Fewer than for collectives, because there are many pairs.
 _PAIR_SIZES = (1024, 16 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 _BUDGET_S = 0.12  # per size: the larger, the fewer repeats, so that no size takes most of the time
 # Assumptions: fifty give a steady mean for small messages, five bound the time of the largest.
 _MOST_REPEATS, _FEWEST_REPEATS = 50, 5
 _MESSAGE_S, _BYTES_PER_S = 300e-6, 0.8e9
-"""Approximate seconds of a small gloo message and bytes per second of a large one."""
+"""The approximate time of a small gloo message in seconds, and bytes per second of a large one."""
 _TITLE = 40  # columns
 _HOW_OF = {
     "gloo": "in place/smallest, waits, rounds, batch class",
     "nccl": "in place/mean in step without a standstill, waits, laps, batch class, in stream",
 }
-"""A part of every key, so that figures measured in another way are not reused."""
+"""The way of measuring by each backend. It is a part of every key, so that figures measured in another way
+are not reused."""
 _ROUNDS = {"gloo": 3, "nccl": 1}
 """The rounds over which the repeats of each measurement are spread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFits:
-    """All fits of one mesh.
+    """The fits of all collectives and pairs of ranks of one mesh.
 
     Attributes:
-        collectives: ``(kind, axes)`` -> one fit per group, all groups at once, so with shared links.
-        pairs: ``(low rank, high rank)`` -> fit, each measured alone.
-        failed: what was not measured -> why.
+        collectives: ``(kind, axes)`` -> one fit per group; all groups ran at once, and so shared links.
+        pairs: ``(low rank, high rank)`` -> fit; each pair was measured alone.
+        failed: title of a failed measurement -> reason.
     """
 
     collectives: Mapping[tuple[str, tuple[int, ...]], tuple[LinkFit, ...]]
@@ -72,7 +73,7 @@ class LinkFits:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Return a text table: the slowest group of each kind and axes."""
+        """Return a text table with the fit of the slowest group of each kind and set of axes."""
         lines = [f"{'what':<{_TITLE}}{'latency':>10}{'bandwidth':>14}{'residual':>10}"]
         for (kind, axes), fits in self.collectives.items():
             worst = max(fits, key=lambda fit: fit.time_s(1e6))
@@ -97,12 +98,12 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
 
 
 def _repeats_for(size: int) -> int:
-    """Return the number of repeats for a size, in about equal total times."""
+    """Return the number of repeats of a message size; most sizes then take about the same total time."""
     return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / (_MESSAGE_S + size / _BYTES_PER_S))))
 
 
 def _in_step(seconds: Floats) -> float:
-    """Return a collective's mean time in a step that issues many, with stalls.
+    """Return a collective's mean duration, with the stalls that it has in a step.
 
     The longest repeat is left out if it took longer than all others together: a standstill of the machine.
     """
@@ -123,20 +124,19 @@ def measure_links(
     progress: Progress = silent,
     stage: str = "links",
 ) -> LinkFits:
-    """Time every collective on the groups of every set of mesh axes, and every pair of ranks; return the
-    fits.
+    """Time collectives on the groups of every set of mesh axes, and every pair of ranks; return the fits.
 
-    Stored measurements are reused, and new ones saved at once, so that an interrupted call resumes.
+    Stored measurements are reused, and new ones are saved at once, so that an interrupted call resumes.
 
     Args:
         pool: ranks of this cluster.
-        store: keyed by cluster fingerprint, backend, kind and groups.
-        sizes: bytes, ascending.
+        store: measurements by cluster fingerprint, backend, kind and groups.
+        sizes: message sizes in bytes, ascending.
         refresh: repeat stored measurements.
         progress: called before each measurement and at the end, with ``stage``.
 
     Raises:
-        MeasurementError: the pool does not fit the mesh. A failed measurement goes into ``failed``.
+        MeasurementError: the pool does not fit the mesh. A failed measurement goes into ``failed`` instead.
     """
     if pool.world_size != mesh.size or mesh.size != cluster.device_count:
         raise MeasurementError(
@@ -179,7 +179,7 @@ def measure_links(
 
 
 def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
-    """Return the store's fits of a mesh; nothing is measured."""
+    """Return the fits of a mesh that the store has, without measuring."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
@@ -189,7 +189,7 @@ def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str |
 
 
 class _Job(NamedTuple):
-    """A measurement in groups that run at once: a collective or ``_SEND``."""
+    """One measurement, of a collective or ``_SEND``, in several groups of ranks at once."""
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
@@ -249,17 +249,17 @@ def _record(
 
 
 class _NotAheadError(MeasurementError):
-    """The hosts issue a collective later than the devices reach it."""
+    """The devices reach a collective before their hosts have issued it, so its time includes waiting."""
 
 
 def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
-    """Return the seconds of each repeat from idle: last rank's start to last rank's end."""
+    """Return the duration of each repeat on idle devices, from the last rank's start to the last end."""
     starts = np.max([rank.starts for rank in ranks], axis=0)
     return np.max([rank.ends for rank in ranks], axis=0) - starts
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """Return the slowest device's seconds of each repeat queued behind work, if all hosts were ahead."""
+    """Return the slowest device's duration of each queued repeat that all hosts had issued ahead."""
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
     ahead = seconds[~np.isnan(seconds)]
     if not len(ahead):

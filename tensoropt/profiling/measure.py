@@ -21,19 +21,17 @@ from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
 
 _BATCH_S, _BATCH = 5.0, 8
-"""Estimated seconds of workloads between saves, the most that an interruption loses, and the most of them;
-assumptions."""
+"""The most seconds and workloads between two saves, which an interruption may lose; assumptions."""
 _SLOWER = 20.0
-"""The largest ratio of a workload's time to its estimate; an assumption."""
+"""The ratio of a workload's time to its estimate above which it counts as hanging; an assumption."""
 
 
 def _allowed_for(timeout_s: float, expected_s: float) -> float:
-    """Return the seconds after which a workload counts as hanging."""
     return timeout_s / 2 + _SLOWER * expected_s
 
 
 def _batches(works: Sequence[Workload], expected_s: Mapping[str, float]) -> Iterator[list[Workload]]:
-    """Yield neighbouring workloads of up to ``_BATCH_S`` together, at most ``_BATCH`` each."""
+    """Yield consecutive workloads in batches, limited by ``_BATCH_S`` and ``_BATCH``."""
     batch: list[Workload] = []
     for work in works:
         took_s = sum(expected_s[other.key] for other in [*batch, work])
@@ -46,11 +44,11 @@ def _batches(works: Sequence[Workload], expected_s: Mapping[str, float]) -> Iter
 
 
 _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
-"""Approximate seconds to prepare a workload, and per byte of random tensors."""
+"""The approximate time, in seconds, to prepare a workload, and to make a byte of random tensors."""
 
 
 def _timing_s(work: Workload, visit_s: float) -> float:
-    """Return the approximate seconds of timing a workload."""
+    """Return the approximate seconds of measuring a workload; ``visit_s`` is one forward and backward."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
     copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
     # The first two laps over all copies, followed by the repeats.
@@ -70,17 +68,17 @@ def measure_workloads(
     progress: Progress = silent,
     begins: Callable[[int, float], None] = lambda count, seconds: None,
 ) -> dict[str, dict[str, Any]]:
-    """Time the workloads that the store lacks, and return all records.
+    """Time the workloads that the store lacks, and return the records of all workloads.
 
     Args:
-        prefix: the device and the way of measuring, for keys.
-        describe: returns additional fields of a record.
-        expected_s: approximate seconds of forward and backward, for estimates and timeouts.
+        prefix: the beginning of store keys, which names the device and the way of measuring.
+        describe: returns additional fields of a workload's record.
+        expected_s: returns the approximate seconds of forward and backward, for estimates and timeouts.
         progress: receives reports of the stage ``measure``.
-        begins: called first, with the number of workloads and the estimated seconds.
+        begins: called once before measuring, with the number of workloads and the estimated seconds.
 
     Returns:
-        workload key -> record; ``error`` marks one that could not run.
+        workload key -> record; a workload that could not run has the field ``error``.
     """
     wanted = {work.key: work for work in works}
     stored = store.get_many([f"{prefix}/{key}" for key in wanted])
@@ -116,7 +114,7 @@ def measure_workloads(
 
 @dataclass
 class _Batch:
-    """A few workloads timed together, each of which may fail."""
+    """A few workloads that one run of the pool times."""
 
     pool: RankPool
     training: bool
@@ -124,7 +122,9 @@ class _Batch:
     keep: Callable[[Mapping[str, dict[str, Any]]], None]
 
     def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
-        """Return the workloads that lacked memory and may be tried ``again``; all others have a record."""
+        """Time and save the workloads; return unsaved those that lacked memory, if they may be tried
+        ``again``.
+        """
         short: list[Workload] = []
         while works:
             # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.

@@ -12,7 +12,7 @@ from tensoropt.ranks.pool import RankPool
 
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
-    """Return the seconds of one optimizer step over ``elements`` float32 parameters on this rank's device."""
+    """Return the seconds of an optimizer's step on this rank's device, for ``elements`` float32 elements."""
     timer = local_timer()
     # Several parameters, because multi-tensor steps work on lists; eight is an assumption.
     parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]
@@ -37,11 +37,11 @@ def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> floa
 
 
 _OPTIMIZER_SIZES = (1 << 18, 1 << 22)
-"""Elements of the two timed steps, whose difference excludes the overhead per parameter."""
+"""The numbers of elements of two timed steps; their difference excludes the overhead per parameter."""
 
 
 def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:
-    """Return the seconds per element of an optimizer step, from the slope between two sizes."""
+    """Return the seconds per element of an optimizer's step, from the slope between two sizes."""
     key = f"{prefix}/optimizer-{name}"
     record = store.get(key)
     if record is None:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """The values that an optimizer keeps or moves, per element of the parameters.
+    """The memory and traffic of an optimizer's step, as numbers of values per element of the parameters.
 
     Attributes:
-        state: besides the parameter and its gradient.
-        transient: temporaries of a step for all parameters at once.
-        traffic: read and written by a step.
-        largest: temporaries of a step that are made for one parameter at a time, per element of the largest.
+        state: values kept besides the parameter and its gradient.
+        transient: temporaries that a step makes for all parameters at once.
+        traffic: values that a step reads and writes.
+        largest: temporaries that a step makes for one parameter at a time, per element of the largest.
         code: a hash of a user's file.
     """
 
@@ -35,8 +35,8 @@ class OptimizerKind:
 
         Args:
             elements: the elements of the parameter.
-            largest: the elements of the model's largest parameter, and the number of parameters of that
-                size, which share temporaries.
+            largest: the elements of the model's largest parameter, and the number of parameters of that size,
+                which share temporaries.
         """
         size, count = largest
         return self.transient + (self.largest / count if elements == size else 0)
@@ -48,21 +48,21 @@ OPTIMIZERS = {
     "adam": OptimizerKind(state=2, transient=1, traffic=18),
     "adam_fused": OptimizerKind(state=2, transient=0, traffic=7),
 }
-"""Values per element of multi-tensor steps (``foreach=True``), several kernels over all elements.
+"""The built-in optimizers' values per element, for multi-tensor steps (``foreach=True``) of several kernels.
 
-Adam (``_multi_tensor_adam`` of ``torch/optim/adam.py``): first moment 3, second 2 and 3, its root, quotient
-and sum 2 each, parameter 4; it allocates denominators. Momentum: 2 and 3, parameter 3. Fused Adam reads
-parameter, gradient and state once.
-"""
+Adam (``_multi_tensor_adam`` of ``torch/optim/adam.py``) reads and writes: first moment 3, second 2 and 3, its
+root, quotient and sum 2 each, parameter 4; it allocates denominators. Momentum: 2 and 3, parameter 3. Fused
+Adam reads parameter, gradient and state once."""
 
 
 def with_kind(name: str) -> str:
-    """Return the name of a user's optimizer with its figures: ``module.py:make?state=2&transient=1&...``.
+    """Return an optimizer's name, with figures if it is a user's: ``module.py:make?state=2&transient=1&...``.
 
-    It is stepped on small tensors once, so that readers of plans need not run its code.
+    To find the figures, the optimizer is stepped on small tensors, so that readers of plans need not run its
+    code.
 
     Raises:
-        MeasurementError: there is none with that name, or it cannot be used.
+        MeasurementError: there is no optimizer of that name, or it cannot be used.
     """
     if name in OPTIMIZERS or "?" in name:
         kind_of(name)
@@ -77,7 +77,7 @@ def with_kind(name: str) -> str:
 
 
 def kind_of(name: str) -> OptimizerKind:
-    """Return an optimizer's figures by its name (:func:`with_kind`); MeasurementError if unknown."""
+    """Return an optimizer's figures by its name (:func:`with_kind`); MeasurementError if it is unknown."""
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     written = dict(part.partition("=")[::2] for part in name.partition("?")[2].split("&"))
@@ -89,7 +89,7 @@ def kind_of(name: str) -> OptimizerKind:
 
 
 def short_optimizer(name: str) -> str:
-    """Return an optimizer's name without figures."""
+    """Return an optimizer's name without its figures."""
     return name.partition("?")[0]
 
 
@@ -98,13 +98,13 @@ def _unknown(name: str) -> MeasurementError:
 
 
 def make_optimizer(name: str, parameters: Iterable[torch.Tensor], lr: float = 1e-3) -> torch.optim.Optimizer:
-    """Make the optimizer with a name in :data:`OPTIMIZERS`, or a user's.
+    """Make an optimizer by its name in :data:`OPTIMIZERS`, or by a user's function.
 
     Args:
-        lr: unless a user's function sets its own.
+        lr: the learning rate, unless a user's function sets its own.
 
     Raises:
-        MeasurementError: there is none with that name.
+        MeasurementError: there is no optimizer of that name.
     """
     if name not in OPTIMIZERS:
         if ":" not in name:

@@ -1,7 +1,8 @@
 """The overheads of a step beyond operators and collectives, on the device and on its host.
 
-Copies around collectives, gradients' ways into buckets, edges, the optimizer's parameters, and autograd's
-requests in recomputed regions; by the device's data sheet and the figures of ``cluster/presets/host.yaml``.
+They are the costs of copies around collectives, of adding gradients to buckets, of tensors between groups
+(edges), of each parameter in the optimizer's step, and of autograd's requests in recomputed regions. They
+follow from the device's data sheet and ``cluster/presets/host.yaml``.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from typing import Any
 from tensoropt.cluster import DeviceKind, host_seconds
 
 _ISSUE_COLD_S = 1e-4
-"""Seconds of launching one edge on a CPU rank with cold caches, which data sheets lack."""
+"""The time, in seconds, to launch one edge on a CPU rank with cold caches, which data sheets lack."""
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """The seconds of the small items of a step, on a device or its host.
+    """The times of the small items of a step, in seconds, on a device or its host.
 
     Attributes:
-        copy_s_per_byte, add_s_per_byte: local copies, and in-place additions.
-        call_s: one direction of an edge with one step.
-        again_s: per recomputed call, besides its second forward; on a GPU's host only.
-        step_s: per parameter of the optimizer's step, besides elements.
+        copy_s_per_byte, add_s_per_byte: a local copy, and an in-place addition.
+        call_s: one direction of an edge (a tensor between groups) with one resharding step.
+        again_s: a recomputed call, besides its second forward; on a GPU's host only.
+        step_s: one parameter in the optimizer's step, besides its elements.
         pass_s: one direction of an edge in which nothing moves.
-        arrive_s, accumulate_s: a gradient copied, or added, into its bucket, besides bytes.
-        of_host: the same for a separate host; bytes cost it nothing.
+        arrive_s, accumulate_s: a gradient copied, or added, into its bucket, besides its bytes.
+        of_host: the same for a separate host, whose time does not depend on bytes.
     """
 
     copy_s_per_byte: float = 0.0
@@ -42,25 +43,25 @@ class Overheads:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Overheads:
-        """Return the overheads of a record, also of one with figures that are no longer counted."""
+        """Return the overheads of a record, ignoring figures of older versions."""
         known = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         host = known.get("of_host")
         return cls(**{**known, "of_host": None if host is None else cls.from_record(host)})
 
     @property
     def host(self) -> Overheads:
-        """The host's seconds; 0 on CPUs."""
+        """The overheads of the host; all 0 on CPUs."""
         return self.of_host or NO_OVERHEADS
 
     def issuing_s(self, steps: int) -> float:
-        """Return the seconds of one direction of an edge with so many steps, besides bytes."""
+        """Return the time, besides bytes, of one direction of an edge with ``steps`` resharding steps."""
         return self.pass_s + steps * (self.call_s - self.pass_s) if steps else 0.0
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
-        """Return the seconds per micro-batch to bring a gradient to where it waits for the optimizer.
+        """Return the time per micro-batch, in seconds, to add a gradient to its bucket.
 
         Args:
-            copied: the first micro-batch's gradient is copied to a bucket; later ones are added.
+            copied: whether the first micro-batch's gradient is copied to the bucket; later ones are added.
         """
         first = self.arrive_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
         other = self.accumulate_s + gradient_bytes * self.add_s_per_byte
@@ -71,9 +72,7 @@ NO_OVERHEADS = Overheads()
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
-    """Return a device's overheads by its data sheet: a copy passes over bytes twice, an addition three
-    times.
-    """
+    """Return a device's overheads by its data sheet; a copy moves bytes twice, an addition three times."""
     copy, add = 2 / device.memory_bandwidth, 3 / device.memory_bandwidth
     host = host_seconds(device.type)
     if host is None:

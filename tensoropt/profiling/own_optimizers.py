@@ -16,9 +16,9 @@ from tensoropt.profiling.fact_finding import LiveTensors
 _SIGNATURE = "(parameters) returning a torch.optim.Optimizer"
 _ELSE = "ranks that each step only a shard would train another model"
 _SHAPE, _STEPS, _ALIKE = (24, 16), 3, 1e-3
-"""Shape of the stepped parameter, steps before comparison, relative rounding; assumptions."""
+"""The shape of the stepped parameter, steps before the comparison, relative rounding; assumptions."""
 _FEW, _MORE, _SIDE = 2, 5, 64
-"""Number and size of parameters stepped to count bytes; an assumption."""
+"""The two numbers of parameters whose steps' memory is compared, and the parameters' side; assumptions."""
 
 _Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
@@ -36,11 +36,11 @@ def optimizer_from(name: str, parameters: Sequence[torch.Tensor]) -> torch.optim
 
 
 def found_figures(name: str) -> dict[str, float | str]:
-    """Return the figures per element of an element-wise optimizer, as fields of
-    :class:`tensoropt.profiling.optimizers.OptimizerKind`.
+    """Return an optimizer's fields of :class:`tensoropt.profiling.optimizers.OptimizerKind`.
 
     Raises:
-        MeasurementError: as :func:`optimizer_from`, or it is not element-wise.
+        MeasurementError: as for :func:`optimizer_from`, or the optimizer does not treat each element by
+            itself.
     """
     make = _function(name)
     with torch.random.fork_rng(devices=[]):
@@ -129,7 +129,7 @@ def _counted(name: str, make: _Make) -> dict[str, float | str]:
 
 
 def _watched(name: str, make: _Make, count: int) -> tuple[int, int]:
-    """Return the bytes of ``count`` parameters' state and temporaries."""
+    """Return the sizes, in bytes, of the state and of a step's temporaries for ``count`` parameters."""
     parameters = [torch.randn(_SIDE, _SIDE).requires_grad_() for _ in range(count)]
     watch = LiveTensors()
     for parameter in parameters:
@@ -146,7 +146,6 @@ def _watched(name: str, make: _Make, count: int) -> tuple[int, int]:
 
 
 def _digest(make: _Make) -> str:
-    """Return a hash of the file of a function."""
     try:
         return hashlib.sha256(Path(inspect.getfile(make)).read_bytes()).hexdigest()[:12]
     except (TypeError, OSError):  # made by another function, or built in

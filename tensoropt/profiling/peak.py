@@ -17,12 +17,12 @@ _KEY = "peak"
 TIMED = ("float64", "float32", "bfloat16")
 """The dtypes whose products have kernels of their own."""
 _WIDTHS, _EACH_S = (512, 1024), 0.15
-"""Sizes of square products, and seconds of repeating each; assumptions: smaller ones are cache-bound."""
+"""The sides of square products, and seconds of repeating each; assumptions: smaller ones are cache-bound."""
 
 
 @torch.no_grad()
 def _most_flops(rank: int, world_size: int, dtype: str) -> float:
-    """Return the most FLOP/s of this rank in products of a dtype; runs in the pool."""
+    """Return the most FLOP/s that this rank reaches in products of a dtype; runs in the pool."""
     timer, best = WallTimer(), 0.0
     for width in _WIDTHS:
         a, b = (torch.randn(width, width).to(getattr(torch, dtype)) for _ in range(2))
@@ -45,7 +45,7 @@ def known_peaks(store: ProfileStore, prefix: str) -> dict[str, float]:
 def measure_peaks(
     pool: RankPool, store: ProfileStore, prefix: str, dtypes: Iterable[str]
 ) -> dict[str, float]:
-    """Measure the peaks of some dtypes, and return the best of all measurements."""
+    """Measure the peak FLOP/s of the given dtypes, and return the best ever measured, by dtype."""
     known = known_peaks(store, prefix)
     for dtype in dtypes:
         known[dtype] = max(known.get(dtype, 0.0), *pool.run(_most_flops, dtype))

@@ -1,9 +1,9 @@
 """The profile store: one SQLite file with all measurements, and a cache of results that can be recomputed.
 
-Every ``put`` is one transaction, with write-ahead logging. A damaged store, or one of another version, is
-moved aside; one that cannot be written is replaced by memory, with a warning. Nothing read from it is ever
-run. Profiles can be exported as JSON lines: the first names the schema, each further one is a record with
-kind and key.
+Every ``put`` is one transaction, with write-ahead logging. A damaged file, or one with another schema
+version, is renamed and a new file is begun. If the file cannot be written, records are kept in memory, with a
+warning. No content of the file is ever executed. Measurements can be exported as JSON lines: the first line
+names the schema, each further line is one record with its kind and key.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tensoropt.files import pack, unpack, written_whole
 
 _SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 30.0
-"""The longest wait for another process's transaction; an assumption."""
+"""The longest wait, in seconds, for another process's transaction; an assumption."""
 _MOST_VALUE_BYTES = 256 << 20
-"""The most bytes of one compressed value; an assumption."""
+"""The largest size, in bytes, of one compressed value; an assumption."""
 _MOST_CACHED_BYTES = 2 << 30
-"""The most bytes of cached values; an assumption."""
+"""The largest total size, in bytes, of cached values; an assumption."""
 _MOST_UNUSED_S = 90 * 86400.0
-"""The seconds without use after which a cached value is removed; an assumption."""
+"""The time without use, in seconds, after which a cached value is removed; an assumption."""
 _USED_WITHIN_S = 3600.0
-"""The resolution, in seconds, of the time at which a value was last used."""
+"""The resolution, in seconds, of the stored time of a value's last use."""
 _LOG_BYTES = 64 << 20
 _APPLICATION_ID = 0x54_4F_50_54  # "TOPT": distinguishes our file from other SQLite files
 
 
 class _NotOursError(Exception):
-    """A file of another version, or of another program."""
+    """The file has another schema version, or belongs to another program."""
 
 
 def _cannot_write(error: sqlite3.DatabaseError) -> bool:
@@ -52,11 +52,11 @@ def _cannot_write(error: sqlite3.DatabaseError) -> bool:
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open a store, creating it if there is none; None: in memory.
+    """Open a store's file, which is created if it does not exist; without a path, open a database in memory.
 
     Raises:
-        _NotOursError: the file is of another version, or of another program.
-        sqlite3.DatabaseError: it cannot be read or written.
+        _NotOursError: the file has another schema version, or belongs to another program.
+        sqlite3.DatabaseError: the file cannot be read or written.
     """
     # Without an isolation level, sqlite3 begins no transactions by itself; only `_transaction` does. The
     # store's own lock serialises threads, so sqlite3's thread check is not needed.
@@ -72,7 +72,6 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Check that the file is ours, then create the tables, safely for several processes."""
     # Before anything is written: another program's database must not be switched to WAL mode.
     complete = _check_owner(connection)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -94,12 +93,12 @@ def _prepare(connection: sqlite3.Connection) -> None:
             "CREATE TABLE IF NOT EXISTS profiles (kind TEXT NOT NULL, key TEXT NOT NULL,"
             " record TEXT NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID"
         )
-        # A separate table, because older files have only the other one; older versions can use both files.
+        # A separate table, because older files have only profiles; older versions can use files with both.
         connection.execute(
             "CREATE TABLE IF NOT EXISTS cache (kind TEXT NOT NULL, key TEXT NOT NULL, used_s REAL NOT NULL,"
             " value BLOB NOT NULL, PRIMARY KEY (kind, key))"
         )
-        # In one transaction with the tables, so that a file with our id has them.
+        # In one transaction with the tables, so that every file with our id has the tables.
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
 
 
@@ -136,11 +135,10 @@ def _insert(connection: sqlite3.Connection, rows: list[tuple[str, str, str]]) ->
 
 
 def _read_cached(connection: sqlite3.Connection, kind: str, key: str, now_s: float) -> bytes | None:
-    """Return a cached value, marked as used now, or None."""
     row = connection.execute(
         "SELECT value, used_s FROM cache WHERE kind = ? AND key = ?", (kind, key)
     ).fetchone()
-    # Not at every use, because SQLite writes the whole row; a failure to write it does not matter here.
+    # Not at every use, because SQLite writes the whole row. A failure to store the time does not matter.
     if row is not None and row[1] < now_s - _USED_WITHIN_S:
         connection.execute("PRAGMA busy_timeout = 0")
         with contextlib.suppress(sqlite3.OperationalError):
@@ -165,7 +163,6 @@ _EXPORT_SCHEMA = "tensoropt.profiles/1"
 
 
 def _read_export(path: str | os.PathLike[str]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return (kind, key, record) of each record of an exported file."""
     path = os.fspath(path)
     try:
         with open(path, encoding="utf-8") as stream:
@@ -199,9 +196,9 @@ _logger = logging.getLogger(__name__)
 
 KINDS = ("compute", "collective", "saved", "discovery", "calibration")
 _CACHED = ("tables", "frontiers", "explorations", "captures")
-"""The kinds of cached values, which can be recomputed."""
+"""The kinds of cached values; each value can be recomputed."""
 _FAILURES = ("error", "failed", "lost")
-"""The keys under which a record has the reason of a failure."""
+"""The names of the record fields that hold the reason of a failed measurement."""
 
 _KEYS_PER_QUERY = 900  # SQLite's historical limit of variables is 999
 
@@ -220,23 +217,23 @@ def default_path() -> Path:
 
 @dataclass(frozen=True)
 class RecordSample:
-    """Records drawn from a store that has ``total`` of their kind."""
+    """A sample of a store's records of one kind, of which the store has ``total``."""
 
     records: tuple[tuple[str, _Record], ...]
     total: int
 
     @property
     def words(self) -> str:
-        """A note on the records left out, or ""."""
+        """A note that says how many records were left out, or "" if none were."""
         drawn = len(self.records)
         return f"a fixed sample of {drawn:,} of {self.total:,} records" if drawn < self.total else ""
 
 
 class ProfileStore:
-    """A store of small JSON-compatible records by ``(kind, key)``, for many processes and threads, not across
-    forks.
+    """A store of small JSON-compatible records by ``(kind, key)``, for many processes and threads, but not
+    for forks of the process that opened it.
 
-    Records (:data:`KINDS`) are never removed, cached values (:data:`_CACHED`) when unused.
+    Records (:data:`KINDS`) are never removed; cached values (:data:`_CACHED`) are removed when unused.
 
     Args:
         path: the file; by default :func:`default_path`. Missing folders are created.
@@ -249,11 +246,11 @@ class ProfileStore:
 
     @property
     def persistent(self) -> bool:
-        """False if records are kept only in memory."""
+        """Whether records are in a file; otherwise they are in memory only."""
         return self.path is not None
 
     def get(self, key: str, kind: str = "compute") -> Any:
-        """Return a record or cached value; None if there is none."""
+        """Return the record or cached value of a key, or None if the store has none."""
         if kind not in _CACHED:
             return self.get_many([key], kind).get(key)
 
@@ -287,17 +284,18 @@ class ProfileStore:
         return self._do(read)
 
     def put_many(self, records: Mapping[str, Mapping[str, Any]], kind: str = "compute") -> None:
-        """Save records in one transaction, replacing equal keys; MeasurementError if one is not JSON."""
+        """Save records in one transaction, replacing equal keys; MeasurementError if a record is not JSON."""
         _check_kind(kind)
         rows = [(kind, key, _dump(key, record)) for key, record in records.items()]
         if rows:
             self._do(lambda connection: _insert(connection, rows))
 
     def put(self, key: str, record: Mapping[str, Any], kind: str = "compute") -> None:
-        """Save one record, or a value with arrays of a kind in :data:`_CACHED`; a store in memory drops it.
+        """Save one record, or one cached value, which may contain arrays. A store in memory discards cached
+        values.
 
         Raises:
-            TensorOptError: it is not data, is too large, or cannot be written.
+            TensorOptError: the value is not plain data, is too large, or cannot be written.
         """
         if kind not in _CACHED:
             return self.put_many({key: record}, kind)
@@ -306,7 +304,7 @@ class ProfileStore:
         try:
             content = pack(record)
         except (TypeError, ValueError) as error:
-            raise MeasurementError(f"the value of {key} is not data: {error}") from error
+            raise MeasurementError(f"the value of {key} is not plain data: {error}") from error
         if len(content) > _MOST_VALUE_BYTES:
             raise MeasurementError(f"a value of {len(content) >> 20} MiB is too large to be cached")
 
@@ -320,7 +318,7 @@ class ProfileStore:
         return self._do(write)
 
     def forget_failed(self) -> int:
-        """Remove failed records, so that they are tried again; return their number."""
+        """Remove the records of failed measurements, so that these are repeated; return their number."""
 
         def remove(connection: sqlite3.Connection) -> int:
             # The text search only narrows: a record may contain the word elsewhere, so each is parsed before
@@ -345,7 +343,7 @@ class ProfileStore:
             yield key, json.loads(record)
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """Return ``most`` records of a kind, always the same ones: those with the lowest hashes."""
+        """Return at most ``most`` records of a kind, always those whose keys end in the lowest hashes."""
         query = "SELECT key, record FROM profiles WHERE kind = ? ORDER BY substr(key, -32) LIMIT ?"
         rows = self._do(lambda connection: connection.execute(query, (kind, most)).fetchall())
         records = sorted((key, json.loads(record)) for key, record in rows)
@@ -357,7 +355,7 @@ class ProfileStore:
         return self._do(lambda connection: connection.execute(query, values).fetchone()[0])
 
     def digest(self) -> str:
-        """Return a hash of all records except facts, which follow from their workloads."""
+        """Return a hash of all records except those of kind ``saved``, which follow from their workloads."""
         digest = hashlib.sha256()
 
         def read(connection: sqlite3.Connection) -> None:
@@ -369,7 +367,7 @@ class ProfileStore:
         return digest.hexdigest()
 
     def export_file(self, path: str | os.PathLike[str]) -> int:
-        """Write everything to a file of JSON lines; return the count."""
+        """Write all records to a file of JSON lines; return the number of records."""
         written = 0
         with written_whole(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
             stream.write(json.dumps({"schema": _EXPORT_SCHEMA}) + "\n")
@@ -379,10 +377,11 @@ class ProfileStore:
         return written
 
     def import_file(self, path: str | os.PathLike[str]) -> int:
-        """Add the records of an exported file, replacing those with the same keys; return the count.
+        """Add the records of an exported file, replacing those with the same keys; return the number of
+        records.
 
         Raises:
-            MeasurementError: it is missing or no export; nothing is imported.
+            MeasurementError: the file is missing, or is not an export. Nothing is imported then.
         """
         rows = []
         for kind, key, record in _read_export(path):
@@ -424,11 +423,11 @@ class ProfileStore:
         return self._replace(reason)
 
     def _replace(self, reason: str) -> sqlite3.Connection:
-        """Move the file aside and begin another; return the connection."""
+        """Rename the store's file and begin a new one; return the connection."""
         assert self.path is not None
         aside = self.path.with_name(f"{self.path.name}.aside-{time.time_ns()}")
         try:
-            # The log first: SQLite could take it for the new file's.
+            # The log first: SQLite could take the old log for that of the new file.
             for ending in ("-wal", "-shm", ""):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{ending}", f"{aside}{ending}")
@@ -445,10 +444,10 @@ class ProfileStore:
         return connection
 
     def _fall_back(self, reason: str) -> sqlite3.Connection:
-        """Continue in memory; return the connection."""
+        """Continue with an empty store in memory; return the connection."""
         _logger.warning(
-            "The profile store %s cannot be written (%s), so it is not used: measurements are kept in memory "
-            "and lost at the end. Set TENSOROPT_CACHE to a folder that can be written.",
+            "The profile store %s cannot be written (%s). Measurements are kept in memory instead, "
+            "and lost at the end of the process. Set TENSOROPT_CACHE to a folder that can be written.",
             self.path,
             reason,
         )
@@ -456,7 +455,7 @@ class ProfileStore:
         return connect(None)
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Run one action; if the file turns out corrupt or read-only, replace it and retry."""
+        """Run one action; if the file turns out corrupt or read-only, replace the file and retry."""
         with self._lock:
             try:
                 return action(self._connection)

@@ -1,9 +1,9 @@
 """Timers of a device's work, with one interface for CPUs and GPUs.
 
-GPUs are timed by events behind an empty task that keeps them busy until the host has launched all work, so
-that launch gaps do not count; the host's seconds are kept apart
-(:class:`~tensoropt.simulate.simulator.StepMetrics`). On CPUs the smallest of the repeats that did
-not wait for a core counts, as other programs only make work longer; on GPUs the median.
+A GPU is timed by events. An empty task before them keeps it busy until the host has launched all work, so
+that launch gaps do not count; the host's time is recorded apart
+(:class:`~tensoropt.simulate.simulator.StepMetrics`). On CPUs the fastest repeat that did not wait for a core
+counts, as other programs only make work longer; on GPUs the median.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ import torch
 import torch.distributed as dist
 
 _CACHE_BYTES = 24 * 2**20
-"""The bytes of a workload's copies that a CPU rank visits in turn, to leave its cache; an assumption."""
+"""The size in bytes of the copies that a CPU rank visits in turn to leave its cache; an assumption."""
 _MOST_COPIES = 32
-"""The most copies of small workloads; an assumption."""
+"""The most copies of a small workload; an assumption."""
 _GPU_CACHE_BYTES = 64 * 2**20
 """The assumed size of a GPU's L2 if PyTorch does not report it; an A100 has 40 MB, an H100 50 MB."""
 _LOST_DEVICE = 70  # exit code of a rank whose device no longer answers
 
 _MOST_LEAD_S = 0.1
-"""The longest time that a GPU is kept busy before the work; an assumption."""
+"""The longest time that a GPU is kept busy before timed work begins; an assumption."""
 _LEAST_LEAD_S = 1e-4
 _SLEEP_CYCLES = 10**7  # some milliseconds, which measure a device's clock well enough
 
 _Mark = Any
-"""A moment on a device's clock, for the timer that created it."""
+"""A moment on a device's clock; only the timer that created it can read it."""
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work on a device.
+    """The begin and end of one piece of work on a device.
 
     Attributes:
         begin, end: on the device's clock.
-        host_s: the host's seconds to launch it; 0 on CPUs.
-        ahead: whether the host had launched all of it before the device began; otherwise it may have gaps.
-        waited_s: seconds in which a CPU rank's thread waited for a core.
+        host_s: the time in which the host launched the work, in seconds; 0 on CPUs.
+        ahead: whether the host launched all of the work before the device began; otherwise there may be gaps.
+        waited_s: the time in which a CPU rank's thread waited for a core, in seconds.
     """
 
     begin: _Mark
@@ -60,7 +60,7 @@ class Span:
 
     @property
     def disturbed(self) -> bool:
-        """Whether it may contain waiting, for the host or for a core."""
+        """Whether the span may contain waiting for the host or for a core."""
         return not self.ahead or self.waited_s > 0
 
 
@@ -71,13 +71,13 @@ def timed(timer: DeviceTimer, work: Callable[[], _Result]) -> tuple[_Result, Spa
 
 
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> float:
-    """Return the device's seconds of undisturbed spans, or of all if there are no others."""
+    """Return the smallest (CPU) or median (GPU) duration of undisturbed spans, or of all if there is none."""
     return timer.counting_s(timer.seconds([span for span in spans if not span.disturbed] or spans))
 
 
 @cache
 def _schedule(thread: int) -> int | None:
-    """Return an open file with a thread's seconds of waiting for a core; None without Linux."""
+    """Return an open file with the time that a thread has waited for a core; None without Linux."""
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -85,28 +85,28 @@ def _schedule(thread: int) -> int | None:
 
 
 def _waited_s() -> float:
-    """Return the seconds that this thread has waited for a core; 0 if the system does not report them."""
+    """Return how long this thread has waited for a core, in seconds; 0 if the system does not report it."""
     file = _schedule(threading.get_native_id())
     # Nanoseconds at work, nanoseconds of waiting, turns.
     return 0.0 if file is None else int(os.pread(file, 96, 0).split()[1]) / 1e9
 
 
 class WallTimer:
-    """Measures a CPU rank by the clock.
+    """A timer of a CPU rank, by the clock.
 
     Attributes:
-        host_apart: whether the host launches work on a separate device.
+        host_apart: whether a host launches the work of a separate device.
     """
 
     device = torch.device("cpu")
     host_apart = False
 
     def copies(self, size_bytes: int) -> int:
-        """Return the number of copies of a workload's tensors (``size_bytes`` each) to visit in turn."""
+        """Return how many copies of a workload, each with ``size_bytes`` of tensors, to visit in turn."""
         return min(_MOST_COPIES, ceil(_CACHE_BYTES / max(size_bytes, 1)))
 
     def leave_cache(self) -> None:
-        """Do nothing: the copies are as far apart as a step's tensors."""
+        """Do nothing: visiting copies in turn already leaves the cache."""
 
     def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> tuple[float, float]:
         """Begin a piece of work, after ``first``; pass the returned value to :meth:`end`."""
@@ -133,7 +133,8 @@ class WallTimer:
 
 
 class EventTimer:
-    """Measures a GPU by events in its current stream, on a cold L2: twice its size is zeroed before.
+    """A timer of a GPU, by events in its current stream; zeroing a tensor of twice the L2's size empties the
+    L2.
 
     Args:
         device: for example ``cuda:0``.
@@ -153,7 +154,7 @@ class EventTimer:
         return getattr(self._cuda.get_device_properties(self.device), "L2_cache_size", 0) or _GPU_CACHE_BYTES
 
     def copies(self, size_bytes: int) -> int:
-        """Return 1: zeroing costs a GPU little, and does not affect the host."""
+        """Return 1, as :meth:`leave_cache` empties a GPU's cache."""
         return 1
 
     def leave_cache(self) -> None:
@@ -168,7 +169,7 @@ class EventTimer:
 
         Args:
             ahead: keep the device busy while the host launches the work.
-            first: run before and not timed, such as a barrier.
+            first: run before the work and not timed, such as a barrier.
         """
         # Earlier work is finished, so the queue is never full; otherwise the host would wait for the device.
         self._cuda.synchronize(self.device)
@@ -230,7 +231,7 @@ DeviceTimer = WallTimer | EventTimer
 
 
 def end_if_lost(timer: DeviceTimer, reason: str) -> None:
-    """End this rank if its device no longer answers, so that the pool starts another."""
+    """End this rank's process if its device no longer answers, so that the pool starts another."""
     if not timer.works():
         print(reason, file=sys.stderr, flush=True)
         # Without Python's clean-up, which might wait for the device forever.
@@ -238,7 +239,7 @@ def end_if_lost(timer: DeviceTimer, reason: str) -> None:
 
 
 def local_timer() -> DeviceTimer:
-    """Return the timer of this rank's device: its GPU with nccl, else its processor."""
+    """Return the timer of this rank's device: its GPU with nccl, otherwise its CPU."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return timer_of(f"cuda:{torch.cuda.current_device()}")
     return timer_of("cpu")
@@ -246,5 +247,4 @@ def local_timer() -> DeviceTimer:
 
 @cache
 def timer_of(device: str) -> DeviceTimer:
-    """Return the cached timer of a device of this process."""
     return WallTimer() if device == "cpu" else EventTimer(device)

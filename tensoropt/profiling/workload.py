@@ -1,7 +1,8 @@
 """Workloads: the computation of one rank for one group under one configuration, as plain data.
 
-Hashable by content, picklable, and run by exactly the executor's calls. A group's chain is timed as a whole,
-so that strides, aliases and caches between its operators count.
+A group is a large operator with its small neighbours, and a configuration says which of its dims each mesh
+axis splits. A workload can be hashed by content and pickled, and runs by exactly the executor's calls. All
+operators of a group are timed as one chain, so that their strides, shared storages and caches count.
 """
 
 from __future__ import annotations
@@ -35,23 +36,24 @@ from tensoropt.sharding.groups import GroupGraph
 from tensoropt.sharding.reshard.steps import edge_steps, resharding_elements
 
 Order = tuple[int, ...]
-"""The dims of a tensor by descending stride."""
+"""The dims of a tensor, ordered by descending stride."""
 _VERSION = 5
-"""A part of every key; increased when the meaning of a workload changes."""
+"""The version of the meaning of a workload, a part of every key."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A local tensor.
+    """One rank's share of a tensor, described so that a random tensor like it can be made.
 
     Attributes:
         shape, dtype: local shape; dtype by PyTorch's name.
-        requires_grad: whether it needs a gradient.
-        high: exclusive bound of random integers.
-        ends: if its values are the ends of groups of rows, the number of rows, shared evenly.
-        order: its memory order (:func:`memory_orders`); None if contiguous.
+        requires_grad: whether the tensor needs a gradient.
+        high: the exclusive upper bound of random integers.
+        ends: for the end positions of groups of rows (of routed experts), the number of rows, shared evenly;
+            else 0.
+        order: the order of its dims in memory (:func:`memory_orders`); None if contiguous.
         domain: the domain of its values; "" for any.
-        looped: a parameter of an unrolled loop, which stays in the caches.
+        looped: whether the tensor is a parameter of an unrolled loop, and so stays in the caches.
     """
 
     shape: tuple[int, ...]
@@ -69,13 +71,13 @@ class TensorSpec:
 
 
 class Resolved(NamedTuple):
-    """A partial result that the group reduces and reshards before continuing.
+    """A result with partial sums that the group reduces and reshards before its next operator.
 
     Attributes:
-        tensor: its name.
-        shape: local shape afterwards.
-        forward_elements, backward_elements: the peaks of its and its gradient's resharding, besides the
-            input.
+        tensor: the name of the result.
+        shape: the local shape after resharding.
+        forward_elements, backward_elements: the most elements that resharding the result, or its gradient,
+            needs besides the input.
     """
 
     tensor: str
@@ -86,13 +88,14 @@ class Resolved(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """One group's local computation.
+    """One rank's computation of one group.
 
     Attributes:
-        inputs: (name, spec, role); the role is ``read``, ``parameter`` or ``free``.
+        inputs: (name, spec, role) of each tensor from outside; the role is ``read`` (an activation),
+            ``parameter`` or ``free`` (a model input, constant or buffer).
         calls: (call, output names) in order; tensors are ``t0``, ``t1``,... by first use.
         writes: names of the tensors that leave the group.
-        names: new name -> the graph's name (not part of the key).
+        names: name in the workload -> name in the graph; not a part of the key.
     """
 
     inputs: tuple[tuple[str, TensorSpec, str], ...]
@@ -103,7 +106,7 @@ class Workload:
 
     @cached_property
     def content(self) -> str:
-        """The workload as text, equal for the same work on tensors of the same memory layout."""
+        """The workload as text. Equal computations on tensors of equal memory layouts have equal text."""
         calls = [
             (c.function, repr(c.args), repr(sorted(c.kwargs.items())), repr(c.static), outs)
             for c, outs in self.calls
@@ -117,25 +120,25 @@ class Workload:
 
     @cached_property
     def key(self) -> str:
-        """32 hex digits of the content."""
+        """The first 32 hex digits of the SHA-256 hash of the content."""
         # SHA-256 instead of hash(), because keys are kept in files and compared between processes. 128 bits
         # are kept.
         return hashlib.sha256(self.content.encode()).hexdigest()[:32]
 
     @property
     def dtype(self) -> str:
-        """The narrowest floating-point dtype that it reads."""
+        """The narrowest floating-point dtype among the inputs."""
         dtypes = {spec.dtype for _, spec, _ in self.inputs if spec.dtype in FLOATING}
         return min(dtypes, key=lambda d: (DTYPE_BYTES[d], d), default="float32")
 
     @property
     def has_backward(self) -> bool:
-        """Whether something that it reads has a gradient."""
+        """Whether any input needs a gradient."""
         return any(spec.requires_grad for _, spec, _ in self.inputs)
 
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
-        """For each call, the inner tensors not needed afterwards."""
+        """For each call, the names of the tensors inside the group that no later call needs."""
         lasting = {n for n, _, _ in self.inputs} | set(self.writes)
         last: dict[str, int] = {}
         for position, (call, outputs) in enumerate(self.calls):
@@ -147,7 +150,7 @@ class Workload:
         )
 
     def describe(self) -> str:
-        """Return the anchor's call and its input shapes, for messages."""
+        """Return the name of the first call and the shapes of all inputs, for messages."""
         call = self.calls[0][0]
         shapes = ", ".join("x".join(map(str, s.shape)) or "scalar" for _, s, _ in self.inputs)
         return f"{call.function.removesuffix('.default')}({shapes})"
@@ -161,11 +164,11 @@ def workload(
     *,
     contiguous: bool = False,
 ) -> Workload:
-    """Return the workload of a group's configuration, on the rank with the largest shards.
+    """Return the workload of a group under a configuration, on the rank with the largest shards.
 
     Args:
-        orders: :func:`memory_orders`, determined if not given.
-        contiguous: sequences are not cut in zig-zag order, as in pieces of placed plans.
+        orders: the result of :func:`memory_orders`, computed if not given.
+        contiguous: sequences are cut into contiguous parts, not in zig-zag order, as in placed plans.
     """
     atoms, group = graph.atoms, configuration.group
     orders = memory_orders(graph) if orders is None else orders
@@ -233,10 +236,10 @@ _ORDERS: dict[int, Mapping[str, Order]] = {}
 
 
 def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
-    """Return the memory orders of activations that are not contiguous, by name.
+    """Return the order in memory of the dims of each activation that is not contiguous, by its name.
 
-    A kernel's result may follow its input: attention on transposed heads gives a result whose transposition
-    back is a view. Groups run unsplit on fake tensors; resharding preserves the order
+    A kernel's result may be laid out like its input: attention on transposed heads gives a result whose
+    transposition back is a view. All groups run unsplit on fake tensors; resharding preserves the order
     (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
     """
     if id(graph) in _ORDERS:
@@ -274,14 +277,15 @@ def on_fake_tensors(
     *modes: AbstractContextManager[Any],
     meta: bool = False,
 ) -> _T:
-    """Return ``use(random operands)``, fake under ``modes``, or real if a kernel checks their values.
+    """Return ``use(operands)`` of random fake tensors under ``modes``, or real ones if a kernel checks
+    values.
 
     Args:
-        meta: try the meta device first. It takes a quarter of the time, but has none of the kernels that
-            attention and recurrent layers have on CPUs.
+        meta: try the meta device first. It takes a quarter of the time, but lacks the kernels that attention
+            and recurrent layers have on CPUs.
     """
     if meta:
-        # It refuses with this to return values, and operators without a kernel for it.
+        # The meta device raises this for requested values, and for operators without a meta kernel.
         with suppress(RuntimeError), ExitStack() as stack:
             for mode in (torch.device("meta"), *modes):
                 stack.enter_context(mode)
@@ -294,14 +298,13 @@ def on_fake_tensors(
 
 
 def _tame(value: torch.Tensor) -> torch.Tensor:
-    """Return numbers between 0 and 1, in range for most checks (quantiles, windows); integers are 0."""
     if not value.is_floating_point():
         return value
     return value.detach().sigmoid().requires_grad_(value.requires_grad)
 
 
 def order_of(value: torch.Tensor) -> Order | None:
-    """Return the order of a tensor's dims in memory; None if contiguous or with repeated dims."""
+    """Return a tensor's dims by descending stride; None if it is contiguous or has expanded dims."""
     # Dims of size 1 may have any stride, and say nothing about a tensor's memory layout.
     wide, strides = [d for d in range(value.dim()) if value.shape[d] > 1], value.stride()
     if any(strides[d] == 0 for d in wide):
@@ -335,16 +338,16 @@ def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch
 
 
 def makes_tensors(work: Workload) -> bool:
-    """Return whether a call creates a tensor on the default device."""
+    """Return whether any call has no tensor among its operands, and so creates one on the default device."""
     return any(not any(iter_refs((call.args, tuple(call.kwargs.values())))) for call, _ in work.calls)
 
 
 Reshard = Callable[[torch.Tensor, Sequence[int], int], torch.Tensor]
-"""(tensor, shape, elements of its buffers and the result at the peak) -> a tensor of that shape."""
+"""(tensor, shape, most elements alive in buffers and result) -> a tensor of that shape."""
 
 
 class _Reshard(torch.autograd.Function):
-    """Uses the memory of a resharding, and moves nothing."""
+    """A stand-in for resharding that allocates as much memory and moves no data."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, resolved: Resolved, use: Reshard) -> torch.Tensor:
@@ -368,11 +371,13 @@ def run_workload(
     buffers: Reshard | None = None,
     after: Callable[[int], None] | None = None,
 ) -> None:
-    """Run the calls in order, adding results to ``tensors`` and freeing inner ones after their last use.
+    """Run the calls in order. Their results are added to ``tensors``, and tensors inside the group are
+    removed after their last use.
 
     Args:
-        buffers: used for the resharding inside the group, so that it takes as much memory as in a step.
-        after: called with each call's position after it.
+        buffers: replaces the resharding inside the group, and allocates as much memory as resharding in a
+            step.
+        after: called after each call, with the call's position.
     """
     for position, (call, outputs) in enumerate(work.calls):
         args, kwargs = call.arguments(tensors.__getitem__)

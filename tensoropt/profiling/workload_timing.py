@@ -1,8 +1,8 @@
 """Functions that run on each rank when a workload is timed, and the record of the ranks' seconds.
 
-All ranks time the same workload at once, as they share caches, bandwidth and power. The slower rank's figure
-counts (:mod:`tensoropt.profiling.timers`), not the slower one of each repeat, as delays even out between
-collectives.
+All ranks time the same workload at once, as they share caches, bandwidth and power. The figure of the slowest
+rank counts (:mod:`tensoropt.profiling.timers`). The maximum over ranks is not taken repeat by repeat, because
+delays even out between collectives.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from tensoropt.profiling.workload import Workload, differentiable, makes_tensors
 from tensoropt.ranks.worker import tell
 
 MIN_REPEATS, _MOST_REPEATS, TARGET_S = 5, 50, 0.12
-"""Fewest and most repeats, and seconds of repeats, of a workload; assumptions."""
+"""The fewest and most repeats of a workload, and their total duration in seconds; assumptions."""
 _BOTH_WAYS = 3
-"""The ratio of the seconds of forward plus backward to those of forward."""
+"""The ratio of the duration of forward plus backward to that of forward."""
 _STARTS, _NODES = 50, 41
-"""Repeats of timing the start of a backward, and nodes of the longer chain."""
+"""Repeats of timing the start of a backward, and autograd nodes of the longer of the two timed chains."""
 _WAYS = ("forward", "backward")
 WAITS = "waits"
-"""The field of a GPU's record: its host could not run ahead, so that seconds may contain gaps."""
+"""The field of a GPU's record: its host could not run ahead, so durations may contain gaps."""
 _ELSEWHERE = "another rank could not run it"
 
 
 OUT_OF_MEMORY = "out of memory"
-"""The beginning of the error of a workload that had too little memory."""
+"""The beginning of the error text of a workload that ran out of memory."""
 
 
 def time_workload(
     rank: int, world_size: int, work: Workload, training: bool, timer: DeviceTimer | None = None
 ) -> dict[str, Any]:
-    """Measure a workload's forward and backward seconds on this rank, for each repeat (runs in the pool).
+    """Measure a workload's forward and backward on this rank, for each repeat (runs in the pool).
 
     Args:
         timer: by default this rank's.
 
     Returns:
-        ``forward`` and ``backward`` on the device, both on cold caches; ``forward_host`` and
-        ``backward_host``, seconds of issuing both, and ``waits`` if the host is separate; or an ``error``,
-        such as too little memory.
+        Seconds of each repeat: ``forward`` and ``backward`` on the device with cold caches; on GPUs also
+            ``forward_host`` and ``backward_host``, in which the host issues them, and ``waits`` if it could
+            not issue ahead. After a failure, such as too little memory, only an ``error``.
     """
     timer = timer or local_timer()
     record: dict[str, Any]
@@ -68,7 +68,7 @@ def time_workload(
 
 
 class _ApartError(RuntimeError):
-    """Ranks failed to synchronise, which says nothing about their workload."""
+    """Ranks failed to synchronise, for a reason that need not be the workload."""
 
 
 def _meet(meeting: Callable[[], object]) -> None:
@@ -79,7 +79,7 @@ def _meet(meeting: Callable[[], object]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's reason in one line, with a common beginning for out of memory."""
+    """Return an error's reason in one line; all out-of-memory errors begin with the same words."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     # PyTorch's CPU allocator raises a plain RuntimeError that says "can't allocate memory".
     short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in text
@@ -87,7 +87,7 @@ def _reason(error: Exception) -> str:
 
 
 def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
-    """Return a context with the device as default if a call creates a tensor, as it slows all calls."""
+    """Return a context with the GPU as default device, which slows all calls, if a call makes a tensor."""
     if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
     return timer.device
@@ -136,7 +136,7 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
 
 
 def repeats_within(visit_s: float) -> float:
-    """Return how often work is repeated, given its seconds forward and backward."""
+    """Return the number of repeats of a workload, given the duration of one forward and backward."""
     return min(max(MIN_REPEATS, TARGET_S / max(visit_s, 1e-6)), _MOST_REPEATS)
 
 
@@ -174,19 +174,18 @@ def _copies_wanted(
 def _copies(
     work: Workload, given: Mapping[str, torch.Tensor], count: int
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Return ``count`` copies of the workload's inputs, as if of identical layers."""
+    """Return ``count`` copies of the workload's inputs, as if of identical layers of one model."""
     common = {name for name, spec, role in work.inputs if role == "read" or spec.looped}
     others = ({n: t if n in common else _anew(t) for n, t in given.items()} for _ in range(count - 1))
     return [given, *others]
 
 
 def _anew(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the leaf with the same memory layout."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 _Visit = tuple[Span, Span | None]
-"""The spans of forward and backward (if any) of one copy."""
+"""The timed spans of forward and of backward (if any) of one copy of the workload."""
 _Lap = list[_Visit]
 
 
@@ -198,12 +197,12 @@ def _lap(
     *,
     ahead: bool = True,
 ) -> _Lap:
-    """Run a step of a model made of the copies: forward through all, backward in reverse order.
+    """Run a step of a model made of the copies: forward through all of them, then backward in reverse order.
 
-    Activations are made just before each visit; a copy's own tensors were last touched before all others.
+    The activations that a copy reads are made just before its forward, as in a step.
 
     Args:
-        ahead: let the host run ahead of the device.
+        ahead: let the host launch work ahead of the device.
     """
     ways = [_forward(work, own, training, timer, ahead=ahead) for own in copies]
     kept: list[Any] = []  # gradients stay, as they do until the optimizer's step
@@ -243,7 +242,7 @@ def _forward(
 
 @cache
 def _start_of_backward_s(device: torch.device) -> float:
-    """Return the seconds of a call of autograd without nodes, paid once per step."""
+    """Return the duration of a call of autograd without any node, which a step pays only once."""
     x, gradient = torch.zeros((), device=device, requires_grad=True), torch.ones((), device=device)
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
@@ -264,7 +263,7 @@ def _ahead(laps: Sequence[_Lap]) -> int:
 
 
 def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """Return the seconds of each visit that counts: the undisturbed ones, or all."""
+    """Return the durations of the copies' undisturbed runs, or of all runs if every one was disturbed."""
     visits = [visit for lap in laps for visit in lap]
     visits = [v for v in visits if not any(span.disturbed for span in v if span)] or visits
     record = {
@@ -280,7 +279,7 @@ def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """Run :func:`time_workload` for several workloads, reporting each at once."""
+    """Run :func:`time_workload` for several workloads, and send each record to the pool at once."""
     records = []
     for work in works:
         records.append(time_workload(rank, world_size, work, training))
@@ -298,11 +297,11 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the record of a workload from the results of each rank.
+    """Return the record of a workload from the records of all ranks.
 
-    ``forward_s`` and ``backward_s`` of the slower rank, ``spread`` (interquartile range over median),
-    ``repeats``; on GPUs ``forward_host_s``, ``backward_host_s`` and ``waits``; or an ``error``, preferably of
-    the rank that failed first.
+    Its fields are ``forward_s`` and ``backward_s`` of the slowest rank, ``spread`` (interquartile range over
+    median) and ``repeats``; on GPUs also ``forward_host_s``, ``backward_host_s`` and ``waits``. If a rank
+    failed, it has only the ``error``, preferably of the rank that failed first.
     """
     errors = [record for record in ranks if "error" in record]
     if errors:
@@ -317,7 +316,7 @@ def joined(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def usual(values: Sequence[float]) -> float:
-    """Return the mean below Tukey's fence: upper quartile plus 1.5 interquartile ranges."""
+    """Return the mean of the values below Tukey's fence (upper quartile plus 1.5 interquartile ranges)."""
     if len(values) < 4:
         return statistics.median(values)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

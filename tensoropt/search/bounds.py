@@ -1,11 +1,11 @@
 """Lower bounds on the time of any strategy within a memory budget.
 
 The hull's lines are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is another, once a search
-has shown that nothing lies below it; and bounds for parts of the strategies can be combined.
+has shown that no strategy lies below it. Bounds for parts of the strategies can be combined.
 
-If the known strategies leave wide corners, most of a large table survives pruning by them. A pass pruned by a
-*target*, a staircase close above their convex hull, costs little, and its results are real: they prune the
-next pass. The last pass is pruned by known strategies only.
+If the staircase of the known strategies is far above their convex hull, pruning by it leaves most of a large
+table. A search pass that is pruned by a *target*, a staircase close above the hull, costs little, and finds
+real strategies, which prune the next pass. The last pass is pruned by known strategies only.
 """
 
 from __future__ import annotations
@@ -28,65 +28,65 @@ class Bound(Protocol):
     """A lower bound on the time of any strategy, by memory budget."""
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) lower bounds on the time within each of these budgets; inf if no strategy fits."""
+        """Return lower bounds on the time within each memory budget, (n,); inf if no strategy fits."""
         ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Staircase:
-    """A staircase as a bound; ``memory`` (n,) ascends, ``time`` (n,) strictly descends; its points need not
-    be strategies."""
+    """A staircase as a bound: ``memory`` (n,) ascends, ``time`` (n,) descends. No strategy needs to have the
+    costs of its points.
+    """
 
     memory: Floats
     time: Floats
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) the time of the last step within each budget; inf below the first."""
+        """Return the time of the last step within each budget, (n,); inf below the first step."""
         return np.append(np.inf, self.time)[np.searchsorted(self.memory, memory, side="right")]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Highest:
-    """The highest of several bounds of the same strategies."""
+    """The highest of several bounds on the same strategies."""
 
     parts: Sequence[Bound]
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) the highest of the parts' bounds."""
         return np.max([part.bounds(memory) for part in self.parts], axis=0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lowest:
-    """The lowest of the bounds of separate sets of strategies."""
+    """The lowest of the bounds on separate sets of strategies, as a bound on all of them."""
 
     parts: Sequence[Bound]
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) the lowest of the parts' bounds."""
         return np.min([part.bounds(memory) for part in self.parts], axis=0)
 
 
 def relative_gap(time: Floats, bounds: Floats) -> Floats:
-    """Return (n,) how much faster, at most, another strategy could be than each of these: time / bound - 1,
-    and 0 at the bound."""
+    """Return how much faster than each point a strategy could be, at most: time / bound - 1, 0 at the
+    bound.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(time <= bounds, 0.0, time / bounds - 1.0)
 
 
 def lowered(incumbents: Points, epsilon: float) -> Staircase:
-    """Return the known staircase lowered by ``epsilon``: a strategy below it is faster than the known ones
-    within its memory by more than this share."""
+    """Return the staircase of the known strategies lowered by ``epsilon``. A strategy below it is faster by
+    more than this share than every known one within its memory.
+    """
     return Staircase(incumbents.memory, incumbents.time / (1.0 + epsilon * (1.0 - _ROUNDING)))
 
 
 _SAMPLES = 1024
-"""The points of a target along the hull, in addition to those of the known strategies; an assumption."""
+"""The number of points of a target along the hull, besides those of the known strategies; an assumption."""
 
 
 def pruning_target(incumbents: Points, distance: float) -> Staircase:
-    """Return the known staircase, lowered to ``distance`` (relative, of memory and of time) above its
-    hull."""
+    """Return the known strategies' staircase, lowered to a relative distance above its convex hull."""
     hull = np.array(lower_hull(zip(incumbents.memory.tolist(), incumbents.time.tolist(), strict=True)))
     with np.errstate(divide="ignore"):
         # Zeros have no logarithm; 1e-12 of the largest cost replaces them (an assumption, which only affects
@@ -108,7 +108,7 @@ def pruning_target(incumbents: Points, distance: float) -> Staircase:
 
 
 def looseness(incumbents: Points) -> float:
-    """Return how far the known strategies are from their hull: the mean over corners, relative.
+    """Return how far the known strategies are above their hull: the mean relative distance of corners.
 
     Of a corner's distances along memory and along time, the larger counts.
     """
@@ -125,7 +125,8 @@ def looseness(incumbents: Points) -> float:
 
 def lower_hull(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the vertices of the lower convex hull of (memory, time), memory ascending (Andrew's monotone
-    chain), without points that are no faster than a leaner one."""
+    chain), without points that are no faster than a leaner one.
+    """
     hull: list[tuple[float, float]] = []
     for m, t in points:
         if hull and t >= hull[-1][1]:

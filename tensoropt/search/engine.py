@@ -1,10 +1,11 @@
-"""One pass of frontiers up a program, pruned and thinned, on several threads.
+"""One search pass that computes frontiers up a program, pruned and thinned, on several threads.
 
-Every entry of a step's table is computed independently, so the result does not depend on how entries are
-distributed: the bytes are the same for any number of threads.
+A program's tables have an entry for each combination of their operators' configurations; an entry's frontier
+has the costs of partial strategies. Every entry of a step's table is computed independently, so the result is
+the same, bit for bit, for any number of threads.
 
-Pruning is exact: every partial point that can still reach the frontier is kept. A partial point p at a table
-entry e is completed by something outside e. The outside messages say ``weight_m * memory + weight_t * time >=
+Pruning is exact: every partial point that can still reach the frontier is kept. A partial point p of an entry
+e is completed by choices outside e. The outside messages say ``weight_m * memory + weight_t * time >=
 outside[e, w]`` for every completion, which is a convex region H. The known strategies (the upper staircase)
 leave room only below and left of their inner corners. So p survives iff some corner u and some h in H have
 ``p + h <= u``, that is, iff its time is at most
@@ -33,20 +34,20 @@ from tensoropt.types import Floats, Indices
 from tensoropt.units import format_bytes
 
 _BREAKPOINTS = 64
-"""The number of memories at which the limit of an entry is evaluated; fewer prune less, more cost time per
-entry (an assumption). An entry with fewer candidate points than this is not limited at all."""
+"""The number of memories at which the limit of an entry is evaluated; an assumption: fewer prune less, more
+cost time per entry. An entry with fewer candidate points than this is not limited at all."""
 _NEIGHBOURS = 32
-"""The number of corners under one roof: a line above it rules them all out, which halved the CPU time on 1.7
-million entries and 27 corners."""
+"""The number of neighbouring corners that are checked together: a line above all of them rules them all out,
+which halved the CPU time on 1.7 million entries and 27 corners."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Corners:
-    """The inner corners of the known strategies' staircase, and the lines of the hull, for kernels.
+    """The C inner corners of the known strategies' staircase, and the W lines of the hull, for kernels.
 
-    ``memory``, ``time`` (C,), memory ascending, ends possibly inf; ``height`` (W, C) are their weighted
-    costs, raised by :data:`SLACK` against the rounding of sums; ``weight_m``, ``weight_t`` (W,) are the
-    lines.
+    ``memory``, ``time`` (C,) are the corners, memory ascending, ends possibly inf. ``height`` (W, C) are
+    their weighted costs, raised by :data:`SLACK` against the rounding of sums. ``weight_m``, ``weight_t``
+    (W,) are the weights of the lines.
     """
 
     memory: Floats
@@ -57,17 +58,18 @@ class Corners:
 
     @property
     def roof(self) -> Floats:
-        """(W, ceil(C / NEIGHBOURS)) the largest height among neighbouring corners."""
+        """The largest height among neighbouring corners, (W, ceil(C / NEIGHBOURS))."""
         return np.maximum.reduceat(self.height, np.arange(0, len(self.memory), _NEIGHBOURS), axis=1)
 
 
 def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
-    """Return corners of the staircase (memory, time); at most about ``most``, coarsened upwards (stays
-    exact)."""
+    """Return the inner corners of the staircase (memory, time). More than about ``most`` are merged by
+    rounding their values up, so that pruning by them stays exact.
+    """
     m = np.append(memory[1:], np.inf)
     t = time.copy()
     if time[-1] * hull.weight_t[-1] <= hull.value[-1]:
-        m, t = m[:-1], t[:-1]  # nothing is faster
+        m, t = m[:-1], t[:-1]  # no strategy is faster
     if memory[0] * hull.weight_m[0] > hull.value[0]:
         m, t = np.append(memory[0], m), np.append(np.inf, t)  # a leaner strategy may exist
     if len(m) == 0:  # one point beats everything; it remains as its own corner
@@ -96,7 +98,7 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
 
 @njit(cache=True, nogil=True)
 def _reachable(inside, outside, height, roof):
-    """Return whether any strategy through an entry can still reach the frontier (all lines, some corner).
+    """Return whether a strategy through an entry can reach the frontier (below a corner, by all lines).
 
     A line above the ``roof`` of neighbouring corners rules all of them out at once.
     """
@@ -137,12 +139,13 @@ def _reachable(inside, outside, height, roof):
 
 @njit(cache=True, nogil=True)
 def _envelope(values, weight_m, weight_t, slope, level, start):
-    """Return the upper envelope of ``time >= (value - weight_m * memory) / weight_t``.
+    """Compute the upper envelope of ``time >= (value - weight_m * memory) / weight_t``; return its number of
+    lines.
 
     Every value is lowered by :data:`SLACK` of *itself*: the sums through an entry can be many decades above
-    the line's least value, and so can their rounding. Writes the lines in use, steepest first, to ``slope``
-    and ``level``, and the start of each to ``start``; returns their number. The lines must be in order of
-    rising weight of time.
+    the line's least value, and so can their rounding. The lines of the envelope are written steepest first to
+    ``slope`` and ``level``, and the memory at which each begins to ``start``. The given lines must be in
+    order of rising weight of time.
     """
     size = 0
     for w in range(values.shape[0]):
@@ -225,7 +228,7 @@ def _fill_limits(
     """Fill ``limit_t[g]`` with the largest time at which a point of memory ``limit_m[g]`` can still be
     useful.
 
-    ``outside`` (W,): the entry's outside message. Between breakpoints the left value applies, because the
+    ``outside`` (W,) is the entry's outside message. Between breakpoints the left value applies, because the
     limit never ascends.
     """
     size = _envelope(outside, weight_m, weight_t, slope, level, start)
@@ -279,7 +282,7 @@ def _fill_limits(
 
 @njit(cache=True, nogil=True)
 def reachable_entries(inside, outside, height, roof):
-    """Return (entries,) :func:`_reachable` for every row of ``inside`` and ``outside``."""
+    """Return :func:`_reachable` for every row of ``inside`` and ``outside``, (entries,)."""
     reachable_rows = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
         reachable_rows[e] = _reachable(inside[e], outside[e], height, roof)
@@ -287,21 +290,21 @@ def reachable_entries(inside, outside, height, roof):
 
 
 _INLINE_WORK = 20_000
-"""The estimated sums of a step below which threads cost more than they gain; an assumption."""
+"""The estimated sums of points in a step below which threads cost more than they gain; an assumption."""
 _ENTRIES_PER_THREAD = 10_000
-"""The most entries for which one thread checks whether they can reach a corner; an assumption."""
+"""The fewest table entries worth a thread when their reachability is checked; an assumption."""
 MOST_SUMS = 1 << 62
-"""The sums of a pass without a limit: more than any machine computes."""
+"""The limit on sums of points that stands for no limit: more than any machine computes."""
 _BYTES_PER_POINT = 20  # 8 bytes each for memory and time, and a 4-byte label
 
 
 class TooManySumsError(Exception):
-    """Raised by a pass that needs more sums than it may make."""
+    """A search pass needs more sums of points than it may make."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Table:
-    """The frontiers of all entries, flat; ``label`` (points,) int32 says which k of the step won."""
+    """The frontiers of all entries as flat arrays; ``label`` (points,) is the k of the step that won."""
 
     offsets: Indices
     memory: Floats
@@ -311,7 +314,7 @@ class _Table:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pass:
-    """All tables of one pass (including leaves), and whether any entry was thinned."""
+    """All tables of one search pass, including the input tables, and whether any entry was thinned."""
 
     tables: tuple[_Table, ...]
     thinned: bool
@@ -319,9 +322,9 @@ class Pass:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Messages:
-    """The scalar bounds (entries, W) of every entry, inside and outside, and the corners to beat.
+    """The least weighted costs (entries, W) inside and outside every table entry, and the corners to beat.
 
-    ``alive`` (entries,): the entries that can reach some corner.
+    ``alive`` (entries,) marks the entries that can reach some corner.
     """
 
     inside: Floats
@@ -340,7 +343,7 @@ class Messages:
         return Messages(inside, outside, corners, np.concatenate(parts))
 
     def pairs(self, program: Program) -> int:
-        """Return the number of pairs of entries that a pass has to examine."""
+        """Return the number of pairs of table entries that a pass has to examine."""
         first = program.base[program.leaves :]
         if not len(first):
             return 0
@@ -352,10 +355,10 @@ class Messages:
 def _step_entries(first, last, index, points, bounds, most, allowed):
     """Compute entries ``first:last`` of a step; return (counts, memory, time, label, thinned, made).
 
-    ``index``: the step's arrays; ``points``: those of the left and of the right table; ``bounds``:
-    ``inside``, ``outside`` (entries, W) and ``alive`` (entries,), the step's rows, or no rows for no pruning,
-    then corners and weights. ``most``: points kept per entry, 0 for all. ``made``: sums of points, and pairs
-    of entries examined; once they exceed ``allowed``, the rest is not computed.
+    ``index``: the step's arrays. ``points``: those of the left and of the right table. ``bounds``: the step's
+    rows of ``inside``, ``outside`` (entries, W) and ``alive`` (entries,), without rows for no pruning; then
+    corners and weights. ``most``: points kept per entry, 0 for all. ``made``: the number of sums of points
+    and of examined pairs of entries. Once it exceeds ``allowed``, the rest is not computed.
     """
     left_out, left_k, right_out, right_k = index
     loff, lm, lt, roff, rm, rt = points
@@ -464,7 +467,7 @@ class ProgramRunner:
         """Run one pass over all steps, keeping ``most`` points per entry (0: all).
 
         Raises :class:`TableTooLargeError` before the tables outgrow :func:`memory_allowance`, and
-        :class:`TooManySumsError` if it takes more than ``sums`` sums of points and pairs of entries.
+        :class:`TooManySumsError` if the pass takes more than ``sums`` sums of points and pairs of entries.
         """
         tables = list(self.leaves)
         thinned, made = False, 0

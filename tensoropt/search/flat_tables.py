@@ -19,9 +19,10 @@ from tensoropt.types import Floats, Indices
 class FlatTable:
     """Small frontiers in one flat table: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
 
-    ``shape``: (K,) for an operator, (P, Q) for an edge, with entries in row-major order. ``memory``, ``time``
-    (points,) are finite; ``option`` (points,) int32 is the caller's option index of each point. Every entry
-    is reduced: memory strictly ascending, time strictly descending. An entry without points is impossible.
+    ``shape`` is (K,) for an operator, (P, Q) for an edge, with entries in row-major order. ``memory``,
+    ``time`` (points,) are finite; ``option`` (points,) int32 is the caller's option index of each point.
+    Every entry is reduced: memory strictly ascending, time strictly descending. An entry without points is
+    impossible.
     """
 
     shape: tuple[int, ...]
@@ -40,8 +41,8 @@ class FlatTable:
 class FlatTables:
     """The flat tables of a graph's operators and edges, in the graph's order.
 
-    Equal tables are one object, so that later stages compare tables by identity: each is snapped once, and
-    equal steps of a program are recognised in this way.
+    Equal tables are one object. So later stages compare tables by identity: each is rounded to the grid once,
+    and equal steps of a program are recognised.
     """
 
     graph: CostGraph
@@ -66,8 +67,7 @@ class FlatTables:
         return cls(graph, nodes, edges)
 
     def blocked(self) -> str | None:
-        """Return the first operator or edge that alone makes every strategy impossible, in words; None if
-        there is none."""
+        """Return in words the first operator or edge that alone makes every strategy impossible, or None."""
         for name, table in zip(self.graph.names, self.nodes, strict=True):
             if len(table.memory) == 0:
                 return (

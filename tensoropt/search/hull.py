@@ -1,7 +1,8 @@
 """The frontier's lower convex hull: its lines are bounds, its vertices strategies.
 
-It is found chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices, the
-weights normal to their chord either prove that nothing lies below it or give a new vertex between them.
+The hull is found chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices,
+the weights normal to their chord either prove that nothing lies below the chord or give a new vertex between
+them.
 
 The scalar problem min(weight_t * time + weight_m * memory) is solved exactly for many weights at once. One
 pass up the program gives the least weighted cost of every table entry, and one pass down the least cost of
@@ -35,10 +36,10 @@ from tensoropt.types import Floats, Indices
 class _Flat:
     """A program as flat arrays for kernels.
 
-    ``index``: ``meta`` (steps, 7), of each step the first entry of the out, left and right table, the counts
-    of o and k, and the starts of the index arrays of o and of k; then these arrays. ``leaves``: offsets,
-    memory and time of all leaf tables, concatenated. ``tree`` (logical, 4): the first entry of the table, the
-    step or -1, the left and right logical node.
+    ``index`` begins with ``meta`` (steps, 7): for each step the first entry of the out, left and right table,
+    the counts of o and k, and the starts of the index arrays of o and of k. These arrays follow. ``leaves``
+    are offsets, memory and time of all input tables, concatenated. ``tree`` (logical, 4) has for each logical
+    node the first entry of its table, its step or -1, and its left and right node.
     """
 
     index: tuple[Indices, Indices, Indices, Indices, Indices]
@@ -48,7 +49,7 @@ class _Flat:
 
 
 def flatten(program: Program) -> _Flat:
-    """Concatenate the index arrays of all steps and the points of all leaves."""
+    """Return a program as flat arrays: the index arrays of all steps, and the points of all input tables."""
     rows, at_out, at_k = [], 0, 0
     for n, step in enumerate(program.steps):
         out = program.base[program.leaves + n]
@@ -73,8 +74,7 @@ def flatten(program: Program) -> _Flat:
 
 @njit(cache=True, nogil=True)
 def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
-    """Return (entries, W) the least weighted cost of every entry of the leaves; inf if impossible, and for
-    all other entries."""
+    """Return the least weighted cost of every input table's entry, (entries, W); inf for other entries."""
     count = wm.shape[0]
     value = np.full((entries, count), np.inf)
     for e in range(leaf_offsets.shape[0] - 1):
@@ -88,8 +88,7 @@ def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
 
 @njit(cache=True, nogil=True)
 def pass_up(meta, left_out, left_k, right_out, right_k, value):
-    """Fill ``value`` (entries, W), which already holds the leaves, with the least cost of every other
-    entry."""
+    """Fill ``value`` (entries, W), set for input tables, with the least weighted cost of other entries."""
     count = value.shape[1]
     for s in range(meta.shape[0]):
         out, left, right, n_out, n_k, at_out, at_k = meta[s]
@@ -105,10 +104,10 @@ def pass_up(meta, left_out, left_k, right_out, right_k, value):
 
 @njit(cache=True, nogil=True)
 def _pass_down(meta, left_out, left_k, right_out, right_k, value, outside, first, last):
-    """Fill columns ``first:last`` of ``outside`` (entries, W), which is 0 at the root and inf elsewhere, with
-    the least weighted cost of everything outside an entry.
+    """Fill columns ``first:last`` of ``outside`` (entries, W): the least weighted cost outside each entry.
 
-    A table that is used several times (identical layers) gets the least over its uses.
+    ``outside`` must be 0 at the root and inf elsewhere. A table that is used several times (identical layers)
+    gets the least over its uses.
     """
     # Backwards: all uses of a table come after it, so its row is final when its own turn comes.
     for s in range(meta.shape[0] - 1, -1, -1):
@@ -139,7 +138,7 @@ def descend(
     """Find a strategy with the least weighted cost for every weight, by descending the tree of factors.
 
     Returns memory (W,), time (W,) and, per logical node, entry (logical, W) and choice (logical, W): the k of
-    the step, or the point of the leaf. Of equal choices the first is used.
+    the step, or the point of the input table. Of equal choices the first is used.
     """
     count = value.shape[1]
     nodes = tree.shape[0]
@@ -201,11 +200,10 @@ def thread_count(threads: int | None) -> int:
 def in_parts(
     function: Callable[[int, int], _PartResult], size: int, threads: int, least: int = 1
 ) -> list[_PartResult]:
-    """Return ``function(first, last)`` for as many parts of ``range(size)`` as there are threads, in their
-    order.
+    """Return ``function(first, last)`` for each part of ``range(size)``, in order, with one thread per part.
 
     Args:
-        least: a part smaller than this is not worth a thread.
+        least: the smallest part that is worth a thread.
     """
     parts = max(1, min(threads, size // max(least, 1)))
     spans = list(pairwise([size * i // parts for i in range(parts + 1)]))
@@ -216,8 +214,8 @@ def in_parts(
 
 
 SLACK = 2e-12
-"""Bounds are lowered by this share of themselves. A weighted sum over n tables rounds by at most n ulps
-(1.1e-16 each), so this covers sums over 18,000 tables."""
+"""The share by which bounds are lowered. A weighted sum over n tables rounds by at most n ulps (1.1e-16
+each), so this covers sums over 18,000 tables."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -226,8 +224,8 @@ class Hull:
 
     Lines, sorted by weight of time: every strategy has ``weight_m * memory + weight_t * time >= value`` (W,).
     The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time); both are exact
-    because the scales are powers of two. Vertices: ``memory``, ``time`` (V,) of real strategies; ``picks``
-    has one (operators + edges, 2) per vertex: the entry and point of every operator and edge.
+    because the scales are powers of two. Vertices: ``memory``, ``time`` (V,) of real strategies. ``picks``
+    has for each vertex the entry and point of every operator and edge, (operators + edges, 2).
     """
 
     weight_m: Floats
@@ -238,7 +236,7 @@ class Hull:
     picks: tuple[Indices, ...]
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) lower bounds on the time within each budget; inf below the least memory."""
+        """Return lower bounds on the time within each memory budget, (n,); inf below the least memory."""
         with np.errstate(invalid="ignore", divide="ignore"):
             # The ends are exact and need no slack; the lines between them do.
             slack = SLACK * np.abs(self.value[1:-1])
@@ -255,11 +253,11 @@ def _power_of_two(value: float) -> float:
 
 
 _LINES_PER_THREAD = 4
-"""Fewest lines that are worth a separate thread: one pass serves several lines at nearly the cost of one."""
+"""The fewest lines worth a separate thread: one pass serves several lines at nearly the cost of one."""
 
 
 class HullSearch:
-    """A search for lines and vertices, in rounds of a few weights each."""
+    """A search for lines and vertices of the hull, in rounds of a few weights each."""
 
     def __init__(self, program: Program, threads: int | None = None) -> None:
         self.program, self.flat, self.threads = program, flatten(program), thread_count(threads)
@@ -307,8 +305,7 @@ class HullSearch:
         return costs
 
     def find_hull(self, lines: int) -> Hull | None:
-        """Return a hull from about ``lines`` lines, those of earlier calls included; None if there is no
-        strategy."""
+        """Return a hull of about ``lines`` lines, old ones included; None if there is no strategy."""
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:
@@ -327,8 +324,7 @@ class HullSearch:
         return self._result()
 
     def repeat(self, hull: Hull) -> None:
-        """Solve every other line of a larger graph's hull at once; chords between them stay open for later
-        rounds."""
+        """Solve every other line of a larger graph's hull at once; later rounds may solve those between."""
         if self._ends():
             self.solve(hull.weight_m[1:-1:2].tolist(), hull.weight_t[1:-1:2].tolist())
 
@@ -380,8 +376,7 @@ class HullSearch:
         return other
 
     def messages(self) -> tuple[Floats, Floats]:
-        """Return (entries, W) the least weighted cost inside and outside every entry, for the sorted
-        lines."""
+        """Return the least weighted costs inside and outside each entry, (entries, W); lines are sorted."""
         if self._messages is not None:
             return self._messages
         f = self.flat

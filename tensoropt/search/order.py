@@ -1,8 +1,8 @@
 """The order in which operators are removed: ours, and the paper's two.
 
-All of them produce an :class:`Order`. Operators that cannot be removed exactly within the allowed size are
-*fixed* instead (the paper's heuristic elimination, section 4.2): the search then tries some of their
-configurations, and the result is not proven exact.
+Operators that cannot be removed exactly within the allowed table size are *fixed* instead (the paper's
+heuristic elimination, section 4.2): the search then tries some of their configurations, and the result is not
+proven exact.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from dataclasses import dataclass
 from tensoropt.search.reduced_graph import ReducedGraph
 
 _LARGEST_TABLE = 2_000_000
-"""Entries of one table (190 MB at ``program._BYTES_PER_ENTRY``) beyond which operators are fixed instead."""
+"""The entries of one table (190 MB at ``program._BYTES_PER_ENTRY``) beyond which operators are fixed
+instead."""
 _LARGEST_STEP = 1_000_000_000
 """The most pairs of entries that making one table may visit; an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Operators in order of removal, with the fixed ones listed separately.
+    """The operators in order of removal, with the fixed ones listed separately.
 
-    ``largest``: entries of the largest table; ``total``: of all tables, if no two were equal.
+    ``largest`` is the number of entries of the largest table, ``total`` that of all tables if no two were
+    equal.
     """
 
     removed: tuple[int, ...]
@@ -115,8 +117,8 @@ class _Greedy:
         """Return the operator that takes part in most of the tables that would be too large if nothing were
         fixed.
 
-        Greedy w-cutset (Bidyuk and Dechter, "On finding minimal w-cutset", UAI 2004). Ties: the one with the
-        fewest classes, which has the fewest assignments; then the one added first.
+        Greedy w-cutset (Bidyuk and Dechter, "On finding minimal w-cutset", UAI 2004). Ties go to the operator
+        with the fewest classes, which has the fewest assignments, then to the one added first.
         """
         trial = self.copy()
         part = [0] * len(self.domains)
@@ -133,9 +135,9 @@ def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = _LARGEST_T
 
     The cost of removing v is the product of the class counts of v and its neighbours (the true table size,
     which min-fill approximates) times the expected number of points of everything that has been removed into
-    it, ``1 + growth * removed``. Ties: the operator added first. If tables would have more than ``allowed``
-    entries, operators that take part in most of them are fixed until no table does. Operators with a single
-    class are removed last, when their neighbours are gone.
+    it, ``1 + growth * removed``. Ties go to the operator added first. If tables would have more than
+    ``allowed`` entries, operators that take part in most of them are fixed until no table does. Operators
+    with a single class are removed last, when their neighbours are gone.
     """
     greedy = _Greedy(reduced, growth)
     removed: list[int] = []
@@ -161,8 +163,7 @@ def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = _LARGEST_T
 
 
 def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
-    """Return the paper's eliminations: operators with at most two neighbours, and heuristic ones when
-    stuck.
+    """Return the paper's elimination order: operators with at most two neighbours; if stuck, one is fixed.
 
     ``linear=False`` (FT-Elimination, section 4.2): branch elimination (one neighbour) before node elimination
     (two), until nothing is left. ``linear=True`` (FT-LDP, Algorithm 3): mark a linear graph, eliminate the

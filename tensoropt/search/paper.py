@@ -1,14 +1,14 @@
-"""The paper's two methods: FT-Elimination and FT-LDP.
+"""The paper's two methods, FT-Elimination and FT-LDP, and the search in bands of costs.
 
 Cai et al., "TensorOpt" (arXiv 2004.10856), section 4. These methods do not prune.
 
 If costs have very different sizes, the frontier is searched in bands, each on a grid fine enough for its
 points. A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 TB, a grid that holds the
 largest cost is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy
-of a nanosecond can hide another of a picosecond. Costs are never negative, so a strategy within a budget uses
-no entry beyond it. All strategies below the least cost that a grid resolves are therefore searched a second
-time without the entries beyond it, on a finer grid, and so on: strategies below the least memory in one
-search, strategies below the least time in another, whatever the first search gave for them. One search is
+of a nanosecond can hide another of a picosecond. As costs are never negative, a strategy within a budget uses
+no table entry beyond the budget. So the strategies below the least cost that a grid resolves are searched
+again without the entries beyond that cost, on a finer grid, and so on. Strategies below the least memory are
+searched separately from those below the least time, whatever the first search found for them. One search is
 enough unless the costs span more than six decades.
 """
 
@@ -76,12 +76,12 @@ def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchRe
 
 _RESOLUTION = 4e-10
 """The most that rounding to the grid may move a point, relative to its own size. Of two points that move this
-far, one can wrongly beat the other, so a frontier is accurate to twice this."""
+far, one can wrongly beat the other, so a frontier is accurate to twice this share."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BandSearch:
-    """The search of one band. Points ``first:last`` are in the result; ``caps`` say where bounds hold."""
+    """The search of one band of costs. Points ``first:last`` count; bounds hold up to ``caps``."""
 
     caps: Caps
     reduced: ReducedGraph
@@ -110,6 +110,7 @@ class _BandBound:
     """A bound on costs that were rounded to a grid, converted to the given costs.
 
     Attributes:
+        proven: the bound on the rounded costs.
         caps: the costs up to which the bound holds.
         memory_tolerance, time_error: the most that rounding may have added, in bytes and seconds.
     """
@@ -120,7 +121,6 @@ class _BandBound:
     time_error: float
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return (n,) lower bounds on the time of strategies within each of these budgets."""
         budgets = memory + self.memory_tolerance
         lower = np.maximum(self.proven.bounds(budgets) - self.time_error, 0.0)
         return np.where(budgets <= self.caps.memory, np.minimum(lower, self.caps.time), -np.inf)
@@ -190,8 +190,8 @@ def _within(
 def distinct(points: Frontier, bands: list[BandSearch]) -> NDArray[np.bool_]:
     """Mark the points of ``merge(bands)`` that remain when points that differ only by rounding count as one.
 
-    A sum such as 0.1 + 0.2 differs from 0.3 by an ulp, and one strategy can appear on two grids: of two
-    points with indistinguishable memory the slower one is removed, of two with the same time the larger.
+    A sum such as 0.1 + 0.2 differs from 0.3 by an ulp, and one strategy can appear on two grids. Of two
+    points with indistinguishable memory the slower is removed, of two with indistinguishable time the larger.
     """
     which = points.origin[:, 0]
     memory_error = np.array([band.reduced.memory_tolerance for band in bands])[which]

@@ -4,10 +4,10 @@ All of the paper's eliminations (node, edge, branch; section 4.2) and Algorithm 
 
     out[o] = union over k of product(left[left_out[o] + left_k[k]], right[right_out[o] + right_k[k]])
 
-where o runs over the configurations of the remaining neighbours and k over those of the removed variable (a
-single k: a plain product). Tables are indexed by *classes*, the configurations that a table can distinguish
-(placement factoring), so an entry is found by adding strides. Steps with equal inputs are made once
-(identical layers); the *logical* nodes say which table each use refers to.
+where o runs over the configurations of the remaining neighbours and k over those of the removed operator (a
+single k: a plain product). Tables are indexed by *classes* of configurations that a table cannot distinguish
+(placement factoring), and an entry is found by adding strides. Equal steps (identical layers) are made once;
+for each use, a *logical* node says which table it refers to.
 
 Tables may use a share of this machine's memory; an error is raised before they exceed it.
 """
@@ -27,11 +27,11 @@ from tensoropt.units import format_bytes
 
 
 class TableTooLargeError(TensorOptError, MemoryError):
-    """Raised for tables that would not fit in the memory allowed for them."""
+    """Tables would not fit in the memory allowed for them."""
 
 
 def memory_allowance() -> int:
-    """Return the bytes that tables may use: half of the machine's currently free memory."""
+    """Return the size in bytes that tables may have: half of the machine's currently free memory."""
     # Half is an assumption: it leaves room for index arrays, messages, and other programs.
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
@@ -45,8 +45,7 @@ _BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _ProgramStep:
-    """One table made from two; the entries of ``left`` are ``left_out[o] + left_k[k]``, and likewise for
-    right."""
+    """One table made from two; ``left`` has the entries ``left_out[o] + left_k[k]``, ``right`` likewise."""
 
     left: int
     right: int
@@ -58,8 +57,7 @@ class _ProgramStep:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Logical:
-    """One use of a physical table in the tree of factors; ``left``, ``right``: its logical children, -1 for
-    leaves."""
+    """One use of a table in the tree of factors; ``left``, ``right``: child nodes, -1 for input tables."""
 
     table: int
     left: int = -1
@@ -68,11 +66,11 @@ class _Logical:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """The tables and steps of an elimination. Tables 0..leaves-1 are the graph's leaves (the last one is the
-    empty product), followed by one per step.
+    """The tables and steps of an elimination. Tables 0..leaves-1 are the graph's input tables, the last of
+    them the empty product; then there is one per step.
 
-    ``sizes`` (tables,): entries. ``base`` (tables,): the first entry when all tables are in one array.
-    ``root``: the logical node of the whole graph, a table with one entry.
+    ``sizes`` (tables,) are numbers of entries. ``base`` (tables,) is each table's first entry when all tables
+    are in one array. ``root`` is the logical node of the whole graph, a table with one entry.
     """
 
     reduced: ReducedGraph
@@ -85,24 +83,23 @@ class Program:
 
     @property
     def inputs(self) -> int:
-        """The number of logical nodes that are operators and edges of the graph; they come first, in this
-        order."""
+        """The number of logical nodes of the graph's operators and edges, which come first, in this order."""
         return len(self.reduced.domains) + len(self.reduced.edges)
 
     @property
     def entries(self) -> int:
-        """The entries of all tables together."""
+        """The number of entries of all tables together."""
         return int(self.sizes.sum())
 
     @property
     def work(self) -> int:
-        """The pairs of entries that one pass visits."""
+        """The number of pairs of table entries that one search pass visits."""
         return sum(len(s.left_out) * len(s.left_k) for s in self.steps)
 
 
 @dataclass(eq=False, slots=True)
 class _Factor:
-    """A table over operators; ``maps[d]`` (classes of operator ``scope[d]``,) gives a class of the table."""
+    """A table over operators; ``maps[d]``: classes of operator ``scope[d]`` -> classes of the table."""
 
     scope: _Scope
     shape: tuple[int, ...]
@@ -221,7 +218,7 @@ class ProgramBuilder:
         raise TableTooLargeError(
             f"a table over {len(scope)} operators ({names}) would have {entries:.3g} entries and need "
             f"{format_bytes(needed)}, more than half of the free memory; give these operators fewer "
-            "configurations, or use the method 'auto', which needs smaller ones"
+            "configurations, or use the method 'auto', which needs smaller tables"
         )
 
     def _strides(
@@ -261,7 +258,7 @@ class ProgramBuilder:
         return self._known[key]
 
     def finish(self) -> Program:
-        """Multiply the remaining tables, of one entry each, smallest first."""
+        """Multiply the remaining tables, of one entry each, smallest first; return the program."""
         assert not any(f.scope for f in self.factors.values()), "every operator must be eliminated"
         while len(self.factors) > 1:
             a, b = sorted(self.factors, key=lambda i: (self.factors[i].weight, i))[:2]

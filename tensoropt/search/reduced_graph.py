@@ -1,8 +1,8 @@
-"""The reduced graph: the smallest graph with the same frontier, with snapped costs and merged configurations.
+"""The reduced graph: the smallest graph with the same frontier, with rounded costs and merged configurations.
 
-Two configurations of an operator that use the same rows and columns of all its edges (they agree on every
-placement) form one *class*: nothing else can distinguish them, so their frontiers are united before anything
-else happens.
+Configurations of an operator that use the same rows and columns of all its edges' tables (they agree on every
+placement) form one *class*. No other operator can distinguish them, so their frontiers are united before the
+search. Costs are snapped (rounded to multiples of a power of two), so that sums are exact.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tensoropt.search.flat_tables import FlatTable, FlatTables
 from tensoropt.types import Floats, Indices
 
 _GRID_BITS = 52
-"""A float64 holds integers up to 2**53 exactly; with 52 bits, any sum of costs is such an integer of the
-grid, with one bit left for rounding each cost to the grid."""
+"""The bits of sums on the grid. A float64 holds integers up to 2**53 exactly; with 52 bits, any sum of costs
+is such an integer, with one bit left for rounding each cost to the grid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Budgets beyond which nothing is searched: entries with more memory or time count as impossible."""
+    """Budgets of the search: table entries with more memory or time count as impossible."""
 
     memory: float = math.inf
     time: float = math.inf
@@ -39,8 +39,8 @@ UNLIMITED = Caps()
 class Leaf:
     """An input table of the elimination: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
 
-    ``configuration``, ``option`` (points,): the choice that a point stands for; an edge has no configuration
-    (-1).
+    ``configuration``, ``option`` (points,) are the choice that a point stands for; an edge has no
+    configuration (-1).
     """
 
     offsets: Indices
@@ -50,7 +50,7 @@ class Leaf:
     option: Indices
 
     def only(self, mask: NDArray[np.bool_]) -> Leaf:
-        """Return the entries that ``mask`` (entries,) keeps."""
+        """Return the table of only those entries that ``mask`` (entries,) marks."""
         sizes = np.diff(self.offsets)
         points = np.repeat(mask, sizes)
         offsets = np.concatenate([[0], np.cumsum(sizes[mask])]).astype(np.int64)
@@ -60,7 +60,7 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeafEdge:
-    """An edge over classes: entry ``rows[class of a] * width + cols[class of b]`` of leaf ``leaf``."""
+    """An edge over classes: entry ``rows[class of a] * width + cols[class of b]`` of input table ``leaf``."""
 
     source: int
     target: int
@@ -73,14 +73,13 @@ class LeafEdge:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReducedGraph:
-    """The graph that the elimination works on: a :class:`CostGraph` with indistinguishable configurations
-    merged.
+    """A :class:`CostGraph` with indistinguishable configurations merged, on which the elimination works.
 
-    ``domains[v]``: the number of classes of operator v; ``node_leaf[v]``: its leaf, with one entry per class;
-    ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid``: the units of which snapped
-    costs are multiples; ``memory_error``, ``time_error``: how far a strategy's snapped cost can be from the
-    sum of the given ones; ``memory_tolerance``: the same for a budget, which may be a sum rounded in any
-    order (0 if snapping changed nothing).
+    ``domains[v]`` is the number of classes of operator v, ``node_leaf[v]`` its input table, with one entry
+    per class. ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid`` are the units of
+    which rounded costs are multiples. ``memory_error``, ``time_error`` are the most by which a strategy's
+    rounded cost can differ from the sum of the given costs. ``memory_tolerance`` is the same for a budget,
+    which may be a sum rounded in any order (0 if no cost was changed).
     """
 
     tables: FlatTables
@@ -99,8 +98,7 @@ class ReducedGraph:
         return self.tables.graph
 
     def points(self) -> tuple[Indices, Indices, Floats, Floats]:
-        """Return the first entry of each leaf, and the offsets, memory and time of the entries of all leaves,
-        one leaf after another."""
+        """Return the first entry of each input table; the offsets, memory and time of all tables' entries."""
         counts = [np.diff(leaf.offsets) for leaf in self.leaves]
         first = np.cumsum([0, *map(len, counts[:-1])])
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
@@ -114,8 +112,8 @@ class ReducedGraph:
 
 
 def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
-    """Return the reduced graph of a cost graph: costs are snapped, impossible configurations are dropped, and
-    those that agree on every placement are merged.
+    """Return the reduced graph of a cost graph: rounded costs, no impossible configurations, and
+    configurations that agree on every placement merged.
 
     Entries beyond ``caps`` count as impossible; strategies within them keep their costs.
     """
@@ -183,7 +181,9 @@ def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
 
 
 def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> ReducedGraph:
-    """Return the same graph with fewer classes; ``kept[v]`` (classes of v,) for the operators to narrow."""
+    """Return the same graph with only those classes that ``kept[v]`` marks, for each operator v of
+    ``kept``.
+    """
     leaves = list(reduced.leaves)
     node_leaf, domains = list(reduced.node_leaf), list(reduced.domains)
     made: dict[tuple[int, bytes], int] = {}
@@ -210,7 +210,7 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
 
 
 def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> list[LeafEdge]:
-    """Narrow the ``leaves`` of edges to the rows and columns in use; return the edges over what is left."""
+    """Narrow the input tables (``leaves``) of edges to the rows and columns in use; return the edges."""
     used = {e.leaf: (np.zeros(e.height, bool), np.zeros(e.width, bool)) for e in edges}
     for e in edges:
         rows, cols = used[e.leaf]
@@ -235,8 +235,9 @@ def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> list[LeafEdge]
 
 
 def impossible(reduced: ReducedGraph) -> str:
-    """Return the reason, in words, that every strategy is impossible, as far as removing unsupported classes
-    can tell (arc consistency; Mackworth, "Consistency in networks of relations", 1977)."""
+    """Return why every strategy is impossible, as far as removing unsupported classes can tell (arc
+    consistency; Mackworth, "Consistency in networks of relations", 1977).
+    """
     names = reduced.graph.names
     alive = [np.ones(d, bool) for d in reduced.domains]
     changed = True
@@ -268,14 +269,14 @@ def _within(table: FlatTable, caps: Caps) -> FlatTable:
 
 
 def _grid(costs: list[Floats], most: float) -> float:
-    """Return a power of two such that sums of costs up to ``most`` are multiples of it, below 2**53 of it."""
+    """Return a power of two of which rounded sums up to ``most`` are multiples, fewer than 2**53."""
     # Sums beyond a cap are impossible anyway, so the grid need not hold them and can be finer.
     total = min(sum(float(c.max()) for c in costs if len(c)), most)
     return 2.0 ** (math.frexp(total)[1] - _GRID_BITS) if total > 0 else 1.0
 
 
 def _snapped(costs: Floats, grid: float) -> tuple[Floats, float]:
-    """Return the costs on the grid, and the most that one of them moved."""
+    """Return the costs on the grid, and the most by which one of them changed."""
     snapped = np.rint(costs / grid) * grid
     return snapped, float(np.abs(snapped - costs).max(initial=0.0))
 
@@ -304,7 +305,7 @@ def _edge_leaf(table: FlatTable) -> tuple[Leaf, Indices, Indices]:
 
 
 def _node_leaf(table: FlatTable, maps: list[Indices]) -> tuple[Leaf, Indices]:
-    """Return a leaf with one entry per class of possible configurations, and one member of each class."""
+    """Return a table with one entry per class of possible configurations, and one member of each class."""
     counts = np.diff(table.offsets)
     possible = np.flatnonzero(counts)
     signature = np.stack(maps, axis=1)[possible] if maps else np.zeros((len(possible), 1), np.int64)

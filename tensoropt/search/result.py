@@ -2,9 +2,10 @@
 
 Certificates also cover points from several cost graphs: meshes, micro-batch counts, device counts.
 
-The strategies of points are recovered by unrolling the eliminations in reverse. Tables record only which k
-won. The two points of the factors are looked up by their sum, which is exact on the dyadic grid; so a point
-costs 20 bytes instead of 28, and only requested points are rebuilt, all of them in one compiled call.
+The strategies of points are recovered by unrolling the eliminations in reverse. Tables record only the index
+k of the best choice. The two points that were added are found again by their sum, which is exact on the
+dyadic grid. So a point costs 20 bytes instead of 28, and only requested points are rebuilt, all in one
+compiled call.
 
 A *pick* (operators + edges, 2) says which entry, and which of its points, every operator and edge uses.
 """
@@ -29,7 +30,7 @@ from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.types import Floats, Indices
 
 SAME = 1e-9
-"""Costs that differ by less than this share count as equal: two grids may round one strategy this far apart
+"""The relative difference below which costs count as equal: two grids may round one strategy this far apart
 (``paper._RESOLUTION``, once for each)."""
 
 _OptionKey = Any  # a name, or (source, target, n-th edge between them)
@@ -42,9 +43,9 @@ class ChosenStrategies:
     Attributes:
         names: the operators, one per column, in the graph's order.
         edges: the edges, one per column, as :data:`_OptionKey`.
-        configurations: (n, operators) the configuration of every operator.
-        options: (n, operators) the option of every operator.
-        edge_options: (n, edges) the option of every edge.
+        configurations: the configuration of every operator, (n, operators).
+        options: the option of every operator, (n, operators).
+        edge_options: the option of every edge, (n, edges).
     """
 
     names: Sequence[str]
@@ -57,7 +58,6 @@ class ChosenStrategies:
     def of(
         graph: CostGraph, configurations: Indices, options: Indices, edge_options: Indices
     ) -> ChosenStrategies:
-        """Return the strategies of a graph."""
         return ChosenStrategies(graph.names, edge_keys(graph.edges), configurations, options, edge_options)
 
     def at(self, rows: Indices) -> ChosenStrategies:
@@ -77,8 +77,7 @@ class ChosenStrategies:
         return dict(zip(self.names, self.configurations[row].tolist(), strict=True))
 
     def options_of(self, row: int) -> dict[_OptionKey, int]:
-        """Return the option of each operator, and of each edge under the key (source, target, n-th edge
-        between them)."""
+        """Return the option of each operator, and of each edge by (source, target, n-th edge of theirs)."""
         own = dict(zip(self.names, self.options[row].tolist(), strict=True))
         return {**own, **dict(zip(self.edges, self.edge_options[row].tolist(), strict=True))}
 
@@ -87,11 +86,10 @@ class ChosenStrategies:
 class TrackedFrontier:
     """The cost frontier of a graph, with its certificate.
 
-    ``memory`` (n,) bytes, ascending; ``time`` (n,) seconds, strictly descending. ``exact`` is True only if it
+    ``memory`` (n,) in bytes ascends; ``time`` (n,) in seconds strictly descends. ``exact`` is True only if it
     is proven that no strategy beats or is missing from these points (in the additive model, every point
-    within 4e-10 of its own cost). ``notes`` say in words what was heuristic, and are empty if nothing was.
-    Another process receives the strategies themselves (``pickle``), not the tables from which they are
-    rebuilt.
+    within 4e-10 of its own cost). ``notes`` say what was heuristic. ``pickle`` sends the strategies
+    themselves to another process, not the tables from which they are rebuilt.
     """
 
     memory: Floats
@@ -123,14 +121,13 @@ class TrackedFrontier:
 
     @property
     def gap(self) -> Floats:
-        """(n,) for each point: how much faster, at most, a strategy with no more memory could be (time /
-        bound - 1).
-        """
+        """How much faster, at most, a strategy of no more memory can be than each point: time / bound - 1."""
         return relative_gap(self.time, self.bounds(self.memory))
 
     @property
     def worst_gap(self) -> float:
-        """Largest gap over all memory budgets, including those between the points: 0 for an exact frontier.
+        """The largest gap over all memory budgets, including those between the points: 0 for an exact
+        frontier.
 
         Budgets that rounding cannot distinguish from the next point's memory are left out.
         """
@@ -152,26 +149,23 @@ class TrackedFrontier:
         return self.strategies([index]).strategy(0)
 
     def options(self, index: int) -> dict[_OptionKey, int]:
-        """Return the option of every operator, and of every edge under the key (source, target, n-th edge of
-        theirs)."""
+        """Return the option of every operator, and of every edge by (source, target, n-th edge of theirs)."""
         return self.strategies([index]).options_of(0)
 
 
 def _least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
-    """Return (n,) lower bounds on the time of any part's strategies within ``memory`` (n,)."""
+    """Return lower bounds on the time of any part's strategies within ``memory``, (n,)."""
     return np.min([np.full(len(memory), np.inf), *(part.bounds(memory) for part in parts)], axis=0)
 
 
 def certify(
     parts: Sequence[TrackedFrontier], memory: Floats, time: Floats
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return (gap, exact), each (n,), of strategies with these costs against *all* strategies of all
-    parts.
+    """Return (gap, exact), each (n,), of strategies with these costs against *all* strategies of all parts.
 
-    ``gap``: how much faster, at most, any strategy with no more memory could be (time over the bound, minus
-    1). ``exact``: it is proven that none is better in either cost, neither faster within that memory nor as
-    fast with less. The points may come from anywhere: another part's strategy can beat a strategy of one
-    part.
+    ``gap`` is how much faster, at most, any strategy with no more memory could be (time over the bound, minus
+    1). ``exact`` says that none is better in either cost: neither faster within that memory, nor as fast with
+    less. The points may come from anywhere: another part's strategy can beat a strategy of one part.
     """
     bounds = _least_bounds(parts, memory)
     gap = np.where(time <= bounds * (1 + SAME), 0.0, relative_gap(time, bounds))
@@ -181,7 +175,7 @@ def certify(
 
 
 def unroll(program: Program, result: Pass, points: Indices) -> Indices:
-    """Return (n, operators + edges, 2) the picks of these points of the root table."""
+    """Return the picks of the given points of the program's root table, (n, operators + edges, 2)."""
     flat = flatten(program)
     counts = np.concatenate([np.diff(table.offsets) for table in result.tables])
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -200,8 +194,9 @@ def unroll(program: Program, result: Pass, points: Indices) -> Indices:
 def _unroll_points(
     meta, left_out, left_k, right_out, right_k, tree, offsets, memory, time, label, root, points, picks
 ):
-    """Fill ``picks``; return whether every sum was matched. ``offsets`` (entries + 1,): the points of all
-    tables' entries, one table after another, in ``memory``, ``time`` and ``label``.
+    """Fill ``picks``; return whether each point was found to be the sum of a point of either factor.
+
+    ``memory``, ``time`` and ``label`` hold the points of all tables, whose entries begin at ``offsets``.
     """
     inputs = picks.shape[1]
     # A stack instead of recursion: the tree of factors can be as deep as the graph has operators.
@@ -236,8 +231,7 @@ def _unroll_points(
 
 
 def chosen_strategies(reduced: ReducedGraph, picks: Indices) -> ChosenStrategies:
-    """Return the configurations and options, in the caller's numbering, of picks (n, operators +
-    edges, 2)."""
+    """Return the strategies of picks (n, operators + edges, 2), in the caller's numbering."""
     columns = [*reduced.node_leaf, *(edge.leaf for edge in reduced.edges)]
     configurations, options = np.empty((2, len(picks), len(columns)), np.int64)
     for v, number in enumerate(columns):

@@ -18,30 +18,28 @@ from tensoropt.search.reduced_graph import ReducedGraph
 from tensoropt.search.sources import Source, mix_source, pass_source, vertex_source
 
 # How much is spent on bounds before frontiers. A number without a reason next to it is an assumption; the
-# numbers decide how long a search takes, never what an exact one returns or what any claims.
+# numbers decide how long a search takes, never what an exact search returns or what any search claims.
 _FEW_SUMS = 300_000
-"""A graph whose unpruned pass makes at most this many sums is searched without bounds, which would take
-longer."""
+"""The most sums of points of an unpruned pass for which bounds would take longer than the pass."""
 _MORE_SUMS = 100 * _FEW_SUMS
-"""The sums after which such a pass, whose sums were only estimated, is given up and bounds are computed."""
+"""The sums of points after which an unpruned pass is given up for bounds, as they were only estimated."""
 FEW_LINES, LINES = 16, 32
-"""The number of hull lines: for a first narrowing of large graphs, and for passes."""
+"""The numbers of hull lines, for a first narrowing of large graphs and for search passes."""
 CORNERS = 2048
-"""The number of corners of the known strategies that prune a pass; more are coarsened, which stays exact."""
+"""The number of the known staircase's corners that prune a pass; more are merged, which stays exact."""
 MORE_LINES = 96
-"""The number of lines if many pairs remain: 32 miss half of the vertices of a steep frontier, and no corner
-is then narrow.
-"""
+"""The number of hull lines if many pairs of table entries remain: 32 lines miss half of the vertices of a
+steep frontier, and leave wide corners."""
 _MESSAGE_BYTES = 1 << 30
-"""The memory for the inside and outside messages of all lines."""
+"""The memory in bytes for all lines' least weighted costs inside and outside of table entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """The settings that the caller passed: allowed gap, points per table entry, threads.
+    """The caller's settings: the allowed relative gap, the points per table entry, and the threads.
 
-    ``rivals``: points of other graphs; strategies that they beat need not be returned. ``thorough``: whether
-    an allowed gap is to be proven even if that takes seconds.
+    ``rivals`` are points of other graphs; strategies that they beat need not be returned. ``thorough`` says
+    whether an allowed gap is to be proven even if that takes seconds.
     """
 
     epsilon: float = 0.0
@@ -61,10 +59,9 @@ class SearchSettings:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SearchResult:
-    """The result of a search: strategies, their frontier with origins, a lower bound, and whether it is
-    exact.
+    """The result of a search: sources of strategies, their frontier with origins, and a lower bound.
 
-    ``bound`` is None only if the frontier is exact and is its own bound.
+    ``bound`` is None only if the frontier is ``exact``, and so its own bound.
     """
 
     sources: tuple[Source, ...]
@@ -75,7 +72,7 @@ class SearchResult:
 
 
 def build_program(reduced: ReducedGraph, order: Order) -> Program:
-    """Remove the operators of ``order`` one after another."""
+    """Return the program that removes the operators of ``order`` one after another."""
     builder = ProgramBuilder(reduced)
     for v in order.removed:
         builder.eliminate(v)
@@ -83,22 +80,21 @@ def build_program(reduced: ReducedGraph, order: Order) -> Program:
 
 
 def lines_that_fit(program: Program, wanted: int) -> int:
-    """Return the number of lines for which the messages of a program fit in their share of memory."""
+    """Return how many hull lines, at most ``wanted`` and at least 4, fit in ``_MESSAGE_BYTES`` of memory."""
     # 16 bytes: an inside and an outside message, each a float64, for every entry and line. HullSearch makes
     # at least four lines: the two ends, and the two next to them.
     return max(4, min(wanted, _MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
-    """Return strategies that follow directly from the scalar problems: hull vertices and the mixes between
-    them."""
+    """Return the strategies that a hull gives at once: its vertices, and mixes of neighbouring ones."""
     return [vertex_source(reduced, hull), mix_source(reduced, hull)]
 
 
 def useful_classes(
     program: Program, search: HullSearch, hull: Hull, incumbents: Points
 ) -> dict[int, NDArray[np.bool_]]:
-    """Return the classes, by operator, through which some strategy can still reach the frontier."""
+    """Return by operator which classes of configurations may be part of a strategy on the frontier."""
     inside, outside = search.messages()
     corners = corners_of(hull, incumbents.memory, incumbents.time, CORNERS)
     roof, of_leaf = corners.roof, {}
@@ -112,7 +108,7 @@ def useful_classes(
 
 
 def few_sums(program: Program) -> bool:
-    """Return whether a pass without pruning makes so few sums that bounds would take longer."""
+    """Return whether an unpruned pass makes so few sums of points that bounds would take longer."""
     leaves = program.reduced.leaves
     options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
     mean = max(float(options.mean()), 1.0)
@@ -123,7 +119,7 @@ def few_sums(program: Program) -> bool:
 
 
 def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
-    """Return the frontier of a small graph, which is cheaper to compute than bounds to prune it by.
+    """Return the frontier of a small graph, which is cheaper to compute than bounds for pruning.
 
     Raises :class:`~tensoropt.search.engine.TooManySumsError` if the graph was not small after all: costs
     without any pattern leave far more points than are estimated.
@@ -135,9 +131,9 @@ def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
 
 
 def gaps(incumbents: Points, bound: Bound) -> tuple[float, float]:
-    """Return (mean, worst) over budgets: how much faster, at most, another strategy could be (relative).
+    """Return the mean and the worst relative gap over budgets: how much faster, at most, a strategy could be.
 
-    A worst gap of 0 proves that nothing is missing: whatever fits a budget is no faster than what is known.
+    A worst gap of 0 proves that nothing is missing: no strategy within a budget is faster than a known one.
     """
     leanest = incumbents.memory[:1]
     if np.isfinite(bound.bounds(np.where(leanest > 0, np.nextafter(leanest, 0), -1.0))).any():

@@ -1,9 +1,10 @@
 """Sources of strategies: hull vertices, crossovers, passes. Each can rebuild any of its points.
 
-Crossovers lie between two hull vertices: the first operators of one, the rest of the other. With many equal
-layers the hull has few vertices and long edges, and along an edge almost every prefix mix is close to
-optimal. All cuts of a pair take one cumulative sum, and the resulting points make the upper staircase tight
-before any frontier has been computed. They are real strategies and can be unrolled.
+Crossovers lie between two hull vertices: the first operators take the choices of one vertex, the rest those
+of the other. With many equal layers the hull has few vertices and long edges, and along an edge almost every
+such mix is close to optimal. The costs of all cuts of a pair take one cumulative sum. The resulting points
+make the upper staircase tight before any frontier has been computed. They are real strategies and can be
+unrolled.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from tensoropt.types import Floats, Indices
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """Strategies with their costs (n,), in any order; ``rebuild`` returns some of them, in the caller's
-    names."""
+    """The costs (n,) of strategies in any order; ``rebuild`` returns chosen ones, in the caller's names."""
 
     memory: Floats
     time: Floats
@@ -33,7 +33,7 @@ class Source:
 
 
 def vertex_source(reduced: ReducedGraph, hull: Hull) -> Source:
-    """Return the vertices of a hull, whose picks are already known."""
+    """Return the vertices of a hull as a source."""
 
     def rebuild(indices: Indices) -> ChosenStrategies:
         return chosen_strategies(reduced, np.stack([hull.picks[i] for i in indices.tolist()]))
@@ -42,8 +42,7 @@ def vertex_source(reduced: ReducedGraph, hull: Hull) -> Source:
 
 
 def pass_source(program: Program, result: Pass) -> Source:
-    """Return the points at the root of a pass; its tables stay in memory, since strategies are unrolled from
-    them."""
+    """Return the points at the root of a pass; its tables stay in memory, to unroll strategies from them."""
 
     def rebuild(indices: Indices) -> ChosenStrategies:
         return chosen_strategies(program.reduced, unroll(program, result, indices))
@@ -53,8 +52,7 @@ def pass_source(program: Program, result: Pass) -> Source:
 
 
 def mix_source(reduced: ReducedGraph, hull: Hull) -> Source:
-    """Return all prefix mixes of neighbouring hull vertices, in both directions: operators below a cut from
-    one, the others from the next; put together on demand."""
+    """Return all crossovers of neighbouring hull vertices, in both directions."""
     n, count = len(reduced.domains), len(hull.picks)
     low, high = np.arange(count - 1), np.arange(1, count)
     heads, tails = np.append(low, high), np.append(high, low)
@@ -72,7 +70,7 @@ def mix_source(reduced: ReducedGraph, hull: Hull) -> Source:
 
 
 def _cuts(reduced: ReducedGraph, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
-    """Return (pairs, operators + 1) memory and time for every cut of every pair of picks; inf if impossible.
+    """Return memory and time of every cut of every pair of picks, (pairs, operators + 1); inf if impossible.
 
     Edges across the cut use their option with the least memory.
     """
@@ -114,19 +112,19 @@ def _cuts(reduced: ReducedGraph, picks: Indices, heads: Indices, tails: Indices)
 
 
 def _ends(reduced: ReducedGraph) -> Indices:
-    """Return (2, edges) the operators that each edge joins."""
+    """Return the two operators that each edge joins, (2, edges)."""
     return np.array([(e.source, e.target) for e in reduced.edges], np.int64).reshape(-1, 2).T
 
 
 def _unmix(
     reduced: ReducedGraph, picks: Sequence[Indices], heads: Indices, tails: Indices, cuts: Indices
 ) -> Indices:
-    """Return (n, operators + edges, 2) the picks of mixes, each made from a head's pick and a tail's.
+    """Return the picks of crossovers, each made from a head's pick and a tail's, (n, operators + edges, 2).
 
     Args:
-        picks: those of the strategies that are mixed, each (operators + edges, 2).
-        heads, tails: (n,) indices into these; ``cuts``: (n,) the operator below which the head's picks are
-            used.
+        picks: the picks of the mixed strategies, each (operators + edges, 2).
+        heads, tails: indices into ``picks``, (n,).
+        cuts: the operator below which the head's pick is used, (n,).
     """
     n = len(reduced.domains)
     source, target = _ends(reduced)

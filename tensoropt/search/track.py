@@ -22,7 +22,7 @@ _METHODS = ("auto", "ldp", "elimination")
 
 
 class NoStrategyError(ValueError):
-    """Raised if nothing is possible; the message says where."""
+    """No strategy is possible; the message says where."""
 
 
 def track_frontier(
@@ -37,19 +37,23 @@ def track_frontier(
 ) -> TrackedFrontier:
     """Return the cost frontier of ``graph``: every trade-off of memory and time that no other strategy beats.
 
-    ``epsilon``: the allowed gap; 0 searches until nothing is missing. With 0.001, strategies may be missing
-    that are up to 0.1 % faster than those returned for some memory budget; time and memory of the search are
-    then bounded, and so is the number of points (about ``log(slowest / fastest) / epsilon``); if the gap
-    could not be proven everywhere, ``notes`` say so. ``method``: "auto" (ours), "ldp" or "elimination" (the
-    paper's). ``max_points``: the points kept per table entry and in the result; trimming costs exactness,
-    never achievability. ``threads``: by default one per core; the result does not depend on it. ``rivals``:
-    points from elsewhere; strategies that they beat need not be returned, and bounds treat them as known.
-    ``thorough``: with an ``epsilon``, prove the gap even if that takes seconds; otherwise it is proven only
-    if it takes less.
+    Args:
+        epsilon: the allowed gap; 0 searches until nothing is missing. With 0.001, strategies may be missing
+            that are up to 0.1 % faster than those returned for some memory budget. Time and memory of the
+            search are then bounded, and so is the number of points (about ``log(slowest / fastest) /
+            epsilon``). If the gap could not be proven everywhere, ``notes`` say so.
+        method: "auto" (ours), "ldp" or "elimination" (the paper's).
+        max_points: the points kept per table entry and in the result. Trimming costs exactness, but all
+            points remain achievable.
+        threads: by default one per core; the result does not depend on their number.
+        rivals: points from elsewhere. Strategies that they beat need not be returned, and bounds treat them
+            as known.
+        thorough: with an ``epsilon``, prove the gap even if that takes seconds; otherwise only if it takes
+            less.
 
     Raises ``ValueError`` for bad settings and for costs whose sums are too large, :class:`NoStrategyError` if
-    nothing is possible, and :class:`~tensoropt.search.TableTooLargeError` if an unpruned method outgrows the
-    memory.
+    no strategy is possible, and :class:`~tensoropt.search.TableTooLargeError` if an unpruned method outgrows
+    the memory.
     """
     _check_settings(epsilon, method, max_points, threads)
     return _track(graph, method, SearchSettings(epsilon, max_points, threads, rivals, thorough))
@@ -59,7 +63,8 @@ def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> Tracked
     """Return a first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies
     between them, and the hull as the bound; for small graphs, the frontier itself.
 
-    It takes as long as a few scalar problems. Raises what :func:`track_frontier` raises.
+    It takes as long as minimising a few weighted sums of memory and time. Raises what :func:`track_frontier`
+    raises.
     """
     # Any gap is allowed, so only what bounds the frontier is computed.
     return _track(graph, "auto", SearchSettings(np.inf, None, threads))
@@ -84,7 +89,6 @@ def _track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFr
 
 
 def _check_settings(epsilon: float, method: str, max_points: int | None, threads: int | None) -> None:
-    """Raise ``ValueError`` with the rule, the value and the remedy if a setting is bad."""
     if method not in _METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(_METHODS)}")
     if not (0.0 <= epsilon < np.inf):
@@ -151,8 +155,9 @@ def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
 def _enough_within(
     memory: Floats, time: Floats, bounds: Callable[[Floats], Floats], epsilon: float
 ) -> Indices:
-    """Choose points of a staircase so that no budget has a wider gap than ``epsilon``; where the whole
-    staircase has one, leave out points that are at most ``epsilon / 2`` faster than a leaner chosen one.
+    """Choose points of a staircase so that no budget has a wider gap than ``epsilon``. Where even the whole
+    staircase has a wider one, leave out points that are at most ``epsilon / 2`` faster than a leaner chosen
+    one.
 
     Greedy, starting from the leanest: a point is left out if the one kept before it is good enough up to the
     memory of the next. The number of points is about the logarithm of the range of times divided by the room

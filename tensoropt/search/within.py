@@ -1,15 +1,15 @@
 """Frontiers within an allowed gap, in bounded time and memory however long the exact frontier is.
 
 Only strategies that are faster than the known ones by more than the gap matter. So everything is pruned by
-the known staircase *lowered* by the gap: if nothing is left below it, that staircase is a proof.
+the known staircase *lowered* by the gap: if no strategy is left below it, that is a proof.
 
-1. Lines of the hull bound, their vertices and crossovers are the first known strategies (Lagrangian bounds
-   and reduced-cost fixing; Fisher, "The Lagrangian relaxation method", 1981). Classes through which nothing
-   can come below the lowered staircase are left out, which allows more lines, and so on.
+1. Lines of the hull are bounds; their vertices and crossovers are the first known strategies (Lagrangian
+bounds and reduced-cost fixing; Fisher, "The Lagrangian relaxation method", 1981). Classes through which no
+strategy can come below the lowered staircase are left out. That allows more lines, and so on.
 2. Passes thinned to a few points per entry, pruned by a target where too much is left, find better
-   strategies.
-3. A last pass over all that is left proves the gap. Where it would be too large it is left out; the gap that
-   is proven then is the hull's, and a note says so.
+strategies.
+3. A last pass over all that is left proves the gap. If it would be too large, it is left out. The proven gap
+is then the hull's, and a note says so.
 
 This is our method if no operator has to be fixed: the whole frontier, or one within the allowed gap.
 """
@@ -53,7 +53,8 @@ _log = logging.getLogger(__name__)
 _MOST_LINES = 256
 """The most lines of the hull, as long as more of them leave fewer classes."""
 _WORTH_NARROWING = 0.9
-"""Classes are left out if at most this share of them remains."""
+"""The share of classes up to which the rest are left out: if more remain, narrowing is not worth a new
+program."""
 _FEW_PAIRS = 30_000
 """The pairs of table entries that a thinned pass examines without a target."""
 _TARGETED_PAIRS = 20_000, 100_000, 800_000
@@ -61,7 +62,8 @@ _TARGETED_PAIRS = 20_000, 100_000, 800_000
 _MOST_POINTS = 256, 2048, 1024, 1 << 15
 """The most points that a table entry keeps, in each of the thinned passes and in the last."""
 _FAR = 0.01
-"""Mean gap above which the third thinned pass is made: frontiers far above their hull need a wider search."""
+"""The mean gap above which the third thinned pass is made: frontiers far above their hull need a wider
+search."""
 _LAST_PAIRS = 150_000
 """The pairs of table entries that the last pass examines; if more are left, it is not made."""
 _SUMS = 15_000_000
@@ -78,7 +80,7 @@ _CLOSER = 4
 _CLOSENESS = (0.75, 0.5, *(4.0**-n for n in range(1, 7)))
 """The distances of pruning targets above the hull, as shares of the known strategies' distance."""
 _LARGE_WORK = 20_000_000
-"""The pairs of table entries, over all steps, from which only the first lines are made: 70 million pairs
+"""The pairs of table entries, over all steps, from which on only the first lines are made: 70 million pairs
 (GPT-2 on a 2x2x8 mesh, 250 configurations per operator) take hours, and the strategies of the scalar problems
 are within two per cent on average there."""
 TOO_LARGE = (
@@ -92,8 +94,9 @@ _UNPROVEN = (
 
 
 class _Within:
-    """The state of a search: the known strategies and, for narrowed graphs, bounds of the classes that were
-    left out."""
+    """The state of a search: the known strategies and, for narrowed graphs, bounds on all that was left
+    out.
+    """
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
@@ -110,8 +113,7 @@ class _Within:
         return lowered(self.incumbents, self.settings.epsilon)
 
     def bound(self, inner: Bound) -> Bound:
-        """Return the bound of the given graph, where ``inner`` bounds the strategies of the remaining
-        classes."""
+        """Return the bound of the whole graph; ``inner`` bounds the strategies of the remaining classes."""
         for hull, floor in reversed(self.left_out):
             # Classes that were left out lie above the floor, and all strategies of that graph lie above its
             # hull.
@@ -200,8 +202,8 @@ class _Within:
                     self._add(program, engine.run_pass(closer, points, sums))
                 continue
             except TableTooLargeError as error:
-                _log.warning("not searched to the end: %s", error)
-                return self.result(bound, f"not searched to the end: {error}")
+                _log.warning("the frontier was not searched to the end: %s", error)
+                return self.result(bound, f"the frontier was not searched to the end: {error}")
             self._add(program, result)
             # Everything below the goal has been found.
             if not (targeted or result.thinned):
@@ -240,9 +242,10 @@ class _Within:
 
 
 def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
-    """Return the frontier of a graph whose ``order`` fixes nothing: only strategies at most
-    ``settings.epsilon`` faster are missing, or a note says that this is not proven; None if no strategy is
-    possible."""
+    """Return the frontier of a graph whose ``order`` fixes no operator; None if no strategy is possible.
+
+    Only strategies at most ``settings.epsilon`` faster are missing, or a note says that this is not proven.
+    """
     program = build_program(reduced, order)
     # Bounds take a scalar pass per line, which does not pay off for small graphs.
     if few_sums(program):

@@ -279,7 +279,7 @@ def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store):
     rows = {row["planner"]: row for row in found.comparison}
     assert words in rows["placer"]["notes"]
     # What is free lies on GPUs, the first of which cannot run this one.
-    assert "1 operators cannot run on device 0 and went to the next that can" in rows["placer"]["notes"]
+    assert "1 operators cannot run on device 0 and lie on the next device that can" in rows["placer"]["notes"]
     assert rows["zero"]["notes"] == [f"no sharded plan: {refusal}"]
     assert rows["gpipe"]["notes"][0].startswith("published pipelines need one device type")
     alone = explore(model, inputs, cluster="dgx-h100[2]", **asked)

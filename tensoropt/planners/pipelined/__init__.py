@@ -1,1 +1,1 @@
-"""Methods that cut a model into stages: one file per method."""
+"""Methods that cut a model into pipeline stages: one file per method."""

@@ -1,10 +1,10 @@
-"""Alpa: stages by a dynamic programme, any way to split operators inside them.
+"""Alpa: stages by a dynamic programme, and any way to split operators inside a stage.
 
 L. Zheng et al., *Alpa: Automating Inter- and Intra-Operator Parallelism for Distributed Deep Learning*, OSDI
-2022. Operators are clustered into layers of about equal FLOP (section 5.2, "operator clustering"), which form
-the stages; a stage's devices split its operators in any way, for the shortest time within the memory that
-1F1B leaves it (section 4.2, equation 5); the step is :math:`\\sum_i t_i + (B - 1) \\max_j t_j` (equation 2),
-without what follows the last micro-batch. Stages have equal meshes here.
+2022. Operators are clustered into layers of about equal FLOP, of which stages are formed (section 5.2,
+"operator clustering"). A stage's devices split its operators in any way, for the shortest time within the
+memory that 1F1B leaves it (section 4.2, equation 5). The step takes :math:`\\sum_i t_i + (B - 1) \\max_j t_j`
+(equation 2), without what follows the last micro-batch. Here all stages have equal meshes.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ def _kept(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray
 
 
 def _without_end(offer: Offer) -> Offer:
-    """Return an offer as equation 2 has it."""
+    """Return a stage's strategies without the time after the last micro-batch, as in equation 2."""
     return replace(offer, end_s=np.zeros_like(offer.end_s))

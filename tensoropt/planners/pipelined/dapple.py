@@ -1,9 +1,9 @@
 """DAPPLE: data parallelism and stages, planned for the latency of a whole step.
 
 S. Fan et al., *DAPPLE: A Pipelined Data Parallel Approach for Training Large Models*, PPoPP 2021, section
-4.3: the step is warm-up, steady and ending phase, the last with the reduction of gradients among a stage's
-replicas; the partition and the degree that minimise it are found by a dynamic programme. Backward begins
-early (1F1B). Here every stage has the same number of replicas; every degree is tried.
+4.3. A step consists of a warm-up, a steady and an ending phase, in which a stage's replicas reduce gradients.
+A dynamic programme finds the partition and the degree that minimise it. Backward begins early (1F1B). Here
+every stage has the same number of replicas, and every degree is tried.
 """
 
 from __future__ import annotations

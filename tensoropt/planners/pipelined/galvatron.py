@@ -1,11 +1,11 @@
 """Galvatron: data, sharded data or tensor parallelism for each layer, in stages of equally many layers.
 
 X. Miao et al., *Galvatron: Efficient Transformer Training over Multiple GPUs Using Automatic Parallelism*,
-VLDB 2023. The degree of the pipeline is a power of two and decided first (section 3.1); inside a stage each
-layer combines data parallelism, sharded data parallelism (ZeRO's third stage) and tensor parallelism on the
-axes of a mesh (section 3.2), by a dynamic programme over layers and a binned memory budget (section 3.3);
-layers are divided evenly among stages. Here the exact frontier of these choices takes the place of bins
-within a stage; the budget is binned where stages meet.
+VLDB 2023. The pipeline's degree is a power of two and decided first (section 3.1). Inside a stage each layer
+combines data parallelism, sharded data parallelism (ZeRO's third stage) and tensor parallelism on the axes of
+a mesh (section 3.2), chosen by a dynamic programme over layers and a binned memory budget (section 3.3).
+Layers are divided evenly among stages. Here the exact frontier of these choices replaces the bins within a
+stage; the budget is binned where stages meet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tensoropt.planners.sharded.zero import sharded
 from tensoropt.planners.tables import Scheme, computed_otherwise
 
 _BINS = 64
-"""Bins of the memory budget; an assumption: the paper says that few are enough."""
+"""The number of bins of the memory budget; an assumption: the paper says that few are enough."""
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:

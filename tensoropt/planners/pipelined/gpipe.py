@@ -1,9 +1,9 @@
 """GPipe: a stage on each device, all micro-batches forward, then backward, with blocks recomputed.
 
 Y. Huang et al., *GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism*, NeurIPS
-2019. There are as many cells as devices, cut so that their estimated costs differ least (section 2.2; here:
-so that the heaviest is lightest); only what enters a cell's blocks is kept for backward (section 2.3). All
-forwards run before all backwards.
+2019. There are as many stages ("cells") as devices, cut so that their estimated costs differ least (section
+2.2; here: so that the heaviest is lightest). Only the inputs of a stage's blocks are saved for backward
+(section 2.3). All forwards run before all backwards.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
     """Yield one pipeline over all devices.
 
     Raises:
-        UnsuitableError: the model has too few positions where it can be cut, or the batch has too few
-            samples.
+        UnsuitableError: the model has too few positions for cuts, or the batch too few samples.
     """
     for mesh, micro_batches in task.suiting(lambda mesh: len(mesh.shape) == 1):
         stages = mesh.shape[0]

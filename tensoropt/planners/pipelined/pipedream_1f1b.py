@@ -1,10 +1,10 @@
 """PipeDream with flushes: the slowest stage is as fast as possible; forwards and backwards alternate.
 
 D. Narayanan et al., *PipeDream: Generalized Pipeline Parallelism for DNN Training*, SOSP 2019, section 3.1:
-the partitioning of layers into stages that minimises the time of the slowest; *Memory-Efficient
-Pipeline-Parallel DNN Training*, ICML 2021, section 3.2: 1F1B with a flush after each batch, so that one
-version of the weights is kept. Here every stage has the same number of replicas (PipeDream's may differ);
-every degree is tried.
+layers are divided into stages so that the slowest stage takes the least time. *Memory-Efficient
+Pipeline-Parallel DNN Training*, ICML 2021, section 3.2: 1F1B with a flush after each batch, so that only one
+version of the weights is needed. Here every stage has the same number of replicas (PipeDream's may differ),
+and every degree is tried.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
 
 
 def _when_slowest(offer: Offer) -> Offer:
-    """Return an offer of which only the time of the slowest stage counts (SOSP 2019, section 3.1)."""
+    """Return a stage's strategies with only their time as the slowest stage (SOSP 2019, section 3.1)."""
     return replace(offer, first_s=np.zeros_like(offer.first_s), end_s=np.zeros_like(offer.end_s))

@@ -1,13 +1,13 @@
 """Cut search: split the batch of some operators over the devices, and place the others whole.
 
-Cutting every operator over all devices is data parallelism, except that each parameter is on one device;
-whole operators on several devices are a placement. Between the two are plans with parallel branches on parts
-of the devices, as in FlexFlow (Jia et al., MLSys 2019) and Unity (Unger et al., OSDI 2022).
+If every operator is cut over all devices, that is data parallelism, except that each parameter is on one
+device. If none is cut, that is a placement. Between the two are plans with parallel branches on parts of the
+devices, as in FlexFlow (Jia et al., MLSys 2019) and Unity (Unger et al., OSDI 2022).
 
-The search has two kinds of starts: everything that can be cut is cut, into each number of pieces that divides
-the number of devices; or nothing is cut. :mod:`.local_search` places operators and pieces. Then the model's
-order is divided into segments with few bytes between them. In the fastest plan so far, each segment in turn
-is changed from cut to whole, or back; a change that makes the step shorter is kept.
+The search starts from plans in which everything that can be cut is cut, into each number of pieces that
+divides the number of devices, and from one in which nothing is cut. :mod:`.local_search` places operators and
+pieces. Then the model's order is divided into segments with few bytes between them. In the fastest plan so
+far, each segment in turn is changed from cut to whole, or back. A change that makes the step shorter is kept.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tensoropt.planners.placed.local_search import LocalSearch, simulated_places
 
 _NAME = "cut_search"
 _SEGMENTS = 12
-"""The most segments."""
+"""The most segments of the model's order."""
 _SEGMENTS_PER_SECOND = 2.0
-"""The segments for each second of effort: every changed segment places the model anew."""
+"""The number of segments per second of effort, as every changed segment places the model anew."""
 _STARTS = 0.5
 """The share of the effort for plans in which everything is cut, or nothing."""
 _MUCH_SLOWER = 1.25
-"""A changed segment is dropped if the step is longer by this factor before operators move. All four are
-assumptions."""
+"""A changed segment is dropped if the step is longer by this factor before operators move. All four numbers
+are assumptions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class CutSearch:
 
     Attributes:
         seconds: the effort, in seconds of the machine on which the local search was measured, for the starts
-            and one pass over the segments from each; passes go on while they make the step shorter.
+            and one pass over the segments from each. Further passes follow while they make the step shorter.
     """
 
     seconds: float = 40.0
@@ -103,8 +103,9 @@ class _Search:
                     best = tried if tried is not None and tried.time_s < best.time_s else best
 
     def _try(self, cuts: Splits, before: _Found | None, share: float) -> _Found | None:
-        """Return the fastest placement of the graph with these cuts, starting from another plan's devices;
-        None if it starts much slower than that plan or nothing fits."""
+        """Return the fastest placement of the graph with these cuts, starting from the devices of the plan
+        ``before``. None if that start is much slower than ``before``, or nothing fits.
+        """
         self.tried.append(cuts)
         graph = self.whole.split(cuts)
         problem = graph.problem
@@ -137,8 +138,9 @@ def _carried(before: SimulatedPlacement, problem: PlacementProblem, seed: int) -
 
 
 def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) -> list[int]:
-    """Return the operators in the order closest to the names in ``line`` that respects dependences; operators
-    not in ``line`` come as early as they can."""
+    """Return the operators in the order closest to ``line``, a list of names, that respects dependences.
+    Operators that ``line`` lacks come as early as they can.
+    """
     turn = {name: number for number, name in enumerate(line)}
     reads = nx.DiGraph()
     reads.add_nodes_from(range(problem.size))
@@ -153,10 +155,10 @@ def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) 
 
 
 def segments(whole: PricedGraph, most: int) -> list[tuple[str, ...]]:
-    """Return segments of the model's operators, in order: one operator each, or, of more than ``most``
-    operators, ``most`` segments of about equal weight, with borders that few bytes cross.
+    """Return segments of the model's operators, in order: one operator each or, if there are more than
+    ``most`` operators, ``most`` segments of about equal weight with few bytes between them.
 
-    The weight of an operator is its seconds plus those of sending its parameters between devices.
+    An operator's weight is its time plus that of sending its parameters between devices.
     """
     problem = whole.problem
     names = [whole.whole_of(o) for o in range(problem.size)]
@@ -186,8 +188,8 @@ def placements(
     """Return the placements found that fit and that no other beats, each with its graph as it was cut.
 
     Raises:
-        UnsuitableError: nothing can be cut along the batch.
-        InfeasibleError: nothing found fits.
+        UnsuitableError: no operator can be cut along the batch.
+        InfeasibleError: no placement found fits.
     """
     search = _Search(whole, memory_limit_bytes, seed, settings)
     if not search.everywhere:

@@ -3,11 +3,11 @@
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
 5.1, algorithm 1. Its line 20 assigns the earliest *start* to FT; the finish is meant, as equation EFT says.
 
-FastT places the operators of forward and backward in the same way and keeps colocated ones together. So does
-this: ranks and the critical path are those of the whole step; forward operators choose devices in the order
-of their ranks, then backward operators are inserted in the order of theirs, on the devices of their forward;
-a device starts no backward before its forward is done. As in the paper, messages do not queue (its equation
-EST); in the simulation they do.
+FastT places forward and backward operators in the same way, and keeps colocated operators together. Here,
+too, ranks and the critical path are those of the whole step. Forward operators choose devices in the order of
+their ranks. Then backward operators are inserted in the order of theirs, on the devices of their forward,
+where no backward starts before the device's forward is done. As in the paper (equation EST), messages do not
+queue; in the simulation they do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DposSchedule(NamedTuple):
     """The result of algorithm 1.
 
     Attributes:
-        finish_s: the algorithm's own estimate of the step, FT(o_exit).
+        finish_s: the algorithm's own estimate of the step in seconds, FT(o_exit).
     """
 
     placement: Placement
@@ -57,31 +57,31 @@ def schedule_by_ranks(problem: PlacementProblem, memory: MemoryBook) -> DposSche
     """Run algorithm 1.
 
     Raises:
-        NoRoomError: an operator fits nowhere.
+        NoRoomError: an operator fits on no device.
     """
     return _DposScheduler(problem, memory).schedule()
 
 
 class _IdleSlots:
-    """The times when a device is idle: disjoint gaps, the last one open."""
+    """The idle times of a device: disjoint intervals, the last one without an end."""
 
     def __init__(self, free_from: float):
         self._gaps = [(free_from, float("inf"))]
 
     @property
     def tail_s(self) -> float:
-        """The time when its last work ends."""
+        """The time in seconds at which the device's last work ends."""
         return self._gaps[-1][0]
 
     def earliest(self, ready: float, duration: float) -> float:
-        """Return the earliest start at which a task of this duration is not interrupted."""
+        """Return the earliest time from ``ready`` on at which the device is idle for ``duration`` seconds."""
         # A gap that ends before the task is ready is of no use, and gaps are in order of time.
         gaps = islice(self._gaps, bisect_left(self._gaps, ready, key=itemgetter(1)), None)
         starts = ((max(ready, begin), end) for begin, end in gaps)
         return next(start for start, end in starts if start + duration <= end)
 
     def book(self, start: float, duration: float) -> None:
-        """Occupy a time that :meth:`earliest` gave."""
+        """Occupy a time that :meth:`earliest` returned."""
         # There is nothing to occupy, and an empty interval would cut a gap in two.
         if duration > 0:
             gap = bisect_right(self._gaps, start, key=itemgetter(0)) - 1
@@ -99,7 +99,7 @@ class _DposScheduler:
         self.ends = [0.0] * problem.size
         self.slots = [_IdleSlots(0.0) for _ in range(problem.devices.count)]
         self.path = list(self.ranks.path)
-        """The part of the critical path that is still to be placed."""
+        """The operators of the critical path that are not placed yet."""
         self.on_path = set(self.path)
         self.critical = -1
         """The current critical-path device."""
@@ -146,12 +146,12 @@ class _DposScheduler:
         return self.critical if self.units.allowed[unit, self.critical] else -1
 
     def _critical_device(self, operator: int) -> int:
-        """Return the device that runs the critical path fastest on average, for the part of the path that
-        fits on it (line 5).
+        """Return the device with the least mean time of those critical-path operators that fit on it (line
+        5).
 
         "For each available device, we simulate placing as many remaining operations on the critical path as
         possible onto the device (within its memory capacity), and compute the average execution time"
-        (section 5.1). Ties go to the device that takes more, then to the first.
+        (section 5.1). Ties go to the device that takes more operators, then to the first device.
         """
         seconds = self.problem.forward_s + self.problem.backward_s
         best, chosen = (float("inf"), 0), -1
@@ -177,9 +177,7 @@ class _DposScheduler:
         return chosen
 
     def _ready(self, operator: int) -> Floats:
-        """Return the time when an operator's inputs are on each device, (devices,): the inner maximum of EST
-        (section 5.1).
-        """
+        """Return the time when an operator's inputs are on each device, (devices,): EST's inner maximum."""
         devices = self.problem.devices
         ready = np.zeros(devices.count)
         for number in self.problem.read[operator]:

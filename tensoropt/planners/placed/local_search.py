@@ -1,11 +1,11 @@
 """Local search: improve the heuristics' placements by annealing, under many caps on memory.
 
-Annealing (:mod:`.common.annealing`) starts from the placements of the heuristics: first without a cap on
-memory, then under lower and lower caps, each from the fastest placement below it, which is the epsilon
-constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). The answer is the placements
-that no other one beats in memory and time when simulated.
+Annealing (:mod:`.common.annealing`) starts from the placements of the heuristics, first without a cap on
+memory. Then it runs under lower and lower caps, each time from the fastest placement within the cap, which is
+the epsilon constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). The answer is all
+placements that no other beats in memory and time when simulated.
 
-It is limited in effort, not in seconds, so that an answer depends on the seed alone.
+The number of tries is limited, not the seconds, so that an answer depends on the seed alone.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from tensoropt.types import Floats
 from tensoropt.units import format_bytes
 
 _TASKS_PER_SECOND = 25e6
-"""The tasks simulated per second on one core of an AMD EPYC (measured); this turns seconds into effort."""
+"""The tasks simulated per second on one core of an AMD EPYC (measured), which turn seconds into tries."""
 _SHELVES = 48
-"""The number of memory levels for which a placement is kept."""
+"""The number of memory levels for which a placement is stored."""
 _CAPS = 8
 """The number of memory caps under which a chain runs."""
 _FEWEST, _ENOUGH, _ENOUGH_PER_OPERATOR = 2_000, 20_000, 1_000
-"""The fewest tries; and how many are enough, in all or for each operator."""
+"""The fewest tries of a search. The most are ``_ENOUGH``, or if that is more ``_ENOUGH_PER_OPERATOR`` for
+each operator."""
 _STARTS = 3
 _SCOUTS, _FASTEST, _CAPPED = 0.3, 0.3, 0.4
-"""The number of fastest starts from which a chain runs, and the shares of all tries: for these chains, for
-chains without a cap, for chains under caps. These and the numbers above are assumptions."""
+"""The number of fastest starts from which a chain runs, and the shares of all tries for these chains, for
+chains without a cap, and for chains under caps. These and the numbers above are assumptions."""
 _ROUNDS = 6
-"""The most times that caps are lowered because the simulator finds more bytes than were booked."""
+"""The most times that caps are lowered because the simulator finds more memory than was booked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class LocalSearch:
     """The settings of the planner.
 
     Attributes:
-        seconds: the effort, in seconds of the machine where it was measured.
+        seconds: the effort, in seconds of the machine where ``_TASKS_PER_SECOND`` was measured.
     """
 
     seconds: float = 20.0
@@ -103,7 +104,7 @@ class _Search:
         anneal(self.flat, self.tables, state, caps, tries, (self.seed + self.chains) % 2**32, self.shelf)
 
     def _fastest(self, start: State, cap: float = np.inf) -> State:
-        """Return the fastest known state below a cap, or the leanest; ``start`` if none is known."""
+        """Return the fastest known state within a cap, else the leanest; ``start`` if none is known."""
         known = self.shelf.unbeaten()
         within = [number for number in known if self.shelf.edges[number] <= cap]
         return self.shelf.state((within or known[:1])[-1]) if known else start.copy()
@@ -119,7 +120,7 @@ def placements(
     """Return the placements found that fit and that no other beats in memory and time, each with the graph.
 
     Raises:
-        InfeasibleError: nothing found fits.
+        InfeasibleError: no placement found fits.
     """
     kept, notes = simulated_places("local_search", graph.problem, memory_limit_bytes, seed, settings)
     return [(graph, PlacedAnswer(simulated.placement, notes)) for simulated in kept]
@@ -140,7 +141,7 @@ def simulated_places(
         known: placements from which to start; by default those of the heuristics.
 
     Raises:
-        InfeasibleError: nothing found fits.
+        InfeasibleError: no placement found fits.
     """
     problem = limited(problem, memory_limit_bytes)
     starts = [*known] or [*heuristics(problem, seed)] or [_anywhere(problem)]
@@ -159,9 +160,9 @@ def simulated_places(
     if not kept:
         capacity = format_bytes(problem.devices.in_all(float(problem.devices.capacity_bytes.max())))
         raise InfeasibleError(
-            f"{name} finds no plan within {capacity} on {problem.devices.count} devices; the nearest needs "
-            f"{format_bytes(min(map(_excess_bytes, found)))} more on one of them; raise the limit, use more "
-            "devices or a smaller batch"
+            f"{name} finds no plan within {capacity} on {problem.devices.count} devices; the nearest "
+            f"placement needs {format_bytes(min(map(_excess_bytes, found)))} more on one device; raise the "
+            "limit, use more devices or a smaller batch"
         )
     gap = max(0.0, 1 - lower_bound_s(problem) / kept[-1].time_s)
     proof = f"proven: no step is more than {gap:.2%} shorter (longest chain, work spread evenly)"
@@ -169,8 +170,7 @@ def simulated_places(
 
 
 def _anywhere(problem: PlacementProblem) -> Placement:
-    """Return a placement to begin with where no heuristic finds one: every unit on the first device that may
-    run it."""
+    """Return a placement to begin with if no heuristic finds one: each unit on its first possible device."""
     units = units_of(problem)
     return Placement.in_order((int(units.allowed[unit].argmax()) for unit in units.of), problem.devices.count)
 

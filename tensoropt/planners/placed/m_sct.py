@@ -2,12 +2,12 @@
 
 C. Hanen, A. Munier, *An approximation algorithm for scheduling dependent tasks on m processors with small
 communication delays*, Discrete Applied Mathematics 108(3), 2001 (SCT); B. Jeon et al., *Baechi: Fast Device
-Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-SCT). With unlimited devices each operator
-would be followed on its device by at most one child, its favourite, for which nothing is sent. A linear
-program chooses favourites; then operators start as in ETF, while devices stay awake for favourites
+Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-SCT). With unlimited devices, at most one
+child would follow each operator on its device: the favourite child, to which nothing is sent. A linear
+program chooses favourites. Then operators start as in ETF, while devices stay awake for favourites
 (``common/earliest.py``).
 
-Its guarantee needs every message to be shorter than every operator.
+SCT's guarantee needs every message to be shorter than every operator.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tensoropt.planners.placed.common.units import PlacedAnswer, Units, place_wi
 from tensoropt.types import Floats
 
 _THRESHOLD = 0.1
-"""A child is a favourite if at most this share of its edge's message is left by the program (Baechi, section
+"""A child is a favourite if the program leaves at most this share of its edge's message (Baechi, section
 4)."""
 
 _SECONDS = 60.0
-"""The time limit of the linear program; an assumption."""
+"""The time limit of the linear program in seconds; an assumption."""
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Choose favourites, then schedule with them.
+    """Choose favourite children, then schedule with them.
 
     Raises:
         UnsuitableError: the linear program is too large to be solved in time.
@@ -50,9 +50,10 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def _precedence(problem: PlacementProblem, units: Units) -> tuple[Floats, NDArray[np.intp], Floats]:
-    """Return (operators,) seconds, the mean over the devices that each may lie on; (edges, 2) producer and
-    reader, ascending; (edges,) the seconds of all messages along each, the mean over pairs of devices, 0
-    between operators that share a device anyway."""
+    """Return the operators' seconds, (operators,), means over their devices; the edges' producers and
+    readers, (edges, 2), ascending; the seconds of each edge's messages, (edges,), means over pairs of
+    devices, but 0 between operators that must share a device.
+    """
     allowed = units.allowed[list(units.of)]
     seconds = np.where(allowed, problem.forward_s, 0.0).sum(axis=1) / allowed.sum(axis=1)
     devices = problem.devices
@@ -82,9 +83,9 @@ def _favourites(problem: PlacementProblem, units: Units) -> list[int]:
         sum over parents i of j of x_ij >= parents - 1        at most one parent's favourite
         s_i + p_i <= w
 
-    x_ij <= 0.1 makes j the favourite of i. Two of those would break a sum, so there is at most one each
-    way. The program leaves the favourite open if nothing waits for it; then the longest messages are saved,
-    by a term in c_ij x_ij that may cost w a ten-thousandth at most.
+    x_ij <= 0.1 makes j the favourite of i. Two of those would break a sum, so there is at most one each way.
+    If nothing waits for any child, the constraints leave the favourite open. Then a term of the objective in
+    c_ij x_ij, which may cost w a ten-thousandth at most, saves the longest messages.
 
     Raises:
         UnsuitableError: the time ran out.

@@ -2,8 +2,8 @@
 
 B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-TOPO).
 Operators are taken in a topological order, here the model's own order of execution, and fill one device after
-the other. Operators that must share a device are booked together with the first one. If no later device has
-its share free, because of pins or a limit below the share, they go to the first device with room.
+the other. Operators that must share a device are booked together with the first of them. If no later device
+has its share free, because of pins or a limit below the share, operators go to the first device with room.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensoropt.planners.placed.common.units import (
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Cut the order piece by piece; every device runs in the model's order.
+    """Cut the order into pieces; every device runs its piece in the model's order.
 
     Raises:
         InfeasibleError: the last device is full before the last operator.

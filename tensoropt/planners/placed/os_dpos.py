@@ -1,12 +1,12 @@
 """OS-DPOS: DPOS, with operators of the critical path cut into pieces as long as that makes the step shorter.
 
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
-5.2, algorithm 2. Cutting puts a split node before the pieces and a concatenation after them (SplitOperation);
-operators that are cut in the same way on both sides of an edge need neither.
+5.2, algorithm 2. A cut puts a split node before the pieces and a concatenation after them (SplitOperation).
+An edge between two operators that are cut in the same way needs neither.
 
 The paper starts from the data-parallel graph if the model fits on one device, otherwise from the model
 itself. The data-parallel graph is the batch of every operator cut into as many pieces as there are devices,
-or the next number that divides it. An operator that is already in pieces is cut anew as a whole.
+or the next lower number that divides it. An operator that is already in pieces is cut anew as a whole.
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def _trial(graph: PricedGraph, limit: float | None, counts_transients: bool) -> 
 def _search(
     best: _Trial, limit: float | None, counts_transients: bool
 ) -> tuple[_Trial, dict[str, GroupSplit]]:
-    """Run lines 4 to 14: cut the operators of the critical path once, the longest first, until a cut gains
-    nothing.
-    """
+    """Run lines 4 to 14: cut the critical path's operators once, longest first, until a cut gains nothing."""
     cut: dict[str, GroupSplit] = {}
     for name, operator in _longest_first(best):
         tries = [
@@ -102,9 +100,7 @@ def _search(
 
 
 def _longest_first(start: _Trial) -> list[tuple[str, tuple[GroupSplit, ...]]]:
-    """Return the possible cuts on the critical path under this placement, by descending computation time
-    (lines 4, 5).
-    """
+    """Return the cuts of operators on the critical path, by descending computation time (lines 4, 5)."""
     graph, problem = start.graph, start.graph.problem
     device = start.schedule.placement.device
     found: dict[str, tuple[float, tuple[GroupSplit, ...]]] = {}

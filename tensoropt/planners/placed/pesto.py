@@ -2,9 +2,9 @@
 
 U. U. Hafeez, X. Sun, A. Gandhi, Z. Liu, *Towards Optimal Placement and Scheduling of DNN Operations with
 Pesto*, Middleware 2021. Operators on a device do not overlap, nor do transfers on a link (its congestion
-constraints), and memory is balanced between the devices; large graphs are first coarsened, edge by edge, to
-about two hundred vertices. CP-SAT orders with one no-overlap constraint instead of big-M rows for every pair;
-how uneven memory may be is a setting, with a default of ours.
+constraints), and memory is balanced between the devices. Large graphs are first coarsened, edge by edge, to
+about 200 vertices. CP-SAT orders with one no-overlap constraint instead of big-M rows for every pair. How
+uneven memory may be is a setting, with a default of ours.
 """
 
 from __future__ import annotations

@@ -4,17 +4,18 @@ M. Abadi et al., *TensorFlow: A System for Large-Scale Machine Learning*, OSDI 2
 source, tensorflow/core/common_runtime/placer.cc and colocation_graph.cc:
 
 1. operators joined by reference edges (``problem.references``) or colocation constraints
-   (``problem.together``) form one group, whose devices are those that its constraints (``problem.pinned``)
+   (``problem.together``) form one group. Its devices are those that its constraints (``problem.pinned``)
    and kernels (finite times) leave. So a variable lies with the operators that read and update it
-   (heuristic C); one whose readers are pinned apart is refused;
+   (heuristic C); a variable whose readers are pinned to different devices is refused;
 2. a group goes to the first of these devices in order of priority: the order of its constraints, otherwise
    the devices' own (GPUs before CPU ranks, by default device 0); orders of constraints that contradict each
    other do not count (``MergeSupportedDevices``);
-3. heuristic B: an operator on metadata alone goes where its input is;
-4. heuristic A: a generator (no input, one output, no state) waits for a second pass, and goes where its
-   consumers are if all are on one device.
+3. heuristic B: an operator on metadata alone goes to the device of its input;
+4. heuristic A: a generator (no input, one output, no state) waits for a second pass, and goes to the device
+   of its consumers if all are on one.
 
-A default device that cannot run an operator is passed over, as under soft placement; the notes count them.
+If the default device cannot run an operator, the next one is taken, as under soft placement. The notes count
+such operators.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     passed = sum(not units.allowed[u, default] and u not in pinned for u in units.of)
     if not passed:
         return PlacedAnswer(placement)
-    note = f"{passed} operators cannot run on device {default} and went to the next that can"
+    note = f"{passed} operators cannot run on device {default} and lie on the next device that can"
     return PlacedAnswer(placement, (note,))
 
 
@@ -84,9 +85,7 @@ def _is_generator(problem: PlacementProblem, operator: int) -> bool:
 
 
 def _is_metadata(problem: PlacementProblem, operator: int) -> bool:
-    """Return whether an operator only handles metadata: it moves no data, so it takes no time and holds
-    nothing.
-    """
+    """Return whether an operator only handles metadata: it takes no time and holds no data."""
     return (
         bool(problem.read[operator])
         and not problem.forward_s[operator].any()

@@ -1,9 +1,9 @@
 """Data parallelism: every device has the whole model and its share of the batch.
 
-S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020;
-A. Sergeev, M. Del Balso, *Horovod*, arXiv 1802.05799. Gradients are all-reduced in buckets once per step;
-batch norm is synchronised, so that the result is that of one device. PyTorch's ``DistributedDataParallel``
-does not synchronise it; such a step is simulated, too (:func:`local_statistics_s`).
+S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020; A.
+Sergeev, M. Del Balso, *Horovod*, arXiv 1802.05799. Gradients are all-reduced in buckets once per step. Batch
+norm is synchronised, so that the result is that of one device. PyTorch's ``DistributedDataParallel`` does not
+synchronise it; a step without is simulated, too (:func:`local_statistics_s`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
 
 
 def local_statistics_s(task: PlanningTask, point: Point) -> float | None:
-    """Return the seconds of a data-parallel step whose batch norms send no statistics, so that each device
-    uses those of its own rows; None if the step sends none."""
+    """Return the seconds of a data-parallel step in which each device uses the batch statistics of its own
+    rows. None if the model has no batch norm that sends statistics.
+    """
     space = task.spaces[point.space]
     names, tables = space.names, space.tables
     choice = dict(zip(names.variables, point.choice, strict=True))

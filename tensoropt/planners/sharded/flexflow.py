@@ -1,11 +1,11 @@
-"""FlexFlow: a random walk over the same space with the simulator as its oracle.
+"""FlexFlow: a random walk over strategies, with the simulator as its oracle.
 
 Z. Jia, M. Zaharia, A. Aiken, *Beyond Data and Model Parallelism for Deep Neural Networks*, MLSys 2019,
-section 6: Metropolis-Hastings. A proposal replaces the configuration of one random operator by a random one;
-it is accepted with probability ``min(1, exp(beta * (cost - new cost)))`` (equation 2). The walk starts from
-data parallelism and from a random strategy (section 6.2), and stops when the budget is spent or half of it
-yielded nothing better. FlexFlow has no memory term; here a strategy over the limit is penalised by its
-excess, so that the walk can find its way back to plans that fit.
+section 6: Metropolis-Hastings. A proposal replaces the configuration of one random operator by a random one,
+and is accepted with probability ``min(1, exp(beta * (cost - new cost)))`` (equation 2). One walk starts from
+data parallelism, one from a random strategy (section 6.2). A walk stops when its budget is spent, or half of
+the budget yielded nothing better. FlexFlow has no memory term. Here a strategy over the limit is penalised by
+its excess, so that the walk can find its way back to plans that fit.
 
 FlexFlow chooses for operators alone. The layouts of tensors with several readers and of stored parameters are
 chosen anew for each proposal, as cheaply as their neighbours allow.
@@ -29,15 +29,15 @@ from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.simulate.candidates import overlap_of
 
 _PROPOSALS = 600
-"""Proposals per chain, of which every space has two; an assumption. FlexFlow's own budget is time (section
-6.2)."""
+"""The number of proposals per walk, of which every mesh and micro-batch count has two; an assumption.
+FlexFlow's own budget is time (section 6.2)."""
 
 _SECONDS = 30.0
-"""Seconds for both chains of a space; an assumption. The notes say if they run out before the proposals: the
-result then depends on the machine."""
+"""The seconds for both walks of a mesh and micro-batch count; an assumption. If they run out before the
+proposals, the notes say so: the result then depends on the machine."""
 
 _SHARPNESS = 20.0
-"""``beta`` times the starting cost: a proposal 5 % worse than the start is accepted with e^-1."""
+"""``beta`` times the starting cost: a proposal 5 % worse than the start is accepted with probability e^-1."""
 
 
 class _Chain:
@@ -141,7 +141,7 @@ def _metropolis_hastings(
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return the best strategy visited in every space.
+    """Return the best strategy visited for every mesh and micro-batch count.
 
     Raises:
         UnsuitableError: no walk could start.
@@ -157,8 +157,8 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
         ends = [end for end in ends if math.isfinite(end[0])]
         if ends:
             choice = min(ends, key=lambda end: end[0])[1]
-            notes = (f"stopped after {_SECONDS:.0f} s, before all proposals",) if late else ()
+            notes = (f"stopped after {_SECONDS:.0f} s, before all proposals were tried",) if late else ()
             selections.append(Selection(number, choice, chain.options(choice), notes))
     if not selections:
-        raise UnsuitableError("no random strategy to start from is possible; use the frontier or ilp")
+        raise UnsuitableError("flexflow found no possible strategy to start from; use the frontier or ilp")
     return selections

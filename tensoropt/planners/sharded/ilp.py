@@ -1,13 +1,13 @@
 """The shortest time within a memory limit as a 0-1 program.
 
-L. Zheng et al., *Alpa*, OSDI 2022, section 4.2, equation 1: one binary per configuration, the quadratic
-edge costs linearised, solved by an off-the-shelf solver; the memory constraint is AutoParallel's. Edge costs
-depend on classes of configurations only (``EdgeTable.rows``, ``cols``), so the linearised variables are one
-per pair of classes, tied to the binaries by transport constraints, whose relaxation is tighter than one
-product at a time. HiGHS solves the program (through ``scipy.optimize.milp``).
+L. Zheng et al., *Alpa*, OSDI 2022, section 4.2, equation 1: one binary per configuration, the quadratic edge
+costs linearised, solved by an off-the-shelf solver. The memory constraint is AutoParallel's. Edge costs
+depend only on classes of configurations (``EdgeTable.rows``, ``cols``). So there is one linearised variable
+per pair of classes, tied to the binaries by transport constraints; their relaxation is tighter than that of
+one product at a time. HiGHS solves the program (through ``scipy.optimize.milp``).
 
-The limit applies to the simulated memory, while the program sums: bytes that the simulator adds are taken off
-the limit and the program is solved once more, a few times at most.
+The limit applies to the simulated memory, which the program approximates by a sum. If the simulator finds
+more, the excess is taken off the limit and the program is solved again, a few times at most.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from tensoropt.planners.results import simulated_points
 from tensoropt.planners.task import PlanningTask, Selection
 
 _TIME_LIMIT_S = 60.0
-"""Seconds per program; an assumption. The best solution by then is returned with its proven gap."""
+"""The seconds per program; an assumption. The best solution by then is returned with its proven gap."""
 
 _ROUNDS = 4
-"""The most times that a program is solved with a lower limit, if the simulator sees more memory; an
-assumption.
-"""
+"""The most times that a program is solved with a lower limit, if the simulator finds more memory; an
+assumption."""
 _GAP = 1e-6
 """The relative gap at which HiGHS may stop, and below which a solution counts as proven."""
 
 
 @dataclass(frozen=True)
 class _Solved:
-    """A program's answer; ``gap`` is the solver's proven relative gap, 0 when optimal."""
+    """A program's solution. ``gap`` is the solver's proven relative gap, 0 if the solution is optimal."""
 
     choice: dict[str, int]
     options: dict[Any, int]
@@ -47,12 +46,12 @@ class _Solved:
 
 
 class _ZeroOneProgram:
-    """The program of one space's tables."""
+    """The 0-1 program of the cost tables of one mesh and micro-batch count."""
 
     def __init__(self, tables: CostTables):
         self.tables = tables
         self.columns: list[tuple[float, float, bool]] = []
-        """The memory and time of each, and whether it is a binary."""
+        """For each column of the program, its memory, its time, and whether it is a binary."""
         self.of: dict[str, list[tuple[int, int, int]]] = {}
         self.entries: list[tuple[int, int, float]] = []
         self.right: list[float] = []
@@ -77,7 +76,7 @@ class _ZeroOneProgram:
         self.right.append(right)
 
     def _edge(self, a: str, b: str, table: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> None:
-        """Add an edge's columns and rows: a flow for each pair of classes, whose sums equal the choices."""
+        """Add an edge's columns, a flow per pair of classes, and rows that tie flow sums to the choices."""
         # An edge that costs nothing anywhere needs neither columns nor rows.
         if not table.any():
             return
@@ -99,8 +98,7 @@ class _ZeroOneProgram:
                     self._row(row, 0.0)
 
     def solve(self, limit: float | None) -> _Solved | None:
-        """Return the fastest strategy whose summed memory is at most ``limit`` bytes; None if there is none
-        or none was found in time."""
+        """Return the fastest strategy found within ``limit`` bytes of summed memory, or None."""
         memory, time, binary = np.array(self.columns).T
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
         # 1.
@@ -130,10 +128,12 @@ class _ZeroOneProgram:
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return the program's answer for every mesh and micro-batch count, within the limit when simulated.
+    """Return the program's solutions for every mesh and micro-batch count.
+
+    While the simulated memory exceeds the limit, the program is solved again with a lower one.
 
     Raises:
-        UnsuitableError: the solver found nothing, within the limit and its time, anywhere.
+        UnsuitableError: the solver found no solution within the limit and its time.
     """
     selections = []
     for number, space in enumerate(task.spaces):
@@ -142,7 +142,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
             solved = program.solve(limit)
             if solved is None:
                 break
-            notes = (f"not proven: gap {solved.gap:.2%}",) if solved.gap > _GAP else ()
+            notes = (f"optimum not proven: gap {solved.gap:.2%}",) if solved.gap > _GAP else ()
             selection = Selection(number, solved.choice, solved.options, notes)
             selections.append(selection)
             if memory_limit_bytes is None or limit is None:

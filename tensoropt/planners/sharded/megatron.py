@@ -1,11 +1,11 @@
 """Megatron-LM's tensor parallelism inside, data parallelism outside.
 
-M. Shoeybi et al., *Megatron-LM*, arXiv 1909.08053, section 3: a matrix that reads a whole activation is
-split by columns (an MLP's first matrix, the query, key and value projections with their heads), one that
-reads a split activation by rows (the MLP's second matrix, the output projection); row splits leave a partial
+M. Shoeybi et al., *Megatron-LM*, arXiv 1909.08053, section 3. A matrix that reads a whole activation is split
+by columns (an MLP's first matrix; the query, key and value projections with their heads). A matrix that reads
+a split activation is split by rows (the MLP's second matrix, the output projection), which leaves a partial
 sum that is reduced once. The embedding and the loss are split over the vocabulary (section 3, last
-paragraphs). The residual stream is whole. In layers of experts each expert is such a pair, and the router is
-whole.
+paragraphs). The residual stream is whole. In layers of experts each expert is such a pair of matrices, and
+the router is whole.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def _summed(group: Group, loop: str) -> set[str]:
 
 
 def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
-    """Return the labels split by a group that follows a split tensor: its heads, its classes, or whichever
-    dim is not the batch.
-    """
+    """Return the labels split by a group that reads a split tensor: heads, classes, or all dims but batch."""
     for named in (_HEADS, *_VOCABULARY):
         if named in dims:
             return {str(s.label) for s in group.strategies if s.label == Label(named, s.label.atom)}
@@ -51,8 +49,8 @@ def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
 def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Return the labels that each group may split on the inner axis, in one pass over the graph.
 
-    A tensor is *split* if it comes from a column split or a group that follows one. A group that reads a
-    split tensor follows it; a group that reads only whole tensors splits by columns if it is a matrix, and
+    A tensor is *split* if it comes from a column split, or from a group that follows one. A group that reads
+    a split tensor follows it. A group that reads only whole tensors splits by columns if it is a matrix, and
     otherwise stays whole.
     """
     split: set[str] = set()
@@ -87,7 +85,7 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
 
 
 def makers_of(graph: GroupGraph, tensors: Iterable[str], ends: Callable[[Group], bool]) -> frozenset[str]:
-    """Return the groups that make these tensors, and what those read, back to groups where that ``ends``."""
+    """Return the groups that make the tensors or their inputs, back to groups for which ``ends`` holds."""
     waiting, found = list(tensors), set[str]()
     while waiting:
         maker = graph.atoms.graph.producer.get(waiting.pop())
@@ -99,8 +97,7 @@ def makers_of(graph: GroupGraph, tensors: Iterable[str], ends: Callable[[Group],
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return the strategies of every mesh of one axis (tensor parallelism) or two (data outside, tensors
-    inside).
+    """Return the strategies of every mesh of one axis (tensor parallelism) or two (data parallelism outside).
 
     Raises:
         UnsuitableError: the model has no attention, or no inner axis divides its heads.
@@ -132,6 +129,6 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     return restricted.at_least_one(
         task,
         restricted.frontiers(task, allowed, lambda s: 1 <= len(s.names.mesh.shape) <= 2),
-        "no mesh here splits both the attention heads and the batch; megatron needs an inner axis that "
-        "splits the heads (the key heads, if several query heads share one) into non-empty parts",
+        "no mesh of this cluster splits both the attention heads and the batch; megatron needs an inner axis "
+        "that splits the heads (the key heads, if several query heads share one) into non-empty parts",
     )

@@ -1,9 +1,8 @@
 """OptCNN: the fastest strategy, by node and edge elimination.
 
-Z. Jia, S. Lin, C. R. Qi, A. Aiken, ICML 2018 (equations 1 to 3, algorithm 1). One objective, time; memory is
-no part of it, so a limit can only refuse the result. Each configuration takes its fastest option. The nodes
-that node and edge elimination leave have more than two neighbours: they are eliminated too, where the paper
-enumerates them.
+Z. Jia, S. Lin, C. R. Qi, A. Aiken, ICML 2018 (equations 1 to 3, algorithm 1). Time is the only objective, so
+a memory limit can only refuse the result. Each configuration takes its fastest option. The nodes left by node
+and edge elimination have more than two neighbours. The paper enumerates them; here they are eliminated, too.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tensoropt.planners.task import PlanningTask, Selection
 
 
 def fastest(tables: CostTables) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
-    """Return the fastest strategy of the tables, its options, and notes on it."""
+    """Return the fastest strategy of the tables, its options, and notes on how far it is proven."""
     nodes = {v.key: np.array([table[:, 1].min() for table in v.costs]) for v in tables.variables}
     edges = [(e.a, e.b, e.table[:, :, 1][np.ix_(e.rows, e.cols)]) for e in tables.edges]
     choice, notes = cheapest(nodes, edges)

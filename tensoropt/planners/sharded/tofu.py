@@ -1,12 +1,12 @@
 """Tofu: recursive partitioning with the least communication, every tensor split at every step.
 
 M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow Graph Partitioning*, EuroSys
-2019, section 5: the devices are divided step by step (by two where their number is a power of two); each step
-splits every operator and every tensor once, by the dynamic program that needs the least communication for it
-(section 5.2), and the next step starts from the halves (theorem 1: the steps' costs do not grow). The paper
-coarsens the graph to a chain before that (section 5.1): forward and backward are one here anyway,
-element-wise operators mostly belong to a group, and no chain is needed. Here a step is a mesh axis, outermost
-first. An operator or parameter that cannot be split on an axis stays whole there; the plan's notes say so.
+2019, section 5. The devices are divided step by step (by two where their number is a power of two). Each step
+splits every operator and every tensor once, by a dynamic program for the least communication (section 5.2),
+and the next step starts from the halves (theorem 1: the steps' costs do not grow). The paper first coarsens
+the graph to a chain (section 5.1). That is not needed here, as forward and backward are one and element-wise
+operators mostly belong to a group. Here a step is a mesh axis, outermost first. An operator or parameter that
+cannot be split on an axis stays whole there, and the plan's notes say so.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tensoropt.search import NoStrategyError
 _WHOLE = frozenset({"none", "partial", "partial_grad"})
 _Labels = tuple[str, ...]
 _MOST_NAMED = 6
-"""The most operators left whole that the notes name."""
+"""The most unsplit operators that the notes name."""
 
 
 def _partition(space: TableSpace) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
-    """Return the strategy of a space that has split axis after axis, its options, and notes on it."""
+    """Return a strategy that was split axis after axis, its options, and notes on it."""
     tables = space.tables
     labels = {
         g.name: [tables.labels(g.name, i) for i in range(len(tables.of[g.name].memory))]
@@ -46,15 +46,13 @@ def _partition(space: TableSpace) -> tuple[dict[str, int], dict[str, int], tuple
     left = sorted(name for name, rows in chosen.items() if set(rows) & _WHOLE)
     more = f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else ""
     shown = ", ".join(left[:_MOST_NAMED]) + more
-    return choice, options, (*notes, f"not split on every axis: {shown}") if left else notes
+    return choice, options, (*notes, f"operators not split on every axis: {shown}") if left else notes
 
 
 def _allowed(
     variable: VariableTable, labels: Sequence[_Labels] | None, before: _Labels | None, axis: int
 ) -> np.ndarray:
-    """Return the choices that a step may make: earlier axes as they were, later ones whole, this one split if
-    possible.
-    """
+    """Return a mask of a step's choices: earlier axes as before, later whole, this one split if possible."""
     # Recomputing is not part of the method.
     plain = ~np.array(variable.again, dtype=bool) if variable.again else np.full(len(variable.memory), True)
     if labels is None:
@@ -84,16 +82,14 @@ def _step(tables: CostTables, allowed: Mapping[str, np.ndarray]) -> tuple[dict[s
 
 
 _TIE_S_PER_BYTE = 1e-18
-"""The weight of memory relative to communication: a GiB counts as much as a nanosecond, so it only decides
-ties.
-"""
+"""The weight of memory relative to communication, which only decides ties: a GiB counts as a nanosecond."""
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return one strategy for each space with as many axes as allow any strategy: the finest recursion.
+    """Return one strategy per mesh and micro-batch count, for the meshes with as many axes as allow any.
 
     Raises:
-        UnsuitableError: the graph is not reducible, or nothing can be split.
+        UnsuitableError: no mesh allows a strategy.
     """
     for axes in sorted({len(space.names.mesh.shape) for space in task.spaces}, reverse=True):
         selections = []
@@ -102,11 +98,11 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
                 continue
             try:
                 selections.append(Selection(number, *_partition(space)))
-            # Nothing of this mesh divides the model's sizes, or it was searched with a part of its splits
-            # alone; another may do.
+            # This mesh divides none of the model's sizes, or was searched with a part of its splits alone.
+            # Another mesh may have a strategy.
             except NoStrategyError:
                 continue
         if selections:
             return selections
-    why = "tofu splits every tensor, and no mesh here divides this model's sizes"
+    why = "tofu splits every tensor, and no mesh of this cluster divides this model's sizes"
     raise UnsuitableError(why_none(task, why))

@@ -1,9 +1,9 @@
 """ZeRO: data parallelism with optimizer state sharded, then gradients, then parameters.
 
 S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020,
-section 5: stage 1 (P_os) shards the state; stage 2 (P_os+g) gradients too, reduce-scattered in every
-micro-batch; stage 3 (P_os+g+p, section 5.3; PyTorch's FSDP) parameters too, gathered before forward and again
-for backward. In stages 1 and 2 the gathered parameters stay unsharded over the step, gathered once per step.
+section 5. Stage 1 (P_os) shards the state. Stage 2 (P_os+g) also shards gradients, reduce-scattered in every
+micro-batch. Stage 3 (P_os+g+p, section 5.3; PyTorch's FSDP) also shards parameters, gathered before forward
+and again for backward. In stages 1 and 2 parameters are gathered once per step and stay unsharded over it.
 Parameters whose sizes do not allow sharding stay whole in all stages.
 
 With one micro-batch, stage 1 sends what stage 2 sends and keeps more, so it is tried only with two or more
@@ -26,13 +26,12 @@ from tensoropt.planners.task import PlanningTask, Selection
 from tensoropt.sharding.storage import Reduce, Storage
 
 STAGES = {1: Reduce.LAST_MICRO_BATCH, 2: Reduce.EACH_MICRO_BATCH, 3: None}
-"""For each stage, how often it reduces the gradients of parameters that are gathered once per step; None:
-parameters are gathered for each use.
-"""
+"""Stage -> how often the gradients of parameters that are gathered once per step are reduced; None:
+parameters are gathered for each use."""
 
 
 def sharded(layouts: Sequence[Layout]) -> int:
-    """Return the number of axes that shard stored parameters, summed over these."""
+    """Return the number of axes that shard stored parameters, summed over the parameters' layouts."""
     return sum(code >= 0 for layout in layouts for code in layout[1:])
 
 

@@ -1,8 +1,9 @@
 """Our method if operators have to be fixed: bound, then search one assignment of them after another.
 
-The relaxation (``relaxation.py``) gives bounds and rules out configurations, after which the search is often
-exact. To find strategies, so many operators are fixed that searching one assignment of them takes
-milliseconds. The assignments tried are those that look-alikes (``fixing.py``) and the relaxation choose; all
+Operators are fixed if tables would be too large otherwise (:mod:`tensoropt.search.order`). The relaxation
+(``relaxation.py``) gives bounds and rules out configurations, after which the search is often exact. To find
+strategies, so many operators are fixed that searching one assignment of their configurations takes
+milliseconds. The assignments tried are those that look-alikes (``fixing.py``) and the relaxation choose. All
 known strategies prune each search.
 """
 
@@ -40,11 +41,12 @@ from tensoropt.search.within import track_auto
 # Assumptions, made with recurrent networks in mind, whose steps share two dozen operators: guessing should
 # take seconds. None of them affects what a result claims.
 _FINE_TABLE = 2_000
-"""Entries of the largest table once the fixed operators are set: such a search takes milliseconds."""
+"""The most entries of a table once the fixed operators are set: such a search takes milliseconds."""
 _LARGEST_TIED = 1_000_000
-"""Entries of all tables of a graph whose look-alikes are tied."""
+"""The most entries of all tables of a graph in which look-alikes choose alike."""
 _FEW_ASSIGNMENTS = 12
-"""Up to this number, all assignments of the fixed operators are searched, which makes the result exact."""
+"""The number of assignments of the fixed operators up to which all are searched, so that the result is
+exact."""
 _ASSIGNMENTS = 72
 """The most assignments that are guessed."""
 _WORTH_ANOTHER_ROUND = 0.9
@@ -111,8 +113,9 @@ def _unbeaten(sources: list[Source]) -> list[Source]:
 
 
 def _guesses(reduced: ReducedGraph, bounded: Relaxation, fixed: tuple[int, ...]) -> list[dict[int, int]]:
-    """Return classes of the fixed operators worth trying: those that the hull vertices of tied graphs choose,
-    starting with the finest affordable graph, then those that the relaxation prefers."""
+    """Return classes of configurations worth trying for the fixed operators: those at hull vertices of graphs
+    in which look-alikes choose alike, from the finest such graph, then those that the relaxation prefers.
+    """
     guesses: list[dict[int, int]] = []
     for colour in colourings(reduced):
         tied = tie(reduced, colour)
@@ -131,10 +134,8 @@ def _guesses(reduced: ReducedGraph, bounded: Relaxation, fixed: tuple[int, ...])
 def _narrowed(
     reduced: ReducedGraph, bounded: Relaxation, settings: SearchSettings, sources: list[Source]
 ) -> ReducedGraph | None:
-    """Return the graph without the classes that cannot reach the frontier; itself if they are too few to
-    matter.
-
-    None if no class can reach it.
+    """Return the graph without classes that cannot reach the frontier; itself if these are too few to matter;
+    None if no class can reach the frontier.
     """
     incumbents = settings.with_rivals(sources)
     if not len(incumbents):

@@ -2,11 +2,11 @@
 
 An operator with too many entangled neighbours is *split*: each of its edges gets a copy of it with its own
 choice. The split graph is a relaxation, whose hull bounds every strategy. In ``shared`` each copy pays its
-share of the operator's cost (cost shifting: Choi, Chavira and Darwiche, "Node splitting", UAI 2007). Making
-all copies choose one given class turns ``reduced`` into the conditioned graph, whose strategies are real
-(Dechter's cutset conditioning; mini-buckets for the bound).
+share of the operator's cost (cost shifting: Choi, Chavira and Darwiche, "Node splitting", UAI 2007). If all
+copies are made to choose one given class, ``reduced`` becomes the conditioned graph, whose strategies are
+real (Dechter's cutset conditioning; mini-buckets for the bound).
 
-Operators that look alike, such as the steps of a recurrent network, should choose alike: *tying* them gives a
+Operators that look alike, such as the steps of a recurrent network, should choose alike. *Tying* them gives a
 far smaller graph, whose strategies are good guesses for the operators that have to be fixed. Look-alikes are
 the colours of colour refinement (Weisfeiler and Leman 1968; Kersting, Ahmadi and Natarajan, "Counting belief
 propagation", UAI 2009).
@@ -25,8 +25,7 @@ from tensoropt.types import Floats, Indices
 
 
 def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
-    """Yield (operators,) colours 0..n-1, from coarse (equal costs) to fine (equal surroundings); at least two
-    colours."""
+    """Yield colours 0..n-1 of the operators, from coarse (equal costs) to fine (equal neighbourhoods)."""
     colour = numbered(reduced.node_leaf)
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
     for e in reduced.edges:
@@ -46,10 +45,9 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
 
 
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
-    """Return the graph with the operators of each colour merged into one: their costs, and the costs of like
-    edges, add up.
+    """Return the graph with the operators of each colour merged into one, whose costs and edges add up.
 
-    Its variables are the colours, and one with a single class for edges between operators of one colour.
+    Its operators are the colours, and one with a single class for edges between operators of one colour.
     """
     leaves = list(reduced.leaves)
     scaled: dict[tuple[int, int], int] = {}
@@ -89,17 +87,18 @@ def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
 
 
 def _free(classes: int) -> Leaf:
-    """Return a leaf whose classes cost nothing."""
+    """Return an input table whose classes cost nothing."""
     none = np.full(classes, -1, np.int64)
     return Leaf(np.arange(classes + 1), np.zeros(classes), np.zeros(classes), none, none)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SplitGraph:
-    """The split graph; ``copies[f]``: the variables (f itself first) that stand for the fixed operator f.
+    """The split graph. ``copies[f]`` are the operators (f itself first) that stand for the fixed operator f.
 
-    ``reduced``: f pays and its copies are free. ``shared``: each pays an equal share, which gives better
-    bounds. ``order`` removes the copies, then the operators in the order that led here; it fixes nothing.
+    In ``reduced``, f pays its cost and the other copies are free. In ``shared``, each pays an equal share,
+    which gives better bounds. ``order`` removes the copies first, then the operators in their old order; it
+    fixes nothing.
     """
 
     reduced: ReducedGraph
@@ -109,7 +108,7 @@ class SplitGraph:
 
 
 def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
-    """Give every edge of an operator that ``order`` fixes a separate copy of it."""
+    """Give every edge of an operator that ``order`` fixes a separate copy of the operator."""
     fixed = order.fixed
     leaves = list(reduced.leaves)
     domains, node_leaf = list(reduced.domains), list(reduced.node_leaf)
@@ -144,10 +143,7 @@ def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
 
 
 def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> ReducedGraph:
-    """Return the split graph with every fixed operator's cost shared among its copies, on the same grid.
-
-    Every copy has a separate leaf.
-    """
+    """Return the split graph with every fixed operator's cost shared among its copies, on the same grid."""
     leaves, node_leaf = list(reduced.leaves), list(reduced.node_leaf)
     for f, same in copies.items():
         leaf = leaves[reduced.node_leaf[f]]
@@ -182,10 +178,10 @@ def condition(
 def preferred_classes(
     relaxed: SplitGraph, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
-    """Return classes of some operators worth trying, preferred by their copies in relaxed strategies.
+    """Return classes of configurations worth trying for some operators, by what their copies chose.
 
-    In each pick, every operator takes the class that most of its copies chose; further results take the
-    choice of single copies.
+    For each pick (a strategy of the split graph), every operator takes the class that most of its copies
+    chose. Further results take the choice of single copies.
     """
     picked: dict[tuple[int, ...], None] = {}
     copies = [relaxed.copies.get(v, (v,)) for v in operators]

@@ -1,11 +1,12 @@
 """Bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any strategy.
 
-Lagrange multipliers make the copies of a split operator agree, which tightens the relaxation. Every copy t of
-a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class c. The
-multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before, and
-any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian decomposition:
-Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all lines in one
-pass.
+Operators are fixed if tables would be too large otherwise (:mod:`tensoropt.search.order`), and split into a
+copy for each edge (``fixing.py``). Lagrange multipliers make the copies agree, which tightens the relaxation.
+Every copy t of a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class
+c. The multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before,
+and any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian
+decomposition: Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all
+lines in one pass.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ Solver = Callable[[ReducedGraph, Order], SearchResult | None]
 _LARGEST_PROGRAM = 16_000_000
 """The most table entries of an exact search: 1.5 GB at ``program._BYTES_PER_ENTRY``."""
 _LARGEST_RELAXED = 300_000
-"""The most table entries of a relaxation. Its tables only give bounds, for which small ones are nearly as
-good."""
+"""The most table entries of a relaxation, which only gives bounds: small tables give nearly as good ones."""
 _LARGEST_WORK = 4_000_000_000
 """The most pairs of entries that one pass may visit."""
 _FEASIBILITY_CHECKS = 200
 """The number of partial assignments examined before the search for any possible strategy gives up."""
 _CLOSE = 1e-4
-"""A least memory bounded this closely (relative) is worth only a hundredth of :data:`_LEANEST_WORK`."""
+"""The relative distance from the known strategies below which proving the least memory gets only a hundredth
+of :data:`_LEANEST_WORK`."""
 _LEANEST_CHECKS = 400
 _LEANEST_WORK = 200_000_000
 """The scalar problems, and pairs of entries, spent on proving the least memory of any strategy."""
@@ -62,7 +63,7 @@ class Relaxation:
 def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
     """Return the relaxation in which every edge of an operator that ``order`` fixes chooses for itself.
 
-    None if not even this leaves a strategy.
+    None if not even the relaxation has a strategy.
     """
     relaxed = split(reduced, order)
     program = build_program(relaxed.shared, relaxed.order)
@@ -72,7 +73,7 @@ def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
 
 
 def affordable_order(reduced: ReducedGraph) -> Order:
-    """Return an order whose tables together fit; operators are fixed until they do.
+    """Return an order whose tables fit together; operators are fixed until they do.
 
     Once operators have to be fixed, the tables only give bounds, for which smaller ones are nearly as good.
     """
@@ -91,8 +92,9 @@ def affordable_order(reduced: ReducedGraph) -> Order:
 
 
 def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
-    """Return the hull of the unsplit graph, if another order solves its scalar problems without fixing
-    anything; None if no order does so within :data:`_LARGEST_PROGRAM`."""
+    """Return the hull of the unsplit graph, if its scalar problems can be solved without fixing any operator,
+    within :data:`_LARGEST_PROGRAM` table entries; else None.
+    """
     order = greedy_order(reduced, 0.1)
     if order.fixed or order.total > max(_LARGEST_PROGRAM, fixed.total):
         return None
@@ -103,10 +105,10 @@ def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
 def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -> Hull:
     """Return the hull with its first line at the least memory of any strategy, by branch and bound.
 
-    It branches on the class of one fixed operator after another; the relaxation gives the bounds. A leaner
+    Branches set the class of one fixed operator after another; the relaxation gives the bounds. A leaner
     strategy than those of ``sources`` is added to them. After ``_LEANEST_CHECKS`` scalar problems, or
-    ``_LEANEST_WORK`` pairs of entries (a hundredth if little is left to prove), the least bound that is still
-    open is used.
+    ``_LEANEST_WORK`` pairs of entries (a hundredth if little is left to prove), the least bound of open
+    branches is used.
     """
     fixed = sorted(relaxed.copies)
     least = min(float(s.memory.min(initial=math.inf)) for s in sources)
@@ -147,8 +149,7 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
 
 
 def _unit(costs: list[Floats], grid: float) -> float:
-    """Return the largest power of two, at least ``grid``, of which all ``costs`` are multiples: for example
-    one byte."""
+    """Return the largest power of two, at least ``grid``, of which all ``costs`` are multiples."""
     units = np.concatenate(costs) / grid
     # The lowest set bit of all costs together, in steps of the grid.
     whole = np.bitwise_or.reduce(units[units > 0].astype(np.int64), initial=0)
@@ -156,8 +157,7 @@ def _unit(costs: list[Floats], grid: float) -> float:
 
 
 def any_strategy(relaxed: SplitGraph, solver: Solver) -> tuple[Source, ...]:
-    """Return the strategies for one assignment of the fixed operators for which there are any, searched depth
-    first; empty if there is none."""
+    """Search depth first for a possible assignment of the fixed operators; return its strategies, if any."""
     fixed = sorted(relaxed.copies)
     checks = 0
 
@@ -203,26 +203,26 @@ def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source],
 def heuristic(
     reduced: ReducedGraph, order: Order, bounded: Relaxation, sources: list[Source], tried: int
 ) -> SearchResult:
-    """Return the result after ``tried`` assignments of the operators that ``order`` fixes, with its
-    bounds."""
+    """Return the result after ``tried`` assignments of operators that ``order`` fixes, with its bounds."""
     hull = _unsplit_hull(reduced, order) or _with_least_memory(bounded.split, bounded.hull, sources)
     names = ", ".join(repr(reduced.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
     total = math.prod(reduced.domains[f] for f in order.fixed)
-    note = f"heuristic elimination: tried {tried} of {total:.3g} assignments of {names}{more}"
+    note = (
+        f"heuristic elimination: tried {tried} of {total:.3g} assignments of configurations to {names}{more}"
+    )
     return SearchResult(tuple(sources), merge(sources), hull, False, (note,))
 
 
 _STEPS = 120
 """The number of subgradient steps; an assumption."""
 _STALE_STEPS = 8
-"""After this many steps without a better bound, a line's step length is halved (as in Held, Wolfe and Crowder
-1974; the number is an assumption)."""
+"""The number of steps without a better bound after which a line's step length is halved (as in Held, Wolfe
+and Crowder 1974); an assumption."""
 
 
 def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
-    """Return the relaxation with better multipliers; ``incumbents``: strategies, which no bound can
-    exceed."""
+    """Return the relaxation with multipliers improved towards the known strategies ``incumbents``."""
     weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
     flat, root = bounded.search.flat, bounded.search.root
     least = (weight_m[:, None] * incumbents.memory + weight_t[:, None] * incumbents.time).min(axis=1)
@@ -263,7 +263,7 @@ def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
 
 
 class _Copies:
-    """The copies of all fixed operators: the positions of their classes among the entries of the leaves."""
+    """The copies of all fixed operators: the positions of their classes among the entries of input tables."""
 
     def __init__(self, bounded: Relaxation) -> None:
         reduced, program = bounded.program.reduced, bounded.program
@@ -280,8 +280,7 @@ class _Copies:
         self.entries = at
 
     def disagreement(self, entry: Indices) -> Floats:
-        """Return (rows, W) per copy and class: whether the copy chose it, minus the share of the copies that
-        did."""
+        """Return whether each copy chose each class, minus the share of copies that did, (rows, W)."""
         out = np.zeros((self.entries, entry.shape[1]))
         for same, at, size in self.groups:
             chosen = entry[same][:, None, :] == np.arange(size)[None, :, None]  # (copies, classes, W)

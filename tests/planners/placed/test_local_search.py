@@ -67,7 +67,7 @@ def test_a_limit_that_sums_keep_and_the_simulator_does_not():
     limit = free[0].memory_bytes * 0.995
     answers = places(problem, limit, 0, LITTLE)
     assert all(simulate_placement(problem, a.placement).memory_bytes <= limit for a in answers)
-    with pytest.raises(InfeasibleError, match="the nearest needs"):
+    with pytest.raises(InfeasibleError, match="the nearest placement needs"):
         places(problem, limit / 3, 0, LITTLE)
 
 

@@ -68,7 +68,7 @@ def test_operators_stay_off_devices_that_cannot_run_them(name):
     answer = method(name)(problem, None, 0)
     assert answer.placement.device[:2] == (1, 0)
     if name == "placer":
-        assert answer.notes == ("1 operators cannot run on device 0 and went to the next that can",)
+        assert answer.notes == ("1 operators cannot run on device 0 and lie on the next device that can",)
 
 
 @pytest.mark.parametrize("name", LIST_SCHEDULERS)

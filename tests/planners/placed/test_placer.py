@@ -96,4 +96,4 @@ def test_what_is_free_lies_on_the_best_device_that_can_run_it():
     problem = problem_of(seconds, [(0, 1)], devices=3, together=((1, 2),), stored=[1, 0, 0])
     answer = place(replace(problem, devices=replace(problem.devices, order=(2, 0, 1))), None, 0)
     assert answer.placement.device == (2, 0, 0)
-    assert answer.notes == ("2 operators cannot run on device 2 and went to the next that can",)
+    assert answer.notes == ("2 operators cannot run on device 2 and lie on the next device that can",)

@@ -62,4 +62,4 @@ def test_what_is_not_proven_is_said(monkeypatch):
     monkeypatch.setattr(cheapest, "track_frontier", unproven)
     choice, notes = cheapest.cheapest({"a": np.array([2.0, 1.0])}, [])
     assert choice == {"a": 1}
-    assert notes == ("fixed a", "at most 0.0% from the optimum")
+    assert notes == ("fixed a", "at most 0.0% above the optimum")

@@ -129,7 +129,7 @@ def test_tofu_takes_a_coarser_mesh_where_a_split_of_the_first_axis_alone_is_not_
     restricted = only_split_on_both(question, question.prepared.graph.groups[0])
     (plan,) = planner("tofu")(replace(question, spaces=(question.spaces[0], restricted)), None, 0)
     assert plan.mesh.shape == (4,)
-    with pytest.raises(UnsuitableError, match="no mesh here"):
+    with pytest.raises(UnsuitableError, match="no mesh of this cluster"):
         planner("tofu")(replace(question, spaces=(restricted,)), None, 0)
 
 

@@ -1,1 +1,1 @@
-"""The shared code of methods that cut a model into stages."""
+"""The shared code of methods that cut a model into pipeline stages."""

@@ -1,4 +1,4 @@
-"""The task of a method that cuts a model into stages, and its answer."""
+"""The task of a method that cuts a model into pipeline stages, and its answer."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from tensoropt.question.settings import Settings
 _MOST_PLACES, _MOST_AXES = 16, 2
 """The highest pipeline degree that methods try, and the most mesh axes of a stage."""
 _MULTIPLES = (8, 4, 2, 1)
-"""Micro-batches per place, if no number is requested; the first suitable one is used. GPipe calls
+"""Micro-batches per pipeline rank, if no number is requested; the first suitable number is used. GPipe calls
 its bubble "negligible" from 4 on (Huang et al., NeurIPS 2019, section 2.3)."""
 _FEW = 8
-"""Models with at most this many cut positions may be cut at any of them, larger ones only before blocks. All
-of these are assumptions.
-"""
+"""The number of possible cuts up to which a model may be cut at any of them; models with more are cut only
+before blocks. This number and those above are assumptions."""
 _STEP = 0.01
 """The least relative drop in memory from one pipeline of a method to the next."""
 _EFFORT = Thoroughness(gap=1e-2, candidates=32, in_flight=False)
@@ -49,14 +48,13 @@ def flat(mesh: Mesh) -> bool:
 
 
 def data_parallel(*, recomputing: bool = False) -> Scheme:
-    """Return the scheme that splits every group of a stage along its batch dim only, with whole parameters,
-    and recomputes all blocks in backward or none."""
+    """Return the scheme of data-parallel stages: whole parameters, and all blocks or none recomputed."""
     allowed = following_the_batch(lambda tables, group: str(tables.micro[group].label), whole)
     return partial(in_a_form, allowed, recomputing)
 
 
 def as_if(change: Callable[[Offer], Offer]) -> Composing:
-    """Return the function that composes stages as if their offers were changed, for memory and time."""
+    """Return a function that composes stages for memory and time, with their strategies' costs changed."""
 
     def composing(
         offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
@@ -76,10 +74,10 @@ class PipelinedAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineTask:
-    """The task of methods that cut a model into stages: a model on a cluster.
+    """The task of methods that cut a model into pipeline stages: a model on a cluster.
 
     Attributes:
-        first_space: the index of the first of :attr:`spaces` among the exploration's spaces.
+        first_space: the index of the first of :attr:`spaces` among the exploration's search spaces.
     """
 
     problem: Problem
@@ -90,12 +88,12 @@ class PipelineTask:
 
     @cached_property
     def cutter(self) -> Cutter:
-        """All ways to cut the model."""
+        """The positions where the model can be cut."""
         return Cutter(self.problem.graph)
 
     @cached_property
     def duplicated(self) -> frozenset[str]:
-        """The tensors that stages make themselves instead of receiving them."""
+        """The tensors that several stages compute, because that is cheaper than sending."""
         return cheaper_to_duplicate(self.cutter, self.costs)
 
     @cached_property
@@ -116,8 +114,9 @@ class PipelineTask:
         return tuple(jobs)
 
     def _micro_batches(self, places: int) -> int | None:
-        """Return the largest requested number of micro-batches that divides the batch, if possible one with
-        micro-batches that a stage's devices divide; None if no number divides the batch."""
+        """Return the largest number of micro-batches, of those requested, that divides the batch; None if
+        none does. Numbers are preferred whose micro-batches divide evenly among a stage's devices.
+        """
         batch, requested = self.problem.batch, self.settings.micro_batches
         multiples = _MULTIPLES if isinstance(requested, str) else sorted(requested, reverse=True)
         counts = [places * m for m in multiples if batch % (places * m) == 0]
@@ -126,17 +125,17 @@ class PipelineTask:
 
     @property
     def spaces(self) -> tuple[Space, ...]:
-        """The exploration's spaces, one for each of :attr:`jobs`."""
+        """The search space of each mesh and micro-batch count of :attr:`jobs`."""
         keys = self.problem.parameter_keys
         return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
 
     def space_of(self, mesh: Mesh, micro_batches: int) -> int:
-        """Return the index of a job's space in the exploration."""
+        """Return the index, in the exploration, of the search space of a mesh and micro-batch count."""
         return self.first_space + self.jobs.index((mesh, micro_batches))
 
     def positions(self, stages: int) -> list[int]:
-        """Return the positions where stages may begin: anywhere in small models, otherwise before blocks,
-        otherwise where the fewest bytes cross.
+        """Return the positions where stages may begin: all positions in small models, otherwise those before
+        blocks or, if these are too few, those where the fewest bytes cross.
         """
         if len(self.cutter.cuts) <= _FEW:
             return list(self.cutter.cuts)
@@ -144,10 +143,10 @@ class PipelineTask:
         return blocks if len(blocks) >= stages - 1 else narrow_cuts(self.cutter, stages - 1)
 
     def suiting(self, suits: Callable[[Mesh], bool]) -> list[tuple[Mesh, int]]:
-        """Return the jobs whose meshes suit a method.
+        """Return the meshes and micro-batch counts of :attr:`jobs` that suit a method.
 
         Raises:
-            UnsuitableError: there are none.
+            UnsuitableError: none suits, or the method cannot treat the model, the cluster or the settings.
         """
         if not self.problem.graph.atoms.graph.training:
             raise UnsuitableError("pipelines are planned for training only; use --mode train")
@@ -175,10 +174,10 @@ class PipelineTask:
         crossings: Crossings = _ALONG_THE_BATCH,
         composing: Composing = _FOR_MEMORY_AND_TIME,
     ) -> Iterator[PipelinedAnswer]:
-        """Yield pipelines on one mesh, composed of the permitted choices in the stages' tables.
+        """Yield pipelines on one mesh, composed of the permitted choices in the stages' cost tables.
 
         Args:
-            positions: the positions where each stage after the first may begin.
+            positions: for each stage after the first, the positions where it may begin.
             composing: the function that composes stages.
         """
 

@@ -1,9 +1,9 @@
 """Simulated annealing over placements: operators move between devices and run there in order of time.
 
-S. Kirkpatrick et al., *Optimization by Simulated Annealing*, Science 220, 1983. A chain minimises the step's
-seconds under a cap on the bytes booked on each device: those stored for the whole step, and those kept for
-backward. The states that it visits are kept by the bytes on their fullest device, so that one chain finds
-placements for many caps. The simulator then decides the time and the memory.
+S. Kirkpatrick et al., *Optimization by Simulated Annealing*, Science 220, 1983. A chain minimises the time of
+a step under a cap on each device's booked memory: what is stored for the whole step or saved for backward.
+The fastest states that it visits are stored by the memory of their fullest device, so that one chain finds
+placements for many caps. The simulator then determines their time and memory.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from tensoropt.planners.placed.common.units import Units
 from tensoropt.types import Flags, Floats
 
 _HOT, _COLD = 1e-3, 1e-5
-"""The temperature at a chain's first and last try, as shares of the step's seconds. Assumptions: with
-20,000 tries on Inception-v3 on two devices, 3e-3 ended 3 % slower; 3e-4 ended within 1 %, on AmoebaNet-D on
-four devices too.
-"""
+"""The temperature at a chain's first and last try, as shares of the step's time. Assumptions: with 20,000
+tries on Inception-v3 on two devices, 3e-3 ended 3 % slower; 3e-4 ended within 1 %, on AmoebaNet-D on four
+devices too."""
 _PENALTY = 4.0
-"""The penalty in seconds for bytes above the cap: a share of the step per share of all bytes. An assumption,
+"""The penalty for memory above the cap: a share of the step's time per share of all memory. An assumption,
 high enough that no move gains as much."""
 _TOGETHER = 6.0
 """The mean number of connected operators, beyond the first two, that move together; an assumption."""
 _JOINS = 0.7
-"""The share of neighbours that move along, so that the border falls elsewhere each time; an assumption."""
+"""The probability that a neighbour moves along, so that different sets move each time; an assumption."""
 _ALONE = 0.3
 """The share of moves of one operator alone; an assumption."""
 
@@ -38,19 +37,21 @@ _Arrays = tuple[Any, ...]
 
 
 class MoveTables(NamedTuple):
-    """The data of a problem that moves read, as flat arrays.
+    """The data of a placement problem that moves need, as flat arrays.
 
-    Rows of several lengths are joined: row ``i`` of ``x`` is ``x[first_x[i] : first_x[i + 1]]``.
+    Rows of different lengths are joined: row ``i`` of ``x`` is ``x[first_x[i] : first_x[i + 1]]``.
 
     Attributes:
         first_near, near: the producers and the readers of each operator.
-        unit: (n,) the unit of each operator; units move as a whole.
+        unit: the unit of each operator, (operators,); a unit is a set of operators that must share a device.
         first_member, members: the operators of each unit.
-        first_choice, choices: the devices that each unit may lie on.
-        allowed: (units, devices) the same.
-        bytes: (units,) the bytes that each unit stores on its device, and keeps inside its operators.
-        kept_bytes: (t,) the bytes of each storage that backward needs, for all micro-batches.
-        first_keeper, keepers: the operators whose backward needs it; each device with one of them holds it.
+        first_choice, choices: the devices on which each unit may lie.
+        allowed: the same as a matrix, (units, devices).
+        bytes: what each unit stores on its device, and saves inside its operators, in bytes, (units,).
+        kept_bytes: the size of each storage that backward needs, for all micro-batches, in bytes,
+            (storages,).
+        first_keeper, keepers: for each such storage, the operators whose backward needs it. Each device with
+            one of them holds the storage.
     """
 
     first_near: Integers
@@ -68,7 +69,7 @@ class MoveTables(NamedTuple):
 
     @classmethod
     def of(cls, problem: PlacementProblem, units: Units) -> Self:
-        """Return the arrays of a problem."""
+        """Return the arrays of a placement problem."""
         tensors = problem.tensors
         near: list[set[int]] = [set() for _ in range(problem.size)]
         for tensor in tensors:
@@ -97,7 +98,7 @@ class MoveTables(NamedTuple):
 
     @property
     def all_bytes(self) -> float:
-        """The bytes booked if one device holds the whole problem."""
+        """The memory booked if one device holds all operators, in bytes."""
         return float(self.bytes.sum() + self.kept_bytes.sum())
 
 
@@ -105,9 +106,9 @@ class State(NamedTuple):
     """A placement as arrays.
 
     Attributes:
-        device: (n,) the device of each operator.
-        ahead, back: (n,) all operators in the order of their forward, and of their backward, which respects
-            dependences; each device runs its operators in this order.
+        device: the device of each operator, (operators,).
+        ahead, back: all operators in the order of their forward, and of their backward, (operators,). Both
+            orders respect dependences; each device runs its operators in these orders.
     """
 
     device: Integers
@@ -116,21 +117,19 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, simulated: SimulatedPlacement) -> Self:
-        """Return a simulated placement as arrays, its operators in the order in which they start."""
+        """Return a simulated placement as arrays, with operators in the order of their starts."""
         starts, numbers = simulated.operator_starts, np.arange(simulated.problem.size)
         ahead, back = np.lexsort((numbers, starts[0])), np.lexsort((-numbers, starts[1]))
         return cls(np.array(simulated.placement.device, dtype=np.int64), ahead, back)
 
     def copy(self) -> Self:
-        """Return a separate state with the same values."""
         return self._replace(device=self.device.copy(), ahead=self.ahead.copy(), back=self.back.copy())
 
     def placement(self, problem: PlacementProblem) -> Placement:
-        """Return the placement."""
         return Placement.in_order(self.device, problem.devices.count, self.ahead, self.back)
 
     def booked(self, tables: MoveTables, devices: int) -> Floats:
-        """Return (devices,) the bytes booked on each."""
+        """Return the memory booked on each device in bytes, (devices,)."""
         booked = np.zeros(devices)
         booking = (tables.bytes, *tables[3:5], *tables[9:])
         _book(booking, self.device, booked)
@@ -138,12 +137,13 @@ class State(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """The fastest states that chains visited, by the bytes booked on their fullest device.
+    """The fastest state that chains visited for each level of memory on the fullest device.
 
     Attributes:
-        edges: (k,) ascending; a state lies on the first shelf whose edge is at least its bytes, or nowhere.
-        seconds: (k,) inf where there is none.
-        device, ahead, back: (k, n) the states.
+        edges: the upper bound of each level in bytes, ascending, (levels,). A state belongs to the first
+            level whose bound is at least the memory of its fullest device.
+        seconds: the step's time in the state of each level, (levels,); inf where there is none.
+        device, ahead, back: the states, (levels, operators).
     """
 
     edges: Floats
@@ -154,17 +154,15 @@ class Shelf(NamedTuple):
 
     @classmethod
     def empty(cls, edges: Floats, size: int) -> Self:
-        """Return empty shelves."""
         count = len(edges)
         rows = [np.zeros((count, size), np.int64) for _ in range(3)]
         return cls(np.asarray(edges, dtype=float), np.full(count, np.inf), *rows)
 
     def state(self, number: int) -> State:
-        """Return the state on a shelf."""
         return State(*(rows[number].copy() for rows in (self.device, self.ahead, self.back)))
 
     def unbeaten(self) -> list[int]:
-        """Return the shelves whose state is faster than all on lower shelves, ascending."""
+        """Return the levels whose state is faster than those of all lower levels, ascending."""
         fastest = np.minimum.accumulate(np.concatenate([[np.inf], self.seconds[:-1]]))
         return np.flatnonzero(self.seconds < fastest).tolist()
 
@@ -194,7 +192,7 @@ def _move(
     mark: int,
     stack: Integers,
 ) -> None:
-    """Move an operator, and up to ``want - 1`` that are connected with it on its device, to ``target``."""
+    """Move an operator, and up to ``want - 1`` connected ones from its device, to the device ``target``."""
     first_near, near = links
     unit, first_member, members, _, _, allowed = units
     source = device[operator]
@@ -224,7 +222,7 @@ def _move(
 
 @njit(cache=True, nogil=True)
 def _book(booking: _Arrays, device: Integers, booked: Floats) -> float:
-    """Add up the bytes on each device; return those on the fullest."""
+    """Add up the bytes booked on each device; return the largest sum."""
     sizes, first_member, members, kept_bytes, first_keeper, keepers = booking
     booked[:] = 0.0
     for unit in range(sizes.shape[0]):
@@ -242,13 +240,14 @@ def _book(booking: _Arrays, device: Integers, booked: Floats) -> float:
 def anneal(
     problem: FlatProblem, tables: MoveTables, state: State, caps: Floats, tries: int, seed: int, shelf: Shelf
 ) -> float:
-    """Run a chain from a state, overwrite it with the chain's last state, and return that state's seconds.
+    """Run a chain from a state, overwrite the state with the chain's last one, and return its step in
+    seconds.
 
     Args:
-        caps: (devices,) the bytes that may be booked on each; more is penalised, not refused, so that a chain
-            may begin above its caps.
+        caps: the bytes that may be booked on each device, (devices,). More is penalised, not refused, so that
+            a chain may begin above its caps.
         tries: the number of states whose step is computed.
-        shelf: takes the states within the caps.
+        shelf: stores the states within the caps.
     """
     return float(_anneal(tuple(problem), tuple(tables), tuple(state), caps, tries, seed, tuple(shelf)))
 

@@ -1,4 +1,4 @@
-"""A lower bound on any placement's step."""
+"""A lower bound on the time of a step under any placement."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tensoropt.placement import PlacementProblem
 
 
 def lower_bound_s(problem: PlacementProblem) -> float:
-    """Return a lower bound on any placement's step: the longest chain of operators, or the work of all
-    micro-batches spread evenly.
+    """Return a lower bound on any placement's step in seconds: the longest chain of operators, or all work
+    spread evenly over the devices.
     """
     forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
     ahead, finish = forward.copy(), backward.copy()

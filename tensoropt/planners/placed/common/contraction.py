@@ -1,9 +1,9 @@
 """Node co-placement: join operators of a placement problem along the heaviest edges.
 
 The idea is that of NetSplit's Algorithm 3, by union-find: the two ends of a heavy edge share a device from
-the start. The limits on groups are ours. The operators of a group share a device and nothing else
-(:func:`share_devices`); a block (:func:`co_place`) also runs in one go, so that blocks must not wait for
-each other: joining u and v along u -> v closes a cycle exactly if a second path leads from u to v.
+the start. The limits on sizes are ours. A *group* of operators shares a device and nothing else
+(:func:`share_devices`). A *block* (:func:`co_place`) also runs in one go, so blocks must not wait for each
+other: joining u and v along u -> v closes a cycle exactly if a second path leads from u to v.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from tensoropt.placement.problem import PER_MICRO_BATCH, PER_STEP
 from tensoropt.planners.placed.common.units import units_of
 
 _LARGEST = ("forward_peak_bytes", "backward_peak_bytes")
-"""Of a block's operators, which run one after the other, the largest of these counts; all else adds up."""
+"""Columns of which a block has the maximum over its operators, as these run one by one; others are summed."""
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """A problem whose operators are blocks of another problem's operators.
+    """A placement problem whose operators are blocks of another problem's operators.
 
     Attributes:
+        whole: the other problem.
         groups: the operators of each block, ascending; the blocks in a topological order.
     """
 
@@ -47,8 +48,8 @@ class Contraction:
 
     @cached_property
     def problem(self) -> PlacementProblem:
-        """The problem over blocks, with times and bytes summed; a tensor that backward needs inside a block
-        counts in the block's kept bytes.
+        """The problem over blocks, with times and bytes summed. A tensor between operators of one block that
+        backward needs counts among the block's saved bytes.
         """
         whole, groups = self.whole, [list(g) for g in self.groups]
         # The same object if nothing is joined: callers check by identity whether the program covers every
@@ -72,9 +73,7 @@ class Contraction:
         )
 
     def expand(self, placement: Placement) -> Placement:
-        """Return the operators' placement for a placement of the blocks: each block in one go, backward in
-        reverse.
-        """
+        """Return the operators' placement, given that of the blocks: each block runs in one go."""
         device = tuple(placement.device[b] for b in self.block)
         return Placement(
             device,
@@ -117,21 +116,19 @@ class Contraction:
 
 
 def contract(problem: PlacementProblem, groups: Sequence[Sequence[int]]) -> Contraction:
-    """Return the problem whose operators are the groups, as blocks. The groups partition the operators, in a
-    topological order, and close no cycle.
-    """
+    """Return the problem whose operators are ``groups``, a partition in topological order."""
     return Contraction(problem, tuple(tuple(sorted(g)) for g in groups))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLimits:
-    """The limits at which co-placement stops.
+    """The limits at which joining stops.
 
     Attributes:
         most_operators: the most operators in one group.
-        most_groups: joining stops as soon as there are no more than this.
-        most_bytes: the most bytes that one group stores and keeps for a step.
-        most_seconds: the most seconds of one group's forward and backward, on its fastest device.
+        most_groups: joining stops as soon as there are no more groups than this.
+        most_bytes: the most memory that one group stores and saves for a step, in bytes.
+        most_seconds: the longest forward and backward of one group on its fastest device, in seconds.
     """
 
     most_operators: int
@@ -154,11 +151,11 @@ class GroupLimits:
 
 
 def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
-    """Return the operators in blocks that run in one go, joined along the heaviest edges where that closes no
+    """Return the operators in blocks that run in one go, joined along the heaviest edges unless this closes a
     cycle.
 
-    More blocks than requested remain if the limits, cycles or missing edges forbid further joining: compare
-    ``len(result.groups)``.
+    The result may have more than ``limits.most_groups`` blocks if limits, cycles or missing edges forbid
+    further joining.
     """
     groups = _Groups(problem, limits, acyclic=True)
     groups.join_along_edges()
@@ -169,11 +166,11 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
 
 def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[int, ...], ...]:
     """Return the operators in at most ``most_groups`` groups that share a device, joined along the heaviest
-    edges: a group may wait for another partway through, as its operators are scheduled one by one.
+    edges. Operators are scheduled one by one, so that a group may wait for another partway through.
 
-    Edges join groups up to an even share of all operators, work and memory: one group of everything heavy
-    would leave the program no choice. After that, the leanest group joins its leanest neighbour, or the
-    leanest of all groups; these are assumptions. More groups remain only if pins forbid joining them.
+    Joins along edges stop at an even share of all operators, work and memory, as one heavy group would leave
+    the program no choice. After that, the group with the least memory joins its leanest neighbour, or the
+    leanest of all groups. These rules are assumptions. More groups remain only if pins forbid joining.
     """
     groups = _Groups(problem, GroupLimits.of_shares(problem, 1 / most_groups, most_groups), acyclic=False)
     for first, *others in units_of(problem).members:
@@ -197,11 +194,11 @@ class _Groups:
     """Groups of operators, joined in pairs within limits.
 
     Attributes:
-        graph: the graph of groups, each named by one of its operators.
+        graph: the graph of groups; each node is named by one of the group's operators.
         acyclic: whether a join must not close a cycle.
-        weights: (producer, reader) -> the bytes of the tensors sent, and of the gradients that come back.
-        members: the operators of each group; ``block``: the group of each operator.
-        bytes, seconds, allowed: each group's bytes, its seconds on each device, and its permitted devices.
+        weights: (producer, reader) -> size in bytes of the tensors sent and of the gradients returned.
+        members, block: the operators of each group, and the group of each operator.
+        bytes, seconds, allowed: each group's memory, its time on each device, and its permitted devices.
     """
 
     def __init__(self, problem: PlacementProblem, limits: GroupLimits, *, acyclic: bool):
@@ -231,8 +228,7 @@ class _Groups:
         )
 
     def join(self, u: int, v: int) -> bool:
-        """Join two groups under the name of the first, whatever the limits; return False if that would close
-        a cycle."""
+        """Join two groups under the first's name, whatever the limits; False if that would close a cycle."""
         if self.acyclic and (self._detour(u, v) or self._detour(v, u)):
             return False
         before, after = list(self.graph.pred[v]), list(self.graph.succ[v])
@@ -251,9 +247,11 @@ class _Groups:
         return any(nx.has_path(self.graph, w, v) for w in self.graph.succ[u] if w != v)
 
     def join_along_edges(self) -> None:
-        """Join groups along the edges, from the heaviest to the lightest, until ``most_groups`` is reached.
-        Repeat while a round joins anything: an edge that closed a cycle may be free once its detour is
-        joined too. Finally join groups without edges, such as the counters of a normalization."""
+        """Join groups along edges, heaviest first, until ``most_groups`` is reached or no edge can be joined.
+
+        Edges are tried repeatedly, as an edge that closed a cycle may be free once its detour is joined.
+        Groups without edges, such as the counters of a normalization, are joined last.
+        """
         # Ties go by the operators' numbers, so that the blocks are the same in every run.
         edges = sorted(self.weights, key=lambda edge: (-self.weights[edge], edge))
         most, before = self.limits.most_groups, 0

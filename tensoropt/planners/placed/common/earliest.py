@@ -1,10 +1,10 @@
-"""Earliest task first: repeatedly choose, of all ready operators and devices, the pair that can start first.
+"""Earliest task first: repeatedly choose the ready operator and the device that can start first.
 
-J.-J. Hwang et al., *Scheduling precedence graphs in systems with interprocessor communication times*, SIAM
-J. Comput. 18(2), 1989 (ETF), under Baechi's memory caps (B. Jeon et al., SoCC 2020, section 3.1, m-ETF): a
-pair whose device lacks room for the operator is not considered. As in Baechi, only forward operators choose
-devices, and backward stays with its forward, here in the opposite order; a tensor is sent to a device once;
-messages queue on their lanes. Times are estimates: the simulator has the last word.
+J.-J. Hwang et al., *Scheduling precedence graphs in systems with interprocessor communication times*, SIAM J.
+Comput. 18(2), 1989 (ETF), under Baechi's memory caps (B. Jeon et al., SoCC 2020, section 3.1, m-ETF): a
+device without room for an operator is no choice for it. As in Baechi, only forward operators choose devices,
+and backward runs on the same devices, here in the opposite order. A tensor is sent to a device once, and
+messages queue on the links' lanes. Times are estimates; the simulator determines the final ones.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from tensoropt.types import Flags, Floats
 
 
 class EarliestFirst:
-    """A schedule of forward, and its state between two choices. Ties go to the first operator, then to the
-    first device.
+    """A scheduler of forward, with its state between two choices. Ties go to the first operator, then device.
 
-    Matrices have a row for each operator and a column for each device. Arrivals only ever get later as
-    messages queue, so earlier ones are lower bounds. A choice relies on these bounds; the chosen operator's
-    arrivals are then computed anew, until the choice stays the same.
+    Matrices have a row for each operator and a column for each device. As messages queue, inputs only ever
+    arrive later, so arrivals computed earlier are lower bounds. A choice relies on them; then the chosen
+    operator's arrivals are computed anew, until the choice stays the same.
 
     Args:
-        favourite: the favourite child of each operator or -1, for SCT (see ``m_sct.py``); None for ETF.
+        favourite: for SCT, each operator's favourite child or -1 (see ``m_sct.py``); None for ETF.
     """
 
     def __init__(self, problem: PlacementProblem, memory: MemoryBook, favourite: Sequence[int] | None = None):
@@ -37,25 +36,25 @@ class EarliestFirst:
         self.starts = [0.0] * size
         self.ends = [0.0] * size
         self.lanes: dict[str, float] = {}
-        """When each lane is free."""
+        """The time in seconds at which each lane of a link is free."""
         self.there: dict[tuple[int, int], float] = {}
-        """(tensor, device) -> when the tensor that was sent there arrived."""
+        """(tensor, device) -> the time at which the tensor arrived there."""
         self.free = np.zeros(count)
         self.now = 0.0
         self.last = [-1] * count
         """The operator that ran last on each device."""
         self.ready = np.zeros(size, dtype=bool)
         self.arrival = np.zeros((size, count))
-        """When the inputs of each ready operator would be on each device."""
+        """The time at which the inputs of each ready operator would be on each device."""
         self.seen = [-1] * size
         """The number of messages sent when each operator's arrivals were last computed."""
         self.open = units.allowed[list(units.of)]
-        """Whether each operator may lie on each device, memory aside."""
+        """Whether each operator may lie on each device, apart from memory."""
         self.bytes = np.stack([units.bytes, units.transient_bytes], axis=1)[list(units.of)]
-        """The bytes that each operator would book: for the whole step, and as its largest transient."""
+        """The bytes that each operator would book: for the whole step, and while it runs."""
 
     def placement(self) -> Placement:
-        """Return the placement; backward runs in the opposite order.
+        """Return the placement, in which backward runs in the opposite order.
 
         Raises:
             NoRoomError: no ready operator fits on any device.
@@ -80,7 +79,7 @@ class EarliestFirst:
             earliest = float(starts[operator, device])
             if earliest == float("inf"):
                 raise NoRoomError(self.units.of[int(self.ready.argmax())])
-            # Its arrivals were a lower bound; if they grew, another pair may start earlier.
+            # The operator's arrivals were lower bounds. If they grew, another pair may start earlier.
             if not self._refresh(operator):
                 return operator, device, earliest
 
@@ -93,9 +92,12 @@ class EarliestFirst:
 
     def _keep_awake(self, starts: Floats, fits: Flags, favourite: Sequence[int]) -> None:
         """Apply SCT's rule (Baechi, section 3.1): a device stays awake for the favourite child of its last
-        operator. The device may run only that child, or an urgent operator: one whose inputs could be on any
-        device by then, so that waiting elsewhere gains it nothing. The device is free for all once another
-        one can start the child earlier, or if it has no room for the child."""
+        operator.
+
+        The device may run only that child, or an urgent operator, whose inputs could be on any device by
+        then, so that waiting for another gains nothing. The device is free for all once another device can
+        start the child earlier, or if it lacks room for the child.
+        """
         # When the inputs could be on any permitted device: the latest of the arrivals.
         permitted = fits & self.ready[:, None]
         waits = np.where(permitted, self.arrival, -np.inf).max(axis=1)
@@ -129,8 +131,9 @@ class EarliestFirst:
     def _receive(
         self, operator: int, device: int
     ) -> tuple[float, dict[str, float], dict[tuple[int, int], float]]:
-        """Return the time at which the inputs of an operator are on a device if they are sent now, in the
-        order in which they are made, with the changes of ``lanes`` and ``there``."""
+        """Return the time at which an operator's inputs are on a device if they are sent now, and the
+        resulting changes of ``lanes`` and ``there``.
+        """
         devices, tensors = self.problem.devices, self.problem.tensors
         latest, lanes, there = 0.0, dict[str, float](), dict[tuple[int, int], float]()
         for made, number in sorted((self.ends[tensors[t].producer], t) for t in self.problem.read[operator]):

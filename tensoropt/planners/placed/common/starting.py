@@ -12,15 +12,16 @@ from tensoropt.planners.placed import dpos, m_etf, m_sct, m_topo
 from tensoropt.planners.placed.common.units import PlacedAnswer
 
 _WARM_STARTS = (m_topo.place, m_etf.place, m_sct.place, dpos.place)
-"""Heuristics whose placements are tried; the others place by rules alone, or change the graph."""
+"""Heuristics whose placements are tried. The others place by rules alone, or change the graph."""
 _SCHEDULERS = (m_etf.place, dpos.place)
 """Heuristics that order operators well once their devices are fixed."""
 _Method = Callable[[PlacementProblem, float | None, int], PlacedAnswer]
 
 
 def heuristics(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
-    """Yield placements of a problem: all operators on one device, for each that can run them, then those of
-    the heuristics that do not refuse."""
+    """Yield placements: for each device that can run all operators, that on this device alone; then those of
+    the heuristics that do not refuse.
+    """
     count = problem.devices.count
     for device in range(count):
         placement = Placement.in_order([device] * problem.size, count)

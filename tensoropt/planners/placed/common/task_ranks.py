@@ -1,7 +1,7 @@
-"""The step as one directed graph of forward and backward tasks, and the ranks of its tasks.
+"""The step as one directed graph of forward and backward tasks, and the upward ranks of the tasks.
 
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
-5.1; the upward rank is that of HEFT (H. Topcuoglu et al., IEEE TPDS 13(3), 2002, equation 7), with the
+5.1. The upward rank is that of HEFT (H. Topcuoglu et al., IEEE TPDS 13(3), 2002, equation 7), with the
 longest instead of the mean times.
 """
 
@@ -19,12 +19,12 @@ from tensoropt.types import Floats
 
 @dataclass(frozen=True)
 class Ranks:
-    """Upward ranks: seconds from a task's start to the end of the step, at the slowest.
+    """Upward ranks: the longest time from a task's start to the end of the step, in seconds.
 
     Attributes:
         forward, backward: (operators,) seconds. Backward ends with the optimizer's step for the parameters
-            that it computed gradients for.
-        path: the operators on the critical path in the order in which it meets them, each once.
+            whose gradients it computed.
+        path: the operators on the critical path, each once, in the order of the path.
     """
 
     forward: Floats
@@ -33,7 +33,7 @@ class Ranks:
 
 
 def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
-    """Return (tensors,) the seconds to send each tensor between the slowest pair of its possible devices."""
+    """Return the longest time to send each tensor between its possible devices, in seconds, (tensors,)."""
     devices, tensors, allowed = problem.devices, problem.tensors, units.allowed[list(units.of)]
     longest_s = np.zeros(len(tensors))
     # One by one: each has a table of all pairs of devices.
@@ -47,8 +47,8 @@ def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
 def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
     """Return the ranks rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j)) (FastT, section 5.1).
 
-    w_i and c_ij are the longest over all devices and pairs of devices that i and j may lie on; c_ij is 0
-    between operators that share a device anyway.
+    w_i is the longest time of task i on any of its possible devices. c_ij is the longest time of a message
+    between possible devices of i and j; it is 0 between operators that must share a device.
     """
     allowed, unit_of = units.allowed[list(units.of)], units.of
     sends = _longest_transfers(problem, units).tolist()
@@ -60,7 +60,7 @@ def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
 
 
 def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
-    """Return the ranks under a placement: w_i and c_ij are the seconds on the operators' devices."""
+    """Return the ranks under a placement: w_i and c_ij are the times on the operators' devices."""
     tensors, devices, own = problem.tensors, problem.devices, (np.arange(problem.size), list(device))
     return _ranks(
         problem,
@@ -102,8 +102,8 @@ def _ranks(
 def _path(
     problem: PlacementProblem, forward: Sequence[float], backward: Sequence[float], update: Sequence[float]
 ) -> tuple[int, ...]:
-    """Return the path from the entry operation on: "recursively the operation with the largest rank among the
-    successors" (section 5.1), without transfers.
+    """Return the critical path from the entry operation on: "recursively the operation with the largest rank
+    among the successors" (section 5.1), without transfers.
     """
     if not forward:
         return ()

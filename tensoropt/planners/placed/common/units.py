@@ -1,8 +1,8 @@
-"""Units: operators that must share a device, treated as one, and how methods place them within memory.
+"""Units (operators that must share a device), and how methods place them within memory.
 
 Methods count memory as the papers do: the bytes held for a whole step add up, and of transient bytes the
 largest count (Baechi: Jeon et al., SoCC 2020, section 4). The simulator follows every tensor and may find
-more, so a method runs with less and less room until its placement fits when simulated.
+more memory, so a method runs with less and less room until its placement fits when simulated.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tensoropt.units import format_bytes
 
 @dataclass(frozen=True)
 class Units:
-    """Operators that must share a device, treated as one.
+    """Sets of operators that must share a device, each set treated as one.
 
     Attributes:
         of: the unit of each operator.
         members: the operators of each unit, ascending.
-        allowed: (units, devices) whether each may lie there, by the pins of all members and the devices that
-            can run them all.
-        bytes: (units,) the bytes each adds to its device for a whole step.
-        transient_bytes: (units,) the bytes that its largest operator needs on top while it runs.
-        by_priority: the devices that each unit may lie on, best first.
+        allowed: whether each unit may lie on each device, (units, devices): by the pins of all members, and
+            by which devices can run them all.
+        bytes: the memory that each unit takes of its device for a whole step, (units,).
+        transient_bytes: the further memory that its largest operator needs while it runs, (units,).
+        by_priority: the devices on which each unit may lie, best first.
     """
 
     of: tuple[int, ...]
@@ -47,7 +47,7 @@ def units_of(problem: PlacementProblem) -> Units:
     """Return the units of a problem.
 
     Raises:
-        InfeasibleError: operators that must share a device have no common one; the message names them.
+        InfeasibleError: operators that must share a device have no common one. The message names them.
     """
     joined = nx.Graph()
     joined.add_nodes_from(range(problem.size))
@@ -75,9 +75,8 @@ def units_of(problem: PlacementProblem) -> Units:
 
 
 def _transient_bytes(problem: PlacementProblem, operator: int) -> float:
-    """Return the bytes that an operator needs while it runs, in addition to those for the whole step.
-
-    In forward these are its inputs and outputs that backward does not need, in backward their gradients.
+    """Return the bytes that an operator needs while it runs, in addition to those for the whole step: in
+    forward its inputs and outputs that backward does not need, in backward their gradients.
     """
     ends = [problem.tensors[t] for t in (*problem.read[operator], *problem.made[operator])]
     passing = (t for t in ends if not t.kept_by and not (t.stored and t.producer == operator))
@@ -98,8 +97,8 @@ def _allowed(
             if not problem.allowed[o].all()
         )
         raise InfeasibleError(
-            f"no device can hold all of these operators, which must share one: {sides}; loosen a pin or let "
-            "them be on different devices"
+            f"no device can hold all of these operators, which must share a device: {sides}; loosen a pin "
+            "or let the operators be on different devices"
         )
     return allowed
 
@@ -112,13 +111,12 @@ class MemoryBook:
     """The memory booked on devices while a method places operators.
 
     Attributes:
-        units: what is booked.
-        caps: (devices,) the bytes that may be booked.
+        units: the units to book.
+        caps: the bytes that may be booked on each device, (devices,).
         device: the device on which each unit is booked; -1 for none.
-        used: (devices,) the bytes booked for the whole step.
-        transient: (devices,) the most bytes that an operator needs on top. This is how Baechi counts (SoCC
-            2020, section 4): lasting memory adds up; of transient memory, the largest counts.
-        counts_transients: False leaves transient memory to the simulator.
+        used: the bytes booked for the whole step, (devices,).
+        transient: the most further bytes that an operator needs while it runs, (devices,).
+        counts_transients: whether transient memory counts; otherwise only the simulator checks it.
     """
 
     def __init__(self, units: Units, caps: Floats, counts_transients: bool = True):
@@ -141,7 +139,7 @@ class MemoryBook:
         """Return whether the given bytes fit on each device, (..., devices).
 
         Args:
-            lasting, transient: (..., 1), or scalars; bytes for the whole step, and while it runs.
+            lasting, transient: (..., 1), or scalars; bytes for the whole step, and while an operator runs.
         """
         # The second try of place_within_memory, which leaves transient memory to the simulator.
         if not self.counts_transients:
@@ -149,16 +147,13 @@ class MemoryBook:
         return self.used + lasting + np.maximum(self.transient, transient) <= self.caps
 
     def book(self, unit: int, device: int) -> None:
-        """Record that a unit lies on a device."""
         self.device[unit] = device
         self.used[device] += self.units.bytes[unit]
         self.transient[device] = max(self.transient[device], self.units.transient_bytes[unit])
 
 
 class NoRoomError(Exception):
-    """Raised when a method finds no device with room for a unit; :func:`place_within_memory` reports it to
-    people.
-    """
+    """A method finds no device with room for a unit; :func:`place_within_memory` turns it into a message."""
 
     def __init__(self, unit: int):
         super().__init__(unit)
@@ -166,7 +161,7 @@ class NoRoomError(Exception):
 
 
 def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
-    """Return the problem with a limit as its devices' capacity, where that is lower."""
+    """Return the problem with a memory limit as its devices' capacity, where the limit is lower."""
     if memory_limit_bytes is None:
         return problem
     capacity = problem.devices.within(memory_limit_bytes)
@@ -195,15 +190,15 @@ def place_within_memory(
 ) -> PlacedAnswer:
     """Return a method's placement that fits when simulated.
 
-    Args:
-        attempt: runs the method, which books what it places.
+    If no room is left when transient memory counts, the method runs again and only the simulator checks it.
 
-    If counting tensors in flight leaves no room, they are left to the simulator alone.
+    Args:
+        attempt: runs the method, which books the units that it places.
 
     Raises:
         InfeasibleError: no such placement was found.
     """
-    # The bytes booked for tensors in flight can exceed what is there at once, so that a method finds no room
+    # The bytes booked for tensors in flight can exceed those alive at once, so that a method finds no room
     # though its placement would fit, and is run without them.
     most, units = problem.devices.within(limit), units_of(problem)
 

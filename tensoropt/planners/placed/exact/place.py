@@ -2,8 +2,8 @@
 
 If an answer does not fit, the program is solved again with less room on the devices, as in the methods that
 sum memory (:mod:`tensoropt.planners.placed.common.units`). A program in which a device runs one operator at a
-time starts from the best heuristic's placement of its blocks, and the faster of the two is the answer;
-programs as published return their own answer.
+time starts from the best heuristic's placement of its blocks, and the answer is the faster of the two.
+Programs as published return their own answer.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ _FIRST = 0.5
 """The share of the remaining effort that one run may spend; the rest is for runs with less room. An
 assumption."""
 _GROUPS_PER_DEVICE = 2
-"""NetSplit's at most 2n groups. n is read as the number of devices; twice the operators would be no limit."""
+"""The factor in NetSplit's limit of 2n groups. n is read as the number of devices; twice the number of
+operators would be no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solving:
-    """The settings of a planner that solves a program.
+    """The settings of a planner that solves an integer program.
 
     Attributes:
-        most_blocks: larger graphs are contracted to about this many blocks, or groups; None for NetSplit's
-            two for each device.
+        most_blocks: the number of blocks, or groups, to which larger graphs are contracted; None for
+            NetSplit's two per device.
         seconds: the solver's time, to which the limit on its effort is proportional; an assumption about how
             long a person waits.
-        balance: the largest share of all stored and kept bytes on one device; 0.5 is even, 1 means no rule.
+        balance: the largest share of all stored and saved bytes on one device; 0.5 is even, 1 means no rule.
     """
 
     most_blocks: int | None = None
@@ -66,12 +67,12 @@ class ExactPlanner:
     Attributes:
         name: the planner's name.
         exclusive, backward: see :class:`~tensoropt.planners.placed.exact.rules.Rules`.
-        groups: operators are timed one by one, and groups of them share a device; otherwise blocks run in one
-            go.
-        knows_memory: whether it limits the memory of devices from the start.
-        devices: the only number of devices that it supports; None for any.
-        most_operators: the most blocks that it supports.
-        promise: the reason why its own time for its answer is shorter than the simulated one.
+        groups: whether operators are timed one by one, and groups of them share a device; otherwise blocks of
+            operators run in one go.
+        knows_memory: whether the program limits the memory of devices from the start.
+        devices: the only number of devices that the planner supports; None for any.
+        most_operators: the most blocks that the planner supports.
+        promise: the reason why the program's own time for its answer is shorter than the simulated one.
     """
 
     name: str
@@ -89,14 +90,15 @@ class ExactPlanner:
         """Return the program's best placement, with notes on its own step time and its proven gap.
 
         Raises:
-            UnsuitableError: another number of devices, or a graph that cannot be contracted far enough.
+            UnsuitableError: the number of devices is not supported, or the graph cannot be contracted far
+                enough.
             MissingExtraError: OR-tools is not installed.
-            InfeasibleError: nothing found fits when simulated and obeys the rules.
+            InfeasibleError: no placement found fits when simulated and obeys the rules.
         """
         if self.devices not in (None, count := problem.devices.count):
             raise UnsuitableError(
                 f"{self.name} places on {self.devices} devices; this cluster has {count}; use netsplit, or "
-                f"give {self.name} {self.devices} of them"
+                f"give {self.name} {self.devices} devices"
             )
         cp_sat(self.name)
         problem = limited(problem, memory_limit_bytes)
@@ -113,8 +115,9 @@ class ExactPlanner:
 def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
     """Return the problem in at most ``most_blocks`` blocks, with one operator per block if that is possible.
 
-    Co-placement's limits leave the program a choice: no block of more than a quarter of a device's share of
-    operators, work and memory. If they leave too many blocks, they are doubled until they do not.
+    Limits on blocks leave the program a choice: a block has at most a quarter of a device's share of
+    operators, work and memory. If there are still too many blocks, the limits are doubled until there are
+    not.
     """
     contraction = contract(problem, [[o] for o in range(problem.size)])
     # A quarter of a device's share is an assumption: larger blocks leave less to decide, smaller ones leave
@@ -133,11 +136,11 @@ def _in_groups(problem: PlacementProblem, most: int) -> Contraction:
 
 
 class _Runs:
-    """A program, solved with less and less room until its answer fits.
+    """An integer program, solved with less and less room until its answer fits.
 
     Attributes:
         outcomes: the outcome of each run.
-        nearest: of the answers that do not fit, the one that exceeds a device least.
+        nearest: of the answers that do not fit, the one that exceeds a device's memory least.
     """
 
     def __init__(
@@ -216,9 +219,10 @@ class _Runs:
             hint = None
 
     def _less_room(self, simulated: SimulatedPlacement, device: Sequence[int]) -> Floats:
-        """Return the capacity of the next run: the answer's bytes by the memory rule, less the simulator's
-        excess over a device's memory. All devices get the same: with less room on one of several equal ones,
-        the same answer would only move to another."""
+        """Return the capacity of the next run, (devices,): the answer's bytes by the memory rule, less the
+        simulator's excess over a device's memory. All devices get the same capacity, as the same answer would
+        otherwise move to another of several equal devices.
+        """
         if np.isinf(self.capacity).any():
             return self.blocks.devices.capacity_bytes.astype(float)
         over = simulated.excess_bytes
@@ -241,7 +245,7 @@ class _Runs:
         near = ""
         if self.nearest is not None:
             excess = format_bytes(float(self.nearest.excess_bytes.max()))
-            near = f"; the nearest needs {excess} more on one of them"
+            near = f"; the nearest placement needs {excess} more on one device"
         remedy = "use more devices or another planner"
         if self._balanced():
             remedy = "or use netsplit or dpos, which have no such rule"
@@ -260,19 +264,21 @@ class _Runs:
                 f"{format_seconds(found.time_s)}: {self.program.promise}"
             )
         if best is not found:
-            yield f"the heuristic's placement of the blocks was not improved: {format_seconds(best.time_s)}"
+            yield f"the heuristics' placement was not improved: it takes {format_seconds(best.time_s)}"
         if words := outcome.ended(self.settings.seconds):
             yield words
         if before := len(self.outcomes) - 1:
-            yield f"solved {before} times more with less room, as its answer did not fit when simulated"
+            yield (
+                f"solved {before} times more with less room on the devices, as the answer did not fit when "
+                "simulated"
+            )
         gap = max(0.0, 1 - bound_s / best.time_s)
         percent = f"{gap:.2%} proven" if gap > ROUNDING else "0.00% proven, up to rounding"
         yield f"gap {percent}: nothing{self._balanced()} is faster than {format_seconds(bound_s)}"
 
 
 def _serial_s(problem: PlacementProblem) -> float:
-    """Return an upper bound on any sensible schedule: the seconds of everything one after another, and of
-    every message on top."""
+    """Return an upper bound on any sensible step in seconds: all operators and messages one by one."""
     seconds = problem.forward_s + problem.backward_s + problem.update_s
     work = np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum()
     devices = problem.devices

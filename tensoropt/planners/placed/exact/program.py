@@ -1,15 +1,19 @@
 """Placement and schedule as one integer program, solved by OR-tools' CP-SAT.
 
-The variables: a device for every operator, a start for its forward and its backward, and for every tensor and
-device the message that brings it there and the one that brings its gradient back. The constraints, each with
-the method that adds it: one device per operator, or per group that shares one (:meth:`._place`); an operator
-takes its device's time (:meth:`._run`); no operator starts before its inputs are there, over links of
-different speeds (:meth:`._send`); what a device holds fits, each tensor counted once (:meth:`._keep`); the
-step ends when the last task has ended (:meth:`._end`). These are NetSplit's, in which operators may run on
-one device at the same time, with a memory rule of ours; ``Rules.exclusive`` adds what is missing: a device,
-and a lane of a link, does one thing at a time, a device's backward comes after its forward, the optimizer's
-step after that. Without ``Rules.backward`` and with unlimited capacity they are Pesto's as NetSplit extends
-them, (6-2)–(6-7).
+The variables are a device for every operator, a start for its forward and its backward, and for every tensor
+and device the message that brings the tensor there and the one that brings its gradient back. The
+constraints, each with the method that adds it:
+
+- each operator, or unit of operators that must share a device, is on one device (:meth:`._place`);
+- an operator takes its time on its device (:meth:`._run`);
+- no operator starts before its inputs have arrived, over links of different speeds (:meth:`._send`);
+- stored and saved bytes fit on each device, each tensor counted once (:meth:`._keep`);
+- the step ends when the last task has ended (:meth:`._end`).
+
+These are NetSplit's constraints, with a memory rule of ours. In NetSplit operators may overlap on a device;
+``Rules.exclusive`` adds that a device, and a lane of a link, does one thing at a time, that a device's
+backward follows its forward, and that the optimizer's step comes last. Without ``Rules.backward`` and with
+unlimited capacity the constraints are Pesto's as NetSplit extends them, (6-2)–(6-7).
 
 Times are whole ticks, rounded down, so that a proven bound holds for the real problem; see :class:`.Grid`.
 """
@@ -37,24 +41,21 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid of whole ticks for seconds.
+    """A grid of whole ticks for times in seconds.
 
     A step is a chain of at most ``4 n + 1`` tasks (every operator forward and backward, a message before
-    each of them, and an optimizer step), each shortened by less than a tick.
+    each, and an optimizer step), each shortened by less than a tick.
     """
 
     tick_s: float
 
     @classmethod
     def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
-        """Return the coarsest grid that shortens no step by more than :data:`ROUNDING`, given a lower bound
-        on a step."""
+        """Return the coarsest grid that shortens no step of ``bound_s`` or more by over :data:`ROUNDING`."""
         return cls(ROUNDING * bound_s / (4 * problem.size + 1))
 
     def ticks(self, seconds: float) -> int:
-        """Return the ticks of ``seconds``, rounded down; 0 for impossible times, which no solution
-        contains.
-        """
+        """Return the ticks of ``seconds``, rounded down; 0 for infinite times, which no solution contains."""
         if not math.isfinite(seconds):
             return 0
         # For a whole number of ticks the division may be an ulp too small.
@@ -62,17 +63,17 @@ class Grid:
 
 
 class PlacementProgram:
-    """The integer program of one placement problem; making it adds all constraints.
+    """The integer program of one placement problem, built with all constraints.
 
     Args:
-        grid: see :class:`.Grid`.
-        most_s: seconds of a step known to be possible; longer ones are not searched.
-        capacity_bytes: (d,) the memory rule's right-hand side.
+        grid: the duration of a tick, as :class:`.Grid`.
+        most_s: the time of a possible step in seconds; longer steps are not searched.
+        capacity_bytes: the right-hand side of the memory rule, (devices,).
 
     Attributes:
-        on: for each operator and device, the literal that says it lies there.
-        start, end: for each direction (False: forward, True: backward) and operator.
-        most: the latest time considered.
+        on: for each operator and device, the literal that says that the operator is on the device.
+        start, end: the start and end of each operator, for each direction (False: forward, True: backward).
+        most: the latest time considered, in ticks.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class PlacementProgram:
         self._end()
 
     def time(self) -> Any:
-        """Return a new variable: a time between 0 and the horizon."""
+        """Return a new variable: a time in ticks, up to ``most``."""
         return self.model.new_int_var(0, self.most, "")
 
     def any_of(self, literals: list[Any]) -> Any:
-        """Return the literal that holds exactly if at least one of these does."""
+        """Return a literal that holds exactly if at least one of the literals does."""
         # A literal that is named twice would only add clauses; one alone needs no new variable.
         unique = list({literal.index: literal for literal in literals}.values())
         if len(unique) == 1:
@@ -120,7 +121,7 @@ class PlacementProgram:
         return result
 
     def both(self, first: Any, second: Any) -> Any:
-        """Return the literal that holds exactly if both of these do."""
+        """Return a literal that holds exactly if both literals do."""
         result = self.model.new_bool_var("")
         self.model.add_implication(result, first)
         self.model.add_implication(result, second)
@@ -128,7 +129,9 @@ class PlacementProgram:
         return result
 
     def _occupy(self, name: Any, start: Any, ticks: int, end: Any, present: Any) -> None:
-        """Add that ``present`` implies start + ticks == end; the interval queues with others of this name."""
+        """Add that ``present`` implies start + ticks == end, and that under ``Rules.exclusive`` intervals
+        with the same name do not overlap.
+        """
         if not self.rules.exclusive:  # nothing queues, and an interval would only burden the solver
             self.model.add(end == start + ticks).only_enforce_if(present)
             return
@@ -221,10 +224,10 @@ class PlacementProgram:
             self._occupy(lane, start, ticks, end, sent)
 
     def _keep(self) -> None:
-        """Add the memory constraints: each device's stored and kept bytes fit, each tensor counted once.
+        """Add the memory constraints: each device's stored and saved bytes fit, each tensor counted once.
 
-        Between forward and backward a device holds all of these bytes, so the simulated peak is never less:
-        without ``Rules.balance`` the rule excludes nothing that fits.
+        Between forward and backward a device holds all of these bytes, so the simulated peak is never less.
+        Without ``Rules.balance`` the rule excludes nothing that fits.
         """
         problem, own = self.problem, lasting_bytes(self.problem)
         tensors = kept_tensors(problem)
@@ -232,7 +235,7 @@ class PlacementProgram:
         units = [int(size // unit) for size in own]
         total = sum(units) + sum(int(tensor.bytes // unit) for tensor in tensors)
         for d, most in enumerate(most_units(problem, self.rules, self.capacity_bytes)):
-            # It cannot bind, so the solver need not see it.
+            # A limit that cannot bind is left out of the program.
             if most >= total:
                 continue
             terms = [size * self.on[o][d] for o, size in enumerate(units)]
@@ -271,8 +274,7 @@ class PlacementProgram:
         self.model.add(self.last[device] >= work)
 
     def decode(self, value: Callable[[Any], int]) -> Placement:
-        """Return the devices and their operators ordered by start; ties in the order of the operators,
-        reversed for backward."""
+        """Return the solution's placement, in order of starts; ties in operator order, backward reversed."""
         device = [next(d for d, literal in enumerate(literals) if value(literal)) for literals in self.on]
         return Placement.by_start(
             device, len(self.devices), *([*map(value, of)] for of in self.start.values())

@@ -1,8 +1,8 @@
 """A program's demands on a placement, and the memory rule that a placement must obey.
 
-The program states the rule over literals (:meth:`.program.PlacementProgram._keep`), this module over a
-placement: stored and kept bytes count once on every device they are on, in whole units, rounded down, with
-the limit rounded up.
+Stored and saved bytes count once on every device that holds them, in whole units, rounded down; the limit is
+rounded up. The program states the rule over literals (:meth:`.program.PlacementProgram._keep`), this module
+over a placement.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _UNIT_BYTES = 1024
 """The unit of memory in bytes, so that the solver's integers stay small; an assumption."""
 
 _FINENESS = 2**20
-"""The least number of units in all stored and kept bytes, so that rounding hides nothing of small models."""
+"""The least number of units in all stored and saved bytes, so that rounding hides nothing of small models."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The demands of a program beside dependencies, transfer times and capacity.
+    """The demands of a program, in addition to dependences, transfer times and capacity.
 
     Attributes:
         exclusive: whether a device and a lane do one thing at a time. They do not in NetSplit's program as
             published, nor in its extension of Pesto's.
         backward: whether backward is scheduled as well. It is not in the extension of Pesto's program.
-        balance: the largest share of all stored and kept bytes that one device may hold; 1 for no rule.
+        balance: the largest share of all stored and saved bytes that one device may hold; 1 for no rule.
     """
 
     exclusive: bool = True
@@ -40,33 +40,28 @@ class Rules:
 
 
 def lasting_bytes(problem: PlacementProblem) -> NDArray[np.float64]:
-    """Return (n,) the bytes that each operator stores and keeps, without tensors."""
+    """Return the bytes that each operator stores and saves, without tensors between operators, (n,)."""
     return problem.stored_bytes + problem.training * problem.kept_bytes
 
 
 def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
-    """Return the tensors alive between forward and backward."""
+    """Return the tensors between operators that are saved from forward to backward."""
     return [tensor for tensor in problem.tensors if problem.training and tensor.kept_by]
 
 
 def _all_once_bytes(problem: PlacementProblem) -> float:
-    """Return the bytes of everything that is stored and kept, each counted once: the whole of which
-    ``Rules.balance`` is a share.
-    """
+    """Return the bytes of all that is stored and saved, each counted once, for ``Rules.balance``."""
     apart = sum(tensor.bytes for tensor in kept_tensors(problem) if not tensor.stored)
     return float(lasting_bytes(problem).sum()) + float(apart)
 
 
 def unit_bytes(problem: PlacementProblem) -> int:
-    """Return the unit in which the memory rule counts bytes: so small that rounding costs an operator at most
-    a millionth of all."""
+    """Return the memory rule's unit in bytes, so small that rounding costs an operator a millionth of all."""
     return min(_UNIT_BYTES, max(1, int(_all_once_bytes(problem) // _FINENESS)))
 
 
 def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence[float]) -> list[int]:
-    """Return the memory rule's right-hand side in :func:`unit_bytes`, (d,), rounded up; at most the total of
-    everything.
-    """
+    """Return the right-hand side of the memory rule, (devices,), in :func:`unit_bytes`, rounded up."""
     own = float(lasting_bytes(problem).sum())
     most = own + sum(tensor.bytes for tensor in kept_tensors(problem))
     if rules.balance < 1:
@@ -77,12 +72,10 @@ def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence
 
 
 def lasting_units(problem: PlacementProblem, device: Sequence[int]) -> NDArray[np.int64]:
-    """Return the memory rule's left-hand side, (d,): all stored and kept bytes, each rounded down, once per
-    device.
-    """
+    """Return the left-hand side of the memory rule, (devices,), in :func:`unit_bytes`, rounded down."""
     lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem)
     unit = unit_bytes(problem)
-    # Not ``lasting[device] +=``, which would count the operators of one device once.
+    # Not ``lasting[device] +=``, which would count only one operator of each device.
     np.add.at(lasting, list(device), (own // unit).astype(np.int64))
     for tensor in kept_tensors(problem):
         # On its producer's device a stored tensor is the parameter itself, which is part of ``own``.
@@ -92,6 +85,6 @@ def lasting_units(problem: PlacementProblem, device: Sequence[int]) -> NDArray[n
 
 
 def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> bool:
-    """Return whether devices obey the memory rule, as :meth:`.program.PlacementProgram._keep` states it."""
+    """Return whether a placement obeys the memory rule of :meth:`.program.PlacementProgram._keep`."""
     limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
     return bool((lasting_units(problem, device) <= limits).all())

@@ -13,24 +13,22 @@ from tensoropt.placement import Placement, SimulatedPlacement
 from tensoropt.planners.placed.exact.program import ROUNDING, PlacementProgram
 
 _EFFORT_PER_SECOND = 0.3
-"""Effort granted per second of the time limit. One otherwise idle core spends a little more than that, so
+"""The effort granted per second of the time limit. One otherwise idle core spends a little more than that, so
 that the limit on effort is usually reached first."""
 
 _STRATEGIES = 8
-"""The solver's strategies, run in parallel if there are cores for them. A single one often ends without a
-proof: with tight memory it spent more effort on five operators than all eight strategies need together."""
+"""The number of the solver's strategies, run in parallel if there are cores for them. A single one often ends
+without a proof: with tight memory it spent more effort on five operators than all eight need together."""
 
 _WATCH_S = 0.2
-"""The seconds between checks for an interrupt while the solver runs."""
+"""The time between checks for an interrupt while the solver runs, in seconds."""
 
 _CLOCK = 0.95
-"""The share of its seconds from which a run counts as ended by the clock, as the solver stops a little
-early.
-"""
+"""The share of its time limit from which on a run counts as ended by it, as the solver stops early."""
 
 
 def effort_of(seconds: float) -> float:
-    """Return the solver's effort for a time limit, in the solver's units."""
+    """Return the solver's effort for a time limit, in the solver's reproducible unit."""
     return seconds * _EFFORT_PER_SECOND
 
 
@@ -39,11 +37,10 @@ class SolverOutcome:
     """The result of a solver run.
 
     Attributes:
-        bound_s: the proven bound in seconds: no solution of the program is shorter; inf if there is none at
-            all.
+        bound_s: the proven lower bound on the program's solutions in seconds; inf if there is no solution.
         placement: the best placement found; None if there was none.
-        time_s: the program's own time for it; inf without one.
-        proven: whether nothing better exists.
+        time_s: the program's own time for the placement in seconds; inf without one.
+        proven: whether it is proven that nothing better exists.
         effort: the effort spent, in the solver's reproducible unit.
         clock: whether the limit in seconds ended the run, rather than the limit on effort.
     """
@@ -75,7 +72,7 @@ def solve(
     seconds: float,
     hint: SimulatedPlacement | None = None,
 ) -> SolverOutcome:
-    """Solve a program within its limits.
+    """Solve a program within limits on effort and seconds.
 
     Args:
         hint: a schedule to start from.

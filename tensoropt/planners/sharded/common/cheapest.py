@@ -13,15 +13,15 @@ from tensoropt.types import Floats
 def cheapest(
     nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the configuration of each node in the cheapest strategy, with a note if a cheaper one cannot be
-    ruled out.
+    """Return the configuration of each node in the cheapest strategy, with a note on its gap if it is not
+    proven.
 
     Args:
-        nodes: (K,) costs of each node; inf marks the impossible.
+        nodes: the costs of each node's configurations, (K,); inf marks an impossible one.
         edges: (a, b, costs (Ka, Kb)).
 
     Raises:
-        NoStrategyError: nothing is possible.
+        NoStrategyError: no strategy is possible.
     """
     graph = CostGraph()
     for name, costs in nodes.items():
@@ -29,5 +29,5 @@ def cheapest(
     for a, b, costs in edges:
         graph.add_edge(a, b, np.stack([np.zeros_like(costs), costs], axis=-1))
     frontier = track_frontier(graph)
-    notes = () if frontier.exact else (*frontier.notes, f"at most {frontier.gap[0]:.1%} from the optimum")
+    notes = () if frontier.exact else (*frontier.notes, f"at most {frontier.gap[0]:.1%} above the optimum")
     return frontier.strategy(0), notes

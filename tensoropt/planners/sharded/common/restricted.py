@@ -1,9 +1,9 @@
 """Methods that restrict the search space: the choices that they leave open are made exactly.
 
-A published scheme fixes how operators split. Where tensors are materialised and kept is left to the frontier
-of the remaining choices, so that no scheme looks worse than it is.
+A published scheme fixes how operators split. How other tensors lie, and which are saved, is left to the
+frontier of the remaining choices, so that no scheme looks worse than it is.
 
-Strategies in which everything follows the batch are the base of data parallelism, ZeRO and Megatron.
+Strategies that split every operator along the batch are the base of data parallelism, ZeRO and Megatron.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tensoropt.sharding.configurations import MicroBatchRefused, batch_strategie
 from tensoropt.sharding.groups import GroupGraph
 
 NO_BATCH = (
-    "no mesh here splits the batch into non-empty parts; choose a batch size that the device count divides"
+    "no mesh of this cluster splits the batch into non-empty parts; choose a batch size that the device "
+    "count divides"
 )
 """The refusal of methods that only split the batch."""
 
@@ -38,14 +39,15 @@ def batch_labels(graph: GroupGraph) -> Mapping[str, str]:
 
 
 MOST_POINTS = 64
-"""Points kept per space; an assumption: a scheme leaves little open, so more would hardly differ."""
+"""The most points per mesh and micro-batch count; an assumption: a scheme leaves few choices open, so more
+points would hardly differ."""
 
 
 def frontiers(
     task: PlanningTask, allowed: Scheme, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
-    """Yield the frontiers of the permitted choices, over all spaces that suit, with nothing recomputed and
-    with all blocks recomputed; spaces without any strategy yield none.
+    """Yield the frontier's strategies among those that a scheme allows, for each mesh and micro-batch count
+    that suits, once with nothing and once with all blocks recomputed.
     """
     for number, space in enumerate(task.spaces):
         if not suits(space):
@@ -63,17 +65,17 @@ def frontiers(
 
 
 def on_the_batch(task: PlanningTask, stored: Scheme) -> Iterator[Selection]:
-    """Yield the frontiers of splitting every group on its batch dim alone, over flat meshes."""
+    """Yield the frontier's strategies that split every group along its batch dim alone, on flat meshes."""
     labels = batch_labels(task.prepared.graph)
     allowed = following_the_batch(lambda _, group: labels[group], stored)
     return frontiers(task, allowed, lambda space: len(space.names.mesh.shape) <= 1)
 
 
 def at_least_one(task: PlanningTask, selections: Iterator[Selection], why_not: str) -> list[Selection]:
-    """Return the selections as a list, at least one.
+    """Return the selections as a list.
 
     Raises:
-        UnsuitableError: there are none.
+        UnsuitableError: there is none; ``why_not`` is the reason without constraints.
     """
     chosen = list(selections)
     if not chosen:
@@ -85,4 +87,4 @@ def why_none(task: PlanningTask, why_not: str) -> str:
     """Return why a method has no plan: ``why_not`` in a free search, else that constraints leave none."""
     if task.base.settings.get("constraints") is None:
         return why_not
-    return "none of its plans keeps to the constraints; loosen them or leave them out"
+    return "no plan of this planner keeps to the constraints; loosen the constraints or leave them out"

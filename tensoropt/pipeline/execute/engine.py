@@ -41,7 +41,7 @@ _SCHEDULES: dict[str, Any] = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-"""PyTorch's schedules."""
+"""PyTorch's schedule classes, by the names of :data:`tensoropt.pipeline.strategy.SCHEDULES`."""
 
 
 class PipelinedEngine(Engine[Pending]):
@@ -51,9 +51,9 @@ class PipelinedEngine(Engine[Pending]):
     and on all ranks after :meth:`sync_buffers`.
 
     Args:
-        strategy: the plan.
+        strategy: the strategy of the plan.
         values: parameters and buffers by graph name; only those of this rank's stages are read.
-        device: by default that of the values.
+        device: this rank's device; by default that of the values.
         runtime: this rank's position; by default its place in the ``torch.distributed`` job.
     """
 
@@ -239,7 +239,7 @@ class PipelinedEngine(Engine[Pending]):
 
 
 class _StagedPending(Pending):
-    """A step whose micro-batches have run in all stages of a rank. ``of``: the pending step of each stage."""
+    """A step that has run in all stages of a rank and waits for ``backward()``. ``of``: each stage's own."""
 
     def __init__(self, of: Mapping[int, Pending]) -> None:
         super().__init__()

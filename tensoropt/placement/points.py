@@ -1,4 +1,4 @@
-"""Placed plans as points beside a frontier: figures, a record of the plan, timeline."""
+"""Convert simulated placements to points of a frontier and to plans, and plans back to placements."""
 
 from __future__ import annotations
 
@@ -62,11 +62,10 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord
 
 
 def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
-    """Return the placement of a plan.
+    """Return the placed strategy of a plan.
 
     Raises:
-        PlanError: the plan is not a placed one, or is for another model; the message names the first
-            difference.
+        PlanError: the plan is not a placed one, or is for another model; the message names what differs.
     """
     stages = plan.stages
     if stages is None or stages.schedule:
@@ -117,7 +116,7 @@ _WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "opti
 
 
 def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
-    """Return all memory of a device with the points of its memory curve between which it is alive."""
+    """Return everything in a device's memory, each with its lifetime in points of the memory curve."""
     problem, owned = simulated.problem, list[Owned]()
     for holding, first, end in simulated.spans(device):
         operator = name = since = until = ""
@@ -135,20 +134,20 @@ def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
 
 
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
-    """Return the space of the placed points: a row of devices.
+    """Return the search space of placed plans, whose mesh is a row of devices.
 
     Args:
-        keys: parameter name in the graph -> the model's own name.
+        keys: a parameter's name in the graph -> the model's own name.
     """
     mesh = MeshInfo(shape=(cluster.device_count,), names=("device",), placed=True)
     return Space(mesh, micro_batches, keys=dict(keys))
 
 
 def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
-    """Return a simulated placement as a point of space ``space``.
+    """Return a simulated placement as a point of a frontier, in search space number ``space``.
 
-    Memory is the fullest device's, the breakdown the busiest's: ``communication_s`` is the time with a
-    message to or from it in flight, ``exposed_s`` the part in which it waits, ``idle_s`` its other waiting.
+    Memory is the fullest device's, the breakdown of time the busiest's: ``communication_s`` is the time with
+    a message to or from it in flight, ``exposed_s`` the part in which it waits, ``idle_s`` its other waiting.
     """
     sent: Counter[Collective] = Counter()
     sent_by: Counter[int] = Counter()
@@ -178,7 +177,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
 
 
 def fullest(simulated: SimulatedPlacement) -> int:
-    """Return the device with the highest peak; the first of equals."""
+    """Return the number of the device with the highest memory peak; the first of equals."""
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
@@ -228,11 +227,11 @@ def operator_rows(
     spent: Mapping[str, Spent],
     computes: Sequence[ComputeCosts],
 ) -> tuple[OperatorRow, ...]:
-    """Return a row for each operator.
+    """Return a row of figures for each operator.
 
     Args:
-        spent: by the operator's name, its seconds in the step.
-        computes: the costs of computing on each device.
+        spent: operator -> its seconds in the step.
+        computes: the cost model of computation on each device.
     """
     problem, rows = simulated.problem, []
     for i, (op, device) in enumerate(zip(graph.operators, simulated.placement.device, strict=True)):

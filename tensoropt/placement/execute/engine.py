@@ -23,12 +23,12 @@ from tensoropt.placement.strategy import PlacedStrategy
 class PlacedEngine(Engine[lower.TapedStep]):
     """Runs a placed plan in one process per device, or in one process with all devices.
 
-    With several micro-batches, all forwards run in the model's call and all backwards in ``backward()``; a
-    training graph then gives only the loss.
+    With several micro-batches, all forwards run in the model's call and all backwards in ``backward()``; in
+    training, the call then returns only the loss.
 
     Args:
         values: parameters and buffers by graph name.
-        transport: replaces the job's own; ``rank`` must then be given.
+        transport: the messages between devices, in place of the job's own; ``rank`` must then be given.
         device: this rank's device; by default that of the values.
 
     Raises:
@@ -195,7 +195,7 @@ class PlacedEngine(Engine[lower.TapedStep]):
 
 
 def _all_devices(strategy: PlacedStrategy, like: torch.device) -> tuple[torch.device, ...]:
-    """Return the PyTorch devices of a plan for one process; PlanError if there are too few GPUs."""
+    """Return the PyTorch device of each of the plan's devices; PlanError if there are too few GPUs."""
     if like.type != "cuda" or strategy.devices == 1:
         return (like,) * strategy.devices
     gpu_count = torch.cuda.device_count()

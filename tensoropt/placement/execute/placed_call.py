@@ -1,4 +1,4 @@
-"""A call in eval mode by a placed plan: each group on its parameters' device, or where the plan has it."""
+"""Run a call in eval mode by a placed plan: operators run on their parameters' device, or as planned."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tensoropt.placement.strategy import PlacedStrategy, needed_routes
 
 
 class PlacedCall(LoweredCall):
-    """A call by a placed plan; every rank passes in and gets back all rows.
+    """A call in eval mode by a placed plan; every rank passes in and gets back the whole batch.
 
     Args:
         local: the devices of this process.
-        collect: broadcasts a result from its device.
+        collect: a function that broadcasts a result from its device.
     """
 
     def __init__(

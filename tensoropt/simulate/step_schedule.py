@@ -21,12 +21,14 @@ _Kind = Literal[
 class Moment(NamedTuple):
     """One moment of a step.
 
-    ``kind``: ``begin`` of a block, or the end of backward; ``read``: a tensor moves to a reader; ``gather``:
-    parameters, and tensors gathered again, move to their use; ``compute``; ``inner``: collectives inside the
-    group; ``hub``: a tensor with several readers is materialised; ``output``: a result is made whole;
-    ``parameters``: gradients move to their storage; ``reduce``: the same after the last micro-batch;
-    ``step``: the optimizer; ``unshard``: parameters are gathered for the next step. ``part``: the part of the
-    group's forward (:func:`parts_of`).
+    Attributes:
+        kind: ``begin`` of a block, or end of backward; ``read``, a tensor is resharded for a reader;
+            ``gather`` of parameters, and of tensors that backward gathers again; ``compute``; ``inner``
+            collectives of kernels; ``hub``, a tensor with several readers is materialised; ``output``, a
+            result is made whole; ``parameters``, gradients move to their stored layout; ``reduce``, they do
+            so after the last micro-batch; ``step`` of the optimizer; ``unshard``, parameters are gathered for
+            the next step.
+        part: the number of the part of the group's forward (:func:`parts_of`).
     """
 
     phase: Phase
@@ -37,7 +39,7 @@ class Moment(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The moment in words, for recordings."""
+        """A description of the moment in words."""
         again, back = self.phase == "again", self.phase == "backward"
         words = (_WORDS_BACK if back else _WORDS).get(self.kind, _WORDS[self.kind])
         if self.kind == "begin" and not self.group:
@@ -67,7 +69,7 @@ _WORDS_BACK: dict[_Kind, str] = {
 
 
 class Reader(NamedTuple):
-    """A reader of a tensor or its view: a group, or the hub that ``materialises`` a view."""
+    """A reader of a tensor or of its view: a group, or the resharding that ``materialises`` a view."""
 
     group: str
     tensor: str
@@ -75,16 +77,17 @@ class Reader(NamedTuple):
 
 
 Resolver = Callable[[When], int]
-"""Maps an effect's moment to its position in the schedule."""
+"""A function from the moment of an effect to its position in the schedule."""
 
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """All moments of a step in order; ``index`` looks them up.
+    """All moments of a step in order.
 
     Attributes:
         forward_end: the number of forward moments.
         last: the position after backward.
+        index: moment -> its position.
         blocks: the blocks whose parameters are prefetched together.
     """
 
@@ -101,7 +104,7 @@ class StepSchedule:
 
     @cached_property
     def run_again_from(self) -> Mapping[str, int]:
-        """Group -> the position at which its region's second forward begins."""
+        """Group -> the position at which the recomputation of its block begins."""
         found: dict[str, int] = {}
         start = 0
         for at, moment in enumerate(self.moments):
@@ -151,7 +154,7 @@ class StepSchedule:
 
     @cached_property
     def beginnings(self) -> tuple[int, ...]:
-        """The positions at which blocks begin, and backward ends."""
+        """The positions at which blocks begin, and at which backward ends."""
         return tuple(at for at, moment in enumerate(self.moments) if moment.kind == "begin")
 
     def of_parameter(self, name: str) -> Resolver:
@@ -178,7 +181,7 @@ class StepSchedule:
     def of_tensor(
         self, producer: str, name: str, readers: Sequence[Reader], replaced: int = -1, same: str = ""
     ) -> Resolver:
-        """Return the resolver of a tensor's effects.
+        """Return the function from the moments of a tensor's effects to positions.
 
         Args:
             readers: its own, then those of its views.
@@ -241,13 +244,13 @@ class StepSchedule:
 
     @cached_property
     def first_users(self) -> Mapping[str, str]:
-        """Parameter -> the first group that uses it, for which copies are made."""
+        """Parameter -> the first group that uses it, for which gathered copies are made."""
         groups = reversed(self.graph.groups)
         return {name: group.name for group in groups for name in (*group.parameters, *group.shared)}
 
 
 def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:
-    """Return the schedule of a step or inference call, with the regions that some strategy recomputes."""
+    """Return the schedule of a step or inference call, with the blocks that some strategy recomputes."""
     training = graph.atoms.graph.training
     blocks = find_blocks(graph)
     forward = list(_forwards(graph, blocks if training else None))
@@ -280,7 +283,7 @@ def _end(graph: GroupGraph) -> Iterator[Moment]:
 
 
 def _backwards(graph: GroupGraph, regions: Sequence[Region], blocks: Blocks) -> Iterator[Moment]:
-    """Yield the moments of backward; a region runs again before its first saved tensor is needed."""
+    """Yield the moments of backward; a block is recomputed before its first saved tensor is needed."""
     due = {}
     for region in regions:
         needy = [name for name in region.groups if needs_kept(graph, graph.group_of[name])]

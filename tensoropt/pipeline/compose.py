@@ -1,10 +1,11 @@
 r"""Compose pipelines: the cuts and stage strategies of the fastest one under each memory bound.
 
 A step of :math:`m` micro-batches takes :math:`\sum_s f_s + (m - 1) \max_s t_s + \max_s e_s`, if stage
-:math:`s` takes :math:`f_s` for the first, :math:`t_s` for a further one and :math:`e_s` after the last
-(Narayanan et al., SC 2021, section 2.2; Alpa, OSDI 2022, section 5.2). Its memory is that of the fullest
-stage. The search is a shortest path over cuts with three costs: a partial pipeline (a label) is kept if no
-other one to the same cut beats it in all three (Martins, "On a multicriteria shortest path problem", 1984).
+:math:`s` takes :math:`f_s` for the first micro-batch, :math:`t_s` for each further one and :math:`e_s` after
+the last (Narayanan et al., SC 2021, section 2.2; Alpa, OSDI 2022, section 5.2). Its memory is that of the
+fullest stage. The search is a shortest path over cuts with three costs: a partial pipeline (a label) is kept
+if no other one to the same cut beats it in all three (Martins, "On a multicriteria shortest path problem",
+1984).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 from numba import njit
 
 _MOST_LABELS = 4096
-"""The most partial pipelines (labels) kept at one cut; of more, the fastest stay."""
+"""The most partial pipelines (labels) kept at one cut; if there are more, the fastest are kept."""
 _SLACK = 0.1
-"""The share of :func:`compose`'s ``step`` by which a partial pipeline must be better; an assumption."""
+"""The share of :func:`compose`'s ``step`` by which a kept label must beat others in some cost; assumed."""
 
 
 Place = TypeVar("Place", bound=Hashable)
@@ -32,9 +33,9 @@ class Offer:
     """The strategies available to one stage, one per row.
 
     Attributes:
-        memory: (n,) a rank's bytes for all micro-batches in flight.
+        memory: (n,) memory in bytes of a rank with all micro-batches in flight.
         first_s: (n,) seconds of the first micro-batch with its messages.
-        further_s: (n,) seconds of one more micro-batch if this stage is the slowest.
+        further_s: (n,) seconds of each further micro-batch if this stage is the slowest.
         end_s: (n,) seconds after the last micro-batch.
     """
 
@@ -58,7 +59,7 @@ class Composition(Generic[Place]):
         stages: for each stage, its start and end, and the row of its strategy.
         memory_bytes: the memory in bytes of the fullest stage.
         time_s: the duration of the step in seconds.
-        exact: whether the search dropped no partial pipeline for lack of room.
+        exact: whether no partial pipeline was dropped because there were too many.
     """
 
     stages: tuple[tuple[tuple[Place, Place], int], ...]
@@ -111,8 +112,8 @@ def compose(
     Args:
         offers: for each stage, (start, end) -> its strategies; each stage starts where the previous one ends.
         step: the least relative decrease of memory from one pipeline to the next; 0 finds all.
-        known: (bytes, seconds) of other plans, leanest and slowest first. Pipelines that one of them would
-            beat even if the schedule had no bubble are left out.
+        known: (bytes, seconds) of other plans, by increasing memory and decreasing time. Pipelines that one
+            of them would beat even if the schedule had no bubble are left out.
     """
     cap, before = inf, None
     while (composition := _fastest(offers, micro_batches, cap, step * _SLACK)) is not None:
@@ -134,12 +135,12 @@ def compose(
 
 @dataclass(frozen=True)
 class _Labels(Generic[Place]):
-    """The partial pipelines that reach one cut.
+    """The partial pipelines (labels) that reach one cut.
 
     Attributes:
         costs: (n, 3) the sum of ``first_s``, and the largest ``further_s`` and ``end_s``.
         ways: the possible last stages before this cut, each with the non-dominated rows of its strategies.
-        came: (n, 3) the index of the last stage in ``ways``, of its row there, and of the label before it.
+        came: (n, 3) indices of a label's last stage in ``ways``, of that stage's row, of the label before it.
     """
 
     costs: np.ndarray

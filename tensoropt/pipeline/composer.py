@@ -74,9 +74,9 @@ class Composer:
     Args:
         frontiers: the frontiers of possible stages on that mesh.
         composing: the function that composes stages.
-        notes: the remarks on pipelines that were left out, to which this adds.
+        notes: the remarks on pipelines that were left out, extended here.
         per_place: the number of stages per device group; by default two if the schedule has several.
-        refused: a function of the reason why stages cannot run in the schedule; by default it adds a note.
+        refused: called with the error if stages cannot run in the schedule; by default it adds a note.
 
     Raises:
         PlanError: the schedule does not fit the mesh and the micro-batches.
@@ -104,7 +104,7 @@ class Composer:
         self.place_of = [stage_place(schedule, self.places, stage) for stage in range(self.stages)]
 
     def pipelines(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
-        """Yield the composed pipelines, simulated.
+        """Yield composed pipelines with their simulated figures.
 
         Args:
             positions: the possible starts of each stage, then the end of the last one.
@@ -121,7 +121,7 @@ class Composer:
             frontiers.prepare(of_kind)
 
     def composed(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
-        """Yield the composed pipelines, simulated, after :meth:`prepare` with the same positions."""
+        """Yield composed pipelines with simulated figures, after :meth:`prepare` with the same positions."""
         offers = self._offers(self._wanted(positions))
         for alike in self._grouped_by_storage(offers):
             for composition in self.composing(alike, self.micro_batches):
@@ -238,7 +238,7 @@ def _agree(stored: Mapping[str, Layout], way: Mapping[str, Layout]) -> bool:
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
-    """Return the layouts of parameters shared by several stages that strategies of all these stages have.
+    """Return all ways to give each parameter that several stages use one layout that all of them offer.
 
     Args:
         of_stages: for each stage and strategy, the layout of each parameter that stages share.

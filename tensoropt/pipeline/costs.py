@@ -60,7 +60,7 @@ def kinds_at(cluster: Cluster, places: int) -> tuple[tuple[DeviceKind, ...], ...
 
 
 def _place_of(cluster: Cluster, places: int) -> Cluster:
-    """Return the first of a cluster's equal parts; ClusterError if it does not divide."""
+    """Return the first of a cluster's equal parts; ClusterError if it cannot be divided so."""
     devices = cluster.device_count
     if places < 2 or devices % places:
         raise ClusterError(
@@ -134,7 +134,7 @@ class PipelinePrices:
 
     @classmethod
     def of(cls, costs: ClusterCosts, mesh: Mesh) -> PipelinePrices:
-        """Return the cost model of a cost source, which must have measured everything before."""
+        """Return the cost model of a cost source that has measured everything."""
         communication = costs.communication(mesh, pairs=True)
 
         def made(source: ClusterCosts, of_places: tuple[PipelinePrices, ...] = ()) -> PipelinePrices:
@@ -195,7 +195,7 @@ class PipelinePrices:
 
     @cached_property
     def overlap(self) -> Overlap:
-        """How communication overlaps computation in a device group, and the links that it uses."""
+        """How communication overlaps computation in a device group, and the links that communication uses."""
         whole = overlap_of(self.cluster, self.mesh, beside=self.beside)
         of_place = {
             tuple(axis - 1 for axis in axes): links for axes, links in whole.by_axes.items() if 0 not in axes
@@ -207,7 +207,7 @@ class PipelinePrices:
         return self.mesh.size // self.mesh.shape[0]
 
     def message_s(self, source: int, target: int, size: float) -> float:
-        """Return the seconds of messages, ``size`` bytes per rank, from one device group to another."""
+        """Return the seconds that all ranks of a device group take to send ``size`` bytes each to another."""
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place

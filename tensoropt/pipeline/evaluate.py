@@ -126,7 +126,7 @@ def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
 def _evaluate_pipeline(
     strategy: PipelinedStrategy, facts_of: Callable[[int, Workload], Facts], prices: PipelinePrices
 ) -> PipelineEvaluation:
-    """Simulate a pipelined strategy. ``facts_of``: (device group, workload) -> facts of the workload."""
+    """Simulate a pipelined strategy. ``facts_of``: (device group, workload) -> its sizes and FLOP counts."""
     stages = []
     for number, (stage, works) in enumerate(zip(strategy.stages, stage_works(strategy), strict=True)):
         place = strategy.place_of(number)

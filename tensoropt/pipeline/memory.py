@@ -20,7 +20,7 @@ from tensoropt.simulate.simulator import StepColumns
 from tensoropt.simulate.step import lifetimes
 
 KEPT, _NEEDED, _MESSAGE, _TRAILING = "kept", "needed", "message", "trailing"
-"""Kinds of memory: saved for backward, in use in one action, in messages, in gradients being scattered."""
+"""Kinds of memory: saved for backward, needed in one action, messages, gradients in reduce-scatters."""
 
 
 class _Alive(NamedTuple):
@@ -218,8 +218,8 @@ _NAMED = 8
 
 
 def _largest_tensors(stage: Strategy, evaluation: Evaluation) -> dict[str, list[tuple[str, str, float]]]:
-    """Return (tensor, label, bytes) of a micro-batch's largest tensors: saved (:data:`KEPT`), at the peaks
-    of forward (``F``) and backward (``B``). ``evaluation`` may be of an isomorphic stage with other names.
+    """Return the largest tensors of a micro-batch as (tensor, label, bytes): those saved (:data:`KEPT`),
+    and at the peaks of forward (``F``) and backward (``B``). ``evaluation`` may be an isomorphic stage's.
     """
     schedule, names = evaluation.batch.schedule, dict[str, str]()
     for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):

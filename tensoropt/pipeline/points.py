@@ -103,7 +103,7 @@ def pipelined_space(
 
     Args:
         keys: a parameter's name in the graph -> the model's own name.
-        sequence: operator group -> the label of its configuration that splits the sequence.
+        sequence: operator group -> the label of its split along the sequence.
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
     return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes), sequence=dict(sequence or {}))

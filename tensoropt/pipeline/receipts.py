@@ -10,10 +10,10 @@ from tensoropt.pipeline.strategy import Action, place_actions, schedule_named, s
 
 
 def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
-    """Return micro-batch -> micro-batches whose gradients, sent back by a stage, are surely received.
+    """Return, for each forward, the micro-batches whose gradients the previous stage has surely received.
 
-    That holds when the first one's activations arrive at the stage: the previous stage sent them after its
-    backwards, which needed these gradients. Schedules that wait for their own sends know it from these.
+    That is when the forward's input arrives. The previous stage sent it after its own backwards, which needed
+    these gradients. Schedules that wait for their own sends know it from these.
     """
     if not stage:
         return {}
@@ -86,7 +86,7 @@ def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> di
 
 
 class _Messages(NamedTuple):
-    """When the messages of a step are asked for, and when they are surely received.
+    """When the receives of a step's messages are posted, and when messages are surely received.
 
     Attributes:
         asked: the result of :func:`_asked_for`.
@@ -100,7 +100,7 @@ class _Messages(NamedTuple):
 
 @lru_cache(maxsize=256)
 def messages_of(name: str, places: int, per_place: int, micro_batches: int) -> _Messages:
-    """Return when a schedule's messages are asked for, and when they are surely received."""
+    """Return when a schedule posts the receives of messages, and when they are surely received."""
     every, came = place_actions(name, places, per_place, micro_batches), []
     for stage in range(places * per_place):
         known = {}

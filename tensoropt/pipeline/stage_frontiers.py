@@ -40,7 +40,7 @@ Ends = tuple[CrossingWays | None, CrossingWays | None]
 """How the tensors that enter, and those that leave, a stage are split; None at an end of the model."""
 
 _LOSS = 3e-3
-"""The share of a frontier's hypervolume that simulating few of its strategies may lose; an assumption."""
+"""The share of a frontier's hypervolume that may be lost by simulating few of its strategies; assumed."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _StageFrontier:
         )
 
     def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return (n,) seconds of a middle micro-batch, and (n,) seconds in addition at the step's end.
+        """Return (n,) seconds of a middle micro-batch, and (n,) further seconds at the end of the step.
 
         Args:
             slower: the share by which communication slows down computation.

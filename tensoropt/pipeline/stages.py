@@ -157,7 +157,7 @@ class Cutter:
         return frozenset(names)
 
     def duplication_bytes(self, name: str) -> int:
-        """Return the size in bytes of all tensors read and written, unsplit, to recompute a tensor."""
+        """Return the memory traffic in bytes of recomputing a tensor: all it reads and writes, unsplit."""
         return sum(
             self.source.tensors[n].bytes
             for group in self.makers_of([name])
@@ -177,7 +177,7 @@ class Cutter:
         return sorted(makers.values(), key=lambda group: self.place[group.name])
 
     def _with_makers(self, duplicated: frozenset[str]) -> frozenset[str]:
-        """Return ``duplicated`` with all tensors on the way to them, which stages also recompute."""
+        """Return ``duplicated`` and the intermediate tensors of their computation, also recomputed."""
         if duplicated not in self._with_all_makers:
             groups = self.makers_of(duplicated)
             self._with_all_makers[duplicated] = duplicated.union(
@@ -196,7 +196,7 @@ class Cutter:
         )
 
     def crossing_bytes(self, cut: int) -> int:
-        """Return the size in bytes, for the whole batch, of the activations that must cross a cut."""
+        """Return the bytes of the whole batch's activations that cross a cut and cannot be recomputed."""
         return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.duplicable))
 
     @cached_property
@@ -602,7 +602,7 @@ def balanced(
 
     Args:
         weights: (groups,) the quantity to balance.
-        positions: where stages may begin, ascending.
+        positions: the possible starts of stages, ascending.
         strengths: for each stage, the speed that divides its weight; 1 by default.
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])

@@ -198,7 +198,7 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """Return the most micro-batches of a stage that are between their forward and their backward's end."""
+    """Return the most micro-batches in flight in a stage, from their forward to their backward's end."""
     kinds = [action.kind for actions_at in actions for action in actions_at if action.stage == stage]
     ends = "W" if "W" in kinds else "B"
     in_flight = most = 0

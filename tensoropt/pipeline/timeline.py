@@ -37,7 +37,7 @@ class TimedStage:
         return float(metrics.time_s[0]) / device_s if device_s else 1.0
 
     def whole(self) -> Iterator[StepEvent]:
-        """Yield the events of the step; those of one middle micro-batch, prolonged, stand for all such."""
+        """Yield the step's events; those of one middle micro-batch, prolonged, stand for all middle ones."""
         turns = self._timed.turns
         between = range(turns[2][0], turns[4][0]) if self.micro_batches > _MOST_TIMED else ()
         for number, event in enumerate(self._timed.events):

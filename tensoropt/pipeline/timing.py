@@ -117,7 +117,7 @@ class StageSeconds:
         forward, backward: a micro-batch's computation, and collectives that it waits for.
         weights: the share of a split backward spent on the gradients of parameters.
         begin_s: gathering parameters from the step's beginning on, before the first forward.
-        reduce_s: reducing gradients after the last backward, overlapped by other stages' work.
+        reduce_s: reducing gradients after the last backward, while other stages compute.
         scatter_s: the same after each earlier backward.
         send_s, send_back_s: a message to the next stage, and to the previous one; 0 on the same devices.
         sync_s: from the last backward to the end of the step: the remaining reduction, the optimizer.
@@ -167,7 +167,7 @@ class StageSeconds:
         )
 
     def communicating_apart(self, scattering: _PhaseSeconds, slower: float) -> StageSeconds:
-        """Return the durations if no communication is within forward and backward.
+        """Return the durations if all communication is outside of forward and backward.
 
         As in Megatron-LM's distributed optimizer, parameters are gathered from the step's beginning on, and
         gradients are reduced as soon as they are complete. The arguments are as for :meth:`reducing_behind`.
@@ -238,7 +238,7 @@ class ScheduleTimes:
         actions: the actions of each device group, in order.
         blocking_sends: whether a message blocks both device groups, as on CPU ranks, whose cores copy it.
         one_behind: whether the end of a backward waits until the previous backward's gradients are reduced.
-        forward_only: the number of first stages without backward.
+        forward_only: the number of stages, from the first one on, without backward.
 
     Attributes:
         total_s: seconds until the last stage is done.

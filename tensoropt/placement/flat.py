@@ -18,10 +18,10 @@ Integers = NDArray[np.int64]
 
 
 class FlatProblem(NamedTuple):
-    """The step of a placement problem as arrays; each micro-batch has operators and tensors of its own.
+    """The step of a placement problem as arrays over operators (n), tensors (t) and devices (d).
 
     Attributes:
-        micro_batches: the number of copies of each operator.
+        micro_batches: the number of copies of each operator and tensor, one per micro-batch.
         forward_s, backward_s, update_s: (n, d) seconds by operator and device.
         has_update: (n,) whether the operator has an optimizer step.
         producer: (t,) the operator that makes each tensor.
@@ -114,7 +114,7 @@ def joined(rows: Iterable[Sequence[int]]) -> tuple[Integers, Integers]:
 
 
 def arrays_of(placement: Placement) -> tuple[Integers, Integers, Integers]:
-    """Return (each operator's device, all operators in each device's order of forward, of backward)."""
+    """Return each operator's device, and all operators device by device, in forward and in backward order."""
     ahead, back = (
         np.array([o for order in orders for o in order], dtype=np.int64)
         for orders in (placement.forward, placement.backward)

@@ -39,7 +39,7 @@ _WHOLE = None
 
 
 class OperatorKind(StrEnum):
-    """Kinds of placed operators: whole groups, pieces, cuts and joins of tensors, parameters handed out."""
+    """Kinds of placed operators; a ``VARIABLE`` stores a parameter and hands it out to other operators."""
 
     GROUP = "group"
     PIECE = "piece"
@@ -148,7 +148,7 @@ class PlacedGraph:
         return tuple(operators for operators in found if len(operators) > 1)
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the operator group that an operator is, or is a piece or step of; None for others."""
+        """Return the group to which an operator, a piece or a batch norm's step belongs; None for others."""
         group = self.operators[operator].group
         return self.steps.get(group.name, group.name) if group is not None else None
 

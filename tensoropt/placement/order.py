@@ -41,8 +41,8 @@ def ordered(
 ) -> tuple[tuple[bool, int], ...]:
     """Return the operators and messages of forward or backward, in an order that all devices can follow.
 
-    The order is that of a step with equal operators and free messages. A receive is then about as early as
-    its message, so that its receiver neither waits nor allocates early.
+    It is the order of a step whose operators take equal time and whose messages take none. A receive then
+    comes about when its message does, so that its device neither waits nor allocates early.
 
     Args:
         routes: the messages of this direction, in the plan's order.

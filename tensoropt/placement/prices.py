@@ -152,7 +152,7 @@ class PlacedPrices:
 
     @cached_property
     def limits(self) -> PlacedLimits:
-        """The limits of a person's constraints; ConstraintError if no placement satisfies a hard one."""
+        """The limits that constraints set to placements; ConstraintError if none satisfies a hard one."""
         return placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, graph: PlacedGraph, op: PlacedOperator) -> _Work:
@@ -185,7 +185,7 @@ class PricedGraph:
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the operator group that an operator is, or is a piece or step of; None for others."""
+        """Return the group to which an operator, a piece or a batch norm's step belongs; None for others."""
         return self.graph.whole_of(operator)
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
@@ -270,9 +270,7 @@ class _Pricing:
     # -- seconds ----------------------------------------------------------------------------------
 
     def _seconds(self, op: PlacedOperator, number: int, kind: DevicePrices) -> tuple[Queues, Queues, Queues]:
-        """Return (forward, backward, optimizer) seconds on a kind of device; the first two per
-        micro-batch.
-        """
+        """Return (forward, backward, optimizer) seconds on one device, the first two per micro-batch."""
         work, update = self.works.get(op.name), NO_WORK
         if work is not None:
             forward, backward = (of_kinds[number] for of_kinds in self.prices.seconds(work))

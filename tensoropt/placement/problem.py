@@ -16,7 +16,7 @@ from tensoropt.types import Floats
 
 PER_MICRO_BATCH = ("forward_s", "backward_s", "kept_bytes", "forward_peak_bytes", "backward_peak_bytes")
 PER_STEP = ("update_s", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "update_peak_bytes", "host_s")
-"""The fields of a :class:`PlacementProblem` per operator: of each micro-batch, and of a whole step."""
+"""The fields of a :class:`PlacementProblem` by operator: of each micro-batch, and of a whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class PlacementProblem:
 
     @cached_property
     def repeated(self) -> PlacementProblem:
-        """The same problem without micro-batches: operators and tensors occur once for each.
+        """The same problem as one micro-batch, with each operator and tensor once per micro-batch.
 
         Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise. Stored tensors and the
         optimizer's step belong to the first micro-batch.
@@ -263,7 +263,7 @@ class Placement:
         ahead: Iterable[int] | None = None,
         back: Iterable[int] | None = None,
     ) -> Placement:
-        """Return a placement whose devices each run their operators in the order of one list of all.
+        """Return a placement whose devices run their operators in the order of one list of all operators.
 
         Args:
             ahead: all operators in the order of their forward; by default, by number.

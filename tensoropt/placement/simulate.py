@@ -49,7 +49,7 @@ class _PlacedEvent(NamedTuple):
     """A task of a step, as reports show it.
 
     Attributes:
-        name, group: its operator or tensor, with the micro-batch; its operator alone.
+        name, group: its operator or tensor with the micro-batch, and its operator alone.
         lanes: the names of the device or of the links that it occupies.
         ends: the devices between which a message goes.
     """
@@ -90,7 +90,7 @@ class SimulatedPlacement:
         starts, ends: (tasks,) seconds.
         order: the numbers of the tasks, by start.
         holdings: all memory in use, each with its first and last task.
-        transfers: the messages of one micro-batch, in the order in which the first micro-batch's start.
+        transfers: the messages of the first micro-batch, in the order in which they start.
     """
 
     problem: PlacementProblem

@@ -105,7 +105,7 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class Stack:
-    """The isomorphic owners of effects of one kind, in a batch.
+    """The isomorphic owners of effects in a batch, such as one tensor in every layer.
 
     Attributes:
         used: (k,) the numbers of the effects that occur in this batch.
@@ -307,7 +307,7 @@ class Batch:
         return self.graph.group_of[self.graph.atoms.graph.producer[name].name]
 
     def _same_gradient(self, group: Group, name: str) -> str:
-        """Return a tensor that may get the same gradient from the last reader and uses it up first, or "".
+        """Return a tensor that may share its gradient with ``name`` and use it up first; "" for none.
 
         For a residual sum, it is the block's result.
         """
@@ -340,7 +340,7 @@ class Batch:
     def _replaced(self, name: str) -> int:
         """Return the position at which a buffer's new value replaces the old one; -1 for the end of forward.
 
-        No strategy may need the old value any longer.
+        By then no strategy needs the old value any longer.
         """
         graph, at = self.graph.atoms.graph, -1
         for buffer in (old for old, new in graph.mutations.items() if new == name and graph.training):

@@ -1,4 +1,4 @@
-"""Candidates: what strategies choose from, by index, of cost tables or of a single strategy."""
+"""Candidates: the choices that strategies consist of, by index, in cost tables or in a single strategy."""
 
 from __future__ import annotations
 

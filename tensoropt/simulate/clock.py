@@ -54,8 +54,8 @@ class _Entry(NamedTuple):
 
 
 BLOCKS, AHEAD, REDUCES, BEGINS, BACK, BACKWARD, STEPS = range(7)
-"""Codes of entries: collectives for which the next computation waits, the next block, or the optimizer; a
-block begins, backward ends, backward begins, the optimizer's step begins."""
+"""Codes of entries: collectives for which the next computation, the next block, or the optimizer waits; then
+a block begins, backward ends, backward begins, the optimizer's step begins."""
 
 
 def program(schedule: StepSchedule, issues: Sequence[Issue], overlap: Overlap) -> tuple[list[_Entry], int]:

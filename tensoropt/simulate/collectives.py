@@ -34,7 +34,7 @@ class _Coalesced:
         only: its only micro-batch, ``first`` or ``last``; "" for all.
         bytes: (strategies,) the size in bytes of all its parameters; 0 for none.
         members: (strategies,) the number of its parameters.
-        staying: (strategies,) bytes of gradients that stay in place.
+        staying: (strategies,) bytes of gradients that stay in place, so that packing copies them.
     """
 
     position: int
@@ -233,7 +233,7 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
     """Return the bytes that leave a rank, by the ring algorithms of :mod:`tensoropt.costs.communication`.
 
-    These are all of a message, broadcast or ring message; of others the other ranks' parts, twice for a sum.
+    Messages and broadcasts count whole, other collectives the other ranks' parts, twice for a sum.
     """
     total = 0.0
     for collective, times in issued.items():
@@ -245,7 +245,7 @@ def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
-    """Return how often a step or inference call issues each collective. ``facts``: those of each group."""
+    """Return how often each collective occurs in a step or inference call. ``facts``: group -> its sizes."""
     candidates = StrategyCandidates(strategy, facts)
     # The optimizer that runs afterwards does not change what is sent.
     prices = free_prices(strategy.graph, strategy.mesh, "sgd")

@@ -147,7 +147,7 @@ class Kind:
         return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
-        """Return the number of a choice's effects. ``key``: what they depend on besides the kind."""
+        """Return the number of a choice's effects. ``key``: what the effects depend on besides the kind."""
         if key not in self._numbers:
             self._numbers[key] = len(self.effects)
             self.effects.append(make())

@@ -15,8 +15,8 @@ class OperatorRow:
     """The figures of an operator group: bytes of one rank, seconds of one step, without recomputation.
 
     ``transient_bytes`` is the larger peak of forward and backward. ``copies_s`` and ``communication_s`` count
-    moves of its inputs, gradients and parameters, and its kernels' collectives. ``source`` is that of its
-    compute seconds. If ``recomputed``, it runs twice and its saved tensors live in its block's backward.
+    resharding of its inputs, gradients and parameters, and its kernels' collectives. ``source`` is that of
+    its compute seconds. If ``recomputed``, it runs twice and its saved tensors live in its block's backward.
     """
 
     group: str

@@ -77,7 +77,7 @@ class _Names:
 _BEGINS, _ENDS, _ALONE = range(3)
 """What happens to an allocation at a position: it begins, it ends, or it is in use only there."""
 _Change = tuple[int, int, bool, NamedBytes]
-"""(position, what happens, whether it is at this moment and not the end of the previous one, allocation)."""
+"""(position, what happens, whether it happens in that moment or as the previous one ends, allocation)."""
 
 
 def lifetimes(batch: Batch) -> Iterator[_Lifetime]:

@@ -42,7 +42,7 @@ from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_o
 from tensoropt.sharding.strategy import output_layout
 
 SOURCE = -1
-"""The group that makes a tensor, in place of a reader's number."""
+"""Stands for the group that makes a tensor, in place of a reader's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class StorageUser:
 
     @property
     def twice(self) -> bool:
-        """Whether the recomputation serves it: it, or what its backward needs, is recomputed."""
+        """Whether a recomputation serves this reader: it, or what its backward needs, is recomputed."""
         return self.again or (self.remade and self.kept)
 
 

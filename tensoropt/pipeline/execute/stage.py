@@ -270,7 +270,7 @@ class _StageModule(nn.Module):
 
 
 class _Voted:
-    """PyTorch's vote on exchanging shapes between stages, with the result that all know them."""
+    """A vote among stages on exchanging shapes, whose result is always that all stages know them."""
 
     def item(self) -> int:
         return 1
@@ -337,7 +337,7 @@ class RunningStage(PipelineStage):
         engine: the engine of the stage on this rank.
         index, count: the stage's number, and the number of stages.
         group: the ranks with the same coordinate in all stages' meshes.
-        taken: micro-batch -> those whose gradients the previous stage has surely received by its forward.
+        taken: micro-batch of a forward -> those whose gradients the previous stage surely has by then.
         taken_on: the same for activations that a stage without backward sends on
             (:func:`tensoropt.pipeline.receipts.taken_on`).
         waits: whether the schedule waits for each sent gradient before it sends the next one.

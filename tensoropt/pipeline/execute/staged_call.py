@@ -48,8 +48,7 @@ class StagedCall(LoweredCall):
         collect: a function that broadcasts a result from the device group that computes it.
 
     Raises:
-        PlanError: no stage has all parameters of an operator group, or a parameter's dims are split
-            otherwise.
+        PlanError: no stage has all parameters of an operator group, or the call factors their dims otherwise.
     """
 
     def __init__(self, plan: PipelinedStrategy, call: CallGraph, job: Runtime, collect: Collect):
@@ -201,7 +200,7 @@ def _strategy(
     """Return the strategy of one part of a call.
 
     Args:
-        plan: the strategy of the stage that computes it.
+        plan: the strategy of the stage that computes the part.
         crossing: the layouts of arriving tensors.
     """
     graph = part.graph

@@ -181,7 +181,7 @@ class PlacedParameters(LocalParameters):
         return self.runtime.distributed
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a parameter on all ranks, broadcast from the rank that has it; a collective."""
+        """Return a state dict's value on all ranks, broadcast from the rank that stores it; a collective."""
         mesh = self.runtime.device_mesh
         if mesh is None:
             return value
@@ -197,7 +197,7 @@ class PlacedParameters(LocalParameters):
 
 
 class StepContext:
-    """State shared by a lowered plan's nodes. ``tape``: the micro-batch's; None without backward."""
+    """State shared by a lowered plan's nodes. ``tape``: the running micro-batch's; None without backward."""
 
     def __init__(self, strategy: PlacedStrategy, local: LocalDevices, transport: Transport):
         self.strategy, self.local, self.transport = strategy, local, transport

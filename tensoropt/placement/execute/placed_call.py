@@ -21,7 +21,7 @@ class PlacedCall(LoweredCall):
 
     Args:
         local: the devices of this process.
-        collect: a function that broadcasts a result from its device.
+        collect: a function that broadcasts a result from the device that computes it.
     """
 
     def __init__(

@@ -126,7 +126,9 @@ class Composer:
         for alike in self._grouped_by_storage(offers):
             for composition in self.composing(alike, self.micro_batches):
                 if not composition.exact:
-                    self.notes["pipelines: some compositions were left out"] = None
+                    self.notes[
+                        "pipelines: some combinations of stages were left out, as there are too many"
+                    ] = None
                 if pipeline := self._evaluated(alike, composition):
                     yield pipeline
 

@@ -73,7 +73,7 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
         level, within = part.levels[0], cluster.levels[-len(part.levels)]
         if within.size % level.size:
             raise ClusterError(
-                f"{places} equal parts of cluster '{cluster.name}' would lie across its links: each has "
+                f"{places} equal parts of cluster '{cluster.name}' would cut across its links: each has "
                 f"{level.size} of the {within.size} members of a level ({level.name}); give a number "
                 "of parts that divides them"
             )

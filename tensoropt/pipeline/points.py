@@ -72,7 +72,7 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
     """
     info = plan.stages
     if info is None or not info.schedule:
-        raise PlanError(f"this {plan.kind.name} of {plan.planner} has no pipeline")
+        raise PlanError(f"this {plan.kind.name} by the planner {plan.planner} has no pipeline")
     check_plan(plan)  # once more, as plans are also made from others
     places, *axes = plan.mesh.shape
     stages = [

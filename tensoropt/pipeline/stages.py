@@ -257,9 +257,7 @@ class Cutter:
             PlanError: the graph cannot be cut there; the message names the cut.
         """
         for name in duplicated - self.duplicable:
-            raise PlanError(
-                f"{name} depends on parameters or random numbers, so that it cannot be made again"
-            )
+            raise PlanError(f"{name} depends on parameters or random numbers, so stages cannot recompute it")
         ends = (0, *cuts, len(self.graph.groups))
         for start, stop in pairwise(ends):
             where = self.graph.groups[min(start, len(self.graph.groups) - 1)].name
@@ -267,8 +265,8 @@ class Cutter:
                 raise PlanError(f"the stage that begins with {where} is empty; give cuts in order, each once")
             if start and start not in self.cuts:
                 raise PlanError(
-                    f"a stage cannot begin with {where}: every stage has parameters and needs something of "
-                    "the one before it, with a gradient if something before is trained; move its cut"
+                    f"a stage cannot begin with {where}: every stage needs parameters, and an activation of "
+                    "the stage before it, with a gradient if an earlier stage is trained; move its cut"
                 )
             if not self.has_parameters(start, stop):
                 raise PlanError(f"the stage that begins with {where} has no parameters; move its cut")

@@ -179,14 +179,14 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
     """Raise PlanError, which says what is required, if PyTorch's schedule cannot run such a pipeline."""
     schedule = schedule_named(name)
     if places < 2:
-        raise PlanError(f"a pipeline divides the devices into two groups or more, not {places}")
+        raise PlanError(f"a pipeline needs at least two groups of devices, not {places}")
     if schedule.back_and_forth and per_place != 2:
-        raise PlanError(f"the schedule {name} has two stages on the same devices, not {per_place}")
+        raise PlanError(f"the schedule {name} runs two stages on each group of devices, not {per_place}")
     if per_place > 1 and not schedule.several:
-        raise PlanError(f"the schedule {name} has one stage on the same devices, not {per_place}")
+        raise PlanError(f"the schedule {name} runs one stage on each group of devices, not {per_place}")
     if name == "1f1b" and micro_batches < places:
         raise PlanError(
-            f"1f1b keeps {places} groups of devices busy with as many micro-batches, but there are "
+            f"1f1b on {places} groups of devices needs at least as many micro-batches, but there are "
             f"{micro_batches}; use gpipe, or more micro-batches"
         )
     rounds = max(1, micro_batches // places)
@@ -232,9 +232,9 @@ def check_apart(schedule: str, number: int, stage: Stage) -> None:
     """Raise PlanError if a parameter prevents the split backward of a stage that returns gradients."""
     if stage.returns_gradients and (unfit := _unfit_parameter(stage.graph)) is not None:
         raise PlanError(
-            f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
-            f"only if a single operator combines it with arriving tensors; for {unfit[0]} in stage {number}, "
-            f"{unfit[1]}; use 1f1b or interleaved_1f1b"
+            f"the schedule {schedule} splits backward, and then PyTorch finds the gradient of a parameter "
+            f"only if a single operator combines it with arriving tensors; but for {unfit[0]} in stage "
+            f"{number}, {unfit[1]}; use 1f1b or interleaved_1f1b"
         )
 
 
@@ -291,7 +291,7 @@ class _GradientPaths:
                     meeting[op.name] = op
                     continue
                 if op.target == DEPART:
-                    return f"{op.inputs()[0]}, which is made from it and from no arriving tensor, departs"
+                    return f"{op.inputs()[0]}, which is made from it and from no arriving tensor, is sent on"
                 if not set(grown).isdisjoint(self.source.outputs):
                     return "the loss is made from it and from no arriving tensor"
                 new = [name for name in grown if name not in made]
@@ -412,13 +412,13 @@ class PipelinedStrategy:
     def __post_init__(self) -> None:
         meshes = {strategy.mesh for strategy in self.stages}
         if len(meshes) != 1:
-            raise PlanError(f"the stages of a pipeline have one mesh, but these have {sorted(meshes)}")
+            raise PlanError(f"the stages of a pipeline need equal meshes, but these have {sorted(meshes)}")
         # Fewer than one place, which a file may contain, is refused like everything that the schedule does
         # not run.
         per_place, over = divmod(len(self.stages), max(self.places, 1))
         if over:
             raise PlanError(
-                f"{len(self.stages)} stages do not divide over {self.places} parts of the devices"
+                f"{len(self.stages)} stages do not divide evenly over {self.places} groups of devices"
             )
         check_schedule(self.schedule, self.places, per_place, self.micro_batches)
         if schedule_named(self.schedule).apart:
@@ -432,17 +432,17 @@ class PipelinedStrategy:
                 if leaves != enters:
                     raise PlanError(
                         f"{name} leaves stage {number} as {leaves} but enters stage {number + 1} as "
-                        f"{enters}; a tensor crosses in one placement"
+                        f"{enters}; both stages must have it in the same placement"
                     )
         for name in self.tied:
             layouts = {strategy.stored[name] for strategy in self.stages if name in strategy.stored}
             if len(layouts) > 1:
-                raise PlanError(f"{name} is used in several stages, which have to store it alike")
+                raise PlanError(f"{name} is used in several stages, which must store it in one layout")
             holding = [s for s, strategy in enumerate(self.stages) if name in strategy.stored]
             if len({self.place_of(stage) for stage in holding}) < len(holding):
                 raise PlanError(
                     f"{name} is used in stages {holding}, two of which the schedule {self.schedule} puts on "
-                    "the same devices; use a schedule that keeps them apart, such as 1f1b"
+                    "the same devices; use a schedule with these stages on different devices, such as 1f1b"
                 )
         # Tensors cross stages in shards, whose elements both have to agree on.
         if any(strategy.zigzag for strategy in self.stages):
@@ -458,10 +458,10 @@ class PipelinedStrategy:
                 operation = (
                     "recomputes a block"
                     if strategy.recomputed
-                    else "passes collectives in forward or backward"
+                    else "issues collectives in forward or backward"
                 )
                 raise PlanError(
-                    f"the schedule {self.schedule} takes backward apart, so stages must pass no collectives "
+                    f"the schedule {self.schedule} splits backward, so stages must issue no collectives "
                     f"within a micro-batch and recompute nothing, but stage {number} {operation}; use 1f1b "
                     "or interleaved_1f1b"
                 )

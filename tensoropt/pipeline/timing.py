@@ -371,8 +371,8 @@ class _StepTasks:
         starts, ends, order = take_place(durations, *self._columns)
         if len(order) < len(durations):
             raise PlanError(
-                f"{len(durations) - len(order)} actions and messages of a pipeline wait for each other for "
-                "ever; give an order without a cycle"
+                f"{len(durations) - len(order)} actions and messages of a pipeline wait for each other in "
+                "a cycle; give an order without a cycle"
             )
         return durations, starts, ends, order
 

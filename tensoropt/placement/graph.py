@@ -262,7 +262,7 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
     try:
         strategies = micro_batch_strategies(graph)
     except MicroBatchRefused as refusal:
-        raise PlanError(f"{micro_batches} micro-batches are refused: {refusal}; use 1") from None
+        raise PlanError(f"{micro_batches} micro-batches are refused: {refusal}; use 1 micro-batch") from None
     tensors = graph.atoms.graph.tensors
     for name, code in batch_placements(graph).items():
         if code == 0 and (samples := tensors[name].shape[0]) % micro_batches:

@@ -157,7 +157,7 @@ class _Narrowing:
 
     def _refuse(self, entry: _Constraint, why: str) -> None:
         if not entry.soft:
-            raise ConstraintError(f"{entry}: {why}; leave it out, or make it 'soft: true'")
+            raise ConstraintError(f"{entry}: {why}; remove the constraint, or make it 'soft: true'")
         self.given_up.append((entry, why))
 
     def _allow(self, entry: DevicePin) -> None:

@@ -76,7 +76,7 @@ def ordered(
         stuck = [name for number, name in enumerate(flow.names) if waiting[number]]
         names = ", ".join(stuck[:3]) or "transfers"
         raise PlanError(
-            f"the plan's orders wait for each other for ever, among them {names}; make the plan again"
+            f"operators of the plan wait for each other in a cycle, among them {names}; make the plan again"
         )
     return tuple(order)
 

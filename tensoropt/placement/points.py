@@ -69,7 +69,9 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
     """
     stages = plan.stages
     if stages is None or stages.schedule:
-        raise PlanError(f"this {plan.kind.name} of {plan.planner} places no operators on single devices")
+        raise PlanError(
+            f"this {plan.kind.name} by the planner {plan.planner} places no operators on single devices"
+        )
     graph = placed_graph(groups, stages.splits, plan.micro_batches)
     names = [op.name for op in graph.operators]
     for name in names:
@@ -82,7 +84,9 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
     device = tuple(_field_of(plan, name, "device") for name in names)
     for name, where in zip(names, device, strict=True):
         if where >= plan.devices:
-            raise PlanError(f"operator {name} lies on device {where}, but the plan has {plan.devices}")
+            raise PlanError(
+                f"operator {name} is placed on device {where}, but devices in the plan number {plan.devices}"
+            )
     placement = Placement(
         device,
         _orders(plan, names, device, "order"),
@@ -108,7 +112,7 @@ def _orders(
     for where, row in enumerate(rows):
         # A gap or a repeated number would be filled silently by sorting.
         if sorted(position for position, _ in row) != list(range(len(row))):
-            raise PlanError(f"the plan's {field} on device {where} does not count 0, 1, 2, ...")
+            raise PlanError(f"the plan's {field} on device {where} must number operators 0, 1, 2, ...")
     return tuple(tuple(number for _, number in sorted(row)) for row in rows)
 
 

@@ -299,17 +299,17 @@ class Placement:
             listed = sorted((o, d) for d, order in enumerate(orders) for o in order)
             if len(orders) != problem.devices.count or listed != list(enumerate(self.device)):
                 raise PlanError(
-                    "a placement must list every operator once, in the order of the device it lies on"
+                    "a placement must list every operator once, in the order of the device that runs it"
                 )
         for group in problem.together:
             if len({self.device[o] for o in group}) > 1:
                 names = ", ".join(problem.names[o] for o in group)
-                raise PlanError(f"operators that belong together lie on several devices: {names}")
+                raise PlanError(f"operators that must share a device are placed on several: {names}")
         for operator, allowed in problem.pinned:
             if self.device[operator] not in allowed:
                 raise PlanError(
-                    f"operator {problem.names[operator]} lies on device {self.device[operator]} but may "
-                    f"only lie on {', '.join(map(str, allowed))}"
+                    f"operator {problem.names[operator]} is placed on device {self.device[operator]}, but is "
+                    f"allowed only on {', '.join(map(str, allowed))}"
                 )
 
 

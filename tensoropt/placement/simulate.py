@@ -274,7 +274,7 @@ def simulate_placement(
         ran = set(order.tolist())
         stuck = [problem.names[o % problem.size] for o, task in enumerate(tasks.forward) if task not in ran]
         raise PlanError(
-            f"{len(starts) - len(order)} tasks wait for each other for ever, among them the forwards of "
+            f"{len(starts) - len(order)} tasks wait for each other in a cycle, among them the forwards of "
             f"{', '.join(stuck[:3]) or 'none'}; give an order without a cycle"
         )
     memory = _StepMemory(problem, placement, tasks, enforced, order.tolist(), ends)

@@ -218,7 +218,7 @@ class PipelinedEngine(Engine[Pending]):
         return (
             "a pipeline shows each parameter as the shard that a rank stores, which is only a part of "
             f"{len(split)} matrices ({split[0]} first): optimizers that work on single elements (SGD, Adam, "
-            "Lion) are right, those that look at whole matrices (Muon, Shampoo, Adafactor, LAMB) are not; "
+            "Lion) are right, those that need whole matrices (Muon, Shampoo, Adafactor, LAMB) are not; "
             "tensoropt.original_shape(p) returns the model's own shape"
         )
 

@@ -48,7 +48,7 @@ class StagedCall(LoweredCall):
         collect: a function that broadcasts a result from the device group that computes it.
 
     Raises:
-        PlanError: no stage has all parameters of an operator group, or the call factors their dims otherwise.
+        PlanError: no stage has all parameters of an operator group, or the call factors dims differently.
     """
 
     def __init__(self, plan: PipelinedStrategy, call: CallGraph, job: Runtime, collect: Collect):

@@ -85,7 +85,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
     for name, where in zip(names, device, strict=True):
         if where >= plan.devices:
             raise PlanError(
-                f"operator {name} is placed on device {where}, but devices in the plan number {plan.devices}"
+                f"operator {name} is placed on device {where}, but the plan's device count is {plan.devices}"
             )
     placement = Placement(
         device,

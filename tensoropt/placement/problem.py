@@ -16,7 +16,7 @@ from tensoropt.types import Floats
 
 PER_MICRO_BATCH = ("forward_s", "backward_s", "kept_bytes", "forward_peak_bytes", "backward_peak_bytes")
 PER_STEP = ("update_s", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "update_peak_bytes", "host_s")
-"""The fields of a :class:`PlacementProblem` by operator: of each micro-batch, and of a whole step."""
+"""Fields of :class:`PlacementProblem` with a row per operator: above per micro-batch, here per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

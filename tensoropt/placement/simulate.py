@@ -165,7 +165,7 @@ class SimulatedPlacement:
         return list(zip(times[points].tolist(), curve.tolist(), strict=True))
 
     def spans(self, device: int) -> Iterator[tuple[_Holding, int, int]]:
-        """Yield a device's holdings with the points of its memory curve between which they are in use."""
+        """Yield the memory in use on a device, with the points of its curve between which each is in use."""
         points = self._points(device)
         first, last = np.searchsorted(points, self._spans[2:])
         for holding, begin, end in zip(self.holdings, first.tolist(), last.tolist(), strict=True):

@@ -1,4 +1,7 @@
-"""Batches of strategies, as the operator groups, tensors and parameters whose effects are added up."""
+"""Batches of strategies, as the operator groups, tensors and parameters whose effects are added up.
+
+An effect is what a choice does at a moment of the step: computation, collectives, allocations.
+"""
 
 from __future__ import annotations
 

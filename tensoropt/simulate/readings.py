@@ -271,7 +271,7 @@ class Readings:
         return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
 
     def same_gradients(self, group_name: str, *names: str) -> Flags:
-        """Return, for each configuration of a group, whether tensors that it reads get the same gradient."""
+        """Return, for each configuration of a group, whether it gives the named tensors equal gradients."""
         group = self.graph.group_of[group_name]
         shorts = {group.short_names[name] for name in names}
         key = ("same gradients", self.candidates.signature(group), *sorted(shorts))

@@ -1,4 +1,4 @@
-"""Run a call in eval mode by a placed plan: operators run on their parameters' device, or as planned."""
+"""Run a call in eval mode by a placed plan: operators run on their planned or their parameters' device."""
 
 from __future__ import annotations
 

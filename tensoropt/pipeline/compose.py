@@ -124,7 +124,7 @@ def compose(
         if better <= memory:
             cap = float(np.nextafter(better, 0.0))
             continue
-        # As fast with less memory: this beats the previous one.
+        # A pipeline that is as fast as the previous one, with less memory, replaces it.
         if before is not None and composition.time_s > before.time_s:
             yield before
         before = replace(composition, memory_bytes=memory)

@@ -157,8 +157,7 @@ class Composer:
         self.notes[f"some pipelines were left out: {refusal}"] = None
 
     def _offers(self, ends_of_stages: Sequence[Mapping[Range, Sequence[Ends]]]) -> _Offers:
-        # Places with the same kind of devices share their frontiers, so all that they need is searched in one
-        # go.
+        # Device groups of one kind share their frontiers, so everything that they need is searched at once.
         searches: dict[StageFrontiers, dict[Range, dict[Ends, set[int]]]] = {}
         for place, flights, of_stage in zip(self.place_of, self.in_flight, ends_of_stages, strict=True):
             of_kind = searches.setdefault(self.frontiers.at(place), {})

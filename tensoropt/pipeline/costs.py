@@ -212,7 +212,7 @@ class PipelinePrices:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place
         alone_s = self.communication.pair_time_s(first, second, size)
-        # A message that is free is so beside others, too.
+        # A message that takes no time alone takes none beside others.
         if not alone_s:
             return 0.0
         alone_s += 2 * self.message_end.device_s
@@ -232,6 +232,6 @@ class PipelinePrices:
             if candidate.name == level.name:
                 break
             inner *= candidate.size
-        # Ranks of a place that leave one child of the level together, divided by that child's number of
-        # links.
+        # The ranks of a device group that send through one child of the level at once, per link of that
+        # child.
         return max(min(self.devices_per_place, inner) / level.link_count, 1.0)

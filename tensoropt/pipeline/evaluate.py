@@ -180,7 +180,7 @@ def assemble(
         compute[place] += float(metrics.compute_s[0])
         host[place] += float(metrics.host_s[0]) + _issuing_s(strategy, number, prices)
         slower, beside_s = prices.at(place).overlap.slower, (strategy.micro_batches - 1) * of_stage.scatter_s
-        # The schedule says how long the place waits for these.
+        # The schedule determines how long the devices wait for these.
         communication[place, 1] -= of_stage.begin_s + beside_s + of_stage.reduce_s
         compute[place] += beside_s * slower / (1.0 + slower)
     communication[:, 1] = np.maximum(communication[:, 1], 0.0) + times.waiting_s
@@ -210,7 +210,7 @@ def _terms(
     if process.counts_communicators:
         job = overlap_of(prices.cluster, prices.mesh, beside=prices.beside)
         at_place = prices.at(place).overlap
-        # A job begins and ends with a barrier, which is a sum; stages send along the first axis.
+        # A job begins and ends with a barrier, which is an all-reduce; stages send along the first axis.
         everyone = job.links(tuple(range(len(prices.mesh.shape))))
         used: list[tuple[tuple[str, ...], Collection[str], int]] = [
             (everyone, ("all_reduce",), strategy.devices),

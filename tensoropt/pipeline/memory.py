@@ -57,7 +57,7 @@ def alive_at(
     numbers, parts = strategy.stages_at(place), [stage.metrics.parts for stage in stages]
     schedule, learning_from, count = schedule_named(strategy.schedule), strategy.forward_only, len(actions)
     at = {action: number for number, action in enumerate(actions)}
-    # A stage behind another one of its place finds there what arrives.
+    # A stage on the same devices as the previous one uses the arriving tensors where they are.
     shared = {n: arriving_bytes(strategy, n) if strategy.shares_arriving(n) else 0 for n in numbers}
     returned = {n: departing_bytes(strategy, n, learning=True) for n in numbers}
     apart = [n for n in numbers if schedule.apart and n > learning_from]
@@ -78,7 +78,7 @@ def alive_at(
     def send(action: Action, size: float, to: int) -> None:
         known = messages.came[action.stage].get(("F" if action.kind == "F" else "B", action.micro_batch))
         until = count if known is None else first_of(*known) + (action.kind == known[0])
-        if strategy.place_of(to) == place:  # which takes it as it is
+        if strategy.place_of(to) == place:  # the next stage uses the tensor where it is
             until = first_of("F" if action.kind == "F" else "BI", to, action.micro_batch)
         elif schedule.waits:
             until = min(until, at[action] + 2)
@@ -180,7 +180,7 @@ def _split_backward(evaluation: Evaluation, capability: Capability | None) -> _S
         if moment.kind == "compute" and moment.phase == "backward":
             group, number = batch.graph.group_of[moment.group], int(evaluation.choices[moment.group][0])
             facts = find_split_facts(batch.candidates.works(group)[number], capability)
-            # Parameters that are cast once more are alive in either backward.
+            # Parameters that are cast again take memory in a whole and in a split backward.
             whole = batch.candidates.facts(group)[number].backward_peak_bytes
             work = facts.inputs_bytes + max(work - whole, 0.0)
         most = max(most, float(transient[event]) + work + waiting)
@@ -196,14 +196,14 @@ def _needed_apart(evaluation: Evaluation, apart: Mapping[str, SplitFacts]) -> It
     """Yield bytes that add up to the activations that the second part of a split backward needs."""
     graph, schedule = evaluation.batch.graph, evaluation.batch.schedule
     makers = {name: group.name for group in graph.groups for name in group.writes}
-    # Autograd's nodes hold all those before them.
+    # Autograd's nodes keep the nodes of all operators before them alive.
     staying, before = set(apart), set[str]()
     for group in reversed(graph.groups):
         if group.name in staying:
             learning = (n for n in group.reads if graph.atoms.graph.tensors[n].requires_grad)
             before.update(makers[n] for n in learning if n in makers)
             staying |= before
-    # Of the last groups with parameters, only the part up to these stays.
+    # Of the last groups with parameters, only the operators up to the last parameter stay.
     yield from (-facts.released_bytes for name, facts in apart.items() if name not in before)
     end = schedule.forward_end
     for named, first, last, *_ in lifetimes(evaluation.batch):
@@ -282,11 +282,11 @@ def owned_by_place(
             continue
         whose = f"micro-batch {action.micro_batch}"
         label = _LABELS.get(what, f"needed in {'forward' if action.kind == 'F' else 'backward'}")
-        # A backward that is taken apart has other tensors alive than a whole one.
+        # A split backward has other tensors in memory than a whole one.
         of_action = KEPT if what == KEPT else action.kind if what == _NEEDED else ""
         tensors = [] if halfway else tensors_of[stage].get(of_action, [])
         rest = size - sum(bytes_ for *_, bytes_ in tensors)
-        if rest < 0:  # of tensors that a stage at the same place holds
+        if rest < 0:  # another stage on the same devices holds some of the tensors
             tensors, rest = [], size
         rows = [(f"{tensor}, {whose}", of_tensor, bytes_) for tensor, of_tensor, bytes_ in tensors]
         for tensor, of_tensor, bytes_ in [*rows, (whose, label, rest)]:

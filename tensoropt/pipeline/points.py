@@ -73,7 +73,7 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
     info = plan.stages
     if info is None or not info.schedule:
         raise PlanError(f"this {plan.kind.name} by the planner {plan.planner} has no pipeline")
-    check_plan(plan)  # once more, as plans are also made from others
+    check_plan(plan)  # again, because plans are also made from other plans
     places, *axes = plan.mesh.shape
     stages = [
         {**stage.model_dump(exclude={"begins"}), "mesh": [plan.micro_batches, *axes]} for stage in info.stages

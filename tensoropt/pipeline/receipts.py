@@ -17,7 +17,7 @@ def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> di
     """
     if not stage:
         return {}
-    # The stage whose messages prove it: the sender of the gradient, or its receiver.
+    # The stage whose messages are the proof: the sender of the gradient, or its receiver.
     witness = stage if schedule_named(name).waits else stage - 1
     own = (action for actions_at in actions for action in actions_at if action.stage == witness)
     reached, received = dict[int, tuple[int, ...]](), list[int]()

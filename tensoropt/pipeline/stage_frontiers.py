@@ -99,7 +99,7 @@ class _StageFrontier:
         """
         parts = [evaluation.metrics.parts for evaluation in self.evaluations]
         _, between_s, last_s = np.concatenate([part.forward_s + part.backward_s for part in parts]).T
-        # Gradients go to their shards while other micro-batches have their turn.
+        # Gradients are reduce-scattered while other micro-batches are computed.
         hidden_s = np.concatenate([part.scattering_s[:, 1] for part in parts]) / (1.0 + slower)
         between_s = between_s - hidden_s
         return between_s, np.concatenate([part.end_s for part in parts]) + last_s - between_s
@@ -156,7 +156,7 @@ class StageFrontiers:
         self.search, self.costs = search, costs
         self.prices = PipelinePrices.of(costs, search.mesh)
         self.sizes = (search.micro_batches, *search.mesh.shape[1:])
-        # For each look: the first of the ranges that have it, its templates and its frontier.
+        # By hash of isomorphic stages (look): the first of them with its templates; their frontier.
         self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
         self.frontier: dict[str, _StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
@@ -218,7 +218,7 @@ class StageFrontiers:
             if to is not None
         )
         waiting_s = messages_s if blocking else 0.0
-        # A place's stages take turns and share its memory: all are assumed to be equally large.
+        # Stages on the same devices take turns and share memory; all are assumed to be equally large.
         return StageOffer(
             frontier.memory(in_flight)[rows] * per_place,
             each_s[rows] + messages_s,
@@ -280,7 +280,7 @@ class StageFrontiers:
         templates = with_facts(outlined, self.costs.facts.of)
         offered = {region.name for region in offered_regions(self.search.problem, self.search.settings)}
         regions = [region for region in find_regions(part.graph) if region.name in offered]
-        # Kept tensors count once per micro-batch in flight, so two tables give those for any number.
+        # Saved tensors count once per micro-batch in flight, so tables for one and two give any number's.
         one, two = (
             TableBuilder(
                 part.graph,
@@ -429,7 +429,7 @@ def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTab
     extended: dict[int, tuple[np.ndarray, ...]] = {}
 
     def memory(variable: VariableTable, with_two: VariableTable) -> tuple[np.ndarray, ...]:
-        # Groups that look alike still share their arrays.
+        # Isomorphic groups still share their arrays.
         if id(variable.memory) not in extended:
             columns = zip(variable.memory, with_two.memory, strict=True)
             extended[id(variable.memory)] = tuple(_extended(x, y, in_flight) for x, y in columns)

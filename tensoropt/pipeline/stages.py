@@ -63,7 +63,8 @@ class Stage:
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
         """Return how each operator group is split into micro-batches, given the same for the whole model."""
         crossing = {g.name: _crossing_tensor(g) for g in self.graph.groups if g.name not in whole}
-        # Passing all tensors of a large model for each of its stages would take longer than all else here.
+        # Passing on all tensors of a large model for each stage would take longer than the rest of this
+        # method.
         places = {
             name: strategy.placements[name]
             for strategy in whole.values()
@@ -355,7 +356,7 @@ class _StageBuilder:
             tensors[name] = source.tensors[name]
         arrivals, departures = [], []
         for number, name in enumerate(self.arriving):
-            outer = f"arriving_{number}"  # an argument of what the graph is lowered to, and so an identifier
+            outer = f"arriving_{number}"  # the name of an argument of the lowered graph, so an identifier
             tensors[name] = source.tensors[name]
             tensors[outer] = replace(source.tensors[name], name=outer, kind="input")
             arrivals.append(Operator(arriving_group(name), ARRIVE, (Ref(outer),), {}, (name,)))

@@ -79,8 +79,8 @@ class _Rounds:
         self.place, self.places, self.per_place = place, places, per_place
         self.round = micro_batches // max(1, micro_batches // places)
         self.count = per_place * micro_batches
-        # Forwards before the first backward: one round of all stages but the last, and some for every later
-        # place.
+        # Forwards before the first backward: one round of all stages but the last, and ``hops`` for every
+        # later device group.
         self.ahead = min((per_place - 1) * self.round + hops * (places - 1 - place), self.count)
         self._next: dict[tuple[str, int], int] = {}
 
@@ -109,7 +109,7 @@ def _zero_bubble(place: int, places: int, per_place: int, micro_batches: int) ->
         if rounds.ahead + i < rounds.count:
             yield rounds.action("F", rounds.ahead + i)
         yield rounds.action("I", i)
-        # The last places have nothing to wait for, so they postpone no gradient.
+        # Each device group postpones as many gradients of parameters as there are groups before it.
         if i >= place:
             yield rounds.action("W", done)
             done += 1
@@ -262,7 +262,7 @@ class _GradientPaths:
         self.graph, self.source = graph, graph.atoms.graph
         self.tensors = self.source.tensors
         self.readers: dict[str, list[Operator]] = {}
-        # Tensors that depend on something that arrived and carry a gradient back to it.
+        # Tensors that depend on an arriving tensor and carry a gradient back to it.
         self.carried = set[str]()
         for op in self.source.operators:
             for name in dict.fromkeys(op.inputs()):
@@ -307,7 +307,7 @@ class _GradientPaths:
         """Return how many autograd nodes of an operator first combine ``made`` with arriving tensors."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
         looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
-        # By number instead of name, so that equal operators of all layers share an entry.
+        # By number instead of name, so that equal operators of all layers share a result.
         operands = [repr(map_refs(each, numbers.__getitem__)) for each in (op.args, *op.kwargs.values())]
         of_operands = tuple((m, c, t.shape, t.dtype, t.requires_grad) for m, c, t in looks)
         key = op.target, *operands, *op.kwargs, of_operands
@@ -413,8 +413,7 @@ class PipelinedStrategy:
         meshes = {strategy.mesh for strategy in self.stages}
         if len(meshes) != 1:
             raise PlanError(f"the stages of a pipeline need equal meshes, but these have {sorted(meshes)}")
-        # Fewer than one place, which a file may contain, is refused like everything that the schedule does
-        # not run.
+        # A file may contain fewer than one device group, which is refused below.
         per_place, over = divmod(len(self.stages), max(self.places, 1))
         if over:
             raise PlanError(
@@ -444,7 +443,7 @@ class PipelinedStrategy:
                     f"{name} is used in stages {holding}, two of which the schedule {self.schedule} puts on "
                     "the same devices; use a schedule with these stages on different devices, such as 1f1b"
                 )
-        # Tensors cross stages in shards, whose elements both have to agree on.
+        # Both stages must agree on the elements of the shards that cross between them.
         if any(strategy.zigzag for strategy in self.stages):
             stages = tuple(replace(strategy, zigzag_beside=True) for strategy in self.stages)
             object.__setattr__(self, "stages", stages)
@@ -465,7 +464,7 @@ class PipelinedStrategy:
                     f"within a micro-batch and recompute nothing, but stage {number} {operation}; use 1f1b "
                     "or interleaved_1f1b"
                 )
-            # Kept for the stages' own graphs, which plans with the same cuts share, so each is checked once.
+            # Results are cached for the stages' graphs, which plans with the same cuts share.
             check_apart(self.schedule, number, self.parts[number])
 
     @cached_property

@@ -53,14 +53,14 @@ class TimedStage:
         last, events = self._timed.micro_batches - 1, self._timed.events
         if action.kind == "O":
             turn = 2 * (last + 1)
-        elif action.kind == "F":  # what is gathered once per step is gathered before the first
+        elif action.kind == "F":  # not the first forward, in which parameters are gathered once per step
             turn = 2 * min(1, last)
         else:
             is_last = action.micro_batch == self.micro_batches - 1
             turn = 2 * (last if is_last else min(action.micro_batch, 1)) + 1
         (first, begin_s), (end, end_s) = self._timed.turns[turn : turn + 2]
         factor = share * self._slower
-        if action.kind in "FO":  # what is waited for at their beginnings is not a part of them
+        if action.kind in "FO":  # waiting at the beginning of these actions is not a part of them
             begin_s = max(begin_s, end_s - (action.end_s - action.start_s) / factor)
         for event in events[first:end]:
             since_s = event.start_s - begin_s

@@ -151,8 +151,8 @@ class StageSeconds:
             buckets_s: seconds that the end of the step waits for buckets.
             slower: the share by which communication slows down computation.
         """
-        # During s seconds of it, s / (1 + slower) seconds of computing are done: for the same stage's next
-        # micro-batch, which the last one lacks.
+        # During s seconds of scattering, s / (1 + slower) seconds of computing are done: for the same stage's
+        # next micro-batch, which the last one lacks.
         first, between, last = self.backward
         return replace(
             self,
@@ -173,7 +173,7 @@ class StageSeconds:
         gradients are reduced as soon as they are complete. The arguments are as for :meth:`reducing_behind`.
         """
         _, between, behind_last = scattering
-        # During s seconds of it, s / (1 + slower) seconds of computing are done.
+        # During s seconds of scattering, s / (1 + slower) seconds of computing are done.
         beside_s = between * slower / (1.0 + slower)
         _, backward, last = self.backward
         backward, last = backward - between + beside_s, last - behind_last
@@ -261,7 +261,7 @@ class ScheduleTimes:
         self.stages = stages
         parts = tuple(seconds.parts for seconds in stages)
         self._tasks = _step_tasks(Itself(actions), parts, blocking_sends, one_behind, forward_only)
-        # Not kept: a step of many micro-batches has 100,000 tasks, and a search has many steps in memory.
+        # Times of tasks are not kept: a step has up to 100,000 tasks, and a search has many steps in memory.
         durations, starts, ends, _ = self._tasks.times(stages)
         self.total_s = float(ends.max())
         self.working_s, self.sending_s, self.waiting_s = self._tasks.seconds(durations, starts, ends)
@@ -298,21 +298,21 @@ class _StepTasks:
         self._blocking, self._one_behind, self._forward_only = blocking_sends, one_behind, forward_only
         self._place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
         self._micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
-        # Of each task: its stage, what it is of StageSeconds.durations, its channel, its predecessors.
+        # Of each task: its stage, its name in DURATIONS, its channel, its predecessors.
         self._stages, self._whats, self._channels = list[int](), list[str](), list[int]()
         self._after: list[list[int]] = []
-        # The kind, place, stage and micro-batch of the tasks that people see.
+        # The kind, device group, stage and micro-batch of the tasks that reports show.
         self._labels: dict[int, tuple[str, int, int, int]] = {}
         # The task that brings the input of a forward or a backward, by (kind, stage, micro-batch); the
         # predecessors of a task that has such an input, and the input.
         self._brings: dict[tuple[str, int, int], int] = {}
         self._needs: list[tuple[list[int], tuple[str, int, int]]] = []
-        # (place, task, those of its predecessors for which the place stands still).
+        # (device group, task, those of its predecessors for which the devices stand still).
         self._waits: list[tuple[int, int, list[int]]] = []
-        # The task with which an action is over, if that is not itself.
+        # The task with which an action is over, if it is another one than the action's own.
         self._over: dict[int, int] = {}
         gathers = self._gather()
-        # For each place, the task with which its last action is over, and its last reduction.
+        # For each device group, the task with which its last action is over, and its last reduction.
         self._last = [self._act(place, gathers) for place in range(len(actions))]
         for after, key in self._needs:
             after.append(self._brings[key])
@@ -347,7 +347,8 @@ class _StepTasks:
         kinds = np.array([kind for kind, *_ in self._labels.values()])
         self._working = seen[np.isin(kinds, list(WORKING))], places[np.isin(kinds, list(WORKING))]
         self._sending = seen[np.isin(kinds, ["S", "R"])], places[np.isin(kinds, ["S", "R"])]
-        # For each wait: its place, its task, and the task's other predecessors, or the beginning of the step.
+        # For each wait: its device group, its task, and the task's other predecessors, or the step's
+        # beginning.
         others = [
             [count, *(i for i in self._after[task] if i not in awaited)] for _, task, awaited in self._waits
         ]
@@ -443,7 +444,7 @@ class _StepTasks:
             if kind != "F" and self._one_behind and reduced:
                 end = self._over[work] = self._add("nothing", stage, [work, *reduced])
                 self._waits.append((place, end, reduced))
-            # Its gradients go to their shards once the previous ones have arrived.
+            # The gradients are reduce-scattered once the previous ones have arrived.
             is_last = micro_batch == self._micro_batches - 1
             what = "reduce" if is_last else "scatter"
             if kind in "BW" and what in parts:

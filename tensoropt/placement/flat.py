@@ -208,7 +208,7 @@ def step_tasks(
     devices = forward_s.shape[1]
     tensors = producer.shape[0]
     operators = size * count
-    # By its number it is decided between tasks that are ready at the same time.
+    # Tasks that are ready at the same time run in the order of their numbers.
     first = np.zeros(devices + 1, np.int64)
     for o in range(size):
         first[device[o] + 1] += count
@@ -266,7 +266,7 @@ def step_tasks(
             ahead_of[o] = task
             seconds[task] = forward_s[o, d]
             works[task] = d
-            # Without an order the device itself keeps its operators apart, and takes what is ready first.
+            # Without an order, a device is a resource for one operator at a time, the first that is ready.
             if not enforced:
                 uses[task] = devices * devices + 1 + d
             elif previous[d] >= 0:

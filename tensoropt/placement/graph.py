@@ -402,7 +402,7 @@ class _GraphBuilder:
         if value in self.made:
             return
         whole = Value(value.tensor)
-        # Joined from the pieces of its maker, once, however many readers are cut differently.
+        # A tensor is joined from its maker's pieces once, however many readers are cut differently.
         if whole not in self.made:
             source = self.cut[value.tensor]
             self._add(f"join {value.tensor}", OperatorKind.JOIN, source.pieces, (whole,), count=source.count)

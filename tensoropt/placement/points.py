@@ -171,7 +171,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         **_seconds(simulated),
         sent_bytes=max(sent_by.values(), default=0),
         additive_memory_bytes=max(additive),
-        # A placement is in no table that could be summed, and nothing is proven of it.
+        # A placement is in no cost table that could be summed, and nothing is proven about it.
         additive_time_s=simulated.time_s,
         memory=tuple(simulated.peaks[fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
@@ -188,8 +188,7 @@ def fullest(simulated: SimulatedPlacement) -> int:
 def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
     """Return the seconds that a device waits while a message to or from it is in flight."""
     either = joined([*simulated.messages_of(device), *simulated.busy(device)])
-    # Sending beside computing is hidden; what the union has beyond computing is when the device waits for a
-    # message.
+    # Messages beside computing are hidden. In the rest of the union, the device waits for messages.
     return max(length_s(either) - simulated.busy_s[device], 0.0)
 
 
@@ -257,7 +256,7 @@ def operator_rows(
                 transient_bytes=int(max(problem.forward_peak_bytes[i], problem.backward_peak_bytes[i])),
                 forward_s=took.forward_s if op.group else 0.0,
                 backward_s=took.backward_s if op.group else 0.0,
-                # What cuts tensors into pieces, or joins pieces, copies.
+                # Cuts of tensors into pieces and joins of pieces are copies.
                 copies_s=0.0 if op.group else took.forward_s + took.backward_s,
                 communication_s=took.communication_s,
                 source=source,

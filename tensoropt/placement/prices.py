@@ -283,7 +283,7 @@ class _Pricing:
             if not self.training:
                 continue
             if work is not None and op.group is not None:
-                # Backward casts anew what it needs.
+                # Backward casts the parameters that it needs once more.
                 for _ in range(work.facts.parameters_kept.get(op.group.short_names[name], 0)):
                     backward = backward.plus(cast)
             if tensor.requires_grad:
@@ -341,8 +341,8 @@ class _Pricing:
         # are counted by themselves.
         own_kept = max(0, facts.kept_bytes - sum(b for name, b in made if name in kept))
         forward_peak = max(0, forward_peak - sum(b for name, b in made if name not in kept))
-        # Below 0 if it releases what it kept, or was given, before it makes gradients of all that it reads.
-        # When it casts later, it has released its kept tensors and the gradients it was given.
+        # Negative if the operator frees what it saved, or was given, before it makes gradients of all that it
+        # reads. When it casts later, it has freed its saved tensors and the gradients it was given.
         return own_kept, forward_peak, max(backward_peak - coming - going, returning - own_kept - coming)
 
     def _peaks(self, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
@@ -423,7 +423,7 @@ class _Pricing:
         numbers = {value: number for number, value in enumerate(makers)}
         storages: dict[Value, dict[str, int]] = {}
         for op in self.graph.operators:
-            if (work := self.works.get(op.name)) is None:  # what cuts and joins makes copies
+            if (work := self.works.get(op.name)) is None:  # cuts and joins make copies
                 continue
             names, facts = work.work.names, work.facts
             own = {value.tensor: value for value in (*op.reads, *op.writes)}

@@ -231,8 +231,7 @@ class PlacementProblem:
 
     def step_bytes(self, operator: int) -> float:
         """Return the bytes that an operator adds to its device's memory, in the planners' additive model."""
-        # At the producer, since it lies somewhere, whichever readers keep it; copies on other devices are not
-        # counted.
+        # Counted at the producer, whichever readers save it; copies on other devices are not counted.
         tensors = (self.tensors[t] for t in self.made[operator])
         kept = self.kept_bytes[operator] + sum(t.bytes for t in tensors if t.kept_by and not t.stored)
         return float(self.stored_bytes[operator] + self.micro_batches * kept)

@@ -191,7 +191,7 @@ class PlacedLowering(Lowering):
         if source in self.own:
             self.add(SendValue(number=number, reads={name: self._value(name, source)}))
         if target in self.own:
-            # Not a value yet: the wait is put before its first reader.
+            # This is not the value yet: the wait for it is put before its first reader.
             self._arriving[name, target] = self.add(ReceiveValue(number=number))
 
     def _value(self, name: str, device: int) -> Node:
@@ -244,7 +244,8 @@ class PlacedLowering(Lowering):
         brought = {value.tensor: node for value, node in read.items()}
         brought |= {name: self._cast(name) for name in op.parameters}
         for name in (*group.parameters, *group.shared):
-            # What is neither read nor the operator's own is a term of a sum, see placement.graph's _read.
+            # A tensor that is neither read nor the operator's own is a term of a sum (see placement.graph's
+            # _read).
             if name not in brought:
                 brought[name] = self.add(Zeros(tensor=name))
         lowering.brought = {(group.name, name): node for name, node in brought.items()}

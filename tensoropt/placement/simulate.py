@@ -448,7 +448,7 @@ class _StepMemory:
         for operator, peak in enumerate(problem.backward_peak_bytes.tolist()):
             device, backward = place.device[operator], self.backward[operator]
             if backward in self.summed:
-                # Sums are made when it is over, and what it kept and was given is gone.
+                # Sums are made when backward is over, and what it saved and was given is freed.
                 given = sum(self.sums[n, device] for n in problem.made[operator] if (n, device) in self.sums)
                 peak = max(peak - self.summed[backward], -problem.kept_bytes[operator] - given)
             if backward in self.additions:
@@ -505,7 +505,8 @@ class _StepMemory:
                     continue
                 gradient = made[0][1]
                 if len(made) > 1:
-                    # Messages are waited for, and added, when their reader comes to it, and are gone by then.
+                    # Messages are waited for and added before the backward that needs the sum, and are freed
+                    # by then.
                     added = [
                         task if n < shares_there else before.get(end, end) for n, (task, _) in enumerate(made)
                     ]
@@ -520,7 +521,7 @@ class _StepMemory:
                     for task, (_, storage) in zip(added[1:], made[1:], strict=True):
                         storage.tasks.append(task)
                     for _, storage in made[shares_there:]:
-                        if storage.tasks[0] == end:  # it comes, is added and is gone before anything else
+                        if storage.tasks[0] == end:  # received, added and freed before anything else
                             storage.bytes = 0
                 gradient.tasks.append(end)
                 self.sums[number, device] = tensor.bytes

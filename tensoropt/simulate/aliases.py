@@ -135,7 +135,7 @@ class ViewAliases:
                     needs = read.again or (read.kept and not moved)
                     yield StorageUser(own, needs, False, False, False, orders[own], through=outer)
                     continue
-                # A view is made again with what it is a view of, or by itself, of what is kept.
+                # A view is recomputed with the tensor that it is a view of, or by itself from saved tensors.
                 remade = writing.again and self.readings.inside(alias.maker.name, group.name)
                 in_place = not moved or (anew and hub is None)
                 seen = read.kept, read.again, remade, not in_place, orders[own]

@@ -224,7 +224,7 @@ class Batch:
     def part(self, rows: slice) -> Batch:
         """Return some of the strategies as a batch."""
         part = copy(self)
-        for name in ("owners", "_owner_of"):  # those of all strategies
+        for name in ("owners", "_owner_of"):  # cached ones of all strategies
             part.__dict__.pop(name, None)
         part.stacks = tuple(
             replace(stack, which=np.ascontiguousarray(stack.which[:, rows])) for stack in self.stacks

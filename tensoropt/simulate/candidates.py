@@ -127,7 +127,7 @@ class TableCandidates:
 
     def signature(self, group: Group) -> Hashable:
         """Return a key that groups with the same configurations and costs share."""
-        # Of two groups with one template, possibly only one is in a region and also comes recomputed.
+        # Of two groups with one template, possibly only one is in a block that may be recomputed.
         return id(self.tables.templates[group.name]), len(self.again(group))
 
     def rows(

@@ -141,7 +141,7 @@ def _all_reductions(batch: Batch) -> _Issued:
     of_share = np.full(len(shares), -1)
     elements, complete = np.zeros((2, len(shares)), dtype=np.int64)
     for number, share in enumerate(shares):
-        # What no rank sends is in no bucket.
+        # A gradient that no rank sends is in no bucket.
         if share is not None and batch.prices.send("all_reduce", share.axes, 0) is not None:
             of_share[number] = keys.setdefault((share.axes, share.dtype), len(keys))
             elements[number], complete[number] = share.elements, COMPLETE.index(share.complete)

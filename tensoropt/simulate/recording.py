@@ -128,7 +128,7 @@ class TwoQueues(Protocol):
 
 def is_host_bound(step: TwoQueues) -> bool:
     """Return whether a step is launch-bound: as long as its host takes to launch it."""
-    # A place of a pipeline is also idle while it waits for others.
+    # A device group of a pipeline is also idle while it waits for others.
     return bool(step.host_s and step.idle_s) and step.host_s > _busy_s(step)
 
 

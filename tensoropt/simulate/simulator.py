@@ -146,7 +146,7 @@ class StepColumns:
             if table.any():
                 add_all(total, table, which)
         for target, by_place in zip(self._columns, tables.columns, strict=True):
-            # One fixed order, whatever came first: to the last bit, sums depend on it.
+            # A fixed order, because the last bits of the sums depend on it.
             for place, cells in sorted(by_place.items(), key=itemgetter(0)):
                 figures = cells.of(used, tables.count)
                 if figures.any():
@@ -191,9 +191,9 @@ class StepColumns:
                 self.trailing[:, 1] += alive
                 self.trailing[:, 0] += alive * (call.only != "last")
             if self.batch.prices.packs and call.kind == "reduce_scatter":
-                # In addition to the gradients, which are released one after another, before there are shards.
-                # Memory that the packed ones of this moment have before them is gone by then.
-                # Packed ones are under way while gradients that stay are alive, until the next block begins.
+                # Packed copies come in addition to the gradients, which are freed one after another before
+                # there are shards. What the packed gradients of this moment have in memory before is freed by
+                # then. Copies of gradients that stay in place are in memory until the next block begins.
                 staying = np.where(call.members > 1, call.staying, 0)
                 packed = np.where(call.members > 1, call.bytes - shards - staying, 0)
                 self.workspace[call.position] = np.maximum(self.workspace[call.position], packed)

@@ -134,7 +134,7 @@ def _packed(batch: Batch, changes: list[_Change]) -> Iterator[_Change]:
             yield at, _BEGINS, True, copy
             if arrived < len(batch.schedule.moments):
                 yield arrived, _ENDS, True, copy
-        # Of this and the moment's other memory, the larger counts.
+        # Of this copy and the moment's other memory, the larger counts.
         if (more := size - shards - staying - alone[at]) > 0:
             alone[at] += more
             yield at, _ALONE, True, copy._replace(kind="workspace", bytes=more)

@@ -164,7 +164,7 @@ class StepSchedule:
             if when.what in ("before", "begin", "next", "left"):
                 return self._beginning(copied_for, when)
             match when.what:
-                # Its gradient is complete, and may be cast, when the first user's backward is over.
+                # A parameter's gradient is complete, and may be cast, when the first user's backward is over.
                 case "arrived" | "first arrived" | "parameters":
                     user = last if when.what == "first arrived" else first
                     return self.position("backward", "parameters", user)
@@ -204,7 +204,7 @@ class StepSchedule:
                 case "used":
                     return self._used(when.phase, readers[when.number])
                 case "anew" if when.phase == "again":
-                    # A tensor that looks alike may be read in a region, and this one outside of them.
+                    # An isomorphic tensor may be read in a recomputed block although this one is not.
                     return self.run_again_from.get(readers[when.number].group, -1)
                 case "anew":
                     return self.position("backward", "gather", readers[when.number].group)
@@ -216,7 +216,7 @@ class StepSchedule:
         return self.position(phase, "hub" if reader.materialises else "read", reader.group, reader.tensor)
 
     def _used(self, phase: Phase, reader: Reader) -> int:
-        if reader.materialises:  # a view on its way to its hub, which nothing needs in backward
+        if reader.materialises:  # a view that is being materialised, which nothing needs in backward
             return self._read(phase, reader)
         return self.computed(phase, reader.group, reader.tensor)
 
@@ -289,12 +289,12 @@ def _backwards(graph: GroupGraph, regions: Sequence[Region], blocks: Blocks) -> 
         needy = [name for name in region.groups if needs_kept(graph, graph.group_of[name])]
         due[needy[-1] if needy else region.groups[0]] = region
     for group in reversed(graph.groups):
-        for made, name in reversed(tuple(_made(graph, group))):  # it needs nothing that is kept
+        for made, name in reversed(tuple(_made(graph, group))):  # these moments need nothing that was saved
             yield Moment("backward", made, group.name, name)
         if group.name in blocks.last:
             yield Moment("backward", "begin", group.name)
         if group.name in due:
-            # The whole region runs again, including groups whose backward has passed, because the executor
+            # The whole block runs again, including groups whose backward has passed, because the executor
             # recomputes it as one.
             for name in due[group.name].groups:
                 yield from _forward(graph, graph.group_of[name], "again")

@@ -199,7 +199,7 @@ class TensorEffects:
     ) -> list[Effect]:
         """Return the effects of a tensor in forward, or in the recomputation of its block."""
         effects: list[Effect] = []
-        # The second forward makes only what runs again; other views still exist.
+        # The recomputation makes only what runs again; other views still exist.
         view_users = [user for user in view_users if not at.again or (user.twice and user.remade)]
         views = [user for user in view_users if user.through == SOURCE]
         present = []
@@ -210,10 +210,10 @@ class TensorEffects:
             if user.moved:
                 effects += self._copy(name, source, read.layout, user, of_its_views, at)
             if user.remade or not at.again:
-                # What is gathered again refers to what it was made from.
+                # A copy that is gathered again keeps alive the tensor that it is made from.
                 found = replace(user, moved=user.moved and not user.anew)
                 present += [found] if user.moved else [user, *of_its_views]
-        # In the second forward only a recomputed group makes the tensor anew.
+        # In the recomputation, only a recomputed group makes the tensor again.
         if not (write.again or not at.again):
             return effects
         # Such a storage is counted elsewhere: with the tensor in which it lies, or with what the group keeps.
@@ -225,7 +225,8 @@ class TensorEffects:
         moves = self.moves.steps(name, write.layout, source)[0]
         if moves:
             if gathered_again and not at.again:
-                # What is gathered again is kept as it was made, and the hub lasts for forward only.
+                # If backward gathers it again, the tensor is saved as it was made, and the hub lasts for
+                # forward only.
                 views = [*views, *present]
                 present = [replace(user, kept=False, again=False) for user in present]
             # The original is alive during the move; it is workspace if nothing else counts it.
@@ -289,12 +290,12 @@ class TensorEffects:
         if until is BACKWARD_END:
             return [*effects, Effect(until, ends=alive)]
         stays = stays or any(user.stays for user in users)
-        # Of those that one part of a group needs, who has a copy is done with the original first.
+        # Of users in the same part of a group, one with a copy is done with the original first.
         users = sorted(
             (user for user in users if not user.stays), key=lambda user: (user.order, not user.moved)
         )
-        # The first keeper: from then on the storage is kept, whoever else reads it. It is given back after
-        # the first keeper's backward, which comes last of all.
+        # The first user that saves the storage: from then on it is saved, whoever else reads it. It is freed
+        # after this user's backward, which comes last of all.
         keeper = next((user for user in users if self._keeps(user, at)), None)
         if keeper is not None:
             kept = allocations(storage._replace(kept=True))
@@ -306,14 +307,14 @@ class TensorEffects:
             # A reader of a copy releases the original as soon as the copy is made.
             last = reader(users[-1].number, at.read if users[-1].moved else at.used)
             effects.append(Effect(last, after=True, ends=alive))
-        else:  # the second forward's result, which nobody in the region reads
+        else:  # a recomputed result that nothing in the block reads
             effects.append(Effect(begin, after=True, ends=alive))
         return effects
 
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
         """Return whether a storage is saved for a user, as a recomputed block's input or for backward."""
         kept = user.kept and self.training
-        # What is made again is kept for nobody in the first forward: what backward needs of it is kept now.
+        # A recomputed tensor is not saved in the first forward: what backward needs of it is saved now.
         if at.again:
             return kept and user.twice and not user.moved
         keeps = kept_for(kept=kept, again=user.again, remade=user.remade, moved=user.moved)
@@ -392,7 +393,7 @@ class TensorEffects:
         steps = self.moves.steps(name, write.layout, layout)[1]
         if not is_one_reduction(steps, self.moves.mesh):
             return None
-        # A sum is in place.
+        # An all-reduce is in place.
         workspace = 0 if steps[0].kind == "all_reduce" else self.moves.resharding_bytes(steps, name)
         moved = self.moves.moved(reader(0, USED_BACK), name, write.layout, layout, workspace_bytes=workspace)
         return replace(moved, beside_work_s=product_s)

@@ -101,7 +101,7 @@ class TimedStep:
         self.host_s = float(takes.sum())
         if launched and self.host_s:
             self._wait_for_host(takes)
-            # The host also issues buckets, at no moment of their own.
+            # The host also launches buckets, which belong to no moment.
             self.host_s += float(columns.issuing_buckets[0])
 
     @property

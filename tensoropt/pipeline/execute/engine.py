@@ -111,7 +111,7 @@ class PipelinedEngine(Engine[Pending]):
         ]
         kind = _SCHEDULES[schedule]
         running = self._running if issubclass(kind, PipelineScheduleMulti) else self._running[0]
-        # Means divide by the whole batch's count already.
+        # A loss that is a mean already divides by the whole batch's count.
         return kind(running, micro_batches, loss_fn=lambda output, _: output, scale_grads=False)
 
     # -- modules ------------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class StageEngine(ShardedEngine):
         self._last = False
 
     def _make_counts(self) -> TargetCounts | None:
-        # For the whole model, which also knows the targets of a loss that other stages prepare.
+        # The pipeline's engine counts for the whole model, also the targets that other stages prepare.
         return None
 
     # -- a step ---------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class StageEngine(ShardedEngine):
         self.given, self.evaluating = tuple(inputs), evaluating
         self.outputs.clear()
         self.unsharded.gather()
-        # All stages of a place begin here, long before most of them have anything to compute.
+        # All stages of a rank begin here, long before most of them have anything to compute.
         self._copying = CallAhead(self.runtime, {}, {}, self._deliver, [], self.unsharded)
         self._copying.begin_copies(self.unsharded.blocks)
         if pending is not None:
@@ -500,10 +500,10 @@ class RunningStage(PipelineStage):
             info.buffer = None
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
         if not self.has_backward:
-            # Nobody needs it once it has been sent (_release_sent).
+            # Nothing needs the outputs once they have been sent (_release_sent).
             self.fwd_cache[fwd_chunk_id] = outputs, []
         elif not self.is_first:
-            # The operators that need them hold them; the schedule only wants their gradients.
+            # Operators that need the inputs hold them; the schedule only needs their gradients.
             self._empty(inputs)
         return output
 
@@ -518,17 +518,18 @@ class RunningStage(PipelineStage):
         self._going.came(bwd_chunk_id)
         self._coming_back.came(bwd_chunk_id)
         if not self.is_last:
-            # The schedule holds these until backward is over, but only needs their nodes.
+            # The schedule holds the outputs until backward is over, but only needs their autograd nodes.
             self._empty(self.fwd_cache[bwd_chunk_id][0])
         arrived = self.fwd_cache[bwd_chunk_id][1]
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.engine.end_backward_of()
         if not full_backward and self.engine.part.returns_gradients:
-            # The graph keeps what arrived for the gradients of parameters; its own gradient goes back.
+            # The graph holds the arrived tensors for the gradients of parameters; their own gradients are
+            # sent.
             for value in arrived:
                 value.grad = None
-            # Parameters need only the groups; the rest would keep the messages received and sent alive.
+            # The gradients of parameters need only the groups; the rest would keep messages in memory.
             _, groups, _, _ = self.backward_state[bwd_chunk_id]
             self.backward_state[bwd_chunk_id] = (), groups, (), None
 
@@ -540,8 +541,8 @@ class RunningStage(PipelineStage):
             add_weight_gradients(bwd_kwargs["param_groups"])
             return (), None
         if backward_type == "input" and not self.engine.part.returns_gradients:
-            # Nobody waits for gradients, so all are made in the second part. The schedule detaches a loss in
-            # place, but not another view of it.
+            # No stage waits for gradients, so all are computed in the second part. The schedule detaches a
+            # loss in place, but not another view of it.
             outputs = bwd_kwargs["stage_output"]
             bwd_kwargs["stage_output"] = tuple(value.view_as(value) for value in outputs)
             return (None,) * len(bwd_kwargs["input_values"]), None
@@ -554,7 +555,7 @@ class RunningStage(PipelineStage):
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)
         if self.engine.part.returns_gradients:
             accumulated = self.engine.shards.accumulated
-            # As they are made, all gradients are added up; PyTorch would keep the first micro-batch's.
+            # Gradients are added up as they are computed; PyTorch would keep the first micro-batch's.
             accumulated.complete()
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
             # PyTorch sums these itself, so no hook of the leaves sees them.

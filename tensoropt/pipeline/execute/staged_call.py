@@ -66,7 +66,7 @@ class StagedCall(LoweredCall):
             if part.place == self.place
         }
         self._makers = {name: number for number, part in enumerate(self.parts) for name in part.outputs}
-        # The parts that read what crosses to them.
+        # Tensor -> the numbers of the parts that receive it.
         self._readers: dict[str, list[int]] = {}
         for number, part in enumerate(self.parts):
             for name in part.stage.arriving:
@@ -157,7 +157,7 @@ def _parts(plan: PipelinedStrategy, call: CallGraph, mesh: AxisSizes) -> list[_P
         strategy = _strategy(plan.stages[stage], part, call.planned, mesh, crossing)
         crossing |= {name: strategy.configurations[departing_group(name)].layout(name) for name in depart}
         parts.append(_Part(plan.place_of(stage), part, strategy))
-    if any(part.strategy.zigzag for part in parts):  # as all have to agree about shards that cross
+    if any(part.strategy.zigzag for part in parts):  # all parts must agree about the shards that cross
         return [replace(part, strategy=replace(part.strategy, zigzag_beside=True)) for part in parts]
     return parts
 

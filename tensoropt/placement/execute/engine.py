@@ -170,8 +170,8 @@ class PlacedEngine(Engine[lower.TapedStep]):
             if not is_operator:
                 self._return(tape, number, arriving)
             elif (device := self.strategy.placement.device[number]) in self.local.own:
-                # Waited for as late as possible, in front of the operator whose backward needs them, so that
-                # messages travel meanwhile.
+                # Messages are waited for as late as possible, in front of the operator whose backward needs
+                # them, so that they travel meanwhile.
                 for value in self.strategy.placed_graph.operators[number].writes:
                     messages = arriving.pop(value.name, [])
                     while messages:  # so that nothing here refers to a gradient any longer
@@ -182,7 +182,7 @@ class PlacedEngine(Engine[lower.TapedStep]):
         name, source, target, _ = self.strategy.transfers[number]
         if source in self.local.own:
             gradient = tape.take((name, source))
-            if gradient is None:  # it is waited for all the same
+            if gradient is None:  # the receiver waits for it in any case
                 shape, dtype = self.context.form(name)
                 gradient = torch.zeros(shape, dtype=dtype, device=self.local.devices[source])
             self.context.send(number, gradient)

@@ -66,7 +66,7 @@ def _placed_like(plan: PlacedStrategy, call: CallGraph) -> PlacedStrategy:
             planned.setdefault(op.group.name, device)
 
     def holder(name: str) -> int:
-        # Of a parameter that the plan does not know, every device has a copy.
+        # Every device has a copy of a parameter that the plan does not know.
         return plan.holders(call.planned[name])[0] if name in call.planned else 0
 
     on: dict[str, int] = {}

@@ -145,7 +145,7 @@ class SimulatedPlacement:
         return np.stack([devices, kinds, *np.where(first < 0, 0, (begins[first], overs[last]))])
 
     def _points(self, device: int) -> np.ndarray:
-        """Return the positions at which a device's memory changes, and that of the step's beginning."""
+        """Return the positions at which a device's memory changes, and 0 for the step's beginning."""
         return np.unique(np.append(self._spans[2:, self._spans[0] == device], 0))
 
     @cached_property

@@ -78,7 +78,7 @@ class Owner:
     Attributes:
         kind: ``group``, ``tensor`` or ``parameter``.
         position: a function from the moment of an effect to its position in the step schedule.
-        effects: for each strategy, those of its choice.
+        effects: for each strategy, the effects of its choice.
     """
 
     kind: str

@@ -22,10 +22,10 @@ class Issue:
     Attributes:
         position: the moment after whose computation they are issued.
         seconds: (n,) for each strategy; 0 if it sends none.
-        until: what waits for them: the next ``block``, or the optimizer's ``step``; "" for what comes next.
+        until: what waits for them: the next ``block``, the optimizer's ``step``, or "" the next computation.
         only: their only micro-batch, ``first`` or ``last``; "" for all.
         product_s: (n,) the last seconds of the moment's computation, which they overlap; None for none.
-        kind: that of a coalesced collective; "" for others.
+        kind: the kind of a coalesced collective, such as ``all_gather``; "" for others.
     """
 
     position: int

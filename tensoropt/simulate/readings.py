@@ -187,7 +187,7 @@ class Column(Generic[Value]):
 
 
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """Return the row of each distinct combination of columns, and for each row its combination's number."""
+    """Return one row per distinct combination of values, and for each row its combination's number."""
     # A mixed-radix code of the columns so far, made dense again if the next column's values could overflow
     # it.
     firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
@@ -295,7 +295,7 @@ class Readings:
         return self._layouts(("hub", name), Variable.of_hub(name), lambda: self.candidates.hubs(name))
 
     def gathered_again(self, name: str) -> Indices | None:
-        """Return 1 for each strategy whose backward gathers a tensor again; None if that is no choice."""
+        """Return 1 for each strategy whose backward gathers a tensor again; None if it is no choice."""
         return self.options[Variable.of_move(name)] if name in self.candidates.moves else None
 
     def _layouts(self, key: Hashable, chosen: str, layouts: Callable[[], Sequence[Layout]]) -> Column[Layout]:

@@ -184,7 +184,7 @@ class StepSchedule:
         """Return the function from the moments of a tensor's effects to positions.
 
         Args:
-            readers: its own, then those of its views.
+            readers: the tensor's readers, then the readers of its views.
             replaced: the position at which a buffer's new value replaces the old one in backward.
             same: the group whose backward uses the same gradient first.
         """

@@ -25,7 +25,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """Computation on the device, or a collective over mesh ``axes``; ``kind`` is that of its moment."""
+    """Computation on the device, or a collective over mesh ``axes``. ``kind``: the kind of its moment."""
 
     name: str
     phase: str

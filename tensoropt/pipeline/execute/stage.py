@@ -337,7 +337,7 @@ class RunningStage(PipelineStage):
         engine: the engine of the stage on this rank.
         index, count: the stage's number, and the number of stages.
         group: the ranks with the same coordinate in all stages' meshes.
-        taken: micro-batch of a forward -> those whose gradients the previous stage surely has by then.
+        taken: micro-batch of a forward -> micro-batches whose gradients the previous stage surely has then.
         taken_on: the same for activations that a stage without backward sends on
             (:func:`tensoropt.pipeline.receipts.taken_on`).
         waits: whether the schedule waits for each sent gradient before it sends the next one.

@@ -1,9 +1,11 @@
-r"""Compose stages: the cuts and stage strategies of the fastest pipeline under each memory bound.
+r"""Compose pipelines: the cuts and stage strategies of the fastest one under each memory bound.
 
-A step of :math:`p` stages and :math:`m` micro-batches takes :math:`\sum_s f_s + (m - 1) \max_s t_s + \max_s
-e_s` (Narayanan et al., SC 2021, section 2.2; Alpa, OSDI 2022, section 5.2); its memory is that of the fullest
-stage. The search is a shortest path over cuts with three costs: a label is kept if no other of the same cut
-beats it in all three (Martins, "On a multicriteria shortest path problem", 1984).
+A step of :math:`m` micro-batches takes :math:`\sum_s f_s + (m - 1) \max_s t_s + \max_s e_s`, if stage
+:math:`s` takes :math:`f_s` for the first micro-batch, :math:`t_s` for each further one and :math:`e_s` after
+the last (Narayanan et al., SC 2021, section 2.2; Alpa, OSDI 2022, section 5.2). Its memory is that of the
+fullest stage. The search is a shortest path over cuts with three costs: a partial pipeline (a label) is kept
+if no other one to the same cut beats it in all three (Martins, "On a multicriteria shortest path problem",
+1984).
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import numpy as np
 from numba import njit
 
 _MOST_LABELS = 4096
-"""The most labels kept at one cut; beyond it, those with the least sum of seconds stay."""
+"""The most partial pipelines (labels) kept at one cut; if there are more, the fastest are kept."""
 _SLACK = 0.1
-"""The share of :func:`compose`'s ``step`` by which a label must be better; an assumption."""
+"""The share of :func:`compose`'s ``step`` by which a kept label must beat others in some cost; assumed."""
 
 
 Place = TypeVar("Place", bound=Hashable)
-"""The start or end of a stage: a position, and the layout of the tensors crossing it."""
+"""The start or end of a stage: its position, and the layout of the tensors that cross there."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Offer:
     """The strategies available to one stage, one per row.
 
     Attributes:
-        memory: (n,) bytes on a rank, for all micro-batches in flight.
+        memory: (n,) memory in bytes of a rank with all micro-batches in flight.
         first_s: (n,) seconds of the first micro-batch with its messages.
-        further_s: (n,) seconds of one more micro-batch if this stage is the slowest.
+        further_s: (n,) seconds of each further micro-batch if this stage is the slowest.
         end_s: (n,) seconds after the last micro-batch.
     """
 
@@ -43,7 +45,7 @@ class Offer:
     end_s: np.ndarray
 
     def within(self, cap: float) -> np.ndarray:
-        """Return the non-dominated strategies that need at most ``cap`` bytes."""
+        """Return the rows of the non-dominated strategies that need at most ``cap`` bytes."""
         (rows,) = np.nonzero(self.memory <= cap)
         costs = np.stack([self.first_s, self.further_s, self.end_s], axis=1)
         return rows[unbeaten(costs[rows])]
@@ -51,13 +53,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class Composition(Generic[Place]):
-    """Stages that form a pipeline.
+    """A pipeline composed of stages.
 
     Attributes:
-        stages: for each stage, its start, its end, and the row of its offer.
-        memory_bytes: the fullest stage's memory.
-        time_s: seconds of the step.
-        exact: whether no label was dropped.
+        stages: for each stage, its start and end, and the row of its strategy.
+        memory_bytes: the memory in bytes of the fullest stage.
+        time_s: the duration of the step in seconds.
+        exact: whether no partial pipeline was dropped because there were too many.
     """
 
     stages: tuple[tuple[tuple[Place, Place], int], ...]
@@ -78,7 +80,7 @@ def unbeaten(costs: np.ndarray, slack: float = 0.0) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def _unbeaten_of_sorted(costs, share):  # type: ignore[no-untyped-def]
-    """Return the non-dominated rows of sorted ``costs``."""
+    """Return the indices of the non-dominated rows of sorted ``costs``."""
     # Rows are sorted by the first column: no later row can beat those kept.
     kept = np.empty(costs.shape[0], np.int64)
     count = 0
@@ -105,13 +107,13 @@ def compose(
     step: float = 0.0,
     known: Sequence[tuple[float, float]] = (),
 ) -> Iterator[Composition[Place]]:
-    """Yield the compositions on the frontier of memory and time, the fastest first.
+    """Yield the composed pipelines on the frontier of memory and time, the fastest first.
 
     Args:
-        offers: for each stage, the offer between each pair of places; consecutive stages share a place.
-        step: the least relative decrease of memory between compositions; 0 finds all.
-        known: (bytes, seconds) of other plans, leanest and slowest first. Compositions that one of them would
-            beat even if the schedule had no bubble are left out.
+        offers: for each stage, (start, end) -> its strategies; each stage starts where the previous one ends.
+        step: the least relative decrease of memory from one pipeline to the next; 0 finds all.
+        known: (bytes, seconds) of other plans, by increasing memory and decreasing time. Pipelines that one
+            of them would beat even if the schedule had no bubble are left out.
     """
     cap, before = inf, None
     while (composition := _fastest(offers, micro_batches, cap, step * _SLACK)) is not None:
@@ -122,7 +124,7 @@ def compose(
         if better <= memory:
             cap = float(np.nextafter(better, 0.0))
             continue
-        # As fast with less memory: this beats the previous one.
+        # A pipeline that is as fast as the previous one, with less memory, replaces it.
         if before is not None and composition.time_s > before.time_s:
             yield before
         before = replace(composition, memory_bytes=memory)
@@ -133,12 +135,12 @@ def compose(
 
 @dataclass(frozen=True)
 class _Labels(Generic[Place]):
-    """The partial pipelines that reach one cut.
+    """The partial pipelines (labels) that reach one cut.
 
     Attributes:
-        costs: (n, 3) sum ``first_s``, most ``further_s`` and ``end_s``.
-        ways: the last stages that reach this cut, each with the rows of its offer in use.
-        came: (n, 3) the number of the last stage in ``ways``, of its row there, and of the label before it.
+        costs: (n, 3) the sum of ``first_s``, and the largest ``further_s`` and ``end_s``.
+        ways: the possible last stages before this cut, each with the non-dominated rows of its strategies.
+        came: (n, 3) indices of a label's last stage in ``ways``, of that stage's row, of the label before it.
     """
 
     costs: np.ndarray
@@ -149,7 +151,7 @@ class _Labels(Generic[Place]):
 def _fastest(
     offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, cap: float, slack: float
 ) -> Composition[Place] | None:
-    """Return the fastest composition whose stages need at most ``cap`` bytes each."""
+    """Return the fastest pipeline whose stages need at most ``cap`` bytes each; None if there is none."""
     exact = True
     starts = dict.fromkeys(start for start, _ in offers[0])
     reached: list[dict[Place, _Labels[Place]]] = [{start: _Labels(np.zeros((1, 3))) for start in starts}]
@@ -196,5 +198,5 @@ def _fastest(
 
 
 def _step_s(costs: np.ndarray, micro_batches: int) -> np.ndarray:
-    """Return the seconds (n,) of a step."""
+    """Return the duration (n,) of a step in seconds."""
     return costs[:, 0] + (micro_batches - 1) * costs[:, 1] + costs[:, 2]

@@ -1,4 +1,4 @@
-"""Pipelines of one mesh and schedule: choose ranges, search them, compose them, and simulate the result."""
+"""Find the pipelines of one mesh and schedule: search possible stages, compose them, simulate the results."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from tensoropt.pipeline.strategy import (
 )
 
 Cut = tuple[int, CrossingWays | None]
-"""A position and the layouts of the tensors crossing it."""
+"""The position of a cut among the operator groups, and how the tensors that cross it are split."""
 _Offers = Sequence[Mapping[tuple[Cut, Cut], StageOffer]]
 Composing = Callable[[Sequence[Mapping[tuple[Cut, Cut], Offer]], int], Iterator[Composition[Cut]]]
-"""Composes stages, as :func:`~tensoropt.pipeline.compose.compose` does."""
+"""A function that composes stages, as :func:`~tensoropt.pipeline.compose.compose` does."""
 
 
 @dataclass(frozen=True)
 class Crossings:
-    """The layouts that tensors may have when they cross cuts.
+    """The ways of splitting tensors at cuts that a search tries.
 
     Attributes:
-        ways: the choices for each axis of a place.
-        outer: the choices of all axes but the last, if they differ.
-        everywhere_alike: whether all cuts use the same layout, which takes fewer searches.
-        of_axes: the choices of each axis, in place of ``ways`` and ``outer``.
+        ways: the choices for the last axis of a stage's mesh.
+        outer: the choices for all other axes.
+        everywhere_alike: whether all cuts split tensors alike, which takes fewer searches.
+        of_axes: the choices for each axis, in place of ``ways`` and ``outer``.
     """
 
     ways: Sequence[str] = CROSSINGS
@@ -54,14 +54,14 @@ class Crossings:
     of_axes: tuple[Sequence[str], ...] | None = None
 
     def placements(self, axes: int) -> list[CrossingWays]:
-        """Return all layouts of crossing tensors on a mesh of ``axes`` axes."""
+        """Return all ways of splitting a crossing tensor on a mesh of ``axes`` axes."""
         if self.of_axes is not None:
             assert len(self.of_axes) == axes, f"ways of {len(self.of_axes)} axes for {axes}"
             return list(itertools.product(*self.of_axes))
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
-        """Return all pairs of layouts in which tensors may enter and leave a stage."""
+        """Return all pairs of ways of splitting the tensors that enter and that leave a stage."""
         ways: Sequence[CrossingWays | None] = self.placements(axes)
         if self.everywhere_alike and not (first or last):
             return [(way, way) for way in ways]
@@ -69,14 +69,14 @@ class Crossings:
 
 
 class Composer:
-    """Makes pipelines for one mesh, number of micro-batches and schedule.
+    """Finds pipelines for one mesh, number of micro-batches and schedule.
 
     Args:
-        frontiers: the frontiers of ranges on that mesh.
+        frontiers: the frontiers of possible stages on that mesh.
         composing: the function that composes stages.
-        notes: remarks on pipelines that were left out; appended to.
-        per_place: stages at each place; by default the schedule's.
-        refused: called with the reason why stages cannot run in the schedule; by default adds a note.
+        notes: the remarks on pipelines that were left out, extended here.
+        per_place: the number of stages per device group; by default two if the schedule has several.
+        refused: called with the error if stages cannot run in the schedule; by default it adds a note.
 
     Raises:
         PlanError: the schedule does not fit the mesh and the micro-batches.
@@ -104,12 +104,16 @@ class Composer:
         self.place_of = [stage_place(schedule, self.places, stage) for stage in range(self.stages)]
 
     def pipelines(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
-        """Yield the composed pipelines, simulated; ``positions`` are each stage's starts, then the end."""
+        """Yield composed pipelines with their simulated figures.
+
+        Args:
+            positions: the possible starts of each stage, then the end of the last one.
+        """
         self.prepare(positions)
         yield from self.composed(positions)
 
     def prepare(self, positions: Sequence[Sequence[int]]) -> None:
-        """Read from stores, or measure on ranks, what :meth:`composed` needs."""
+        """Read from stores, or measure on ranks, the costs that :meth:`composed` needs."""
         ranges: dict[StageFrontiers, dict[Range, None]] = {}
         for place, of_stage in zip(self.place_of, self._wanted(positions), strict=True):
             ranges.setdefault(self.frontiers.at(place), {}).update(dict.fromkeys(of_stage))
@@ -117,12 +121,14 @@ class Composer:
             frontiers.prepare(of_kind)
 
     def composed(self, positions: Sequence[Sequence[int]]) -> Iterator[PipelineEvaluation]:
-        """Yield the pipelines of prepared positions."""
+        """Yield composed pipelines with simulated figures, after :meth:`prepare` with the same positions."""
         offers = self._offers(self._wanted(positions))
         for alike in self._grouped_by_storage(offers):
             for composition in self.composing(alike, self.micro_batches):
                 if not composition.exact:
-                    self.notes["pipelines: some compositions were left out"] = None
+                    self.notes[
+                        "pipelines: some combinations of stages were left out, as there are too many"
+                    ] = None
                 if pipeline := self._evaluated(alike, composition):
                     yield pipeline
 
@@ -151,8 +157,7 @@ class Composer:
         self.notes[f"some pipelines were left out: {refusal}"] = None
 
     def _offers(self, ends_of_stages: Sequence[Mapping[Range, Sequence[Ends]]]) -> _Offers:
-        # Places with the same kind of devices share their frontiers, so all that they need is searched in one
-        # go.
+        # Device groups of one kind share their frontiers, so everything that they need is searched at once.
         searches: dict[StageFrontiers, dict[Range, dict[Ends, set[int]]]] = {}
         for place, flights, of_stage in zip(self.place_of, self.in_flight, ends_of_stages, strict=True):
             of_kind = searches.setdefault(self.frontiers.at(place), {})
@@ -234,10 +239,10 @@ def _agree(stored: Mapping[str, Layout], way: Mapping[str, Layout]) -> bool:
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
-    """Return the layouts of parameters tied across stages for which each of these stages has a strategy.
+    """Return all ways to give each parameter that several stages use one layout that all of them offer.
 
     Args:
-        of_stages: for each stage and strategy, the layout of each stored parameter.
+        of_stages: for each stage and strategy, the layout of each parameter that stages share.
     """
     ways: list[dict[str, Layout]] = [{}]
     for name in dict.fromkeys(n for rows in of_stages for of in rows for n in of):

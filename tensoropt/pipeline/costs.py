@@ -1,4 +1,4 @@
-"""Costs of a pipeline's stages; its places are equal, consecutive parts of a cluster."""
+"""The cost model of a pipeline, whose device groups (places) are equal, consecutive parts of a cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...
     """Return the meshes of a cluster whose first axis is the pipeline, along its outermost links.
 
     Args:
-        most_axes: the most axes of a place's mesh.
+        most_axes: the largest number of axes of a stage's mesh.
 
     Raises:
         ClusterError: the devices do not divide into ``places`` equal parts of whole link levels.
@@ -40,7 +40,7 @@ def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...
 
 
 def degrees_of(cluster: Cluster) -> tuple[int, ...]:
-    """Return the numbers of places into which a cluster can be divided."""
+    """Return the numbers of device groups into which a cluster can be divided for a pipeline."""
     degrees = []
     for places in range(2, cluster.device_count + 1):
         if cluster.device_count % places == 0:
@@ -53,14 +53,14 @@ def degrees_of(cluster: Cluster) -> tuple[int, ...]:
 
 
 def kinds_at(cluster: Cluster, places: int) -> tuple[tuple[DeviceKind, ...], ...]:
-    """Return the kinds of devices at each place; places hold consecutive ranks."""
+    """Return the kinds of devices in each device group; groups consist of consecutive ranks."""
     size = cluster.device_count // places
     parts = (cluster.devices[place * size : (place + 1) * size] for place in range(places))
     return tuple(tuple({kind.name: kind for kind in part}.values()) for part in parts)
 
 
 def _place_of(cluster: Cluster, places: int) -> Cluster:
-    """Return the first of the equal parts; ClusterError if there are none."""
+    """Return the first of a cluster's equal parts; ClusterError if it cannot be divided so."""
     devices = cluster.device_count
     if places < 2 or devices % places:
         raise ClusterError(
@@ -73,7 +73,7 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
         level, within = part.levels[0], cluster.levels[-len(part.levels)]
         if within.size % level.size:
             raise ClusterError(
-                f"{places} equal parts of cluster '{cluster.name}' would lie across its links: each has "
+                f"{places} equal parts of cluster '{cluster.name}' would cut across its links: each has "
                 f"{level.size} of the {within.size} members of a level ({level.name}); give a number "
                 "of parts that divides them"
             )
@@ -81,7 +81,7 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
 
 
 class PlaceCommunication:
-    """Costs of collectives within one place while the other places run theirs, from the job's costs."""
+    """The costs of collectives within one device group, while the other groups run theirs."""
 
     def __init__(self, job: LinkCosts):
         self.job = job
@@ -95,7 +95,7 @@ class PlaceCommunication:
         return tuple(axis + 1 for axis in axes)
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Return the seconds of one collective over axes of the stage's mesh."""
+        """Return the duration in seconds of one collective over axes of the stage's mesh."""
         return self.job.time_s(kind, self._axes(axes), num_bytes)
 
     def source(self, kind: str, axes: Sequence[int]) -> str:
@@ -106,20 +106,20 @@ Source = TypeVar("Source", bound=ClusterCosts)
 
 
 def sources_at(costs: Source, places: int) -> list[Source]:
-    """Return the costs of each place's own kinds of devices."""
+    """Return the cost source of each device group, for its own kinds of devices."""
     return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
 
 
 @dataclass(eq=False)
 class PipelinePrices:
-    """The costs of a pipeline on one mesh of a cluster.
+    """The cost model of a pipeline on one mesh of a cluster.
 
     Attributes:
-        mesh: the whole job's mesh; its first axis is the pipeline.
+        mesh: the whole job's mesh, whose first axis is the pipeline.
         compute, overheads: costs on the slowest kind of device, all ranks computing at once.
         beside: whether asynchronous communication overlaps computation.
-        of_places: the costs of each place's own kinds of devices, if they differ.
-        process_memory: graph -> a process's memory in addition to tensors.
+        of_places: the cost model of each device group, if their kinds of devices differ.
+        process_memory: graph -> the memory of a process besides tensors.
     """
 
     cluster: Cluster
@@ -134,7 +134,7 @@ class PipelinePrices:
 
     @classmethod
     def of(cls, costs: ClusterCosts, mesh: Mesh) -> PipelinePrices:
-        """Return the prices of a cost source; everything must have been measured before."""
+        """Return the cost model of a cost source that has measured everything."""
         communication = costs.communication(mesh, pairs=True)
 
         def made(source: ClusterCosts, of_places: tuple[PipelinePrices, ...] = ()) -> PipelinePrices:
@@ -152,27 +152,27 @@ class PipelinePrices:
         return PlaceCommunication(self.communication)
 
     def at(self, place: int) -> PipelinePrices:
-        """Return the prices at one place."""
+        """Return the cost model of one device group."""
         return self.of_places[place] if self.of_places else self
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of devices at each place; empty if all places have the same kinds."""
+        """The names of the kinds of devices in each device group; empty if all groups have the same."""
         if not self.of_places:
             return ()
         places = (source.cluster.device_kinds for source in self.of_places)
         return tuple(" + ".join(kind.name for kind in kinds) for kinds in places)
 
     def room(self, place: int) -> float:
-        """Return the bytes of a place's smallest devices; infinite if all places have the same kinds."""
+        """Return the smallest memory in bytes of a group's devices; infinite if all groups are alike."""
         return float(self.at(place).cluster.memory_bytes) if self.of_places else inf
 
     def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
-        """Return the prices of a stage's graph.
+        """Return the cost model of a stage's graph.
 
         Args:
-            sizes: micro-batches, then the axes of a place.
-            in_flight: the micro-batches whose tensors it keeps at once.
+            sizes: the number of micro-batches, then the sizes of the axes of the stage's mesh.
+            in_flight: the number of micro-batches whose tensors are in memory at once.
         """
         return Prices(
             graph,
@@ -195,7 +195,7 @@ class PipelinePrices:
 
     @cached_property
     def overlap(self) -> Overlap:
-        """The overlap of work at a place, and the links that it uses."""
+        """How communication overlaps computation in a device group, and the links that communication uses."""
         whole = overlap_of(self.cluster, self.mesh, beside=self.beside)
         of_place = {
             tuple(axis - 1 for axis in axes): links for axes, links in whole.by_axes.items() if 0 not in axes
@@ -207,12 +207,12 @@ class PipelinePrices:
         return self.mesh.size // self.mesh.shape[0]
 
     def message_s(self, source: int, target: int, size: float) -> float:
-        """Return the seconds of all ranks' messages to a place at once, with both ends; 0 to their own."""
+        """Return the seconds that all ranks of a device group take to send ``size`` bytes each to another."""
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place
         alone_s = self.communication.pair_time_s(first, second, size)
-        # A message that is free is so beside others, too.
+        # A message that takes no time alone takes none beside others.
         if not alone_s:
             return 0.0
         alone_s += 2 * self.message_end.device_s
@@ -232,6 +232,6 @@ class PipelinePrices:
             if candidate.name == level.name:
                 break
             inner *= candidate.size
-        # Ranks of a place that leave one child of the level together, divided by that child's number of
-        # links.
+        # The ranks of a device group that send through one child of the level at once, per link of that
+        # child.
         return max(min(self.devices_per_place, inner) / level.link_count, 1.0)

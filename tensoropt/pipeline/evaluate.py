@@ -38,12 +38,12 @@ TOO_LARGE = "pipelines: some were left out, as their stages need more memory tha
 
 @dataclass(frozen=True)
 class _PlaceLoad:
-    """The seconds that a rank of one place spends in a step, by kind.
+    """The seconds that a rank of one device group spends in a step, by kind.
 
     Attributes:
         communication_s: collectives and messages.
-        exposed_s: exposed communication.
-        host_s: the host's seconds to launch; 0 on CPUs.
+        exposed_s: the part of communication that no computation overlaps.
+        host_s: the host's launches; 0 on CPUs.
     """
 
     compute_s: float
@@ -58,9 +58,9 @@ class PipelineEvaluation:
 
     Attributes:
         stages: each stage's own step, as if its micro-batches ran one after another.
-        memory: (places, 5) peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        terms: for each place, bytes by :data:`~tensoropt.costs.process_memory.TERMS`.
-        kinds: the kinds of devices at each place, if they differ.
+        memory: (device groups, 5) peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        terms: each device group's bytes besides tensors, by :data:`~tensoropt.costs.process_memory.TERMS`.
+        kinds: the names of the kinds of devices in each device group, if groups differ.
         capability: the GPUs' compute capability; None on CPUs.
     """
 
@@ -76,7 +76,7 @@ class PipelineEvaluation:
 
     @property
     def busiest(self) -> _PlaceLoad:
-        """The load of the place that spends the most time on computation and exposed communication."""
+        """The load of the device group that spends the most time on computation and exposed communication."""
         return self.loads[self.busiest_place]
 
     @property
@@ -86,17 +86,17 @@ class PipelineEvaluation:
 
     @property
     def idle_s(self) -> float:
-        """The seconds that the busiest place waits for others (the bubble) and for its host."""
+        """The seconds that the busiest device group waits for others (the bubble) and for its host."""
         return max(self.time_s - self.busiest.compute_s - self.busiest.exposed_s, 0.0)
 
     @property
     def memory_bytes(self) -> float:
-        """Bytes that a process uses on the fullest rank, tensors and everything else."""
+        """The peak memory in bytes of the fullest rank's process, tensors and everything else."""
         return float(self.peaks.max())
 
     @property
     def peaks(self) -> np.ndarray:
-        """(places,) bytes that a process uses on a rank of each place."""
+        """The peak memory (device groups,) in bytes of a process of each device group."""
         return np.asarray(self.memory.sum(axis=1) + [sum(terms.values()) for terms in self.terms])
 
     @property
@@ -107,26 +107,26 @@ class PipelineEvaluation:
         return owned_by_place(self.strategy, self.stages, self.fullest, self.capability)
 
     def memory_curve(self) -> list[tuple[float, np.ndarray]]:
-        """Return the memory curve of a rank of the fullest place: (start of action, (5,) bytes by kind)."""
+        """Return (start of an action, (5,) bytes by kind) for a rank of the fullest device group."""
         own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
         starts = [*(h.start_s for h in own), own[-1].end_s]
         curve = memory_of_actions(self.strategy, self.stages, self.fullest, self.capability)
         return list(zip(starts, curve, strict=True))
 
     def sent_by(self, rank: int) -> Counter[Collective]:
-        """Return the collectives that one rank issues in a step."""
+        """Return how often one rank issues each collective in a step."""
         return sent_by_rank(self.strategy, rank, [stage.collectives(0) for stage in self.stages])
 
 
 def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
-    """Return, for each stage, the workload of each group's configuration."""
+    """Return, for each stage, the computation of a rank in each operator group."""
     return [works_of(stage) for stage in strategy.stages]
 
 
 def _evaluate_pipeline(
     strategy: PipelinedStrategy, facts_of: Callable[[int, Workload], Facts], prices: PipelinePrices
 ) -> PipelineEvaluation:
-    """Simulate a pipelined strategy; ``facts_of`` are those of work at a place."""
+    """Simulate a pipelined strategy. ``facts_of``: (device group, workload) -> its sizes and FLOP counts."""
     stages = []
     for number, (stage, works) in enumerate(zip(strategy.stages, stage_works(strategy), strict=True)):
         place = strategy.place_of(number)
@@ -143,7 +143,7 @@ def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: Cluster
 
 
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:
-    """Return whether each place fits its own kinds of devices, if places differ."""
+    """Return whether each device group has the memory it needs; true if all groups have equal devices."""
     return all(peak <= prices.room(place) for place, peak in enumerate(evaluation.peaks.tolist()))
 
 
@@ -154,7 +154,7 @@ def assemble(
     *,
     communicating_apart: bool = False,
 ) -> PipelineEvaluation:
-    """Compose the evaluation of a pipeline from the simulated steps of its stages.
+    """Return a pipeline's evaluation, from the simulated steps of its stages.
 
     Args:
         communicating_apart: whether all gathers and reductions overlap other stages' work
@@ -180,7 +180,7 @@ def assemble(
         compute[place] += float(metrics.compute_s[0])
         host[place] += float(metrics.host_s[0]) + _issuing_s(strategy, number, prices)
         slower, beside_s = prices.at(place).overlap.slower, (strategy.micro_batches - 1) * of_stage.scatter_s
-        # The schedule says how long the place waits for these.
+        # The schedule determines how long the devices wait for these.
         communication[place, 1] -= of_stage.begin_s + beside_s + of_stage.reduce_s
         compute[place] += beside_s * slower / (1.0 + slower)
     communication[:, 1] = np.maximum(communication[:, 1], 0.0) + times.waiting_s
@@ -210,7 +210,7 @@ def _terms(
     if process.counts_communicators:
         job = overlap_of(prices.cluster, prices.mesh, beside=prices.beside)
         at_place = prices.at(place).overlap
-        # A job begins and ends with a barrier, which is a sum; stages send along the first axis.
+        # A job begins and ends with a barrier, which is an all-reduce; stages send along the first axis.
         everyone = job.links(tuple(range(len(prices.mesh.shape))))
         used: list[tuple[tuple[str, ...], Collection[str], int]] = [
             (everyone, ("all_reduce",), strategy.devices),

@@ -20,16 +20,16 @@ from tensoropt.simulate.simulator import StepColumns
 from tensoropt.simulate.step import lifetimes
 
 KEPT, _NEEDED, _MESSAGE, _TRAILING = "kept", "needed", "message", "trailing"
-"""Kept between actions; needed in one; sent tensors; gradients on their way to their shards."""
+"""Kinds of memory: saved for backward, needed in one action, messages, gradients in reduce-scatters."""
 
 
 class _Alive(NamedTuple):
-    """Bytes alive on a rank of a place from action ``first`` until ``end``.
+    """Memory in use on a rank from its action number ``first`` until before action number ``end``.
 
     Attributes:
-        action: the action that begins them; None for bytes that the end of a stage's step needs.
+        action: the action that allocates it; None for memory that the end of a stage's step needs.
         what: :data:`KEPT`, :data:`_NEEDED`, :data:`_MESSAGE` or :data:`_TRAILING`.
-        halfway: whether only the second part of a split backward needs them.
+        halfway: whether only the second part of a split backward needs it.
     """
 
     stage: int
@@ -47,17 +47,17 @@ def alive_at(
     place: int,
     capability: Capability | None = None,
 ) -> list[_Alive]:
-    """Return what is alive on a rank of a place besides parameters, gradients and optimizer state.
+    """Return a rank's memory in use during a step, except parameters, gradients and optimizer state.
 
-    An action needs its stage's peak; between actions there are what micro-batches keep, room for messages
-    that were asked for, and sent tensors until known to be received (:mod:`tensoropt.pipeline.receipts`). The
-    end of the step is one more action.
+    During an action, its stage's peak is in use. Between actions, it is what micro-batches save for backward,
+    buffers of receives that are posted, and sent tensors until they are surely received
+    (:mod:`tensoropt.pipeline.receipts`). The end of the step counts as one more action.
     """
     actions = strategy.actions[place]
     numbers, parts = strategy.stages_at(place), [stage.metrics.parts for stage in stages]
     schedule, learning_from, count = schedule_named(strategy.schedule), strategy.forward_only, len(actions)
     at = {action: number for number, action in enumerate(actions)}
-    # A stage behind another one of its place finds there what arrives.
+    # A stage on the same devices as the previous one uses the arriving tensors where they are.
     shared = {n: arriving_bytes(strategy, n) if strategy.shares_arriving(n) else 0 for n in numbers}
     returned = {n: departing_bytes(strategy, n, learning=True) for n in numbers}
     apart = [n for n in numbers if schedule.apart and n > learning_from]
@@ -78,7 +78,7 @@ def alive_at(
     def send(action: Action, size: float, to: int) -> None:
         known = messages.came[action.stage].get(("F" if action.kind == "F" else "B", action.micro_batch))
         until = count if known is None else first_of(*known) + (action.kind == known[0])
-        if strategy.place_of(to) == place:  # which takes it as it is
+        if strategy.place_of(to) == place:  # the next stage uses the tensor where it is
             until = first_of("F" if action.kind == "F" else "BI", to, action.micro_batch)
         elif schedule.waits:
             until = min(until, at[action] + 2)
@@ -131,7 +131,7 @@ def memory_of_actions(
     place: int,
     capability: Capability | None = None,
 ) -> np.ndarray:
-    """Return the peak (actions + 1, 5) by kind on a rank of a place, for each action and after the last."""
+    """Return a rank's peak memory (actions + 1, 5) in bytes by kind, for each action and the step's end."""
     changes = np.zeros((len(strategy.actions[place]) + 2, len(MEMORY_KINDS)))
     for alive in alive_at(strategy, stages, place, capability):
         column = MEMORY_KINDS.index("kept" if alive.what == KEPT else "transient")
@@ -146,18 +146,18 @@ def memory_of_places(
     stages: Sequence[Evaluation],
     capability: Capability | None = None,
 ) -> np.ndarray:
-    """Return (places, 5) peak bytes by kind; of equal peaks, the first."""
+    """Return the peak memory (device groups, 5) in bytes by kind, of a rank of each device group."""
     curves = (memory_of_actions(strategy, stages, place, capability) for place in range(strategy.places))
     return np.array([curve[curve.sum(axis=1).argmax()] for curve in curves])
 
 
 class _SplitBackward(NamedTuple):
-    """Bytes of one micro-batch on one rank during a split backward.
+    """The memory in bytes of a rank in the split backward of one micro-batch.
 
     Attributes:
-        inputs_bytes: the peak while gradients of arriving tensors are made.
-        left_bytes: kept until the gradients of parameters are made.
-        weights_bytes: the peak on top of ``left_bytes`` while these are made.
+        inputs_bytes: the peak while the gradients of arriving tensors are computed.
+        left_bytes: the memory kept until the gradients of parameters are computed.
+        weights_bytes: the peak above ``left_bytes`` while the gradients of parameters are computed.
     """
 
     inputs_bytes: float
@@ -166,10 +166,10 @@ class _SplitBackward(NamedTuple):
 
 
 def _split_backward(evaluation: Evaluation, capability: Capability | None) -> _SplitBackward:
-    """Return the bytes of a stage's split backward.
+    """Return the memory of a stage's split backward.
 
-    The first part frees nothing before its end. Until the second part, operators with parameters keep the
-    gradients of their results; what only operators behind the last parameter need is freed.
+    The first part frees nothing before its end. Until the second part, the gradients of results of operators
+    with parameters stay; activations that only operators after the last parameter need are freed.
     """
     batch, columns = evaluation.batch, StepColumns(evaluation.batch)
     schedule, transient = batch.schedule, np.cumsum(columns.transient[:, 0])
@@ -180,7 +180,7 @@ def _split_backward(evaluation: Evaluation, capability: Capability | None) -> _S
         if moment.kind == "compute" and moment.phase == "backward":
             group, number = batch.graph.group_of[moment.group], int(evaluation.choices[moment.group][0])
             facts = find_split_facts(batch.candidates.works(group)[number], capability)
-            # Parameters that are cast once more are alive in either backward.
+            # Parameters that are cast again take memory in a whole and in a split backward.
             whole = batch.candidates.facts(group)[number].backward_peak_bytes
             work = facts.inputs_bytes + max(work - whole, 0.0)
         most = max(most, float(transient[event]) + work + waiting)
@@ -193,17 +193,17 @@ def _split_backward(evaluation: Evaluation, capability: Capability | None) -> _S
 
 
 def _needed_apart(evaluation: Evaluation, apart: Mapping[str, SplitFacts]) -> Iterator[float]:
-    """Yield the bytes of activations that the second part of a split backward needs."""
+    """Yield bytes that add up to the activations that the second part of a split backward needs."""
     graph, schedule = evaluation.batch.graph, evaluation.batch.schedule
     makers = {name: group.name for group in graph.groups for name in group.writes}
-    # Autograd's nodes hold all those before them.
+    # Autograd's nodes keep the nodes of all operators before them alive.
     staying, before = set(apart), set[str]()
     for group in reversed(graph.groups):
         if group.name in staying:
             learning = (n for n in group.reads if graph.atoms.graph.tensors[n].requires_grad)
             before.update(makers[n] for n in learning if n in makers)
             staying |= before
-    # Of the last groups with parameters, only the part up to these stays.
+    # Of the last groups with parameters, only the operators up to the last parameter stay.
     yield from (-facts.released_bytes for name, facts in apart.items() if name not in before)
     end = schedule.forward_end
     for named, first, last, *_ in lifetimes(evaluation.batch):
@@ -214,15 +214,12 @@ def _needed_apart(evaluation: Evaluation, apart: Mapping[str, SplitFacts]) -> It
 
 
 _NAMED = 8
-"""The tensors of a stage's micro-batch listed by name, to bound plan files; an assumption."""
+"""The most tensors of a micro-batch that a plan file lists by name; an assumption."""
 
 
 def _largest_tensors(stage: Strategy, evaluation: Evaluation) -> dict[str, list[tuple[str, str, float]]]:
-    """Return (tensor, label, bytes) of the largest tensors of one micro-batch: those that it keeps, and at
-    the peaks of forward (``F``) and backward (``B``).
-
-    Args:
-        evaluation: the stage's own, or that of an equal stage with other names.
+    """Return the largest tensors of a micro-batch as (tensor, label, bytes): those saved (:data:`KEPT`),
+    and at the peaks of forward (``F``) and backward (``B``). ``evaluation`` may be an isomorphic stage's.
     """
     schedule, names = evaluation.batch.schedule, dict[str, str]()
     for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
@@ -264,7 +261,7 @@ def owned_by_place(
     place: int,
     capability: Capability | None = None,
 ) -> list[Owned]:
-    """Return everything alive on a rank of a place, by the points of its memory curve."""
+    """Return everything in a rank's memory, each with its lifetime in points of the memory curve."""
     words = [
         f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in strategy.actions[place]
     ]
@@ -285,11 +282,11 @@ def owned_by_place(
             continue
         whose = f"micro-batch {action.micro_batch}"
         label = _LABELS.get(what, f"needed in {'forward' if action.kind == 'F' else 'backward'}")
-        # A backward that is taken apart has other tensors alive than a whole one.
+        # A split backward has other tensors in memory than a whole one.
         of_action = KEPT if what == KEPT else action.kind if what == _NEEDED else ""
         tensors = [] if halfway else tensors_of[stage].get(of_action, [])
         rest = size - sum(bytes_ for *_, bytes_ in tensors)
-        if rest < 0:  # of tensors that a stage at the same place holds
+        if rest < 0:  # another stage on the same devices holds some of the tensors
             tensors, rest = [], size
         rows = [(f"{tensor}, {whose}", of_tensor, bytes_) for tensor, of_tensor, bytes_ in tensors]
         for tensor, of_tensor, bytes_ in [*rows, (whose, label, rest)]:

@@ -1,4 +1,4 @@
-"""Pipelined strategies as points of a frontier, with a record of their plan."""
+"""Convert pipelined strategies to points of a frontier and to plans, and plans back to strategies."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def plan_part(
     peak_bytes: tuple[float, ...] = (),
     kinds: tuple[str, ...] = (),
 ) -> StagesRecord:
-    """Return the plan of a pipelined strategy.
+    """Return the part of a plan that describes a pipelined strategy.
 
     Args:
-        axes: the names of a place's mesh axes.
-        peak_bytes: the peak of each place.
+        axes: the names of the axes of a stage's mesh.
+        peak_bytes: the peak memory of each device group.
     """
     tensors = strategy.graph.atoms.graph.tensors
     begins = ["", *(strategy.graph.groups[cut].name for cut in strategy.cuts)]
@@ -72,8 +72,8 @@ def pipelined_strategy(plan: Plan, graph: GroupGraph) -> PipelinedStrategy:
     """
     info = plan.stages
     if info is None or not info.schedule:
-        raise PlanError(f"this {plan.kind.name} of {plan.planner} has no pipeline")
-    check_plan(plan)  # once more, as plans are also made from others
+        raise PlanError(f"this {plan.kind.name} by the planner {plan.planner} has no pipeline")
+    check_plan(plan)  # again, because plans are also made from other plans
     places, *axes = plan.mesh.shape
     stages = [
         {**stage.model_dump(exclude={"begins"}), "mesh": [plan.micro_batches, *axes]} for stage in info.stages
@@ -99,11 +99,11 @@ def pipelined_space(
     notes: Sequence[str] = (),
     sequence: Mapping[str, str] | None = None,
 ) -> Space:
-    """Return the space of the pipelines on one mesh.
+    """Return the search space of the pipelines on one mesh.
 
     Args:
-        keys: parameter name in the graph -> the model's own name.
-        sequence: group -> the label by which it follows the sequence.
+        keys: a parameter's name in the graph -> the model's own name.
+        sequence: operator group -> the label of its split along the sequence.
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
     return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes), sequence=dict(sequence or {}))
@@ -117,10 +117,11 @@ def pipelined_point(
     additive: tuple[float, float] | None = None,
     planner: str = "frontier",
 ) -> Point:
-    """Return a simulated pipeline as a point of space ``space``, without proofs.
+    """Return a simulated pipeline as a point of a frontier, without a proof of optimality.
 
     Args:
-        additive: the search's own memory and time; by default the simulated ones.
+        space: the index of the search space that contains it.
+        additive: memory and time in the search's additive model; by default the simulated ones.
     """
     fullest = evaluation.memory[evaluation.fullest]
     seconds = np.sum([stage.metrics.sources[0] for stage in evaluation.stages], axis=0)

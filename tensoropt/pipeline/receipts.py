@@ -1,4 +1,4 @@
-"""When places ask for messages, and when they know that those they sent have been received."""
+"""When a pipeline's ranks post receives, and when they know that their own messages have been received."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from tensoropt.pipeline.strategy import Action, place_actions, schedule_named, s
 
 
 def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
-    """Return, for each forward, the micro-batches whose gradients the previous stage has received when the
-    forward's input arrives.
+    """Return, for each forward, the micro-batches whose gradients the previous stage has surely received.
 
-    A message sent after a backward proves that its sender had received that backward's input; schedules that
-    wait for their own messages have waited for all of them.
+    That is when the forward's input arrives. The previous stage sent it after its own backwards, which needed
+    these gradients. Schedules that wait for their own sends know it from these.
     """
     if not stage:
         return {}
-    # The stage whose messages prove it: the sender of the gradient, or its receiver.
+    # The stage whose messages are the proof: the sender of the gradient, or its receiver.
     witness = stage if schedule_named(name).waits else stage - 1
     own = (action for actions_at in actions for action in actions_at if action.stage == witness)
     reached, received = dict[int, tuple[int, ...]](), list[int]()
@@ -34,11 +33,11 @@ def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> di
 def taken_on(
     name: str, actions: Sequence[Sequence[Action]], stage: int
 ) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Return the micro-batches known to be received by the next stage, for a stage without backward.
+    """Return the micro-batches that the next stage has surely received from a stage without backward.
 
-    Keys: ``("F", m)`` when tensors of m are sent, ``("B", m)`` where its backward would be. No gradient
-    proves receipt: schedules with one stage per place wait for their sends before the first backward; with
-    several, the forward of a later stage at the place proves it.
+    Keys: ``("F", m)`` when activations of micro-batch m are sent, ``("B", m)`` where its backward would be.
+    No gradient proves the receipt here. Schedules with one stage per device group wait for their sends before
+    the first backward; with several, the forward of a later stage on the same devices is the proof.
     """
     schedule, found = schedule_named(name), dict[tuple[str, int], tuple[int, ...]]()
     if stage == max(action.stage for actions_at in actions for action in actions_at):
@@ -61,10 +60,10 @@ def taken_on(
 
 
 def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> dict[Action, int]:
-    """Return action -> number of its place's action before which the message that it takes is asked for.
+    """Return action -> the number of the action, on the same rank, before which its receive is posted.
 
-    PyTorch's schedules of several stages per place ask as soon as the sender's turn is over, all places
-    taking turns; others ask right before the action, and are left out.
+    PyTorch's schedules of several stages per device group post it as soon as the sender's turn is over, while
+    all groups take turns. Other schedules post it right before the action, and are left out.
     """
     schedule, every = schedule_named(name), place_actions(name, places, per_place, micro_batches)
     asked, done, stages = dict[Action, int](), [0] * places, places * per_place
@@ -87,12 +86,12 @@ def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> di
 
 
 class _Messages(NamedTuple):
-    """The messages of a step.
+    """When the receives of a step's messages are posted, and when messages are surely received.
 
     Attributes:
         asked: the result of :func:`_asked_for`.
-        came: for each stage, the action by which a message is known to be received: (``F`` for tensors, ``B``
-            for gradients; micro-batch) -> (the action's possible kinds, stage, micro-batch).
+        came: for each stage, (``F`` for activations, ``B`` for gradients; micro-batch) -> the action that
+            proves the receipt (its possible kinds, stage, micro-batch).
     """
 
     asked: Mapping[Action, int]
@@ -101,7 +100,7 @@ class _Messages(NamedTuple):
 
 @lru_cache(maxsize=256)
 def messages_of(name: str, places: int, per_place: int, micro_batches: int) -> _Messages:
-    """Return the messages of a schedule."""
+    """Return when a schedule posts the receives of messages, and when they are surely received."""
     every, came = place_actions(name, places, per_place, micro_batches), []
     for stage in range(places * per_place):
         known = {}

@@ -1,4 +1,4 @@
-"""Frontiers of stages: the costs of each range of a model on a place's mesh, searched once if isomorphic."""
+"""Find the memory-time frontier of each possible pipeline stage, with one search for isomorphic stages."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from tensoropt.sharding.regions import find_regions
 from tensoropt.sharding.strategy import Strategy
 
 CrossingWays = tuple[str, ...]
-"""One of :data:`CROSSINGS` for each axis of a place."""
+"""How a tensor that crosses a cut is split: one of :data:`CROSSINGS` for each axis of a stage's mesh."""
 CROSSINGS = ("batch", "second", "whole")
-"""Layouts of a tensor crossing a cut: split along the batch, along the next dim (the sequence), or whole."""
+"""How a mesh axis splits a tensor at a cut: along the batch, along the next dim (the sequence), or not."""
 Range = tuple[int, int]
-"""The first group of a stage, and of the next one."""
+"""The index of a stage's first operator group, and the index after its last."""
 Ends = tuple[CrossingWays | None, CrossingWays | None]
-"""The layouts in which tensors enter and leave a range; None at an end of the model."""
+"""How the tensors that enter, and those that leave, a stage are split; None at an end of the model."""
 
 _LOSS = 3e-3
-"""The share of a frontier's hypervolume that simulating only some strategies may lose; an assumption."""
+"""The share of a frontier's hypervolume that may be lost by simulating few of its strategies; assumed."""
 
 
 @dataclass(frozen=True)
 class Thoroughness:
-    """Settings for the thoroughness of a search.
+    """How thoroughly stages are searched.
 
     Attributes:
-        gap: the gap of tracked frontiers; None to outline each by a few scalar problems.
+        gap: the relative gap of frontiers to their bounds; None to find only some vertices of their hulls.
         candidates: the number of strategies simulated per frontier; more if so few would lose too much.
-        in_flight: whether to track every number of micro-batches in flight, not only powers of two.
+        in_flight: whether to search for every number of micro-batches in flight, not only powers of two.
     """
 
     gap: float | None
@@ -58,20 +58,20 @@ class Thoroughness:
     in_flight: bool
 
     def flights(self, in_flight: Iterable[int]) -> tuple[int, ...]:
-        """Return the tracked numbers of micro-batches in flight."""
+        """Return the numbers of micro-batches in flight for which stages are searched."""
         counts = set(in_flight)
         return tuple(sorted(counts if self.in_flight else {1 << (k - 1).bit_length() for k in counts}))
 
 
 @dataclass(frozen=True)
 class _StageFrontier:
-    """The simulated strategies of isomorphic ranges.
+    """The simulated strategies of isomorphic stages.
 
     Attributes:
-        tables: the cost tables of the first of these ranges.
-        evaluations: the evaluations of all strategies, in order.
-        ends: for each strategy, the layouts of entering and leaving tensors.
-        sent: ends -> bytes per micro-batch sent to the next stage, and back.
+        tables: the cost tables of the first of these stages.
+        evaluations: the simulated strategies, in batches.
+        ends: for each strategy, how entering and leaving tensors are split.
+        sent: ends -> bytes per micro-batch sent to the next stage, and back to the previous one.
     """
 
     tables: CostTables
@@ -81,7 +81,7 @@ class _StageFrontier:
     _alone: dict[int, Evaluation] = field(default_factory=dict, repr=False)
 
     def memory(self, in_flight: int) -> np.ndarray:
-        """Return the bytes (n,) on a rank with ``in_flight`` micro-batches in flight."""
+        """Return a rank's peak memory (n,) in bytes with ``in_flight`` micro-batches in flight."""
         parts = (evaluation.metrics.parts for evaluation in self.evaluations)
         return np.concatenate(
             [
@@ -92,12 +92,14 @@ class _StageFrontier:
         )
 
     def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return seconds (n,) of a micro-batch, and (n,) at the end; ``slower`` is communication's
-        slow-down.
+        """Return (n,) seconds of a middle micro-batch, and (n,) further seconds at the end of the step.
+
+        Args:
+            slower: the share by which communication slows down computation.
         """
         parts = [evaluation.metrics.parts for evaluation in self.evaluations]
         _, between_s, last_s = np.concatenate([part.forward_s + part.backward_s for part in parts]).T
-        # Gradients go to their shards while other micro-batches have their turn.
+        # Gradients are reduce-scattered while other micro-batches are computed.
         hidden_s = np.concatenate([part.scattering_s[:, 1] for part in parts]) / (1.0 + slower)
         between_s = between_s - hidden_s
         return between_s, np.concatenate([part.end_s for part in parts]) + last_s - between_s
@@ -117,7 +119,7 @@ class _StageFrontier:
 
 @dataclass(frozen=True)
 class StageOffer(Offer):
-    """The strategies of a stage, with the rows of its range's frontier."""
+    """The strategies that one stage can have. ``rows``: their rows in the stage's frontier."""
 
     rows: np.ndarray
 
@@ -127,13 +129,13 @@ class StageOffer(Offer):
 
 @dataclass(frozen=True)
 class StageSearch:
-    """The search for the stages of a model's pipelines on one mesh.
+    """The task of finding the stages of a model's pipelines on one mesh.
 
     Attributes:
-        duplicated: activations that stages compute themselves instead of receiving them.
-        mesh: the job's mesh; its first axis is the pipeline.
-        restriction: the restriction of the whole model on a place.
-        restricted: restricts a stage's tables; None to permit everything.
+        duplicated: the activations that stages recompute instead of receiving them.
+        mesh: the job's mesh, whose first axis is the pipeline.
+        restriction: the configurations allowed on a stage's mesh, for the whole model.
+        restricted: a function that restricts a stage's cost tables; None to permit everything.
     """
 
     problem: Problem
@@ -148,13 +150,13 @@ class StageSearch:
 
 
 class StageFrontiers:
-    """The frontiers of a model's ranges on one kind of place."""
+    """The frontiers of a model's possible stages on device groups of one kind."""
 
     def __init__(self, search: StageSearch, costs: CostSource):
         self.search, self.costs = search, costs
         self.prices = PipelinePrices.of(costs, search.mesh)
         self.sizes = (search.micro_batches, *search.mesh.shape[1:])
-        # For each look: the first of the ranges that have it, its templates and its frontier.
+        # By hash of isomorphic stages (look): the first of them with its templates; their frontier.
         self.first: dict[str, tuple[Stage, Mapping[str, AxisStrategy], Mapping[str, Template]]] = {}
         self.frontier: dict[str, _StageFrontier | None] = {}
         self.look: dict[Range, str] = {}
@@ -162,7 +164,7 @@ class StageFrontiers:
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
     def prepare(self, ranges: Iterable[Range]) -> None:
-        """Find the facts and timings of ranges, after which they are searched without a store or ranks."""
+        """Look up or measure the costs of stages, so that searching them needs neither a store nor ranks."""
         works = {
             work.key: work
             for look in {self._known_look(*where) for where in ranges}
@@ -175,7 +177,7 @@ class StageFrontiers:
         self.costs.timings.measure(works)
 
     def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
-        """Search prepared ranges: range -> its possible ends -> numbers of micro-batches in flight."""
+        """Search prepared stages. ``requests``: stage -> its ends -> numbers of micro-batches in flight."""
         searches: dict[str, dict[Ends, set[int]]] = {}
         for where, of_range in requests.items():
             for ends, flights in of_range.items():
@@ -193,11 +195,11 @@ class StageFrontiers:
         *,
         blocking: bool,
     ) -> StageOffer | None:
-        """Return the offer of a stage that consists of this range; None if it has no strategy.
+        """Return the strategies of a stage with their costs in a pipeline; None if there are none.
 
         Args:
-            places: those of the previous, this and the next stage.
-            per_place: how many stages a place has.
+            places: the device groups of the previous, this and the next stage.
+            per_place: the number of stages per device group.
             blocking: whether messages block computation.
         """
         frontier = self.frontier[self.look[where]]
@@ -216,7 +218,7 @@ class StageFrontiers:
             if to is not None
         )
         waiting_s = messages_s if blocking else 0.0
-        # A place's stages take turns and share its memory: all are assumed to be equally large.
+        # Stages on the same devices take turns and share memory; all are assumed to be equally large.
         return StageOffer(
             frontier.memory(in_flight)[rows] * per_place,
             each_s[rows] + messages_s,
@@ -229,7 +231,7 @@ class StageFrontiers:
         return self.search.cutter.stage(*where, self.search.duplicated)
 
     def strategy(self, where: Range, row: int) -> Strategy:
-        """Return a row of a range's frontier as a strategy of that range."""
+        """Return one row of a stage's frontier as a strategy of that stage."""
         if (where, row) in self._strategies:
             return self._strategies[where, row]
         frontier = self.frontier[self.look[where]]
@@ -245,7 +247,7 @@ class StageFrontiers:
         return self._strategies[where, row]
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
-        """Return, for each row of a range's frontier, the layouts of the named parameters that it uses."""
+        """Return, for each row of a stage's frontier, the stored layouts of the named parameters it uses."""
         used = {n for group in self.stage(where).graph.groups for n in (*group.parameters, *group.shared)}
         used_names = [name for name in names if name in used]
         if not used_names:
@@ -254,7 +256,7 @@ class StageFrontiers:
         return [{name: strategy.stored[name] for name in used_names} for strategy in strategies]
 
     def evaluation(self, where: Range, row: int) -> Evaluation:
-        """Return the evaluation of a row; one object for isomorphic ranges."""
+        """Return the simulated figures of one row; isomorphic stages get the same object."""
         frontier = self.frontier[self.look[where]]
         assert frontier is not None
         return frontier.alone(row)
@@ -278,7 +280,7 @@ class StageFrontiers:
         templates = with_facts(outlined, self.costs.facts.of)
         offered = {region.name for region in offered_regions(self.search.problem, self.search.settings)}
         regions = [region for region in find_regions(part.graph) if region.name in offered]
-        # Kept tensors count once per micro-batch in flight, so two tables give those for any number.
+        # Saved tensors count once per micro-batch in flight, so tables for one and two give any number's.
         one, two = (
             TableBuilder(
                 part.graph,
@@ -379,7 +381,7 @@ def _under_names(
 
 
 def only(evaluation: Evaluation, row: int) -> Evaluation:
-    """Return the evaluation of one strategy by itself."""
+    """Return an evaluation that contains only strategy ``row``."""
     rows = slice(row, row + 1)
     metrics = evaluation.metrics
     parts = type(metrics.parts)(**{name: value[rows] for name, value in vars(metrics.parts).items()})
@@ -421,13 +423,13 @@ def _restriction_of_stage(restriction: Restriction, part: Stage) -> Restriction:
 
 
 def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTables:
-    """Return the tables for ``in_flight`` micro-batches from those for one and two."""
+    """Return the cost tables for ``in_flight`` micro-batches, given those for one and two."""
     if in_flight == 1:
         return one
     extended: dict[int, tuple[np.ndarray, ...]] = {}
 
     def memory(variable: VariableTable, with_two: VariableTable) -> tuple[np.ndarray, ...]:
-        # Groups that look alike still share their arrays.
+        # Isomorphic groups still share their arrays.
         if id(variable.memory) not in extended:
             columns = zip(variable.memory, with_two.memory, strict=True)
             extended[id(variable.memory)] = tuple(_extended(x, y, in_flight) for x, y in columns)
@@ -448,20 +450,20 @@ def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTab
 
 
 def _extended(one: np.ndarray, two: np.ndarray, in_flight: int) -> np.ndarray:
-    """Extrapolate linearly from one and two micro-batches; infinity stays."""
+    """Extrapolate costs linearly from one and two micro-batches; infinity stays."""
     each = np.subtract(two, one, out=np.zeros_like(one), where=np.isfinite(one))
     return one + (in_flight - 1) * each
 
 
 class PlaceFrontiers:
-    """The frontiers of ranges, by place; places with the same kind of devices share them.
+    """The stage frontiers of each device group (place) of a pipeline; groups of equal devices share them.
 
     Args:
         costs: the costs of all kinds of devices.
 
     Attributes:
-        search: the search, which all places share.
-        prices: the prices of the job.
+        search: what is searched, the same for all device groups.
+        prices: the cost model of the whole job.
     """
 
     def __init__(self, search: StageSearch, costs: CostSource):

@@ -1,4 +1,4 @@
-"""Cut a model into stages, where few bytes cross, and build the graph of each."""
+"""Cut a model into pipeline stages where little data crosses, and build the operator graph of each."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tensoropt.types import Itself
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a model that one place computes.
+    """The part of a model that one group of devices (called a place) computes.
 
     Attributes:
-        graph: the graph of the stage alone.
-        arriving, departing: the tensors from the previous stage and to the next, in message order.
+        graph: the grouped operator graph of this stage alone.
+        arriving, departing: activations received from the previous stage, sent to the next; in message order.
     """
 
     graph: GroupGraph
@@ -48,12 +48,12 @@ class Stage:
 
     @cached_property
     def has_backward(self) -> bool:
-        """Whether it has a backward; stages before the first trained parameter have none."""
+        """Whether the stage has a backward pass; stages before the first trained parameter have none."""
         return self._have_gradients(self.departing or self.graph.atoms.graph.outputs)
 
     @cached_property
     def returns_gradients(self) -> bool:
-        """Whether the previous stage waits for gradients."""
+        """Whether the stage sends gradients back to the previous stage."""
         return self._have_gradients(self.arriving)
 
     def _have_gradients(self, names: Iterable[str]) -> bool:
@@ -61,9 +61,10 @@ class Stage:
         return graph.training and any(graph.tensors[name].requires_grad for name in names)
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
-        """Return the strategy by which each of its groups follows the batch, taken from the whole graph's."""
+        """Return how each operator group is split into micro-batches, given the same for the whole model."""
         crossing = {g.name: _crossing_tensor(g) for g in self.graph.groups if g.name not in whole}
-        # Passing all tensors of a large model for each of its stages would take longer than all else here.
+        # Passing on all tensors of a large model for each stage would take longer than the rest of this
+        # method.
         places = {
             name: strategy.placements[name]
             for strategy in whole.values()
@@ -80,19 +81,18 @@ class Stage:
 
 
 def _crossing_tensor(group: Group) -> str:
-    """Return the tensor that a group receives or sends."""
     op = group.anchor
     return op.outputs[0] if op.target == ARRIVE else op.inputs()[0]
 
 
 def crossing_words(group: Group) -> str:
-    """Return words for what a group receives or sends, to which the caller appends the stage's name."""
+    """Return a phrase such as "x arriving in", to which the caller appends the name of the stage."""
     way = "arriving in" if group.anchor.target == ARRIVE else "departing from"
     return f"{_crossing_tensor(group)} {way}"
 
 
 def is_crossing(group: Group) -> bool:
-    """Return whether a group only represents a received or sent tensor."""
+    """Return whether an operator group only stands for a tensor received from or sent to another stage."""
     return group.anchor.target in (ARRIVE, DEPART)
 
 
@@ -105,11 +105,11 @@ def departing_group(tensor: str) -> str:
 
 
 Keyed = tuple[Mapping[str, AxisStrategy], Mapping[str, str]]
-"""Each group's strategy by which it follows the batch, and its :func:`~tensoropt.costs.tables.group_keys`."""
+"""For each operator group, its split into micro-batches, and the hash that groups of equal costs share."""
 
 
 class Cutter:
-    """All ways to cut a graph; a cut is the index of the first group after it."""
+    """The possible cuts of a model's graph; a cut is the index of the first operator group after it."""
 
     def __init__(self, graph: GroupGraph):
         self.graph = graph
@@ -130,7 +130,7 @@ class Cutter:
     def keyed(
         self, start: int, stop: int, duplicated: frozenset[str], whole: Mapping[str, AxisStrategy]
     ) -> Keyed:
-        """Return the strategies by which a stage's groups follow the batch, and their keys, on any mesh."""
+        """Return the split into micro-batches and the hash of each operator group of a stage; cached."""
         where = start, stop, duplicated
         if where not in self._keyed:
             part = self.stage(*where)
@@ -142,9 +142,7 @@ class Cutter:
 
     @cached_property
     def duplicable(self) -> frozenset[str]:
-        """Activations that any stage can recompute from inputs, buffers and constants, without gradient or
-        RNG.
-        """
+        """Activations that any stage can recompute, as they depend on no parameters or random numbers."""
         tensors, names = self.source.tensors, set[str]()
         changed = set(self.source.mutations.values())
         for group in self.graph.groups:
@@ -160,7 +158,7 @@ class Cutter:
         return frozenset(names)
 
     def duplication_bytes(self, name: str) -> int:
-        """Return the bytes read and written, unsplit, to make a tensor in another stage."""
+        """Return the memory traffic in bytes of recomputing a tensor: all it reads and writes, unsplit."""
         return sum(
             self.source.tensors[n].bytes
             for group in self.makers_of([name])
@@ -169,7 +167,7 @@ class Cutter:
         )
 
     def makers_of(self, names: Iterable[str]) -> list[Group]:
-        """Return the groups that make the named tensors from inputs alone, in execution order."""
+        """Return the operator groups that compute the named tensors from inputs, in execution order."""
         makers: dict[str, Group] = {}
         waiting = list(names)
         while waiting:
@@ -180,7 +178,7 @@ class Cutter:
         return sorted(makers.values(), key=lambda group: self.place[group.name])
 
     def _with_makers(self, duplicated: frozenset[str]) -> frozenset[str]:
-        """Return ``duplicated`` with the tensors made on the way, which no stage can then receive too."""
+        """Return ``duplicated`` and the intermediate tensors of their computation, also recomputed."""
         if duplicated not in self._with_all_makers:
             groups = self.makers_of(duplicated)
             self._with_all_makers[duplicated] = duplicated.union(
@@ -189,7 +187,7 @@ class Cutter:
         return self._with_all_makers[duplicated]
 
     def crossing(self, cut: int, duplicated: frozenset[str] = frozenset()) -> tuple[str, ...]:
-        """Return the activations made before a cut and read after it, except ``duplicated`` ones."""
+        """Return the activations computed before a cut and read after it, except ``duplicated`` ones."""
         duplicated = self._with_makers(duplicated)
         return tuple(
             name
@@ -199,7 +197,7 @@ class Cutter:
         )
 
     def crossing_bytes(self, cut: int) -> int:
-        """Return the bytes of the whole batch that cross a cut, with everything duplicable duplicated."""
+        """Return the bytes of the whole batch's activations that cross a cut and cannot be recomputed."""
         return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.duplicable))
 
     @cached_property
@@ -229,13 +227,15 @@ class Cutter:
         return any(self.source.tensors[n].requires_grad for n in self.crossing(cut))
 
     def has_parameters(self, start: int, stop: int) -> bool:
-        """Return whether a range of groups has parameters, trained or frozen, as stages must."""
+        """Return whether a range of operator groups has parameters, trained or frozen, as stages must."""
         groups = self.graph.groups[start:stop]
         return not self.source.training or any(group.parameters or group.shared for group in groups)
 
     def beginning(self, name: str) -> int:
-        """Return the cut before a group or a module's first group; PlanError if there is none of that
-        name.
+        """Return the cut before an operator group, or before a module's first one.
+
+        Raises:
+            PlanError: nothing has that name.
         """
         if name in self.place:
             return self.place[name]
@@ -251,16 +251,14 @@ class Cutter:
         """Return the stages between cuts, in order.
 
         Args:
-            cuts: ascending.
-            duplicated: activations that stages recompute.
+            cuts: the first operator group of each stage but the first, ascending.
+            duplicated: the activations that stages recompute instead of receiving them.
 
         Raises:
-            PlanError: the graph cannot be cut so; the message names the cut.
+            PlanError: the graph cannot be cut there; the message names the cut.
         """
         for name in duplicated - self.duplicable:
-            raise PlanError(
-                f"{name} depends on parameters or random numbers, so that it cannot be made again"
-            )
+            raise PlanError(f"{name} depends on parameters or random numbers, so stages cannot recompute it")
         ends = (0, *cuts, len(self.graph.groups))
         for start, stop in pairwise(ends):
             where = self.graph.groups[min(start, len(self.graph.groups) - 1)].name
@@ -268,15 +266,15 @@ class Cutter:
                 raise PlanError(f"the stage that begins with {where} is empty; give cuts in order, each once")
             if start and start not in self.cuts:
                 raise PlanError(
-                    f"a stage cannot begin with {where}: every stage has parameters and needs something of "
-                    "the one before it, with a gradient if something before is trained; move its cut"
+                    f"a stage cannot begin with {where}: every stage needs parameters, and an activation of "
+                    "the stage before it, with a gradient if an earlier stage is trained; move its cut"
                 )
             if not self.has_parameters(start, stop):
                 raise PlanError(f"the stage that begins with {where} has no parameters; move its cut")
         return tuple(self.stage(start, stop, duplicated) for start, stop in pairwise(ends))
 
     def stage(self, start: int, stop: int, duplicated: frozenset[str] = frozenset()) -> Stage:
-        """Return the stage of groups ``start`` up to ``stop``; cached."""
+        """Return the stage that consists of operator groups ``start`` to ``stop - 1``; cached."""
         key = start, stop, duplicated
         if key not in self._made:
             arriving = self.crossing(start, duplicated) if start else ()
@@ -292,12 +290,12 @@ class Cutter:
 def stage_of(
     graph: GroupGraph, groups: Sequence[Group], arriving: Sequence[str], departing: Sequence[str]
 ) -> Stage:
-    """Return some groups of a graph as a stage, given the tensors they exchange with others."""
+    """Return some operator groups of a graph as a stage, given the tensors that it receives and sends."""
     return _StageBuilder(graph, groups, arriving, departing).build()
 
 
 def cutter_of(graph: GroupGraph) -> Cutter:
-    """Return the cutter of a graph; that of the last graph is cached with its stages."""
+    """Return the cutter of a graph; the cutter of the most recent graph is cached, with its stages."""
     return _cutter_of(Itself(graph))
 
 
@@ -307,8 +305,6 @@ def _cutter_of(graph: Itself[GroupGraph]) -> Cutter:
 
 
 class _StageBuilder:
-    """Builds the graph of one stage."""
-
     def __init__(
         self, graph: GroupGraph, groups: Sequence[Group], arriving: Sequence[str], departing: Sequence[str]
     ):
@@ -340,7 +336,7 @@ class _StageBuilder:
         return Stage(self._groups(refined), self.arriving, self.departing)
 
     def _zigzag(self, atoms: Mapping[str, Atoms], inner: Mapping[str, str]) -> frozenset[tuple[str, int]]:
-        """Return the stage's atoms whose shards are in zig-zag order, on which all stages must agree."""
+        """Return (tensor, number of a factor of its dims) whose shards are in zig-zag order."""
         whole = self.whole.atoms
         if len({whole.atom_sizes(name)[position] for name, position in whole.zigzag}) != 1:
             return frozenset()
@@ -360,7 +356,7 @@ class _StageBuilder:
             tensors[name] = source.tensors[name]
         arrivals, departures = [], []
         for number, name in enumerate(self.arriving):
-            outer = f"arriving_{number}"  # an argument of what the graph is lowered to, and so an identifier
+            outer = f"arriving_{number}"  # the name of an argument of the lowered graph, so an identifier
             tensors[name] = source.tensors[name]
             tensors[outer] = replace(source.tensors[name], name=outer, kind="input")
             arrivals.append(Operator(arriving_group(name), ARRIVE, (Ref(outer),), {}, (name,)))
@@ -446,7 +442,7 @@ class _StageBuilder:
 
     @staticmethod
     def _parameters(group: Group) -> tuple[str, ...]:
-        """Return all parameters of a group in reading order."""
+        """Return all parameters of an operator group in reading order."""
         own = {*group.parameters, *group.shared}
         return tuple(dict.fromkeys(n for op in group.operators for n in op.inputs() if n in own))
 
@@ -480,7 +476,7 @@ class _StageBuilder:
 
 
 def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
-    """Return the FLOP of each group, forward and backward, unsplit, (groups,); all positive."""
+    """Return the FLOP count (groups,) of each operator group, forward and backward, unsplit; all positive."""
     facts = [costs.facts.of(_whole_work(graph, group)) for group in graph.groups]
     return np.array([of.forward_flops + of.backward_flops + 1.0 for of in facts])
 
@@ -490,7 +486,7 @@ def _whole_work(graph: GroupGraph, group: Group) -> Workload:
 
 
 def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
-    """Return the training bytes of each group's parameters, (groups,), with gradients and two states."""
+    """Return (groups,) the size in bytes of parameters with their gradients and two optimizer states."""
     tensors = graph.atoms.graph.tensors
 
     def stored(name: str) -> float:
@@ -500,7 +496,7 @@ def parameter_bytes_of(graph: GroupGraph) -> np.ndarray:
 
 
 _STORED_IF_TRAINED = 4
-"""Tensors stored per trained parameter: an assumption, true of Adam."""
+"""Tensors stored per trained parameter, as Adam does: itself, its gradient, two states."""
 
 
 def block_cuts(cutter: Cutter) -> list[int]:
@@ -511,8 +507,8 @@ def block_cuts(cutter: Cutter) -> list[int]:
 def dealt(blocks: int, stages: int, *, ends: bool = True) -> list[int]:
     """Return the number of repeated blocks of each stage.
 
-    If they do not divide evenly, the parts before the first and after the last block count as blocks (Llama
-    3, arXiv 2407.21783, section 3.3.2); if that does not divide either, earlier stages get one more.
+    If the blocks do not divide evenly, the parts before the first and after the last block count as one block
+    each (Llama 3, arXiv 2407.21783, section 3.3.2). If that is uneven too, earlier stages get one block more.
 
     Args:
         ends: whether the model has both of these parts.
@@ -526,7 +522,7 @@ def _ends_count(blocks: int, stages: int) -> bool:
 
 
 def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
-    """Return the cuts that give each stage its number of blocks (:func:`dealt`).
+    """Return the cuts that give each stage the number of repeated blocks of :func:`dealt`.
 
     Raises:
         PlanError: there are fewer blocks than stages, or the model cannot be cut between them.
@@ -549,7 +545,7 @@ def dealt_cuts(cutter: Cutter, stages: int) -> tuple[int, ...]:
 
 
 def has_ends(cutter: Cutter) -> bool:
-    """Return whether the parts before and after the repeated blocks can be stages."""
+    """Return whether the parts of the model before and after its repeated blocks can be stages."""
     blocks = repeated_blocks(cutter.graph)
     if not blocks:
         return False
@@ -558,13 +554,14 @@ def has_ends(cutter: Cutter) -> bool:
 
 
 def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *, ends: bool = True) -> int:
-    """Return the number (≥ 2) of stages per place that balances bubble against uneven blocks; else 1.
+    """Return the number of stages per device group that best balances the bubble against unequal stages.
 
-    A step of equal stages takes :math:`1 + (p - 1) / (v m)` times its computation, with :math:`v` stages on
-    each of :math:`p` places (Narayanan et al., SC 2021, section 2.2).
+    It is at least 2, or 1 if the blocks are too few. A step of equal stages takes :math:`1 + (p - 1) / (v m)`
+    times its computation, with :math:`v` stages on each of :math:`p` device groups (Narayanan et al., SC
+    2021, section 2.2).
 
     Args:
-        ends: :func:`has_ends`.
+        ends: the result of :func:`has_ends`.
     """
     candidates = [(1.0, 1)]
     for count in range(2, most + 1):
@@ -578,7 +575,7 @@ def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *
 
 
 def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
-    """Return the cuts that the fewest bytes cross: a quarter of all cuts, and at least ``least``."""
+    """Return the cuts that the least data crosses: a quarter of all cuts, and at least ``least`` of them."""
     sizes = {cut: cutter.crossing_bytes(cut) for cut in cutter.cuts}
     if not sizes:
         return []
@@ -587,7 +584,7 @@ def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
 
 
 def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, ...]:
-    """Return how often per second each source's devices compute the whole model, unsplit."""
+    """Return how many times per second each source's devices compute the whole model, unsplit."""
     works = [_whole_work(graph, group) for group in graph.groups]
     speed_of: dict[int, float] = {}
     for source in sources:
@@ -604,8 +601,8 @@ def balanced(
 
     Args:
         weights: (groups,) the quantity to balance.
-        positions: where stages may begin, ascending.
-        strengths: for each stage, the divisor of its weight (its speed); 1 by default.
+        positions: the possible starts of stages, ascending.
+        strengths: for each stage, the speed that divides its weight; 1 by default.
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     ends = [*positions, len(weights)]
@@ -629,10 +626,10 @@ def balanced(
 
 
 def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
-    """Return the tensors that any stage makes in less time than sending them once takes.
+    """Return the tensors that any stage computes in less time than sending them takes.
 
-    By FLOP at the device's peak or bytes at memory bandwidth, against bytes over the outermost link, for the
-    whole batch; launches and latencies occur once per micro-batch in both cases and are left out.
+    Computing takes its FLOP count at peak speed or its memory traffic at full bandwidth; a message takes its
+    size over the outermost link. Launches and latencies are left out, as both have them for each micro-batch.
     """
     device, levels = costs.cluster.device, costs.cluster.levels
     if not levels:

@@ -1,4 +1,4 @@
-"""A pipelined strategy: a sharded strategy for each stage, and the schedule of micro-batches."""
+"""Pipelined strategies: a sharded strategy for each stage, and the schedule of micro-batches."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class Action(NamedTuple):
-    """One action of a pipeline's place.
+    """One action of a device group (a place) in a pipeline schedule.
 
     Attributes:
-        kind: ``F`` forward, ``B`` backward; of a split backward, ``I`` gradients of inputs, ``W`` of
-            parameters.
+        kind: ``F`` forward, ``B`` backward; or ``I`` and ``W``, the gradients of inputs and of parameters.
     """
 
     kind: str
@@ -43,11 +42,11 @@ class _Schedule:
     """A pipeline schedule.
 
     Attributes:
-        order: (place, places, stages of a place, micro-batches) -> the actions of the place, in order.
-        several: whether a place has several stages.
-        apart: whether backward is split.
-        back_and_forth: whether the second half of the stages runs from the last place back to the first.
-        waits: whether it waits for each send before the next message, not only at the end of a step.
+        order: (device group, groups, stages per group, micro-batches) -> the actions of the group, in order.
+        several: whether a device group has several stages.
+        apart: whether backward is split into gradients of inputs and gradients of parameters.
+        back_and_forth: whether the second half of the stages runs from the last device group to the first.
+        waits: whether each send is waited for before the next message, not only at the end of a step.
     """
 
     order: Callable[[int, int, int, int], Iterator[Action]]
@@ -74,14 +73,14 @@ def _one_forward_one_backward(
 
 
 class _Rounds:
-    """Rounds of micro-batches through a place's stages (Narayanan et al., section 2.2)."""
+    """Rounds of micro-batches through a device group's stages (Narayanan et al., SC 2021, section 2.2)."""
 
     def __init__(self, place: int, places: int, per_place: int, micro_batches: int, hops: int):
         self.place, self.places, self.per_place = place, places, per_place
         self.round = micro_batches // max(1, micro_batches // places)
         self.count = per_place * micro_batches
-        # Forwards before the first backward: one round of all stages but the last, and some for every later
-        # place.
+        # Forwards before the first backward: one round of all stages but the last, and ``hops`` for every
+        # later device group.
         self.ahead = min((per_place - 1) * self.round + hops * (places - 1 - place), self.count)
         self._next: dict[tuple[str, int], int] = {}
 
@@ -110,7 +109,7 @@ def _zero_bubble(place: int, places: int, per_place: int, micro_batches: int) ->
         if rounds.ahead + i < rounds.count:
             yield rounds.action("F", rounds.ahead + i)
         yield rounds.action("I", i)
-        # The last places have nothing to wait for, so they postpone no gradient.
+        # Each device group postpones as many gradients of parameters as there are groups before it.
         if i >= place:
             yield rounds.action("W", done)
             done += 1
@@ -167,7 +166,6 @@ SCHEDULES: dict[str, _Schedule] = {
     # The same with two stages on the same devices, back from the last devices to the first.
     "zbv": _Schedule(_v_shaped, several=True, apart=True, back_and_forth=True),
 }
-"""The schedules by name."""
 
 
 def schedule_named(name: str) -> _Schedule:
@@ -178,17 +176,17 @@ def schedule_named(name: str) -> _Schedule:
 
 
 def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -> None:
-    """Raise PlanError with the requirement if PyTorch's schedule does not run such a pipeline."""
+    """Raise PlanError, which says what is required, if PyTorch's schedule cannot run such a pipeline."""
     schedule = schedule_named(name)
     if places < 2:
-        raise PlanError(f"a pipeline divides the devices into two groups or more, not {places}")
+        raise PlanError(f"a pipeline needs at least two groups of devices, not {places}")
     if schedule.back_and_forth and per_place != 2:
-        raise PlanError(f"the schedule {name} has two stages on the same devices, not {per_place}")
+        raise PlanError(f"the schedule {name} runs two stages on each group of devices, not {per_place}")
     if per_place > 1 and not schedule.several:
-        raise PlanError(f"the schedule {name} has one stage on the same devices, not {per_place}")
+        raise PlanError(f"the schedule {name} runs one stage on each group of devices, not {per_place}")
     if name == "1f1b" and micro_batches < places:
         raise PlanError(
-            f"1f1b keeps {places} groups of devices busy with as many micro-batches, but there are "
+            f"1f1b on {places} groups of devices needs at least as many micro-batches, but there are "
             f"{micro_batches}; use gpipe, or more micro-batches"
         )
     rounds = max(1, micro_batches // places)
@@ -200,7 +198,7 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """Return the most micro-batches between the start of forward and the end of backward in a stage."""
+    """Return the most micro-batches in flight in a stage, from their forward to their backward's end."""
     kinds = [action.kind for actions_at in actions for action in actions_at if action.stage == stage]
     ends = "W" if "W" in kinds else "B"
     in_flight = most = 0
@@ -220,28 +218,28 @@ def stage_place(name: str, places: int, stage: int) -> int:
 def place_actions(
     name: str, places: int, per_place: int, micro_batches: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """Return the actions of each place in a step, in order; PlanError if such a pipeline cannot be run."""
+    """Return the actions of each device group in a step, in order; PlanError if they cannot be run."""
     check_schedule(name, places, per_place, micro_batches)
     order = schedule_named(name).order
     return tuple(tuple(order(place, places, per_place, micro_batches)) for place in range(places))
 
 
 _Unfit = tuple[str, str]
-"""A parameter whose gradient a split backward gets wrong, and why, in words after its name."""
+"""A parameter whose gradient a split backward gets wrong, and the reason."""
 
 
 def check_apart(schedule: str, number: int, stage: Stage) -> None:
-    """Raise PlanError if a parameter prevents a stage's split backward; a first stage needs no split."""
+    """Raise PlanError if a parameter prevents the split backward of a stage that returns gradients."""
     if stage.returns_gradients and (unfit := _unfit_parameter(stage.graph)) is not None:
         raise PlanError(
-            f"the schedule {schedule} takes backward apart, where PyTorch finds the gradient of a parameter "
-            f"only if a single operator combines it with arriving tensors; for {unfit[0]} in stage {number}, "
-            f"{unfit[1]}; use 1f1b or interleaved_1f1b"
+            f"the schedule {schedule} splits backward, and then PyTorch finds the gradient of a parameter "
+            f"only if a single operator combines it with arriving tensors; but for {unfit[0]} in stage "
+            f"{number}, {unfit[1]}; use 1f1b or interleaved_1f1b"
         )
 
 
 def _unfit_parameter(graph: GroupGraph) -> _Unfit | None:
-    """Return a parameter of a stage whose gradient cannot be made separately; None for most stages."""
+    """Return a parameter whose gradient cannot be computed separately; None for most stages."""
     number = id(graph)
     cached = _KNOWN.get(number)
     if cached is None or cached[0]() is not graph:
@@ -254,17 +252,17 @@ def _unfit_parameter(graph: GroupGraph) -> _Unfit | None:
 
 _KNOWN: dict[int, tuple[weakref.ref[GroupGraph], _Unfit | None]] = {}
 _MEETINGS: dict[Hashable, int] = {}
-"""The results of :func:`_meetings`, by the operator's computation."""
+"""Cached results of :meth:`_GradientPaths._meetings`, by the operator and the roles of its operands."""
 
 
 class _GradientPaths:
-    """The paths that gradients take through one stage."""
+    """The paths along which gradients flow through one stage."""
 
     def __init__(self, graph: GroupGraph):
         self.graph, self.source = graph, graph.atoms.graph
         self.tensors = self.source.tensors
         self.readers: dict[str, list[Operator]] = {}
-        # Tensors that depend on something that arrived and carry a gradient back to it.
+        # Tensors that depend on an arriving tensor and carry a gradient back to it.
         self.carried = set[str]()
         for op in self.source.operators:
             for name in dict.fromkeys(op.inputs()):
@@ -293,7 +291,7 @@ class _GradientPaths:
                     meeting[op.name] = op
                     continue
                 if op.target == DEPART:
-                    return f"{op.inputs()[0]}, which is made from it and from no arriving tensor, departs"
+                    return f"{op.inputs()[0]}, which is made from it and from no arriving tensor, is sent on"
                 if not set(grown).isdisjoint(self.source.outputs):
                     return "the loss is made from it and from no arriving tensor"
                 new = [name for name in grown if name not in made]
@@ -306,10 +304,10 @@ class _GradientPaths:
         return ""
 
     def _meetings(self, op: Operator, made: Collection[str]) -> int:
-        """Return the number of an operator's autograd nodes that first meet a tensor of ``made``."""
+        """Return how many autograd nodes of an operator first combine ``made`` with arriving tensors."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
         looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
-        # By number instead of name, so that equal operators of all layers share an entry.
+        # By number instead of name, so that equal operators of all layers share a result.
         operands = [repr(map_refs(each, numbers.__getitem__)) for each in (op.args, *op.kwargs.values())]
         of_operands = tuple((m, c, t.shape, t.dtype, t.requires_grad) for m, c, t in looks)
         key = op.target, *operands, *op.kwargs, of_operands
@@ -318,7 +316,7 @@ class _GradientPaths:
         return _MEETINGS[key]
 
     def _probed(self, op: Operator, made: Collection[str]) -> int:
-        """Return the result of :meth:`_meetings` from autograd's graph of the operator on fake tensors."""
+        """Return the result of :meth:`_meetings`, found by running the operator on fake tensors."""
         group = self.graph.group_of[op.name]
         choices = (group.unsplit.choices[op.name],)
         call = localise(OperatorShard(op, self.graph.atoms, choices, (1,)))
@@ -342,7 +340,7 @@ class _GradientPaths:
 
 
 def _first_to_meet(roots: Sequence[object], own: Sequence[object], carrying: Sequence[object]) -> int:
-    """Return the number of nodes on paths from ``carrying`` that are first on paths from ``own``."""
+    """Return how many nodes on paths from ``carrying`` are the first such nodes on a path from ``own``."""
     above: dict[object, list[object]] = {}
     waiting, seen = list(roots), set(roots)
     while waiting:
@@ -384,21 +382,21 @@ def _kernels_communicate(strategy: Strategy) -> bool:
 
 @dataclass(frozen=True)
 class PipelinedStrategy:
-    """The stages of a model on equal parts of the devices.
+    """The sharded strategies of a model's stages, on equal groups of devices (places), and their schedule.
 
-    Rank ``r`` is at place ``r // k``, with ``k`` devices per place; the schedule assigns stages to places.
+    Rank ``r`` is in device group ``r // k`` if each has ``k`` devices. The schedule assigns stages to groups.
 
     Attributes:
-        graph: the whole model.
-        cuts: the first group of each stage but the first.
-        duplicated: activations that stages recompute.
-        stages: the strategy of each stage, all on equal meshes.
-        schedule: one of :data:`tensoropt.pipeline.strategy.SCHEDULES`.
-        places: the number of places, which divides the number of stages.
+        graph: the grouped operator graph of the whole model.
+        cuts: the index of the first operator group of each stage but the first.
+        duplicated: the activations that stages recompute instead of receiving them.
+        stages: the sharded strategy of each stage, all on equal meshes.
+        schedule: the name of a schedule in :data:`tensoropt.pipeline.strategy.SCHEDULES`.
+        places: the number of device groups, which divides the number of stages.
         cutter: the graph's cutter with its cached stages, if any.
 
     Raises:
-        PlanError: the strategies do not form one step; the message says where.
+        PlanError: the stages do not fit each other or the schedule; the message says where.
     """
 
     kind: ClassVar[str] = "pipelined"
@@ -414,13 +412,12 @@ class PipelinedStrategy:
     def __post_init__(self) -> None:
         meshes = {strategy.mesh for strategy in self.stages}
         if len(meshes) != 1:
-            raise PlanError(f"the stages of a pipeline have one mesh, but these have {sorted(meshes)}")
-        # Fewer than one place, which a file may contain, is refused like everything that the schedule does
-        # not run.
+            raise PlanError(f"the stages of a pipeline need equal meshes, but these have {sorted(meshes)}")
+        # A file may contain fewer than one device group, which is refused below.
         per_place, over = divmod(len(self.stages), max(self.places, 1))
         if over:
             raise PlanError(
-                f"{len(self.stages)} stages do not divide over {self.places} parts of the devices"
+                f"{len(self.stages)} stages do not divide evenly over {self.places} groups of devices"
             )
         check_schedule(self.schedule, self.places, per_place, self.micro_batches)
         if schedule_named(self.schedule).apart:
@@ -434,19 +431,19 @@ class PipelinedStrategy:
                 if leaves != enters:
                     raise PlanError(
                         f"{name} leaves stage {number} as {leaves} but enters stage {number + 1} as "
-                        f"{enters}; a tensor crosses in one placement"
+                        f"{enters}; both stages must have it in the same placement"
                     )
         for name in self.tied:
             layouts = {strategy.stored[name] for strategy in self.stages if name in strategy.stored}
             if len(layouts) > 1:
-                raise PlanError(f"{name} is used in several stages, which have to store it alike")
+                raise PlanError(f"{name} is used in several stages, which must store it in one layout")
             holding = [s for s, strategy in enumerate(self.stages) if name in strategy.stored]
             if len({self.place_of(stage) for stage in holding}) < len(holding):
                 raise PlanError(
                     f"{name} is used in stages {holding}, two of which the schedule {self.schedule} puts on "
-                    "the same devices; use a schedule that keeps them apart, such as 1f1b"
+                    "the same devices; use a schedule with these stages on different devices, such as 1f1b"
                 )
-        # Tensors cross stages in shards, whose elements both have to agree on.
+        # Both stages must agree on the elements of the shards that cross between them.
         if any(strategy.zigzag for strategy in self.stages):
             stages = tuple(replace(strategy, zigzag_beside=True) for strategy in self.stages)
             object.__setattr__(self, "stages", stages)
@@ -460,14 +457,14 @@ class PipelinedStrategy:
                 operation = (
                     "recomputes a block"
                     if strategy.recomputed
-                    else "passes collectives in forward or backward"
+                    else "issues collectives in forward or backward"
                 )
                 raise PlanError(
-                    f"the schedule {self.schedule} takes backward apart, so stages must pass no collectives "
+                    f"the schedule {self.schedule} splits backward, so stages must issue no collectives "
                     f"within a micro-batch and recompute nothing, but stage {number} {operation}; use 1f1b "
                     "or interleaved_1f1b"
                 )
-            # Kept for the stages' own graphs, which plans with the same cuts share, so each is checked once.
+            # Results are cached for the stages' graphs, which plans with the same cuts share.
             check_apart(self.schedule, number, self.parts[number])
 
     @cached_property
@@ -476,16 +473,16 @@ class PipelinedStrategy:
 
     @cached_property
     def forward_only(self) -> int:
-        """The number of first stages without backward, as nothing is trained up to them."""
+        """The number of first stages without backward, because nothing is trained up to their ends."""
         return next((n for n, part in enumerate(self.parts) if part.has_backward), len(self.parts))
 
     def shares_arriving(self, stage: int) -> bool:
-        """Return whether arriving tensors share memory with the previous stage, at the same place."""
+        """Return whether a stage uses the previous stage's results in place, on the same devices."""
         return stage > self.forward_only and self.place_of(stage - 1) == self.place_of(stage)
 
     @property
     def mesh(self) -> AxisSizes:
-        """Micro-batches, places, then the axes of a stage's mesh."""
+        """The sizes of the job's mesh: micro-batches, device groups, then the axes of a stage's mesh."""
         micro_batches, *axes = self.stages[0].mesh
         return micro_batches, self.places, *axes
 
@@ -495,7 +492,7 @@ class PipelinedStrategy:
 
     @property
     def actions(self) -> tuple[tuple[Action, ...], ...]:
-        """The actions of each place in a step, in order."""
+        """The actions of each device group in a step, in order."""
         return place_actions(self.schedule, self.places, len(self.stages) // self.places, self.micro_batches)
 
     @property
@@ -508,7 +505,7 @@ class PipelinedStrategy:
 
     @property
     def mesh_text(self) -> str:
-        """The number of places, and the sizes of the stage axes that cut anything."""
+        """The number of device groups and the sizes above 1 of a stage's mesh axes, such as ``pp4x2``."""
         axes = [str(size) for size in self.mesh[2:] if size > 1]
         return "x".join([f"pp{self.places}", *axes])
 
@@ -524,7 +521,7 @@ class PipelinedStrategy:
 
     @cached_property
     def tied(self) -> tuple[str, ...]:
-        """Parameters that several stages use."""
+        """Names of the parameters that several stages use."""
         names = [name for strategy in self.stages for name in strategy.stored]
         return tuple(name for name in dict.fromkeys(names) if names.count(name) > 1)
 
@@ -543,7 +540,7 @@ class PipelinedStrategy:
         return tuple(s for s, strategy in enumerate(self.stages) if name in strategy.stored)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the strategy as plain data: schedule, first group and strategy of each stage."""
+        """Return the schedule, and each stage's first operator group and strategy, as plain data."""
         return {
             "kind": self.kind,
             "schedule": self.schedule,

@@ -1,4 +1,4 @@
-"""The work within a pipeline's actions: the events of each stage's step, at their times in the schedule."""
+"""The events inside a pipeline's actions: each stage's operators and collectives, timed by the schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.pipeline.timing import ScheduledEvent
 from tensoropt.simulate.timed import StepEvent, TimedStep
 
 _MOST_TIMED = 3
-"""The timed micro-batches of a stage: the first, one for all between, the last."""
+"""The number of a stage's micro-batches that are timed: the first, one middle one, the last."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class TimedStage:
 
     @property
     def micro_batches(self) -> int:
-        """The number of all micro-batches of the step."""
+        """The number of micro-batches in the step."""
         return self.evaluation.batch.mesh[0]
 
     @cached_property
@@ -37,7 +37,7 @@ class TimedStage:
         return float(metrics.time_s[0]) / device_s if device_s else 1.0
 
     def whole(self) -> Iterator[StepEvent]:
-        """Yield the events of the step; those of the middle micro-batch stand for all middle ones."""
+        """Yield the step's events; those of one middle micro-batch, prolonged, stand for all middle ones."""
         turns = self._timed.turns
         between = range(turns[2][0], turns[4][0]) if self.micro_batches > _MOST_TIMED else ()
         for number, event in enumerate(self._timed.events):
@@ -48,19 +48,19 @@ class TimedStage:
         """Yield the events within an action or the optimizer's step, at their times in the pipeline's step.
 
         Args:
-            share: the action's share of a whole backward.
+            share: the action's share of a whole backward, or 1.
         """
         last, events = self._timed.micro_batches - 1, self._timed.events
         if action.kind == "O":
             turn = 2 * (last + 1)
-        elif action.kind == "F":  # what is gathered once per step is gathered before the first
+        elif action.kind == "F":  # not the first forward, in which parameters are gathered once per step
             turn = 2 * min(1, last)
         else:
             is_last = action.micro_batch == self.micro_batches - 1
             turn = 2 * (last if is_last else min(action.micro_batch, 1)) + 1
         (first, begin_s), (end, end_s) = self._timed.turns[turn : turn + 2]
         factor = share * self._slower
-        if action.kind in "FO":  # what is waited for at their beginnings is not a part of them
+        if action.kind in "FO":  # waiting at the beginning of these actions is not a part of them
             begin_s = max(begin_s, end_s - (action.end_s - action.start_s) / factor)
         for event in events[first:end]:
             since_s = event.start_s - begin_s

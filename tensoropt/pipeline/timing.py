@@ -1,4 +1,4 @@
-"""A pipeline's step over time: each action runs as soon as its place is free and its input has arrived."""
+"""The timing of a pipeline's step: an action starts when its devices are free and its input has arrived."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tensoropt.simulate.timeline import by_predecessor, take_place
 from tensoropt.types import Itself
 
 _PIPELINE = 0
-"""The pipeline's axis of a job's mesh, numbered without the micro-batch axis."""
+"""The number of the pipeline's axis in a job's mesh, not counting the micro-batch axis."""
 
 
 def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
-    """Return the coordinates of a stage's rank on the stage's mesh, micro-batches included."""
+    """Return the mesh coordinates of a stage's rank number ``inner``, with 0 for the micro-batch axis."""
     return (0, *map(int, np.unravel_index(inner, strategy.mesh[1:])))
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
-    """Return the bytes per micro-batch of a crossing tensor on a rank of the stage, or on the fullest."""
+    """Return a crossing tensor's bytes per micro-batch on rank ``inner`` of a stage, or on the fullest."""
     layout = strategy.configurations[group].layout(name)
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
@@ -39,7 +39,7 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return the bytes per micro-batch from a rank to the next stage; with ``learning``, of gradients."""
+    """Return the bytes per micro-batch that a rank sends on; with ``learning``, of gradients coming back."""
     names = strategy.parts[stage].departing
     return message_bytes(strategy.stages[stage], names, departing_group, learning=learning)
 
@@ -53,14 +53,15 @@ def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = 
 def message_bytes(
     own: Strategy, names: Sequence[str], group: Callable[[str], str], *, learning: bool = False
 ) -> int:
-    """Return the bytes per micro-batch of crossing tensors of a stage, of which ``group`` makes the groups;
-    with ``learning``, of their gradients."""
+    """Return the bytes per micro-batch, on the fullest rank, of tensors that a stage receives or sends.
+    ``group`` names the operator group of each; with ``learning``, only tensors with gradients count.
+    """
     crossing = (name for name in names if own.tensor(name).requires_grad or not learning)
     return sum(crossing_bytes(own, group(name), name) for name in crossing)
 
 
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
-    """Return the bytes of a parameter's gradient on a rank of the stage, by default the fullest."""
+    """Return the bytes of a parameter's gradient on rank ``inner`` of a stage, by default the fullest."""
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), strategy.stored[name], strategy.mesh, where)
     return prod(shape) * DTYPE_BYTES[strategy.tensor(name).stored_dtype]
@@ -69,7 +70,7 @@ def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int
 def sent_by_rank(
     strategy: PipelinedStrategy, rank: int, of_stage: Sequence[Mapping[Collective, int]]
 ) -> Counter[Collective]:
-    """Return the collectives of one rank in a step or inference call, from those in each stage."""
+    """Return how often a rank issues each collective in a call, given the collectives within each stage."""
     inner, sent = rank % strategy.devices_per_place, Counter[Collective]()
     place, source = rank // strategy.devices_per_place, strategy.graph.atoms.graph
     for stage in strategy.stages_at(place):
@@ -102,24 +103,24 @@ def _messages(strategy: PipelinedStrategy, stage: int, rank: int, inner: int) ->
 
 
 _ROUNDING = 1e-9
-"""The share of an action below which seconds are rounding; an assumption."""
+"""The share of a duration below which a difference counts as rounding; an assumption."""
 
 _PhaseSeconds = tuple[float, float, float]
-"""Seconds of the first micro-batch, of each between, and of the last."""
+"""Durations in seconds in the first micro-batch, in each middle one, and in the last."""
 
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """The seconds that a stage takes.
+    """The durations in seconds of everything that a stage does in a step.
 
     Attributes:
-        forward, backward: seconds of a micro-batch's own work and collectives.
+        forward, backward: a micro-batch's computation, and collectives that it waits for.
         weights: the share of a split backward spent on the gradients of parameters.
-        begin_s: seconds of gathering parameters from the step's beginning on, before the first forward.
-        reduce_s: seconds of reducing gradients after the last backward, overlapped by other stages' work.
+        begin_s: gathering parameters from the step's beginning on, before the first forward.
+        reduce_s: reducing gradients after the last backward, while other stages compute.
         scatter_s: the same after each earlier backward.
-        send_s, send_back_s: seconds of a message to the next stage, and of its gradient; 0 within a place.
-        sync_s: seconds from the last backward to the end of the step: the remaining reduction, the optimizer.
+        send_s, send_back_s: a message to the next stage, and to the previous one; 0 on the same devices.
+        sync_s: from the last backward to the end of the step: the remaining reduction, the optimizer.
     """
 
     forward: _PhaseSeconds
@@ -133,7 +134,7 @@ class StageSeconds:
     scatter_s: float = 0.0
 
     def gathering_early(self) -> StageSeconds:
-        """Return these seconds with parameters gathered as the step begins, not in the first forward."""
+        """Return the durations if parameters are gathered as the step begins, not in the first forward."""
         first, forward, _ = self.forward
         return replace(
             self,
@@ -143,15 +144,15 @@ class StageSeconds:
         )
 
     def reducing_behind(self, scattering: _PhaseSeconds, buckets_s: float, slower: float) -> StageSeconds:
-        """Return these seconds with gradients reduced while the place computes on.
+        """Return the durations if gradients are reduced while the devices go on computing.
 
         Args:
             scattering: seconds that the end of each backward waits for reduce-scatters.
             buckets_s: seconds that the end of the step waits for buckets.
             slower: the share by which communication slows down computation.
         """
-        # During s seconds of it, s / (1 + slower) seconds of computing are done: for the same stage's next
-        # micro-batch, which the last one lacks.
+        # During s seconds of scattering, s / (1 + slower) seconds of computing are done: for the same stage's
+        # next micro-batch, which the last one lacks.
         first, between, last = self.backward
         return replace(
             self,
@@ -166,13 +167,13 @@ class StageSeconds:
         )
 
     def communicating_apart(self, scattering: _PhaseSeconds, slower: float) -> StageSeconds:
-        """Return these seconds with all communication moved out of forward and backward.
+        """Return the durations if all communication is outside of forward and backward.
 
         As in Megatron-LM's distributed optimizer, parameters are gathered from the step's beginning on, and
-        gradients reduced as soon as they are complete. Arguments as for :meth:`reducing_behind`.
+        gradients are reduced as soon as they are complete. The arguments are as for :meth:`reducing_behind`.
         """
         _, between, behind_last = scattering
-        # During s seconds of it, s / (1 + slower) seconds of computing are done.
+        # During s seconds of scattering, s / (1 + slower) seconds of computing are done.
         beside_s = between * slower / (1.0 + slower)
         _, backward, last = self.backward
         backward, last = backward - between + beside_s, last - behind_last
@@ -185,24 +186,24 @@ class StageSeconds:
 
     @property
     def parts(self) -> frozenset[str]:
-        """The parts of its step, apart from forward and backward, that take time."""
+        """The names of the parts of a step, besides forward and backward, that take time."""
         return frozenset(part for part in _PARTS if getattr(self, f"{part}_s"))
 
     @property
     def durations(self) -> tuple[float, ...]:
-        """The seconds of everything in its step, in the order of :data:`DURATIONS`."""
+        """All durations in seconds, in the order of :data:`DURATIONS`."""
         backward = (self.share(kind) * seconds for kind in "BIW" for seconds in self.backward)
         return *self.forward, *backward, *(getattr(self, f"{part}_s") for part in _PARTS), 0.0
 
     def share(self, kind: str) -> float:
-        """Return the share of a forward or backward that an action of this kind takes."""
+        """Return the share of a whole forward or backward that an action of this kind takes."""
         return {"W": self.weights, "I": 1.0 - self.weights}.get(kind, 1.0)
 
 
 _PARTS = "begin", "scatter", "reduce", "send", "send_back", "sync"
-"""The parts of a stage's step apart from forward and backward, as in :class:`StageSeconds`."""
+"""Names of the parts of a stage's step besides forward and backward, as in :class:`StageSeconds`."""
 DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *_PARTS, "nothing")
-"""The parts of a stage's step: actions of the first, a middle and the last micro-batch, then the rest."""
+"""Names of a stage's durations: actions of the first, a middle and the last micro-batch, then the rest."""
 
 
 def _phase_of(micro_batch: int, micro_batches: int) -> int:
@@ -211,10 +212,10 @@ def _phase_of(micro_batch: int, micro_batches: int) -> int:
 
 
 class ScheduledEvent(NamedTuple):
-    """An action or another event, with its start and end.
+    """An action or another event of a pipeline's step, with its start and end.
 
-    Other events are gathers from the step's beginning on (``P``), messages (``S`` of activations, ``R`` of
-    gradients), reductions after an action (``G``) and a stage's optimizer (``O``).
+    The ``kind`` of other events is ``P`` for gathers as the step begins, ``S`` for messages of activations,
+    ``R`` for messages of gradients, ``G`` for reductions after an action, and ``O`` for a stage's optimizer.
     """
 
     kind: str
@@ -227,25 +228,25 @@ class ScheduledEvent(NamedTuple):
 
 NO_MICRO_BATCH = -1
 WORKING = "FBIWO"
-"""The events that occupy a place; the others occupy links."""
+"""The kinds of events that occupy devices; other kinds occupy links."""
 
 
 class ScheduleTimes:
     """The times of all actions and messages in a pipeline's step.
 
     Args:
-        actions: the actions of each place, in order.
-        blocking_sends: whether messages block both places, as on CPU ranks, whose cores copy them.
-        one_behind: whether the end of a backward waits for the previous one's gradients.
-        forward_only: the number of first stages without backward.
+        actions: the actions of each device group, in order.
+        blocking_sends: whether a message blocks both device groups, as on CPU ranks, whose cores copy it.
+        one_behind: whether the end of a backward waits until the previous backward's gradients are reduced.
+        forward_only: the number of stages, from the first one on, without backward.
 
     Attributes:
         total_s: seconds until the last stage is done.
-        working_s, sending_s: by place, seconds of computation with collectives, and of blocking messages.
-        waiting_s: by place, seconds of waiting for gathers and reductions.
+        working_s, sending_s: by device group, seconds of computation and its collectives, and of messages.
+        waiting_s: by device group, seconds of waiting for gathers and reductions.
 
     Raises:
-        PlanError: seconds are negative or not finite, or actions deadlock.
+        PlanError: a duration is negative or not finite, or actions deadlock.
     """
 
     def __init__(
@@ -260,14 +261,14 @@ class ScheduleTimes:
         self.stages = stages
         parts = tuple(seconds.parts for seconds in stages)
         self._tasks = _step_tasks(Itself(actions), parts, blocking_sends, one_behind, forward_only)
-        # Not kept: a step of many micro-batches has 100,000 tasks, and a search has many steps in memory.
+        # Times of tasks are not kept: a step has up to 100,000 tasks, and a search has many steps in memory.
         durations, starts, ends, _ = self._tasks.times(stages)
         self.total_s = float(ends.max())
         self.working_s, self.sending_s, self.waiting_s = self._tasks.seconds(durations, starts, ends)
 
     @cached_property
     def happenings(self) -> tuple[ScheduledEvent, ...]:
-        """All events, by start."""
+        """All events, ordered by start."""
         return self._tasks.happenings(self.stages)
 
     def idle_s(self, place: int) -> float:
@@ -276,15 +277,13 @@ class ScheduleTimes:
 
     @property
     def bubble(self) -> float:
-        """The share of all places' seconds spent waiting."""
+        """The share of the step in which devices are idle, on average over the device groups."""
         whole = self.total_s * len(self.working_s)
         return sum(map(self.idle_s, range(len(self.working_s)))) / whole if whole else 0.0
 
 
 class _StepTasks:
-    """The tasks of a pipeline's step and their dependencies, shared by pipelines of equal actions and
-    parts.
-    """
+    """A step's tasks and their dependencies, shared by pipelines that differ only in durations."""
 
     def __init__(
         self,
@@ -299,21 +298,21 @@ class _StepTasks:
         self._blocking, self._one_behind, self._forward_only = blocking_sends, one_behind, forward_only
         self._place_of = {action.stage: place for place, own in enumerate(actions) for action in own}
         self._micro_batches = 1 + max(action.micro_batch for own in actions for action in own)
-        # Of each task: its stage, what it is of StageSeconds.durations, its channel, its predecessors.
+        # Of each task: its stage, its name in DURATIONS, its channel, its predecessors.
         self._stages, self._whats, self._channels = list[int](), list[str](), list[int]()
         self._after: list[list[int]] = []
-        # The kind, place, stage and micro-batch of the tasks that people see.
+        # The kind, device group, stage and micro-batch of the tasks that reports show.
         self._labels: dict[int, tuple[str, int, int, int]] = {}
         # The task that brings the input of a forward or a backward, by (kind, stage, micro-batch); the
         # predecessors of a task that has such an input, and the input.
         self._brings: dict[tuple[str, int, int], int] = {}
         self._needs: list[tuple[list[int], tuple[str, int, int]]] = []
-        # (place, task, those of its predecessors for which the place stands still).
+        # (device group, task, those of its predecessors for which the devices stand still).
         self._waits: list[tuple[int, int, list[int]]] = []
-        # The task with which an action is over, if that is not itself.
+        # The task with which an action is over, if it is another one than the action's own.
         self._over: dict[int, int] = {}
         gathers = self._gather()
-        # For each place, the task with which its last action is over, and its last reduction.
+        # For each device group, the task with which its last action is over, and its last reduction.
         self._last = [self._act(place, gathers) for place in range(len(actions))]
         for after, key in self._needs:
             after.append(self._brings[key])
@@ -348,7 +347,8 @@ class _StepTasks:
         kinds = np.array([kind for kind, *_ in self._labels.values()])
         self._working = seen[np.isin(kinds, list(WORKING))], places[np.isin(kinds, list(WORKING))]
         self._sending = seen[np.isin(kinds, ["S", "R"])], places[np.isin(kinds, ["S", "R"])]
-        # For each wait: its place, its task, and the task's other predecessors, or the beginning of the step.
+        # For each wait: its device group, its task, and the task's other predecessors, or the step's
+        # beginning.
         others = [
             [count, *(i for i in self._after[task] if i not in awaited)] for _, task, awaited in self._waits
         ]
@@ -361,7 +361,7 @@ class _StepTasks:
         del self._stages, self._whats, self._channels, self._after, self._needs, self._brings, self._waits
 
     def times(self, stages: Sequence[StageSeconds]) -> tuple[np.ndarray, ...]:
-        """Return the durations, starts and ends of all tasks in seconds, and their order."""
+        """Return the durations, starts and ends of all tasks in seconds, and the order of their starts."""
         durations = np.array([seconds.durations for seconds in stages])[self._where]
         if not (np.isfinite(durations) & (durations >= 0)).all():
             number = int(np.argmin(np.isfinite(durations) & (durations >= 0)))
@@ -372,8 +372,8 @@ class _StepTasks:
         starts, ends, order = take_place(durations, *self._columns)
         if len(order) < len(durations):
             raise PlanError(
-                f"{len(durations) - len(order)} actions and messages of a pipeline wait for each other for "
-                "ever; give an order without a cycle"
+                f"{len(durations) - len(order)} actions and messages of a pipeline wait for each other in "
+                "a cycle; give an order without a cycle"
             )
         return durations, starts, ends, order
 
@@ -412,7 +412,7 @@ class _StepTasks:
         return len(self._after) - 1
 
     def _gather(self) -> list[list[int]]:
-        """Return the last gather that each stage waits for: a place gathers for its stages in order."""
+        """Return, for each stage, the gather that it waits for; a device group gathers stage after stage."""
         of_places, of_stages = [list[int]() for _ in self._actions], []
         for stage, own in enumerate(self._parts):
             place = self._place_of[stage]
@@ -444,7 +444,7 @@ class _StepTasks:
             if kind != "F" and self._one_behind and reduced:
                 end = self._over[work] = self._add("nothing", stage, [work, *reduced])
                 self._waits.append((place, end, reduced))
-            # Its gradients go to their shards once the previous ones have arrived.
+            # The gradients are reduce-scattered once the previous ones have arrived.
             is_last = micro_batch == self._micro_batches - 1
             what = "reduce" if is_last else "scatter"
             if kind in "BW" and what in parts:

@@ -1,4 +1,4 @@
-"""A placement problem as flat arrays, and the tasks of a placement's step in columns."""
+"""Placement problems as flat arrays, and the tasks of a placement's step as columns, for compiled code."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ Integers = NDArray[np.int64]
 
 
 class FlatProblem(NamedTuple):
-    """A problem's step as arrays; with several micro-batches, operators and tensors once for each.
+    """The step of a placement problem as arrays over operators (n), tensors (t) and devices (d).
 
     Attributes:
-        micro_batches: the copies of each operator.
+        micro_batches: the number of copies of each operator and tensor, one per micro-batch.
         forward_s, backward_s, update_s: (n, d) seconds by operator and device.
         has_update: (n,) whether the operator has an optimizer step.
         producer: (t,) the operator that makes each tensor.
         gradient: (t,) whether a gradient comes back.
         first_reader: (t + 1,) the start of each tensor's readers in ``readers``.
         message_s: (t, d, d) the seconds of a tensor's message between two devices.
-        first_lane, lanes: the lanes that messages of each ordered pair occupy, then those of broadcasts, then
-            those of each device's work, as :func:`~tensoropt.simulate.timeline.take_place` takes them.
-        results_s: seconds of each result's broadcast.
+        first_lane, lanes: the lanes of links that messages of each ordered pair of devices occupy, then those
+            of broadcasts, then those of each device's computation, for
+            :func:`~tensoropt.simulate.timeline.take_place`.
+        results_s: the seconds of each result's broadcast.
         host_s: (n, d) the host's seconds to launch an operator in a step.
         ends: (d, 6) as in :class:`~tensoropt.placement.problem.DeviceSet`.
-        slower: the share by which messages slow down work.
-        sizes: (t,) the bytes of each tensor.
-        first_end, message_ends: for the same pairs, broadcasts and work, the devices that they slow down.
+        slower: the share by which messages slow down computation.
+        sizes: (t,) the size in bytes of each tensor.
+        first_end, message_ends: in the order of ``lanes``, the devices whose computation is slowed down.
     """
 
     micro_batches: int
@@ -106,14 +107,14 @@ def _flat(of: Itself[PlacementProblem]) -> FlatProblem:
 
 
 def joined(rows: Iterable[Sequence[int]]) -> tuple[Integers, Integers]:
-    """Return (the start of each row and the end, all rows concatenated)."""
+    """Return the offset of each row's start and of the end, and all rows concatenated."""
     rows = list(rows)
     first = np.cumsum([0, *map(len, rows)]).astype(np.int64)
     return first, np.array([item for row in rows for item in row], dtype=np.int64)
 
 
 def arrays_of(placement: Placement) -> tuple[Integers, Integers, Integers]:
-    """Return (devices, operators in the order of their forwards, of their backwards), device by device."""
+    """Return each operator's device, and all operators device by device, in forward and in backward order."""
     ahead, back = (
         np.array([o for order in orders for o in order], dtype=np.int64)
         for orders in (placement.forward, placement.backward)
@@ -122,7 +123,7 @@ def arrays_of(placement: Placement) -> tuple[Integers, Integers, Integers]:
 
 
 def step_s(problem: FlatProblem, placement: Placement) -> float:
-    """Return the seconds of a placement's step, as the simulator finds them; its orders must not deadlock."""
+    """Return the seconds of a placement's step, as the simulator finds them; infinite on deadlock."""
     return float(flat_step(tuple(problem), *arrays_of(placement))[0])
 
 
@@ -131,10 +132,10 @@ class StepTasks(NamedTuple):
 
     Attributes:
         columns: the arguments of :func:`~tensoropt.simulate.timeline.take_place`.
-        forward, backward: the task of each operator, of all micro-batches; backward empty in inference.
+        forward, backward: the task of each operator, of all micro-batches; backward is empty in inference.
         arrival, returned: (t, d) the task that brings a tensor there, or its gradient back; -1 for none.
-        update: (d,) the optimizer's task; -1 for none.
-        host_s: (d,) the host's seconds.
+        update: (d,) the task of each device's optimizer; -1 for none.
+        host_s: (d,) the seconds that each device's host takes.
     """
 
     columns: tuple[Any, ...]
@@ -150,9 +151,9 @@ class StepTasks(NamedTuple):
 def flat_step(
     problem: tuple[Any, ...], device: Integers, ahead: Integers, back: Integers
 ) -> tuple[float, Floats, Floats]:
-    """Return (step seconds, forward starts (n,), backward starts (n,)).
+    """Return the step's duration in seconds, and the starts (n,) of forwards and of backwards.
 
-    Starts are the first micro-batch's; seconds are inf on deadlock. Arguments as for :func:`step_tasks`.
+    Starts are the first micro-batch's; a deadlock gives inf seconds. Arguments as for :func:`step_tasks`.
     """
     tasks, ahead_of, back_of, _, _, _, host = step_tasks(problem, device, ahead, back, True)
     starts, ends, order = take_place(*tasks)
@@ -172,13 +173,13 @@ def _pair(pairs: Integers, count: int, before: int, behind: int) -> int:
 def step_tasks(
     problem: tuple[Any, ...], device: Integers, ahead: Integers, back: Integers, enforced: bool
 ) -> tuple[Any, ...]:
-    """Return the values of :class:`StepTasks`.
+    """Return the tasks of a placement's step, as the values of :class:`StepTasks`.
 
     Args:
         problem: the values of a :class:`FlatProblem`.
         device: (n,) the device of each operator.
         ahead, back: (n,) all operators, forward and backward; each device runs its own in this order.
-        enforced: False lets devices run the first ready operator.
+        enforced: False lets devices run whichever operator is ready first.
     """
     # A plain tuple: the cache of compiled kernels would not survive a new name of the class.
     (
@@ -207,7 +208,7 @@ def step_tasks(
     devices = forward_s.shape[1]
     tensors = producer.shape[0]
     operators = size * count
-    # By its number it is decided between tasks that are ready at the same time.
+    # Tasks that are ready at the same time run in the order of their numbers.
     first = np.zeros(devices + 1, np.int64)
     for o in range(size):
         first[device[o] + 1] += count
@@ -265,7 +266,7 @@ def step_tasks(
             ahead_of[o] = task
             seconds[task] = forward_s[o, d]
             works[task] = d
-            # Without an order the device itself keeps its operators apart, and takes what is ready first.
+            # Without an order, a device is a resource for one operator at a time, the first that is ready.
             if not enforced:
                 uses[task] = devices * devices + 1 + d
             elif previous[d] >= 0:

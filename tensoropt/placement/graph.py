@@ -1,4 +1,4 @@
-"""The graph of a placed plan: operators on one device each, and the values between them."""
+"""The graph of a placed plan: operators that run on one device each, and the tensors between them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 class GroupSplit(NamedTuple):
-    """A cut of a group: a loop dim, by the label of a strategy, and the number of pieces."""
+    """A cut of an operator group into pieces: the label of the loop that is cut, and the number of pieces."""
 
     label: str
     pieces: int
 
 
 Splits = Mapping[str, GroupSplit]
-"""Group name -> its cut."""
+"""Name of an operator group -> its cut into pieces."""
 
 _WHOLE = None
-"""The code of an uncut value."""
+"""The ``code`` of a :class:`Value` that is a whole tensor."""
 
 
 class OperatorKind(StrEnum):
-    """Kinds of placed operators: group; piece; split or join; variable, which hands out a parameter."""
+    """Kinds of placed operators; a ``VARIABLE`` stores a parameter and hands it out to other operators."""
 
     GROUP = "group"
     PIECE = "piece"
@@ -53,8 +53,8 @@ class Value:
     """A tensor of the graph, or one piece of it.
 
     Attributes:
-        code: the atom along which it is cut, ``PARTIAL`` for a term of a sum, None if whole.
-        count, index: the number of pieces, and this one's.
+        code: the factor of a dim (atom) that is cut, ``PARTIAL`` for a term of a sum, None if whole.
+        count, index: the number of pieces, and the number of this one.
     """
 
     tensor: str
@@ -71,21 +71,21 @@ class Value:
 
     @property
     def pieces(self) -> tuple[Value, ...]:
-        """The pieces of the same cut, in order."""
+        """All pieces of the same cut, in order."""
         return tuple(replace(self, index=index) for index in range(self.count))
 
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """An operator that is placed as a unit.
+    """A unit of computation that a placement puts on one device.
 
     Attributes:
-        name: unique; that of the group if it is a whole group.
-        reads, writes: in the graph's order.
-        configuration: on the mesh (micro-batches, number of pieces).
+        name: a unique name, which for a whole operator group is the group's.
+        reads, writes: tensors or pieces, in the graph's order.
+        configuration: the group's configuration on a mesh of (micro-batches, number of pieces).
         index, count: this piece's number, and the number of pieces.
         parameters: the parameters that it stores on its device.
-        micro_batches: how often it runs per step.
+        micro_batches: the number of times that it runs per step.
     """
 
     name: str
@@ -109,10 +109,10 @@ class PlacedGraph:
     """Placed operators in an order of execution.
 
     Attributes:
-        groups: the graph of groups; batch norms that are cut are in steps.
+        groups: the graph of operator groups, where a batch norm that is cut consists of three.
         holder: parameter -> the operator that stores it.
-        batch_codes: the atom along which micro-batches cut each tensor; negative if none.
-        steps: group of a batch norm's sums or statistics -> group of the batch norm.
+        batch_codes: tensor -> the factor of a dim (atom) that micro-batches cut; negative if none.
+        steps: group of a batch norm's sums or statistics -> the batch norm's own group.
     """
 
     groups: GroupGraph
@@ -133,7 +133,7 @@ class PlacedGraph:
 
     @cached_property
     def references(self) -> tuple[tuple[int, ...], ...]:
-        """For each variable with several users, the users' numbers: first the one that stores it."""
+        """For each parameter or buffer with several users, their numbers; the one that stores it is first."""
         owners: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
         new_of = {new: name for name, new in self.groups.atoms.graph.mutations.items()}
@@ -148,7 +148,7 @@ class PlacedGraph:
         return tuple(operators for operators in found if len(operators) > 1)
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the group of an operator, piece or step; None for others."""
+        """Return the group to which an operator, a piece or a batch norm's step belongs; None for others."""
         group = self.operators[operator].group
         return self.steps.get(group.name, group.name) if group is not None else None
 
@@ -160,15 +160,15 @@ class PlacedGraph:
         return local_shape(atoms, (value.code,), (value.count,), (value.index,))
 
     def bytes(self, value: Value) -> int:
-        """Return a value's bytes on its device, in one micro-batch."""
+        """Return the size in bytes of a tensor or piece on its device, in one micro-batch."""
         return prod(self.shape(value)) * self.tensors[value.tensor].element_bytes
 
 
 def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
-    """Return the ways to cut a group into at most ``most`` pieces.
+    """Return the ways to cut an operator group into at most ``most`` pieces.
 
-    Ways that reduce inside an operator are left out, except counts of targets, which are made beforehand, and
-    batch norms, which run in steps.
+    Cuts that need a reduction inside an operator are left out, except counts of loss targets, which are made
+    before the step, and batch norms, which run in three steps.
     """
     choices = []
     for strategy in group.strategies:
@@ -217,16 +217,16 @@ def placed_graph(
     micro_batches: int = 1,
     apart: Collection[str] = (),
 ) -> PlacedGraph:
-    """Return the placed graph of a model, with some groups split, or with the batch in micro-batches.
+    """Return the placed graph of a model, with some operator groups cut, or with the batch in micro-batches.
 
     Args:
-        splits: group name -> (label, number of pieces).
-        micro_batches: their number; their samples follow one another.
-        apart: parameters that become operators although only one operator reads them.
+        splits: operator group -> (label of the loop that is cut, number of pieces).
+        micro_batches: the number of micro-batches, each of consecutive samples.
+        apart: parameters that become operators of their own although only one operator reads them.
 
     Raises:
-        TensorOptError: there is no such group, or it cannot be split so; the message says how it can.
-        PlanError: the model cannot run in so many micro-batches, or operators are split as well.
+        TensorOptError: there is no such group, or it cannot be cut so; the message says how it can.
+        PlanError: the model cannot run in so many micro-batches, or operators are cut as well.
     """
     if micro_batches > 1 and splits:
         first = next(iter(splits))
@@ -262,7 +262,7 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
     try:
         strategies = micro_batch_strategies(graph)
     except MicroBatchRefused as refusal:
-        raise PlanError(f"{micro_batches} micro-batches are refused: {refusal}; use 1") from None
+        raise PlanError(f"{micro_batches} micro-batches are refused: {refusal}; use 1 micro-batch") from None
     tensors = graph.atoms.graph.tensors
     for name, code in batch_placements(graph).items():
         if code == 0 and (samples := tensors[name].shape[0]) % micro_batches:
@@ -273,8 +273,6 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
 
 
 class _GraphBuilder:
-    """Builds the operators, and tracks the existing values."""
-
     def __init__(self, graph: GroupGraph, splits: Splits, micro_batches: int, apart: Collection[str]):
         self.graph, self.splits = graph, splits
         self.micro, self.micro_batches = _batch_strategies(graph, micro_batches), micro_batches
@@ -330,7 +328,7 @@ class _GraphBuilder:
     # -- values -----------------------------------------------------------------------------------
 
     def _value(self, group: Group, name: str, index: int) -> Value:
-        """Return the part of a tensor that piece ``index`` of a group makes."""
+        """Return the part of a tensor that piece ``index`` of an operator group reads or makes."""
         count = self._count(group)
         if count == 1:
             return Value(name)
@@ -404,7 +402,7 @@ class _GraphBuilder:
         if value in self.made:
             return
         whole = Value(value.tensor)
-        # Joined from the pieces of its maker, once, however many readers are cut differently.
+        # A tensor is joined from its maker's pieces once, however many readers are cut differently.
         if whole not in self.made:
             source = self.cut[value.tensor]
             self._add(f"join {value.tensor}", OperatorKind.JOIN, source.pieces, (whole,), count=source.count)

@@ -1,7 +1,7 @@
-"""Limits on placements: operators that share a device, and the devices on which each may lie.
+"""Limits on placements: operators that share a device, and the devices on which each may run.
 
-As in TensorFlow's Placer (colocation_graph.cc), constraints and kernels decide; an operator without a GPU
-kernel goes to a CPU rank, with a note. Hard constraints come first; a soft one that leaves no device is given
+Constraints and kernels decide, as in TensorFlow's Placer (colocation_graph.cc). An operator without a GPU
+kernel runs on a CPU rank, with a note. Hard constraints come first; a soft one that leaves no device is given
 up.
 """
 
@@ -37,12 +37,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class PlacedLimits:
-    """Limits on placements, by names of groups.
+    """Limits on placements, by names of operator groups.
 
     Attributes:
-        together: groups that share a device.
+        together: sets of groups that share a device.
         devices: group -> its allowed devices, best first.
-        given_up: soft constraints given up, with reasons.
+        given_up: soft constraints that are not satisfied, with reasons.
         runs_on: group -> the devices with kernels for it, if not all.
         kernel_notes: notes on missing kernels.
     """
@@ -59,17 +59,17 @@ class PlacedLimits:
 
     @property
     def against(self) -> tuple[str, ...]:
-        """Notes on constraints given up that sharded plans may still satisfy: all but pins to devices."""
+        """Notes on unsatisfied constraints that sharded plans may still satisfy: all but pins to devices."""
         return _given_up([one for one in self.given_up if not isinstance(one[0], DevicePin)])
 
     def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
-        """Return the sets of operators that share a device, pieces and steps included."""
+        """Return the sets of placed operators that share a device, pieces and batch norm steps included."""
         operators = range(len(graph.operators))
         return tuple(tuple(o for o in operators if graph.whole_of(o) in names) for names in self.together)
 
     def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return the pinned operators with their devices, best first; a split, join or variable whose
-        neighbours are all pinned may use any of their devices.
+        """Return the pinned operators, each with its allowed devices; a cut, join or parameter between pinned
+        operators may use any of theirs.
         """
         if not self.devices:
             return ()
@@ -130,7 +130,7 @@ def _kernel_limits(graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
 
 
 class _Narrowing:
-    """The devices that the constraints applied so far leave to each group."""
+    """The devices that the constraints applied so far leave to each operator group."""
 
     def __init__(self, constraints: Constraints, graph: GroupGraph, cluster: Cluster, kernels: PlacedLimits):
         self.constraints, self.graph, self.cluster, self.kernels = constraints, graph, cluster, kernels
@@ -157,7 +157,7 @@ class _Narrowing:
 
     def _refuse(self, entry: _Constraint, why: str) -> None:
         if not entry.soft:
-            raise ConstraintError(f"{entry}: {why}; leave it out, or make it 'soft: true'")
+            raise ConstraintError(f"{entry}: {why}; remove the constraint, or make it 'soft: true'")
         self.given_up.append((entry, why))
 
     def _allow(self, entry: DevicePin) -> None:

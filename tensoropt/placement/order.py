@@ -1,4 +1,4 @@
-"""The one order of a placed step's operators and transfers, of which every device runs its part."""
+"""The global order of a placed step's operators and messages, of which every device runs its part."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tensoropt.placement.problem import Placement
 
 
 class Flow(NamedTuple):
-    """The values between the operators of one micro-batch, by number.
+    """The tensors between the operators of one micro-batch, by number.
 
     Attributes:
         names: the operators' names.
-        read: the values that each operator reads, possibly repeated.
-        makers: the operator that makes each value.
-        gradient: whether each value has a gradient.
+        read: the tensors that each operator reads, possibly repeated.
+        makers: the operator that makes each tensor.
+        gradient: whether each tensor has a gradient.
     """
 
     names: Sequence[str]
@@ -28,7 +28,7 @@ class Flow(NamedTuple):
 
 
 class TensorTransfer(NamedTuple):
-    """A message of a value (in a placement problem a tensor), or with ``backward`` of its gradient."""
+    """A message of a tensor, given by number, or of its gradient if ``backward``."""
 
     tensor: int
     source: int
@@ -39,16 +39,16 @@ class TensorTransfer(NamedTuple):
 def ordered(
     flow: Flow, placement: Placement, routes: Sequence[TensorTransfer], *, backward: bool
 ) -> tuple[tuple[bool, int], ...]:
-    """Return a step's forward or backward in an order that all devices can follow.
+    """Return the operators and messages of forward or backward, in an order that all devices can follow.
 
-    Progress is estimated with equal operators and free messages, so that a message is expected about when it
-    can arrive, and its receiver neither waits nor allocates early.
+    It is the order of a step whose operators take equal time and whose messages take none. A receive then
+    comes about when its message does, so that its device neither waits nor allocates early.
 
     Args:
-        routes: the transfers of this direction, in the plan's order.
+        routes: the messages of this direction, in the plan's order.
 
     Returns:
-        (is an operator, its number or its index in ``routes``) for each.
+        For each, whether it is an operator, and its number or its index in ``routes``.
 
     Raises:
         PlanError: the orders deadlock.
@@ -76,7 +76,7 @@ def ordered(
         stuck = [name for number, name in enumerate(flow.names) if waiting[number]]
         names = ", ".join(stuck[:3]) or "transfers"
         raise PlanError(
-            f"the plan's orders wait for each other for ever, among them {names}; make the plan again"
+            f"operators of the plan wait for each other in a cycle, among them {names}; make the plan again"
         )
     return tuple(order)
 

@@ -1,4 +1,4 @@
-"""Placed plans as points beside a frontier: figures, a record of the plan, timeline."""
+"""Convert simulated placements to points of a frontier and to plans, and plans back to placements."""
 
 from __future__ import annotations
 
@@ -62,15 +62,16 @@ def plan_part(graph: PlacedGraph, simulated: SimulatedPlacement) -> StagesRecord
 
 
 def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
-    """Return the placement of a plan.
+    """Return the placed strategy of a plan.
 
     Raises:
-        PlanError: the plan is not a placed one, or is for another model; the message names the first
-            difference.
+        PlanError: the plan is not a placed one, or is for another model; the message names what differs.
     """
     stages = plan.stages
     if stages is None or stages.schedule:
-        raise PlanError(f"this {plan.kind.name} of {plan.planner} places no operators on single devices")
+        raise PlanError(
+            f"this {plan.kind.name} by the planner {plan.planner} places no operators on single devices"
+        )
     graph = placed_graph(groups, stages.splits, plan.micro_batches)
     names = [op.name for op in graph.operators]
     for name in names:
@@ -83,7 +84,9 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
     device = tuple(_field_of(plan, name, "device") for name in names)
     for name, where in zip(names, device, strict=True):
         if where >= plan.devices:
-            raise PlanError(f"operator {name} lies on device {where}, but the plan has {plan.devices}")
+            raise PlanError(
+                f"operator {name} is placed on device {where}, but the plan's device count is {plan.devices}"
+            )
     placement = Placement(
         device,
         _orders(plan, names, device, "order"),
@@ -109,7 +112,7 @@ def _orders(
     for where, row in enumerate(rows):
         # A gap or a repeated number would be filled silently by sorting.
         if sorted(position for position, _ in row) != list(range(len(row))):
-            raise PlanError(f"the plan's {field} on device {where} does not count 0, 1, 2, ...")
+            raise PlanError(f"the plan's {field} on device {where} must number operators 0, 1, 2, ...")
     return tuple(tuple(number for _, number in sorted(row)) for row in rows)
 
 
@@ -117,7 +120,7 @@ _WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "opti
 
 
 def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
-    """Return all memory of a device with the points of its memory curve between which it is alive."""
+    """Return everything in a device's memory, each with its lifetime in points of the memory curve."""
     problem, owned = simulated.problem, list[Owned]()
     for holding, first, end in simulated.spans(device):
         operator = name = since = until = ""
@@ -135,20 +138,20 @@ def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
 
 
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
-    """Return the space of the placed points: a row of devices.
+    """Return the search space of placed plans, whose mesh is a row of devices.
 
     Args:
-        keys: parameter name in the graph -> the model's own name.
+        keys: a parameter's name in the graph -> the model's own name.
     """
     mesh = MeshInfo(shape=(cluster.device_count,), names=("device",), placed=True)
     return Space(mesh, micro_batches, keys=dict(keys))
 
 
 def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
-    """Return a simulated placement as a point of space ``space``.
+    """Return a simulated placement as a point of a frontier, in search space number ``space``.
 
-    Memory is the fullest device's, the breakdown the busiest's: ``communication_s`` is the time with a
-    message to or from it in flight, ``exposed_s`` the part in which it waits, ``idle_s`` its other waiting.
+    Memory is the fullest device's, the breakdown of time the busiest's: ``communication_s`` is the time with
+    a message to or from it in flight, ``exposed_s`` the part in which it waits, ``idle_s`` its other waiting.
     """
     sent: Counter[Collective] = Counter()
     sent_by: Counter[int] = Counter()
@@ -168,7 +171,7 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
         **_seconds(simulated),
         sent_bytes=max(sent_by.values(), default=0),
         additive_memory_bytes=max(additive),
-        # A placement is in no table that could be summed, and nothing is proven of it.
+        # A placement is in no cost table that could be summed, and nothing is proven about it.
         additive_time_s=simulated.time_s,
         memory=tuple(simulated.peaks[fullest(simulated)][kind] for kind in MEMORY_KINDS),
         terms=dict(simulated.problem.devices.terms),
@@ -178,15 +181,14 @@ def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: 
 
 
 def fullest(simulated: SimulatedPlacement) -> int:
-    """Return the device with the highest peak; the first of equals."""
+    """Return the number of the device with the highest memory peak; the first of equals."""
     return max(range(len(simulated.peak_bytes)), key=simulated.peak_bytes.__getitem__)
 
 
 def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
     """Return the seconds that a device waits while a message to or from it is in flight."""
     either = joined([*simulated.messages_of(device), *simulated.busy(device)])
-    # Sending beside computing is hidden; what the union has beyond computing is when the device waits for a
-    # message.
+    # Messages beside computing are hidden. In the rest of the union, the device waits for messages.
     return max(length_s(either) - simulated.busy_s[device], 0.0)
 
 
@@ -228,11 +230,11 @@ def operator_rows(
     spent: Mapping[str, Spent],
     computes: Sequence[ComputeCosts],
 ) -> tuple[OperatorRow, ...]:
-    """Return a row for each operator.
+    """Return a row of figures for each operator.
 
     Args:
-        spent: by the operator's name, its seconds in the step.
-        computes: the costs of computing on each device.
+        spent: operator -> its seconds in the step.
+        computes: the cost model of computation on each device.
     """
     problem, rows = simulated.problem, []
     for i, (op, device) in enumerate(zip(graph.operators, simulated.placement.device, strict=True)):
@@ -254,7 +256,7 @@ def operator_rows(
                 transient_bytes=int(max(problem.forward_peak_bytes[i], problem.backward_peak_bytes[i])),
                 forward_s=took.forward_s if op.group else 0.0,
                 backward_s=took.backward_s if op.group else 0.0,
-                # What cuts tensors into pieces, or joins pieces, copies.
+                # Cuts of tensors into pieces and joins of pieces are copies.
                 copies_s=0.0 if op.group else took.forward_s + took.backward_s,
                 communication_s=took.communication_s,
                 source=source,

@@ -1,4 +1,4 @@
-"""Prices of placed operators: a placed graph on a cluster as a :class:`.PlacementProblem`."""
+"""The cost model of placed plans: a placed graph on a cluster as a :class:`.PlacementProblem`."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 from tensoropt.types import Floats
 
 _LARGE = 16 * 2**20
-"""The message size at which seconds per byte are read off a fit; an assumption: beyond short messages."""
+"""The message size in bytes, beyond short ones, at which seconds per byte are read off a fit; assumed."""
 
 
 _OfKinds = tuple[Queues, ...]
-"""Seconds for each kind of device."""
+"""The seconds of device and host, for each kind of device."""
 _BYTES = (
     "kept_bytes", "forward_peak_bytes", "backward_peak_bytes",
     "parameter_bytes", "gradient_bytes", "optimizer_bytes", "update_peak_bytes",
 )  # fmt: skip
-"""The fields of a problem that :meth:`_Pricing._bytes` computes for an operator."""
+"""The fields of a :class:`.PlacementProblem` that :meth:`_Pricing._bytes` computes for an operator."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The work of a group or piece."""
+    """The computation of an operator group or of a piece of one, with its sizes and FLOP counts."""
 
     work: Workload
     facts: Facts
 
 
 class PlacedPrices:
-    """The prices of one model's operators on a cluster's devices, however they are split.
+    """The cost model of one model's operators on a cluster's devices, whole or split into pieces.
 
     Args:
-        costs: on CPU ranks, new work is measured when its price is first needed.
+        costs: the cost source; on CPU ranks, operators are measured when their costs are first needed.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class PlacedPrices:
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """The index of each device's kind."""
+        """The index of each device's kind among the cluster's kinds."""
         names = [kind.name for kind in self.cluster.device_kinds]
         return tuple(names.index(device.name) for device in self.cluster.devices)
 
     def of_kinds(self) -> tuple[DevicePrices, ...]:
-        """Return the prices of each kind of device, with everything measured so far."""
+        """Return the cost model of each kind of device, with everything measured so far."""
         costs, kinds = self.costs, self.cluster.device_kinds
         return tuple(DevicePrices(costs.compute_on(kind), costs.overheads_on(kind)) for kind in kinds)
 
@@ -96,7 +96,7 @@ class PlacedPrices:
 
     @cached_property
     def devices(self) -> DeviceSet:
-        """The devices with latency and seconds per byte of every ordered pair."""
+        """The devices, with latency and seconds per byte of every ordered pair."""
         count = self.cluster.device_count
         latency, per_byte = np.zeros((2, count, count))
         for i, j in permutations(range(count), 2):
@@ -131,20 +131,20 @@ class PlacedPrices:
     # -- operators --------------------------------------------------------------------------------
 
     def split_choices(self, group: Group) -> tuple[GroupSplit, ...]:
-        """Return the ways to cut a group into at most as many pieces as there are devices."""
+        """Return the ways to cut an operator group into at most as many pieces as there are devices."""
         if group.name not in self._splits:
             self._splits[group.name] = split_choices(self.graph, group, self.cluster.device_count)
         return self._splits[group.name]
 
     @cached_property
     def batch(self) -> Mapping[str, AxisStrategy]:
-        """The strategy by which each group follows the batch, if any."""
+        """For each operator group that can be split along the batch, the strategy that does so."""
         return batch_strategies(self.graph, everywhere=False)
 
     def price(
         self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
     ) -> PricedGraph:
-        """Return the placed and priced graph, measuring new work; PlanError if the model cannot run so."""
+        """Return the placed graph with measured costs; PlanError if the model cannot run so."""
         graph = placed_graph(self.graph, splits, micro_batches)
         works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})
@@ -152,7 +152,7 @@ class PlacedPrices:
 
     @cached_property
     def limits(self) -> PlacedLimits:
-        """The limits of a person's constraints; ConstraintError if no placement satisfies a hard one."""
+        """The limits that constraints set to placements; ConstraintError if none satisfies a hard one."""
         return placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, graph: PlacedGraph, op: PlacedOperator) -> _Work:
@@ -178,18 +178,18 @@ class PlacedPrices:
 
 @dataclass(frozen=True)
 class PricedGraph:
-    """A placed graph and its problem, with operators in the same order."""
+    """A placed graph and its placement problem, with operators in the same order."""
 
     prices: PlacedPrices
     graph: PlacedGraph
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the group of an operator, piece or step; None for others."""
+        """Return the group to which an operator, a piece or a batch norm's step belongs; None for others."""
         return self.graph.whole_of(operator)
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
-        """Return the ways to cut an operator, or the group of a piece."""
+        """Return the other ways to cut an operator, or the operator group of a piece."""
         name = self.whole_of(operator)
         if name is None:
             return ()
@@ -197,27 +197,27 @@ class PricedGraph:
         return tuple(choice for choice in choices if choice != self.graph.splits.get(name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
-        """Return batch cuts into as many pieces as there are devices, or the next lower number possible."""
+        """Return cuts along the batch into a piece per device, or into the next lower number possible."""
         # Counts from the number of devices downwards: the first that divides any batch.
         counts = range(self.prices.cluster.device_count, 1, -1)
         return next(filter(None, map(self.batch_cuts, counts)), {})
 
     def batch_cuts(self, pieces: int) -> dict[str, GroupSplit]:
-        """Return batch cuts of all groups that can be cut into so many pieces."""
+        """Return cuts along the batch of all operator groups that can be cut into ``pieces`` pieces."""
         cuts = {name: GroupSplit(str(way.label), pieces) for name, way in self.prices.batch.items()}
         groups = self.prices.graph.groups
         # A group that no reader asks how it wants its results may follow no batch.
         return {g.name: cuts[g.name] for g in groups if cuts.get(g.name) in self.prices.split_choices(g)}
 
     def split(self, splits: Splits) -> PricedGraph:
-        """Return the model with these splits in addition to, or in place of, the present ones."""
+        """Return the costs of the model with these cuts in addition to, or in place of, the present ones."""
         return self.prices.price({**self.graph.splits, **splits}, self.graph.micro_batches)
 
 
 def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
-    """Return the lanes that a message between two devices occupies.
+    """Return the lanes (parts of links) that a message between two devices occupies.
 
-    A dedicated wire, or one card of each node, or each device's port; one way.
+    They are a dedicated wire, or one network card of each node, or each device's port, in one direction.
     """
     if cluster.link(source, target).dedicated:
         return (f"wire {source}->{target}",)
@@ -232,7 +232,7 @@ def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
 
 
 class _Pricing:
-    """A placed graph, whose work is priced, as a problem."""
+    """Computes the placement problem of a placed graph from the costs of its operators."""
 
     def __init__(self, prices: PlacedPrices, graph: PlacedGraph, works: Mapping[str, _Work]):
         self.prices, self.graph, self.works = prices, graph, works
@@ -270,8 +270,7 @@ class _Pricing:
     # -- seconds ----------------------------------------------------------------------------------
 
     def _seconds(self, op: PlacedOperator, number: int, kind: DevicePrices) -> tuple[Queues, Queues, Queues]:
-        """Return (forward, backward, optimizer) seconds on the kind of device with this number; the first two
-        per micro-batch."""
+        """Return (forward, backward, optimizer) seconds on one device, the first two per micro-batch."""
         work, update = self.works.get(op.name), NO_WORK
         if work is not None:
             forward, backward = (of_kinds[number] for of_kinds in self.prices.seconds(work))
@@ -284,7 +283,7 @@ class _Pricing:
             if not self.training:
                 continue
             if work is not None and op.group is not None:
-                # Backward casts anew what it needs.
+                # Backward casts the parameters that it needs once more.
                 for _ in range(work.facts.parameters_kept.get(op.group.short_names[name], 0)):
                     backward = backward.plus(cast)
             if tensor.requires_grad:
@@ -314,7 +313,7 @@ class _Pricing:
     # -- bytes ------------------------------------------------------------------------------------
 
     def _bytes(self, op: PlacedOperator) -> tuple[int, ...]:
-        """Return an operator's bytes in the order of :data:`_BYTES`."""
+        """Return an operator's sizes in bytes, in the order of :data:`_BYTES`."""
         optimizer, largest = kind_of(self.prices.optimizer), self.prices.graph.atoms.graph.largest_trained
         stored, gradients, state, made = 0, 0, 0, 0
         for name in op.parameters:
@@ -330,7 +329,7 @@ class _Pricing:
         return *passing, stored, gradients, state, made
 
     def _working(self, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
-        """Return the bytes that a group or piece keeps inside, and its peaks of forward and backward."""
+        """Return the bytes saved inside a group or piece, and its peaks in forward and in backward."""
         facts, names, size = work.facts, work.work.names, self.graph.bytes
         kept = {names[w] for w in facts.writes_kept}
         # Views of what it reads take no additional memory.
@@ -342,12 +341,12 @@ class _Pricing:
         # are counted by themselves.
         own_kept = max(0, facts.kept_bytes - sum(b for name, b in made if name in kept))
         forward_peak = max(0, forward_peak - sum(b for name, b in made if name not in kept))
-        # Below 0 if it releases what it kept, or was given, before it makes gradients of all that it reads.
-        # When it casts later, it has released its kept tensors and the gradients it was given.
+        # Negative if the operator frees what it saved, or was given, before it makes gradients of all that it
+        # reads. When it casts later, it has freed its saved tensors and the gradients it was given.
         return own_kept, forward_peak, max(backward_peak - coming - going, returning - own_kept - coming)
 
     def _peaks(self, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
-        """Return the peak bytes of forward, backward, and later casts."""
+        """Return the peak bytes of forward, of backward, and of gradients cast after backward."""
         facts, names = work.facts, work.work.names
         wide = {p: self.tensors[p] for p in op.parameters if self.tensors[p].master_dtype is not None}
         narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
@@ -367,7 +366,7 @@ class _Pricing:
         return forward, backward, returning
 
     def _copying(self, op: PlacedOperator) -> tuple[int, int, int]:
-        """Return the same of what cuts, joins or hands out a parameter."""
+        """Return the values of :meth:`_working` for an operator that cuts, joins or hands out a parameter."""
         if op.kind != OperatorKind.VARIABLE:
             return 0, 0, 0
         tensor = self.tensors[op.parameters[0]]
@@ -424,7 +423,7 @@ class _Pricing:
         numbers = {value: number for number, value in enumerate(makers)}
         storages: dict[Value, dict[str, int]] = {}
         for op in self.graph.operators:
-            if (work := self.works.get(op.name)) is None:  # what cuts and joins makes copies
+            if (work := self.works.get(op.name)) is None:  # cuts and joins make copies
                 continue
             names, facts = work.work.names, work.facts
             own = {value.tensor: value for value in (*op.reads, *op.writes)}

@@ -1,4 +1,4 @@
-"""The placement problem that a placing planner solves, and the placement that it returns; numbers only."""
+"""The placement problem, as numbers only, and its solution: each operator's device, each device's order."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from tensoropt.types import Floats
 
 PER_MICRO_BATCH = ("forward_s", "backward_s", "kept_bytes", "forward_peak_bytes", "backward_peak_bytes")
 PER_STEP = ("update_s", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "update_peak_bytes", "host_s")
-"""The fields of a :class:`PlacementProblem` with a row for each operator: those of each micro-batch, and
-those that a step has once."""
+"""Fields of :class:`PlacementProblem` with a row per operator: above per micro-batch, here per step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedTensor:
-    """A tensor between operators.
+    """A tensor between operators of a placement problem.
 
     Attributes:
         producer: the operator that makes it.
         readers: the operators that read it, ascending. Empty for a result of the model.
-        kept_by: the producer or readers whose backward needs it.
+        kept_by: those of its producer and readers whose backward needs it.
         gradient: whether a gradient of the same size comes back.
-        stored: whether it is a parameter as stored on its producer's device, so takes no more memory there.
-        lies_in: on its producer's device, the tensor in whose storage it lies; None if in its own.
-        extent: bytes of its storage there if they differ: of a larger storage, or 0 for a view of stored
-            data.
+        stored: whether it is a parameter as stored on its producer's device, where it takes no more memory.
+        lies_in: on its producer's device, the tensor of which it is a view; None if it has its own storage.
+        extent: the size in bytes of its storage there, if different: larger, or 0 for a view of stored data.
     """
 
     name: str
@@ -48,20 +46,19 @@ class PlacedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSet:
-    """Devices, and the time to send between them.
+    """The devices of a placement problem, and the costs of messages between them.
 
     Attributes:
         capacity_bytes: (d,) the bytes of tensors that each device may hold.
         latency_s, seconds_per_byte: (d, d), 0 on the diagonal; a message of b bytes from i to j takes
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
-        terms: a process's bytes without tensors (:mod:`tensoropt.costs.process_memory`), not part of the
-            capacity.
+        terms: a process's bytes besides tensors (:mod:`tensoropt.costs.process_memory`), not in the capacity.
         order: the devices, best first; None for their own order.
-        lanes: ordered pair -> the lanes it occupies, on which messages queue; by default one of its own.
-        ends: (d, 6) seconds at the ends of messages, in addition to the links; None for 0. Of the device: for
-            either end; for a byte that is received, and copied to where it is read; for the sum of a received
-            gradient, and for a byte of it. Of the host: to launch an end, and a sum.
-        slower: the share by which a message slows down computing; infinite if it blocks.
+        lanes: ordered pair -> the parts of links on which its messages queue; by default one of its own.
+        ends: (d, 6) seconds at the ends of messages, besides the links; None for 0. The device takes four:
+            for either end; per byte to copy a received value; for adding a received gradient; per byte of it.
+            The host takes two: to launch an end, and an addition.
+        slower: the share by which a message slows down computation; infinite if it blocks.
     """
 
     capacity_bytes: Floats
@@ -78,14 +75,14 @@ class DeviceSet:
         return tuple(range(self.count)) if self.order is None else self.order
 
     def within(self, limit_bytes: float | None) -> Floats:
-        """Return the bytes (d,) of tensors per device if it may use ``limit_bytes`` in total."""
+        """Return (d,) bytes of tensors per device if a process may use ``limit_bytes`` in total."""
         if limit_bytes is None:
             return self.capacity_bytes.astype(float)
         room = max(limit_bytes - sum(self.terms.values()), 0.0)
         return np.minimum(self.capacity_bytes.astype(float), room)
 
     def in_all(self, tensor_bytes: float) -> float:
-        """Return the total bytes of a process with so many bytes of tensors, as limits count them."""
+        """Return the total bytes of a process whose tensors take ``tensor_bytes``, as limits count them."""
         return tensor_bytes + sum(self.terms.values())
 
     @property
@@ -93,7 +90,7 @@ class DeviceSet:
         return len(self.capacity_bytes)
 
     def transfer_s(self, num_bytes: float, source: int, target: int) -> float:
-        """Return the seconds of one message between two devices; 0 on one device."""
+        """Return the duration in seconds of one message between two devices; 0 on the same device."""
         if source == target:
             return 0.0
         return float(self.latency_s[source, target] + num_bytes * self.seconds_per_byte[source, target])
@@ -103,11 +100,11 @@ class DeviceSet:
 
 
 class PlacedResult(NamedTuple):
-    """A result of the model.
+    """A result of the model, which is broadcast to all devices.
 
     Attributes:
-        bytes: its bytes, for the whole batch.
-        seconds: those of its broadcast.
+        bytes: its size in bytes, for the whole batch.
+        seconds: the duration of its broadcast.
     """
 
     producer: int
@@ -117,25 +114,24 @@ class PlacedResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementProblem:
-    """Operators to place on devices; bytes and seconds.
+    """Operators to place on devices, with their durations in seconds and sizes in bytes.
 
     Attributes:
         names: (n,) in an order in which every tensor is made before it is read.
-        forward_s, backward_s: (n, d); backward is 0 in inference.
+        forward_s, backward_s: (n, d) durations on each device; backward is 0 in inference.
         update_s: (n, d) the optimizer's step over the operator's parameters.
-        parameter_bytes, gradient_bytes, optimizer_bytes: (n,) alive during the whole step.
-        kept_bytes: (n,) saved inside from forward to backward, without the tensors of ``kept_by``.
-        forward_peak_bytes, backward_peak_bytes: (n,) alive while it runs, in addition to saved tensors,
+        parameter_bytes, gradient_bytes, optimizer_bytes: (n,) memory in use during the whole step.
+        kept_bytes: (n,) saved inside from forward to backward, without tensors between operators.
+        forward_peak_bytes, backward_peak_bytes: (n,) memory in use while it runs, besides saved tensors,
             tensors read and made, and their gradients; negative if backward frees some of these first.
-        update_peak_bytes: (n,) temporaries of the optimizer, all of a device at once.
-        host_s: (n, d) the host's seconds to launch an operator's work of a whole step; 0 on CPUs.
+        update_peak_bytes: (n,) temporaries of the optimizer, for all operators of a device at once.
+        host_s: (n, d) the host's seconds to launch an operator in a whole step; 0 on CPUs.
         tensors: the tensors between operators.
         together: sets of operators that must share a device.
         pinned: operator -> its allowed devices, best first.
-        references: the users of each variable, as TensorFlow's Placer groups them: first the one that stores
-            it.
-        micro_batches: their number; unless stated otherwise, seconds and bytes of operators and tensors are
-            those of one micro-batch.
+        references: the users of each variable, as TensorFlow's Placer groups them, starting with its owner.
+        micro_batches: the number of micro-batches. Unless stated otherwise, durations and sizes of operators
+            and tensors are those of one micro-batch.
         results: the results broadcast after forward, for the whole batch.
     """
 
@@ -191,7 +187,7 @@ class PlacementProblem:
 
     @cached_property
     def stored_bytes(self) -> Floats:
-        """(n,) bytes alive on the operator's device during the whole step."""
+        """(n,) bytes in use on the operator's device during the whole step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @cached_property
@@ -205,9 +201,9 @@ class PlacementProblem:
 
     @cached_property
     def repeated(self) -> PlacementProblem:
-        """The one-batch problem in which everything occurs once per micro-batch.
+        """The same problem as one micro-batch, with each operator and tensor once per micro-batch.
 
-        Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise; stored tensors and the
+        Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise. Stored tensors and the
         optimizer's step belong to the first micro-batch.
         """
         if self.micro_batches == 1:
@@ -234,9 +230,8 @@ class PlacementProblem:
         )
 
     def step_bytes(self, operator: int) -> float:
-        """Return an operator's bytes on its device for a whole step, by the planners' additive estimate."""
-        # At the producer, since it lies somewhere, whichever readers keep it; copies on other devices are not
-        # counted.
+        """Return the bytes that an operator adds to its device's memory, in the planners' additive model."""
+        # Counted at the producer, whichever readers save it; copies on other devices are not counted.
         tensors = (self.tensors[t] for t in self.made[operator])
         kept = self.kept_bytes[operator] + sum(t.bytes for t in tensors if t.kept_by and not t.stored)
         return float(self.stored_bytes[operator] + self.micro_batches * kept)
@@ -267,7 +262,7 @@ class Placement:
         ahead: Iterable[int] | None = None,
         back: Iterable[int] | None = None,
     ) -> Placement:
-        """Return the placement on these devices; each runs its operators in the order of one list of all.
+        """Return a placement whose devices run their operators in the order of one list of all operators.
 
         Args:
             ahead: all operators in the order of their forward; by default, by number.
@@ -288,8 +283,7 @@ class Placement:
     def by_start(
         cls, device: Sequence[int], count: int, ahead: Sequence[float], back: Sequence[float] | None = None
     ) -> Placement:
-        """Return the placement whose devices run their operators by these starts of forward and backward;
-        ties in the order of dependence."""
+        """Return a placement whose devices run forwards and backwards by these start times."""
         operators = range(len(device))
         return cls.in_order(
             device,
@@ -304,24 +298,24 @@ class Placement:
             listed = sorted((o, d) for d, order in enumerate(orders) for o in order)
             if len(orders) != problem.devices.count or listed != list(enumerate(self.device)):
                 raise PlanError(
-                    "a placement must list every operator once, in the order of the device it lies on"
+                    "a placement must list every operator once, in the order of the device that runs it"
                 )
         for group in problem.together:
             if len({self.device[o] for o in group}) > 1:
                 names = ", ".join(problem.names[o] for o in group)
-                raise PlanError(f"operators that belong together lie on several devices: {names}")
+                raise PlanError(f"operators that must share a device are placed on several: {names}")
         for operator, allowed in problem.pinned:
             if self.device[operator] not in allowed:
                 raise PlanError(
-                    f"operator {problem.names[operator]} lies on device {self.device[operator]} but may "
-                    f"only lie on {', '.join(map(str, allowed))}"
+                    f"operator {problem.names[operator]} is placed on device {self.device[operator]}, but is "
+                    f"allowed only on {', '.join(map(str, allowed))}"
                 )
 
 
 def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) -> tuple[int, ...]:
-    """Return the devices in all of the orders, in their order if they agree, else in that of ``otherwise``.
+    """Return the devices in all orders, in their order if they agree, else in that of ``otherwise``.
 
-    ``MergeSupportedDevices`` of TensorFlow's Placer (colocation_graph.cc).
+    This is ``MergeSupportedDevices`` of TensorFlow's Placer (colocation_graph.cc).
     """
     common = set.intersection(*map(set, orders))
     agreed = {tuple(device for device in order if device in common) for order in orders}

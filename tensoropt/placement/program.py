@@ -1,7 +1,6 @@
-"""The program of a placed plan: a process's part of the one order of operators and messages.
+"""The program of a placed plan: a process's part of the global order of operators and messages.
 
-This follows NetSplit's Algorithm 2: a value that crosses a border gets a node that sends it, or one that
-begins to receive it.
+As in NetSplit's Algorithm 2, a node sends each value that crosses to another device, and one receives it.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from tensoropt.sharding.program import ForwardProgram, Lowering, Node
 from tensoropt.sharding.strategy import Edge, Strategy
 
 Place = tuple[str, int]
-"""A value's name, and a device."""
+"""The name of a value (a tensor or a piece of one), and the number of a device on which it lies."""
 
 PlacedOrder = tuple[tuple[bool, int], ...]
-"""For each operator and transfer of a micro-batch: whether it is an operator, and its number."""
+"""For each operator and message of a micro-batch: whether it is an operator, and its number."""
 
 
 class PlacedSchedule(NamedTuple):
-    """A step's operators and transfers in one order, so that no device deadlocks."""
+    """A step's operators and messages in one order, so that no device deadlocks."""
 
     forward: PlacedOrder
     backward: PlacedOrder
 
 
 def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
-    """Return the order of a step; PlanError for missing or needless transfers, or a deadlock."""
+    """Return the order of a step; PlanError for missing or needless messages, or a deadlock."""
     routes, graph = tuple(strategy.transfers), strategy.placed_graph
     _check(strategy, routes)
     number, tensors = {name: n for n, name in enumerate(graph.values)}, graph.groups.atoms.graph.tensors
@@ -71,21 +70,21 @@ def _check(strategy: PlacedStrategy, transfers: Sequence[ValueTransfer]) -> None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SendValue(Node):
-    """Begin to send a value to another device."""
+    """Begin to send a value to another device, as message ``number``."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReceiveValue(Node):
-    """Begin to receive a value from another device."""
+    """Begin to receive a value from another device, as message ``number``."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WaitForValue(Node):
-    """Wait for a value."""
+    """Wait until a value has been received."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,14 +96,14 @@ class OnDevice(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginOperator(Node):
-    """The start of a placed operator."""
+    """The start of placed operator ``number``."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Enter(Node):
-    """A value as an operator reads it; if it ``learns``, a gradient returns."""
+    """A value as an operator reads it. ``learns``: whether a gradient returns."""
 
     place: Place
     learns: bool
@@ -112,7 +111,7 @@ class Enter(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EndOperator(Node):
-    """The end of a placed operator, with its results."""
+    """The end of placed operator ``number``; its results and their devices are ``places``."""
 
     number: int
     places: tuple[Place, ...]
@@ -120,21 +119,21 @@ class EndOperator(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Zeros(Node):
-    """Zeros instead of a term that the first piece of an operator adds."""
+    """Zeros in place of a tensor, such as a bias, that only the first piece of an operator adds."""
 
     tensor: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitTensor(Node):
-    """A piece of a tensor."""
+    """The pieces of a tensor; ``piece`` is any of them."""
 
     piece: Value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class JoinPieces(Node):
-    """The whole of a tensor's pieces, or the sum of its terms."""
+    """A tensor made of its pieces, or the sum of its terms; ``piece`` is any of them."""
 
     piece: Value
 
@@ -143,7 +142,7 @@ class PlacedLowering(Lowering):
     """The lowering of a placed plan for the process with the devices ``own``.
 
     Attributes:
-        strategy: the strategy of whole operators.
+        strategy: the sharded strategy of unsplit operators.
     """
 
     def __init__(self, placed: PlacedStrategy, order: PlacedOrder, own: Sequence[int], evaluating: bool):
@@ -168,7 +167,7 @@ class PlacedLowering(Lowering):
         self._on_devices: dict[Place, Node] = {}
 
     def program(self) -> ForwardProgram:
-        """Return this process's part, with the results and buffers made here."""
+        """Return this process's part of forward, with the results and new buffers that it makes."""
         own = [number for number, device in enumerate(self.device) if device in self.own]
         parameters = tuple(name for number in own for name in self.operators[number].parameters)
         buffers = self.add_arguments(parameters)
@@ -192,7 +191,7 @@ class PlacedLowering(Lowering):
         if source in self.own:
             self.add(SendValue(number=number, reads={name: self._value(name, source)}))
         if target in self.own:
-            # Not a value yet: the wait is put before its first reader.
+            # This is not the value yet: the wait for it is put before its first reader.
             self._arriving[name, target] = self.add(ReceiveValue(number=number))
 
     def _value(self, name: str, device: int) -> Node:
@@ -245,7 +244,8 @@ class PlacedLowering(Lowering):
         brought = {value.tensor: node for value, node in read.items()}
         brought |= {name: self._cast(name) for name in op.parameters}
         for name in (*group.parameters, *group.shared):
-            # What is neither read nor the operator's own is a term of a sum, see placement.graph's _read.
+            # A tensor that is neither read nor the operator's own is a term of a sum (see placement.graph's
+            # _read).
             if name not in brought:
                 brought[name] = self.add(Zeros(tensor=name))
         lowering.brought = {(group.name, name): node for name, node in brought.items()}

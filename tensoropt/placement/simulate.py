@@ -1,4 +1,4 @@
-"""The simulator for placed plans: devices and links as timelines, every tensor from first to last use."""
+"""Simulate a placed plan's step: when operators and messages run, and what is in memory meanwhile."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def device_name(device: int) -> str:
 
 
 class _Holding(NamedTuple):
-    """Bytes on a device from the start of one task to the end of another.
+    """Memory in use on a device from the start of one task to the end of another.
 
     Attributes:
         kind: one of :data:`~tensoropt.simulate.recording.MEMORY_KINDS`, by number.
-        first, last: the tasks; -1 for the whole step.
-        operator, tensor: the owners of the bytes; -1 for none.
+        first, last: the numbers of these tasks; -1 for the whole step.
+        operator, tensor: the numbers of its operator and tensor; -1 for none.
     """
 
     device: int
@@ -46,11 +46,11 @@ class _Holding(NamedTuple):
 
 
 class _PlacedEvent(NamedTuple):
-    """A task of a step, as people see it.
+    """A task of a step, as reports show it.
 
     Attributes:
-        name, group: its operator or tensor, with the micro-batch; its operator alone.
-        lanes: the lanes that it occupies: a device, or links.
+        name, group: its operator or tensor with the micro-batch, and its operator alone.
+        lanes: the names of the device or of the links that it occupies.
         ends: the devices between which a message goes.
     """
 
@@ -73,7 +73,7 @@ class _PlacedEvent(NamedTuple):
 
 @dataclass(slots=True)
 class _GradientStorage:
-    """The storage of a gradient of ``tensor``: the task that makes it, then those until which it lives."""
+    """The memory of a gradient of ``tensor``: the task that allocates it, then those that use it."""
 
     tensor: int
     device: int
@@ -88,9 +88,9 @@ class SimulatedPlacement:
     Attributes:
         tasks: all tasks, of all micro-batches.
         starts, ends: (tasks,) seconds.
-        order: the tasks by start.
-        holdings: what is alive, and from when until when.
-        transfers: one micro-batch's, in the order in which those of the first micro-batch start.
+        order: the numbers of the tasks, by start.
+        holdings: all memory in use, each with its first and last task.
+        transfers: the messages of the first micro-batch, in the order in which they start.
     """
 
     problem: PlacementProblem
@@ -108,24 +108,24 @@ class SimulatedPlacement:
 
     @property
     def host_s(self) -> tuple[float, ...]:
-        """By device, the host's seconds to launch its work; 0 on CPUs."""
+        """The seconds that each device's host takes to launch its operators; 0 on CPUs."""
         return tuple(self.tasks.host_s.tolist())
 
     @property
     def time_s(self) -> float:
-        """Seconds of the step, the slower of devices and hosts."""
+        """The duration of the step in seconds, by the slower of devices and hosts."""
         return max(float(self.ends.max()), *self.host_s, 0.0)
 
     @property
     def operator_starts(self) -> np.ndarray:
-        """(2, n) when the forwards and backwards of the first micro-batch start; backwards 0 in inference."""
+        """(2, operators) starts of the first micro-batch's forwards and backwards; 0 in inference."""
         size = self.problem.size
         back = self.starts[self.tasks.backward[:size]] if self.problem.training else np.zeros(size)
         return np.stack([self.starts[self.tasks.forward[:size]], back])
 
     @cached_property
     def _changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The positions of tasks' starts and ends among all changes of memory, and the times by position."""
+        """The positions of tasks' starts and ends in the memory curve, and the time of each position."""
         count, ranks = len(self.starts), np.argsort(self.order)
         times, starting = np.concatenate([self.starts, self.ends]), np.repeat([True, False], count)
         # By time, then frees before allocations, then by the order of starts. A task without duration must
@@ -138,19 +138,19 @@ class SimulatedPlacement:
 
     @cached_property
     def _spans(self) -> np.ndarray:
-        """(4, holdings) device, kind, and the positions of the beginning and end; 0 for the step's."""
+        """(4, holdings) device, kind, first and last position in the memory curve; 0 for the step's."""
         (begins, overs), _ = self._changes
         rows = np.array([(h.device, h.kind, h.first, h.last) for h in self.holdings], dtype=np.int64)
         devices, kinds, first, last = rows.reshape(-1, 4).T
         return np.stack([devices, kinds, *np.where(first < 0, 0, (begins[first], overs[last]))])
 
     def _points(self, device: int) -> np.ndarray:
-        """Return the positions of the changes of a device's memory, from the step's beginning on."""
+        """Return the positions at which a device's memory changes, and 0 for the step's beginning."""
         return np.unique(np.append(self._spans[2:, self._spans[0] == device], 0))
 
     @cached_property
     def _curves(self) -> np.ndarray:
-        """(devices, kinds, positions) bytes alive after each change on any device."""
+        """(devices, kinds, positions) bytes in use after each change of memory on any device."""
         devices, kinds, first, last = self._spans
         curves = np.zeros((self.problem.devices.count, len(MEMORY_KINDS), 2 * len(self.starts) + 1))
         sizes = np.array([holding.bytes for holding in self.holdings])
@@ -159,13 +159,13 @@ class SimulatedPlacement:
         return curves.cumsum(axis=2)
 
     def memory(self, device: int) -> list[tuple[float, list[float]]]:
-        """Return (time, bytes by kind) after every change on a device, from the initial state on."""
+        """Return (time, bytes by kind) after each change of a device's memory, from its initial state on."""
         points, (_, times) = self._points(device), self._changes
         curve = self._curves[device][:, points].T
         return list(zip(times[points].tolist(), curve.tolist(), strict=True))
 
     def spans(self, device: int) -> Iterator[tuple[_Holding, int, int]]:
-        """Yield a device's holdings with the points of its memory between which they are alive."""
+        """Yield the memory in use on a device, with the points of its curve between which each is in use."""
         points = self._points(device)
         first, last = np.searchsorted(points, self._spans[2:])
         for holding, begin, end in zip(self.holdings, first.tolist(), last.tolist(), strict=True):
@@ -174,7 +174,7 @@ class SimulatedPlacement:
 
     @cached_property
     def peaks(self) -> tuple[dict[str, float], ...]:
-        """The bytes by kind at each device's peak, the first of equals."""
+        """The bytes by kind at each device's peak; of equal peaks, the first."""
         highest = self._curves.sum(axis=1).argmax(axis=1)
         return tuple(
             dict(zip(MEMORY_KINDS, self._curves[device, :, at].tolist(), strict=True))
@@ -191,7 +191,7 @@ class SimulatedPlacement:
 
     @cached_property
     def events(self) -> tuple[_PlacedEvent, ...]:
-        """All tasks with their names, by number."""
+        """All tasks as events with names, by number."""
         problem, place, tasks = self.problem, self.placement, self.tasks
         names, tensors, device = problem.names, problem.tensors, place.device
         told: dict[int, tuple[str, str, str, tuple[str, ...], tuple[int, ...]]] = {}
@@ -225,7 +225,7 @@ class SimulatedPlacement:
         return joined(zip(self.starts[mask].tolist(), self.ends[mask].tolist(), strict=True))
 
     def busy(self, device: int) -> tuple[tuple[float, float], ...]:
-        """Return the spans in which a device computes."""
+        """Return the (start, end) times between which a device computes."""
         return self._spans_of(self.tasks.columns[-2] == device)
 
     @cached_property
@@ -234,7 +234,7 @@ class SimulatedPlacement:
         return tuple(length_s(self.busy(d)) for d in range(self.problem.devices.count))
 
     def messages_of(self, device: int) -> tuple[tuple[float, float], ...]:
-        """Return the spans with a message to or from a device in flight."""
+        """Return the (start, end) times between which a message to or from a device is in flight."""
         return self._spans_of(np.array([device in event.ends for event in self.events], dtype=bool))
 
     def communication_s(self, device: int) -> float:
@@ -242,11 +242,11 @@ class SimulatedPlacement:
 
     @property
     def excess_bytes(self) -> Floats:
-        """(devices,) by how much each device's peak exceeds its capacity; negative where there is room."""
+        """(devices,) bytes by which each device's peak exceeds its capacity; negative if it has room."""
         return np.array(self.peak_bytes) - self.problem.devices.capacity_bytes
 
     def fits(self) -> bool:
-        """Return whether every device keeps within its capacity."""
+        """Return whether no device's peak exceeds its capacity."""
         return bool((self.excess_bytes <= 0).all())
 
 
@@ -256,7 +256,7 @@ def simulate_placement(
     """Simulate one training step of a placement.
 
     Args:
-        enforced: False lets devices run the first ready operator, as frameworks do (FastT, section 6.3).
+        enforced: False lets devices run what is ready first, as frameworks do (FastT, section 6.3).
 
     Raises:
         PlanError: the placement does not fit the problem, or deadlocks.
@@ -274,7 +274,7 @@ def simulate_placement(
         ran = set(order.tolist())
         stuck = [problem.names[o % problem.size] for o, task in enumerate(tasks.forward) if task not in ran]
         raise PlanError(
-            f"{len(starts) - len(order)} tasks wait for each other for ever, among them the forwards of "
+            f"{len(starts) - len(order)} tasks wait for each other in a cycle, among them the forwards of "
             f"{', '.join(stuck[:3]) or 'none'}; give an order without a cycle"
         )
     memory = _StepMemory(problem, placement, tasks, enforced, order.tolist(), ends)
@@ -284,15 +284,15 @@ def simulate_placement(
 
 
 def _numbered(messages: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield ((tensor, device), task) of all messages."""
+    """Yield ((tensor, device), task) for each message."""
     for number, device in np.argwhere(messages >= 0).tolist():
         yield (number, device), int(messages[number, device])
 
 
 class _StepMemory:
-    """What is alive in a step whose tasks are scheduled: only then is it known which user is the last.
+    """The memory in use during a step, computed from the order in which its tasks run and end.
 
-    With several micro-batches the problem and its placement are repeated, once for each.
+    With several micro-batches, the problem and its placement are repeated once for each.
     """
 
     def __init__(
@@ -319,18 +319,18 @@ class _StepMemory:
         self.alive: list[_Holding] = []
         self.gradients: list[_GradientStorage] = []
         self.sums: dict[tuple[int, int], float] = {}
-        """(tensor, device) -> the bytes of its complete gradient there."""
+        """(tensor, device) -> the bytes of the tensor's complete gradient there."""
         self.given = Counter[int]()
-        """For each backward, the bytes of its gradients."""
+        """Task of a backward -> the bytes of the gradients that it makes."""
         self.summed = Counter[int]()
-        """For each backward, the bytes of sums with the gradients that it makes."""
+        """Task of a backward -> the bytes of sums to which its gradients are added."""
         self.additions: dict[int, list[tuple[float, _GradientStorage | None, _GradientStorage]]]
         self.additions = defaultdict(list)
-        """For each backward, the gradients from other devices that are added right before it: bytes of the
-        messages, the local gradient if it was not summed yet, the sum."""
+        """Task of a backward -> sums of gradients from other devices right before it: the bytes of the
+        messages, the local gradient if it is not summed yet, the sum."""
 
     def transfers(self) -> tuple[TensorTransfer, ...]:
-        """Return the messages of the first micro-batch in the order in which they start."""
+        """Return the messages of the first micro-batch, in the order in which they start."""
         messages = {i: self._transfer(*key, back=False) for key, i in self.arrival.items()}
         messages |= {i: self._transfer(*key, back=True) for key, i in self.returned.items()}
         of_one = (messages[i] for i in self.order if i in messages)
@@ -342,7 +342,7 @@ class _StepMemory:
         return TensorTransfer(tensor, source, target, back)
 
     def holdings(self) -> list[_Holding]:
-        """Return everything that is alive."""
+        """Return all memory in use during the step."""
         problem, place = self.problem, self.placement
         stored = (problem.parameter_bytes, problem.gradient_bytes, problem.optimizer_bytes)
         for operator, sizes in enumerate(zip(*(each.tolist() for each in stored), strict=True)):
@@ -385,7 +385,7 @@ class _StepMemory:
     def _hold(
         self, device: int, kind: int, size: float, tasks: Sequence[int], owner: tuple[int, int], what: str
     ) -> None:
-        """Record bytes of an (operator, tensor) from the first of the tasks until the last of them ends."""
+        """Record memory of an (operator, tensor) from the first task's start until the last of them ends."""
         if size:
             last = max(tasks, key=self.ended.__getitem__)
             self.alive.append(_Holding(device, kind, float(size), tasks[0], last, *owner, what))
@@ -413,7 +413,7 @@ class _StepMemory:
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
     def _room(self) -> dict[int, int]:
-        """Return, for each message, the task with which its receiver allocates its buffer."""
+        """Return, for each message, the task with which its receiver allocates the buffer."""
         if not self.enforced:
             return {message: message for message in (*self.arrival.values(), *self.returned.values())}
         problem, count = self.one, self.one.micro_batches
@@ -448,7 +448,7 @@ class _StepMemory:
         for operator, peak in enumerate(problem.backward_peak_bytes.tolist()):
             device, backward = place.device[operator], self.backward[operator]
             if backward in self.summed:
-                # Sums are made when it is over, and what it kept and was given is gone.
+                # Sums are made when backward is over, and what it saved and was given is freed.
                 given = sum(self.sums[n, device] for n in problem.made[operator] if (n, device) in self.sums)
                 peak = max(peak - self.summed[backward], -problem.kept_bytes[operator] - given)
             if backward in self.additions:
@@ -472,8 +472,8 @@ class _StepMemory:
     def _make_gradients(self, room: Mapping[int, int]) -> None:
         """Find the memory of all gradients.
 
-        As in ``Tape.add``, a first share is kept as it is, and a second makes a new sum; shares of other
-        devices are added last, right before the backward that needs them.
+        As in ``Tape.add``, the first reader's share is kept as it is, and a second one makes a new sum.
+        Shares of other devices are added last, right before the backward that needs them.
         """
         problem, place, rank = self.problem, self.placement, self.rank
         # The task that a device runs before each of its backwards.
@@ -505,7 +505,8 @@ class _StepMemory:
                     continue
                 gradient = made[0][1]
                 if len(made) > 1:
-                    # Messages are waited for, and added, when their reader comes to it, and are gone by then.
+                    # Messages are waited for and added before the backward that needs the sum, and are freed
+                    # by then.
                     added = [
                         task if n < shares_there else before.get(end, end) for n, (task, _) in enumerate(made)
                     ]
@@ -520,7 +521,7 @@ class _StepMemory:
                     for task, (_, storage) in zip(added[1:], made[1:], strict=True):
                         storage.tasks.append(task)
                     for _, storage in made[shares_there:]:
-                        if storage.tasks[0] == end:  # it comes, is added and is gone before anything else
+                        if storage.tasks[0] == end:  # received, added and freed before anything else
                             storage.bytes = 0
                 gradient.tasks.append(end)
                 self.sums[number, device] = tensor.bytes

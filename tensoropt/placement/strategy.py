@@ -13,7 +13,7 @@ from tensoropt.sharding.groups import GroupGraph
 
 
 class ValueTransfer(NamedTuple):
-    """A message of a value, or with ``backward`` of its gradient, between two devices."""
+    """A message between two devices with a tensor or piece, or with its gradient if ``backward``."""
 
     value: str
     source: int
@@ -23,7 +23,7 @@ class ValueTransfer(NamedTuple):
 
 @dataclass(frozen=True)
 class PlacedStrategy:
-    """A placement of a model's operators, with one micro-batch's transfers in an order for all devices."""
+    """A placement of a model's operators, with one micro-batch's messages in an order for all devices."""
 
     kind: ClassVar[str] = "placed"
 
@@ -123,7 +123,7 @@ class PlacedStrategy:
 
 
 def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
-    """Return the transfers of a placement: each value to, and gradient from, every other reading device."""
+    """Return a placement's messages: each value to every other device that reads it, its gradient back."""
     source, device = graph.groups.atoms.graph, placement.device
     readers: dict[str, dict[int, None]] = {}
     for number, op in enumerate(graph.operators):

@@ -1,4 +1,4 @@
-"""Views of tensors, and who reads them in which strategies."""
+"""Views of tensors, and which operator groups read them in which strategies."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ class ViewAlias:
     """A tensor that is a view of another tensor in some configurations.
 
     Attributes:
-        maker: the group that writes it.
-        through: the reader that makes it; :data:`SOURCE` if one group writes both.
+        maker: the operator group that writes the view.
+        through: the number of the reader that makes the view; :data:`SOURCE` if one group writes both
+            tensors.
         of: the other tensor's short name in that group.
-        first: its number among the tensor's readers; its own readers follow.
-        leaves: whether it leaves the model.
+        first: the view's number among the tensor's readers; the view's own readers follow.
+        leaves: whether it is a result of the model or a buffer's new value.
+        inner: the views of this view.
     """
 
     name: str
@@ -37,7 +39,7 @@ class ViewAlias:
     inner: tuple[ViewAlias, ...]
 
     def with_inner(self) -> Iterator[ViewAlias]:
-        """Yield the view and its views, depth first."""
+        """Yield the view and all views of it, depth first."""
         yield self
         for inner in self.inner:
             yield from inner.with_inner()
@@ -67,7 +69,7 @@ class ViewAliases:
         return {name: tuple(views.values()) for name, views in views_of.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """Return the views of a tensor; readers are numbered from ``first``, or after the tensor's."""
+        """Return the views of a tensor; their readers are numbered from ``first``, or after the tensor's."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
         free, aliases = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):
@@ -83,7 +85,7 @@ class ViewAliases:
         return tuple(aliases)
 
     def columns(self, views: Sequence[ViewAlias]) -> Iterator[Indices]:
-        """Yield columns of all choices that decide who reads the views, one value per strategy."""
+        """Yield all choices that decide who reads the views, as arrays of one number per strategy."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield self.readings.written(alias.maker.name, alias.name).which
             if (gathered := self.readings.gathered_again(alias.name)) is not None:
@@ -94,7 +96,7 @@ class ViewAliases:
                 yield hub.which
 
     def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
-        """Yield the readers of views by number; a view's hub comes first."""
+        """Yield the readers of views by number; the resharding of a view comes before its readers."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield Reader(alias.maker.name, alias.name, materialises=True)
             for group in alias.readers:
@@ -103,10 +105,10 @@ class ViewAliases:
     def users(
         self, views: Sequence[ViewAlias], row: int, orders: Sequence[int], through: int | None = None
     ) -> Iterator[StorageUser]:
-        """Yield the readers of views that, in one strategy, lie in the tensor's storage.
+        """Yield the readers of views that, in one strategy, use the tensor's storage.
 
         Args:
-            orders: reader -> its position in forward.
+            orders: number of a reader -> its position in forward.
             through: for the views of a view, the reader of the outermost tensor.
         """
         for alias in views:
@@ -133,7 +135,7 @@ class ViewAliases:
                     needs = read.again or (read.kept and not moved)
                     yield StorageUser(own, needs, False, False, False, orders[own], through=outer)
                     continue
-                # A view is made again with what it is a view of, or by itself, of what is kept.
+                # A view is recomputed with the tensor that it is a view of, or by itself from saved tensors.
                 remade = writing.again and self.readings.inside(alias.maker.name, group.name)
                 in_place = not moved or (anew and hub is None)
                 seen = read.kept, read.again, remade, not in_place, orders[own]

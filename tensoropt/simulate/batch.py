@@ -1,4 +1,7 @@
-"""Strategies of the same candidates, decomposed into the owners of effects that the simulator adds up."""
+"""Batches of strategies, as the operator groups, tensors and parameters whose effects are added up.
+
+An effect is what a choice does at a moment of the step: computation, collectives, allocations.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,7 @@ from tensoropt.types import Floats, Indices
 
 @njit(cache=True, nogil=True)
 def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
-    """Add ``table[which[owner]]`` to row ``positions[owner]`` of ``target`` (rows, strategies), owner by
-    owner.
+    """Add each owner's figure ``table[which[owner]]`` to its row of ``target`` (rows, strategies).
 
     Args:
         positions: (owners,) rows; -1, for no such effect, is the last row.
@@ -54,7 +56,7 @@ def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) 
 
 @njit(cache=True, nogil=True)
 def add_all(target: Floats, table: Floats, which: Indices) -> None:
-    """Add ``table[which[owner]]`` to ``target`` (strategies, figures), owner by owner.
+    """Add each owner's figures ``table[which[owner]]`` to ``target`` (strategies, figures).
 
     Args:
         table: (choices, figures).
@@ -71,12 +73,12 @@ _Where = tuple[str, str]
 
 @dataclass(frozen=True)
 class Owner:
-    """A group, a tensor or a parameter, with its effects and their places in a step.
+    """An operator group, a tensor or a parameter, with its effects and their positions in a step.
 
     Attributes:
         kind: ``group``, ``tensor`` or ``parameter``.
-        position: moment -> position in the step schedule.
-        effects: one per strategy.
+        position: a function from the moment of an effect to its position in the step schedule.
+        effects: for each strategy, the effects of its choice.
     """
 
     kind: str
@@ -85,17 +87,17 @@ class Owner:
     effects: Column[Effects]
 
     def of(self, row: int) -> Iterator[tuple[int, Effect]]:
-        """Yield the effects of one strategy with their positions."""
+        """Yield (position, effect) for each effect in one strategy."""
         for effect in self.effects.at(row).effects:
             yield self.position(effect.when), effect
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """An owner with its choices in the strategies of a batch.
+    """An owner of effects, with its choices in the strategies of a batch.
 
     Attributes:
-        columns: what its effects depend on besides its kind, one number per strategy.
+        columns: what its effects depend on besides its kind, one number per strategy each.
     """
 
     where: _Where
@@ -106,12 +108,12 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class Stack:
-    """The owners of one kind.
+    """The isomorphic owners of effects in a batch, such as one tensor in every layer.
 
     Attributes:
-        used: (k,) the numbers of this batch's effects.
-        which: (owners, strategies) indices into these.
-        positions_of: moment -> its positions for these owners, cached.
+        used: (k,) the numbers of the effects that occur in this batch.
+        which: (owners, strategies) indices into ``used``.
+        positions_of: moment -> its position for each of these owners, cached.
     """
 
     kind: Kind
@@ -131,15 +133,15 @@ class Stack:
 
 @dataclass(frozen=True)
 class _TensorPlan:
-    """A tensor's facts that do not depend on any choice.
+    """The properties of a tensor that do not depend on any choice.
 
     Attributes:
-        places: its readers and those of its views, by number.
-        orders: place -> its position in forward.
-        inside: reader -> whether it is in the producer's region.
+        places: the readers of the tensor and of its views, by number.
+        orders: for each of ``places``, its position in forward.
+        inside: for each reader of the tensor, whether it is in the producer's recomputable block.
         replaced: the position at which a buffer's new value replaces the old one; -1 for the end of forward.
         same: the tensor that may get the same gradient from the last reader, and uses it up first; or "".
-        kind: tensors of one kind have equal effects for equal readings.
+        kind: a key; tensors with equal keys have equal effects if groups use them alike.
     """
 
     group: Group
@@ -158,9 +160,9 @@ class Batch:
     """Strategies to be simulated together.
 
     Args:
-        choices, options: variable or group -> every strategy's index.
-        prices: those of :func:`~tensoropt.costs.prices.free_prices` track bytes and collectives only.
-        memo: cached results of the same candidates and prices.
+        choices, options: a variable of the search or a group -> the index that each strategy chooses.
+        prices: the cost model; :func:`~tensoropt.costs.prices.free_prices` has only bytes and collectives.
+        memo: the cached results of the same candidates and cost model.
 
     Attributes:
         tied: tied parameter -> what its uses share, or None.
@@ -222,7 +224,7 @@ class Batch:
     def part(self, rows: slice) -> Batch:
         """Return some of the strategies as a batch."""
         part = copy(self)
-        for name in ("owners", "_owner_of"):  # those of all strategies
+        for name in ("owners", "_owner_of"):  # cached ones of all strategies
             part.__dict__.pop(name, None)
         part.stacks = tuple(
             replace(stack, which=np.ascontiguousarray(stack.which[:, rows])) for stack in self.stacks
@@ -240,7 +242,7 @@ class Batch:
 
     @cached_property
     def owners(self) -> tuple[Owner, ...]:
-        """All groups, then all tensors, then all parameters."""
+        """All operator groups, then all tensors, then all parameters."""
         return tuple(self._owner_of[where] for where in self._order)
 
     def owner(self, kind: str, name: str) -> Owner:
@@ -308,8 +310,9 @@ class Batch:
         return self.graph.group_of[self.graph.atoms.graph.producer[name].name]
 
     def _same_gradient(self, group: Group, name: str) -> str:
-        """Return the tensor that may get the same gradient from the last reader, and uses it up before
-        ``name`` does: for a residual sum, the block's result; "" if there is none.
+        """Return a tensor that may share its gradient with ``name`` and use it up first; "" for none.
+
+        For a residual sum, it is the block's result.
         """
         readers, position = self.schedule.readers.get(name, ()), self.schedule.position
         if not readers:
@@ -326,7 +329,7 @@ class Batch:
         return found[max(found)] if found else ""
 
     def _same(self, plan: _TensorPlan) -> Indices:
-        """Return 1 for each strategy in which :attr:`_TensorPlan.same` has the same gradient."""
+        """Return 1 for each strategy in which the tensor :attr:`_TensorPlan.same` has the same gradient."""
         reader, steps = plan.readers[-1].name, self._of_groups.moves.steps
         made = self.readings.written(self._writer(plan.same).name, plan.same)
         read = self.readings.read(reader, plan.same)
@@ -338,8 +341,9 @@ class Batch:
         return (same & ~np.array(moved)[which]).astype(np.int64)
 
     def _replaced(self, name: str) -> int:
-        """Return the position at which a buffer's new value replaces the old one, after all that may need
-        the old one in some strategy; -1 for the end of forward.
+        """Return the position at which a buffer's new value replaces the old one; -1 for the end of forward.
+
+        By then no strategy needs the old value any longer.
         """
         graph, at = self.graph.atoms.graph, -1
         for buffer in (old for old, new in graph.mutations.items() if new == name and graph.training):
@@ -357,7 +361,7 @@ class Batch:
         return at
 
     def _keeps(self, reader: Group, name: str) -> bool:
-        """Return whether a reader may keep a tensor for backward as it is made, not a copy in its layout."""
+        """Return whether a reader may save a tensor for backward as it is made, not in another layout."""
         of, maker = self.candidates, self._writer(name)
         made = [configuration.layout(name) for configuration in of.configurations(maker)]
         found = of.hubs(name) if name in self.graph.hubs else made
@@ -438,7 +442,7 @@ class Batch:
         return kind, _Chosen(("parameter", name), columns, make, self.schedule.of_parameter(name))
 
     def _complete(self, name: str) -> Indices:
-        """Return, per strategy, the index in ``COMPLETE`` of a gradient's moment of completion."""
+        """Return, for each strategy, the index in ``COMPLETE`` of the moment when a gradient is complete."""
         stored, user = self.stored[name], self.schedule.users[name][0]
         if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
             return np.zeros(self.count, dtype=np.int64)

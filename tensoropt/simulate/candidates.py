@@ -1,4 +1,4 @@
-"""Candidates: all choices by index, of cost tables or of a single strategy."""
+"""Candidates: the choices that strategies consist of, by index, in cost tables or in a single strategy."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _axis_links(axes: Sequence[int]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The overlap behaviour of a device kind.
+    """How communication overlaps computation on one kind of device.
 
     Attributes:
         beside: whether asynchronous collectives overlap with computation (NCCL, not gloo).
-        words: the assumption in words.
-        by_axes: mesh axes -> the link levels that collectives use.
-        slower: the share by which they slow down computing.
+        words: a description of the assumption.
+        by_axes: mesh axes -> the link levels that collectives over them use.
+        slower: the share by which collectives slow down computation.
     """
 
     beside: bool
@@ -50,7 +50,7 @@ BLOCKING = Overlap(False, "nothing overlaps")
 
 
 def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
-    """Return the overlap on this cluster's devices, if anything runs ``beside`` computation."""
+    """Return the overlap on this cluster's devices; without ``beside``, all communication is waited for."""
     by_axes = {
         # Queues are per level, not per axis: two axes inside one node send over the same wires.
         axes: link_levels(cluster, mesh, axes)
@@ -72,7 +72,7 @@ def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
 
 
 def link_levels(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the link levels that groups along ``axes`` cross, outermost first."""
+    """Return the names of the link levels that collectives along ``axes`` cross, outermost first."""
     # Neighbours are sufficient: the ranks of a group ascend, so any level between two of them lies between
     # neighbours.
     crossed = {cluster.crossing_level(a, b).name for group in mesh.groups(axes) for a, b in pairwise(group)}
@@ -83,7 +83,7 @@ Value = TypeVar("Value")
 
 
 class TableCandidates:
-    """The configurations, placements of hubs and stored layouts of cost tables, by index.
+    """The configurations and layouts of cost tables, by index.
 
     Attributes:
         regions: the blocks that some strategy recomputes.
@@ -97,7 +97,7 @@ class TableCandidates:
         self._configurations: dict[str, list[Configuration]] = {}
 
     def again(self, group: Group) -> Sequence[bool]:
-        """Return whether the group is recomputed, per configuration."""
+        """Return whether a group is recomputed, for each of its configurations."""
         return self.tables.of[group.name].again
 
     def configurations(self, group: Group) -> Sequence[Configuration]:
@@ -116,7 +116,7 @@ class TableCandidates:
         return [values[i % len(values)] for i in range(len(self.again(group)))]
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
-        """Return the stored layouts of the group's own parameters."""
+        """Return the stored layouts of a group's own parameters."""
         return self.tables.of[group.name].options[configuration][option]
 
     def hubs(self, name: str) -> Sequence[Layout]:
@@ -126,14 +126,14 @@ class TableCandidates:
         return self.tables.of[Variable.of_parameter(name)].layouts
 
     def signature(self, group: Group) -> Hashable:
-        """Return a key equal for groups with the same configurations, facts and works."""
-        # Of two groups with one template, possibly only one is in a region and also comes recomputed.
+        """Return a key that groups with the same configurations and costs share."""
+        # Of two groups with one template, possibly only one is in a block that may be recomputed.
         return id(self.tables.templates[group.name]), len(self.again(group))
 
     def rows(
         self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]
     ) -> tuple[dict[str, Indices], dict[str, Indices]]:
-        """Return points of the search, (choice, options) each, as arrays per variable."""
+        """Return strategies of the search, (choice, options) each, as arrays of indices by variable."""
         names = [v.key for v in self.tables.variables]
         groups = [g.name for g in self.graph.groups]
         choices = np.array([[c[n] for n in names] for c, _ in chosen], dtype=np.int64)
@@ -149,7 +149,7 @@ class TableCandidates:
 
 
 class StrategyCandidates:
-    """One strategy as the only candidate, with works and facts by group."""
+    """One strategy as the only candidate, with the workload and the costs of each group."""
 
     def __init__(
         self, strategy: Strategy, facts: Mapping[str, Facts], works: Mapping[str, Workload] | None = None
@@ -197,4 +197,4 @@ class StrategyCandidates:
 
 
 Candidates = TableCandidates | StrategyCandidates
-"""All choices of a batch of strategies, by index."""
+"""The configurations and layouts from which a batch of strategies chooses, by index."""

@@ -1,4 +1,4 @@
-"""The clock of a rank's step: work and collectives in the order of issue, of many strategies at once."""
+"""The timing of a rank's step: computation and collectives in the order of issue, for many strategies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Issue:
     """Collectives over one set of mesh axes that are issued at one moment, one after another.
 
     Attributes:
-        position: the moment after whose work they are issued.
+        position: the moment after whose computation they are issued.
         seconds: (n,) for each strategy; 0 if it sends none.
-        until: what waits for them: the next ``block``, or the optimizer's ``step``; "" for what comes next.
+        until: what waits for them: the next ``block``, the optimizer's ``step``, or "" the next computation.
         only: their only micro-batch, ``first`` or ``last``; "" for all.
-        product_s: (n,) the last seconds of the moment's work, which they overlap; None for none.
-        kind: that of a coalesced collective; "" for others.
+        product_s: (n,) the last seconds of the moment's computation, which they overlap; None for none.
+        kind: the kind of a coalesced collective, such as ``all_gather``; "" for others.
     """
 
     position: int
@@ -41,8 +41,8 @@ class _Entry(NamedTuple):
     """One entry of a rank's program.
 
     Attributes:
-        code: what happens; one of the constants below.
-        position: it happens after the work of this moment.
+        code: what happens: one of :data:`BLOCKS` and those after it.
+        position: the moment after whose computation it happens.
         issue: the number of the issued collectives; -1 for none.
         only: -1 to issue in all micro-batches, 0 in the first one only, 1 in the last one only.
     """
@@ -54,13 +54,12 @@ class _Entry(NamedTuple):
 
 
 BLOCKS, AHEAD, REDUCES, BEGINS, BACK, BACKWARD, STEPS = range(7)
-"""Collectives that the next work waits for, that the next block does, that the optimizer does; a block
-begins, backward ends, backward begins, the optimizer's step begins."""
+"""Codes of entries: collectives for which the next computation, the next block, or the optimizer waits; then
+a block begins, backward ends, backward begins, the optimizer's step begins."""
 
 
 def program(schedule: StepSchedule, issues: Sequence[Issue], overlap: Overlap) -> tuple[list[_Entry], int]:
-    """Return the program of a rank, a micro-batch's entries and then those of the step's end, and the number
-    of the former."""
+    """Return a micro-batch's entries followed by those of the step's end, and the number of the former."""
     last, step = schedule.last, max(schedule.position("optimizer", "step", ""), schedule.last)
     ahead = overlap.beside and any(issue.kind and issue.until != "step" for issue in issues)
     begins = frozenset(schedule.beginnings if ahead else ())
@@ -92,8 +91,8 @@ class Clocked:
     Attributes:
         device_s, compute_s, communication_s: (n,) of the step, of computing, and of all collectives.
         beside_s: (n,) by which collectives lengthen computing; part of ``compute_s``.
-        forward_s, backward_s, scattering_s: (n, runs) of a micro-batch; the last are spent at the end of a
-            backward waiting for reduce-scatters.
+        forward_s, backward_s, scattering_s: (n, runs) of a micro-batch's forward, of its backward, and of the
+            wait for reduce-scatters at the backward's end.
         end_s, reducing_s: (n,) from the last backward on; the part of it spent waiting for buckets.
         times: (runs + 1, entries, 4) of one strategy: for each entry of its program the time of its issue,
             its start, its end, and the time after it; NaN where nothing happens.
@@ -119,12 +118,12 @@ def clock(
     repeats: Sequence[int],
     turns: tuple[list[_Entry], int] | None = None,
 ) -> Clocked:
-    """Return the seconds of a step, in which micro-batches follow one another.
+    """Return the seconds of a step in which micro-batches follow one another.
 
     Args:
-        work: (moments, n) seconds of work.
+        work: (moments, n) seconds of computation.
         repeats: for each simulated micro-batch, how many equal ones it stands for, such as 1, 6, 1 of eight.
-        turns: the program; with it, the times of its entries are returned, of one strategy.
+        turns: the program of one strategy, if the times of its entries are to be returned.
     """
     count = work.shape[1]
     entries, tail = turns or program(schedule, issues, overlap)
@@ -174,7 +173,7 @@ def _clock(
 
     Args:
         entries: (entries, 3) of a program: code, issue, only; from ``tail`` on, of the end of the step.
-        done: (n, entries + 2) seconds of work up to each entry, up to the end of backward, and in all.
+        done: (n, entries + 2) seconds of computation up to each entry, up to the end of backward, and in all.
         seconds, product: (n, issues) as in :class:`Issue`.
         links: (issues,) the links of each, as bits.
     """

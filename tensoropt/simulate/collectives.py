@@ -1,4 +1,4 @@
-"""Collectives of a strategy in a step, predicted; ``verify`` compares them with the executor's."""
+"""Predict the collectives of a strategy's step; ``verify`` compares them with those of the executor."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _Key = tuple[int, bool, str, str, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class _Coalesced:
-    """One coalesced collective per strategy at one moment.
+    """A collective of several parameters in one call, at one moment, for each strategy.
 
     Attributes:
-        at_once: whether it blocks.
+        at_once: whether it is waited for at once.
         only: its only micro-batch, ``first`` or ``last``; "" for all.
-        bytes: (strategies,) bytes of all its parameters; 0 for none.
+        bytes: (strategies,) the size in bytes of all its parameters; 0 for none.
         members: (strategies,) the number of its parameters.
-        staying: (strategies,) bytes of gradients that stay in place.
+        staying: (strategies,) bytes of gradients that stay in place, so that packing copies them.
     """
 
     position: int
@@ -49,7 +49,7 @@ class _Coalesced:
 
 
 def coalesced(batch: Batch) -> list[_Coalesced]:
-    """Return all coalesced collectives of a batch in issue order."""
+    """Return all coalesced collectives of a batch, in issue order."""
     totals: dict[_Key, tuple[Indices, ...]] = {}
     for stack in batch.stacks:
         for (place, kind, axes, dtype), cells in stack.kind.tables.beside.items():
@@ -72,10 +72,10 @@ def _issued(item: tuple[_Key, object]) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Reductions:
-    """Reductions of gradients at one position of the step schedule.
+    """All-reduces of gradient buckets at one position of the step schedule, one per strategy.
 
     Attributes:
-        position: they are issued after it, in the last micro-batch.
+        position: the position after which they are issued, in the last micro-batch.
         rows: the strategies that issue one.
         which: for each row, the index of its reduction in ``sends``.
     """
@@ -92,7 +92,7 @@ class _Issued(NamedTuple):
     Attributes:
         which: (k,) the index of each reduction in ``sends``.
         rows: (k,) the strategy of each, ascending.
-        positions: (k,) the position before each.
+        positions: (k,) the position after which each is issued.
     """
 
     sends: list[Send]
@@ -141,7 +141,7 @@ def _all_reductions(batch: Batch) -> _Issued:
     of_share = np.full(len(shares), -1)
     elements, complete = np.zeros((2, len(shares)), dtype=np.int64)
     for number, share in enumerate(shares):
-        # What no rank sends is in no bucket.
+        # A gradient that no rank sends is in no bucket.
         if share is not None and batch.prices.send("all_reduce", share.axes, 0) is not None:
             of_share[number] = keys.setdefault((share.axes, share.dtype), len(keys))
             elements[number], complete[number] = share.elements, COMPLETE.index(share.complete)
@@ -173,8 +173,7 @@ def _all_reductions(batch: Batch) -> _Issued:
 
 
 def _shares(batch: Batch) -> tuple[list[GradientShare | None], dict[str, Indices]]:
-    """Return the shares of gradients that are reduced in buckets, and per parameter the number of each
-    strategy's."""
+    """Return the gradients that buckets reduce, and for each parameter their indices by strategy."""
     numbers: dict[GradientShare | None, int] = {None: 0}
     shares: dict[str, Indices] = {}
     for stack in batch.stacks:
@@ -191,12 +190,12 @@ _bucket_numbers = njit(cache=True, nogil=True)(bucket_numbers)
 
 
 class Collective(NamedTuple):
-    """A rank's collective or message, predicted or issued.
+    """A collective or message of a rank, predicted or issued.
 
     Attributes:
         kind: ``all_reduce``, ``all_gather``,..., ``send``, or ``ring_send`` to the next rank.
-        axes: the mesh's own axes of its group, from 0; for a message, sender and receiver.
-        bytes: those of the reduced tensor, gathered output, scattered or exchanged input, or message.
+        axes: the mesh axes of its group, not counting micro-batches; for a message, sender and receiver.
+        bytes: the size of the reduced tensor, gathered output, scattered or exchanged input, or message.
     """
 
     kind: str
@@ -205,7 +204,7 @@ class Collective(NamedTuple):
 
 
 def collectives(batch: Batch) -> list[Counter[Collective]]:
-    """Return the collectives of each strategy, with their counts in one step."""
+    """Return, for each strategy, how often it issues each collective in one step."""
     times: dict[Collective, Indices] = defaultdict(lambda: np.zeros(batch.count, dtype=np.int64))
     for stack in batch.stacks:
         for position, number in enumerate(stack.used.tolist()):
@@ -234,7 +233,7 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
     """Return the bytes that leave a rank, by the ring algorithms of :mod:`tensoropt.costs.communication`.
 
-    All of a message, broadcast or ring message; of other collectives the other ranks' parts, twice for a sum.
+    Messages and broadcasts count whole, other collectives the other ranks' parts, twice for a sum.
     """
     total = 0.0
     for collective, times in issued.items():
@@ -246,7 +245,7 @@ def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
-    """Return the collectives of one step or inference call, with counts, from the facts by group."""
+    """Return how often each collective occurs in a step or inference call. ``facts``: group -> its sizes."""
     candidates = StrategyCandidates(strategy, facts)
     # The optimizer that runs afterwards does not change what is sent.
     prices = free_prices(strategy.graph, strategy.mesh, "sgd")

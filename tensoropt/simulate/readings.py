@@ -1,4 +1,4 @@
-"""The choices of many strategies from the tensors' point of view, and effects as tables by choice number."""
+"""How operator groups use tensors in many strategies, and the effects of their choices as tables."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ Axes = tuple[int, ...]
 
 
 class MomentPlace(NamedTuple):
-    """A moment of an owner, or the point right after it."""
+    """A moment of a step as an effect names it, or with ``after`` the point right after it."""
 
     when: When
     after: bool
 
 
 class Cells:
-    """One figure per effect number, by default 0."""
+    """A sparse column of a table: one figure for each numbered set of effects, by default 0."""
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
         self._table: Floats = np.zeros(0)
 
     def add(self, number: int, value: float) -> None:
-        """Add to the figure of ``number``, the last one or a later one."""
+        """Add ``value`` to the figure of ``number``, which is the last one or a new one."""
         self._values[number] = self._values.get(number, 0.0) + value
 
     def most(self, number: int, value: float) -> None:
-        """Raise the figure of ``number``, the last one or a later one, to ``value``."""
+        """Raise the figure of ``number``, which is the last one or a new one, to at least ``value``."""
         self._values[number] = max(self._values.get(number, 0.0), value)
 
     def of(self, numbers: Indices, count: int) -> Floats:
-        """Return (k,) the figures of some numbers, out of ``count``."""
+        """Return (k,) the figures of some numbers, if there are ``count`` numbers in all."""
         # Figures are only added for a new number, so a table with that many numbers is up to date.
         if len(self._table) != count:
             self._table = np.zeros(count)
@@ -57,16 +57,16 @@ class Cells:
 
 
 class _EffectTables:
-    """The effects of one kind of owners by number.
+    """The effects of all choices of isomorphic owners, as tables by number.
 
     Attributes:
-        columns: by place bytes that are kept, transient, and workspace; seconds of work, and of the host.
-        sends: (place, axes) -> (seconds, seconds of overlapped work).
-        beside: (place, kind, axes, dtype) -> (bytes, parameters, bytes that stay in place), coalesced.
-        kinds: (axes, collective) -> 1 if sent.
-        lasting: bytes alive during the whole step: (parameters, gradients, optimizer).
-        seconds: seconds by source, as in ``SOURCES``.
-        shares: the gradient that is reduced in a bucket, or None.
+        columns: by moment, bytes saved, transient and of workspace; seconds of computation and of the host.
+        sends: (moment, axes) -> (seconds, seconds of overlapped computation).
+        beside: (moment, kind, axes, dtype) of coalesced collectives -> (bytes, parameters, bytes not moved).
+        kinds: (axes, kind of collective) -> 1 if sent.
+        lasting: bytes of (parameters, gradients, optimizer state), in use during the whole step.
+        seconds: seconds by the source of the figure, as in ``SOURCES``.
+        shares: the gradient that is all-reduced in a bucket, or None.
     """
 
     def __init__(self, micro: int):
@@ -116,7 +116,7 @@ _Derived = TypeVar("_Derived", bound=Hashable)
 
 
 class _Numbering(Generic[_Derived]):
-    """Equal numbers for equal values; ``values`` are in order of first occurrence."""
+    """Numbers values, equal ones alike; ``values`` are in order of first occurrence."""
 
     def __init__(self) -> None:
         self.values: list[_Derived] = []
@@ -130,7 +130,7 @@ class _Numbering(Generic[_Derived]):
 
 
 class Kind:
-    """Isomorphic owners, such as one tensor in every layer: equal choices have equal effects."""
+    """Isomorphic owners of effects, such as one tensor in every layer: equal choices have equal effects."""
 
     def __init__(self, micro: int):
         self.effects: list[Effects] = []
@@ -139,15 +139,15 @@ class Kind:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def positions(self, owners: Hashable) -> dict[When, Indices]:
-        """Return the positions of each moment, one per owner; the caller fills the mapping.
+        """Return a cached mapping from moments to positions, one per owner, which the caller fills.
 
         Args:
-            owners: part of the key, as the kind's owners depend on the batch's strategies.
+            owners: the key of the mapping, as the owners depend on the batch's strategies.
         """
         return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
-        """Return the number of a choice's effects. ``key``: what they depend on besides the kind."""
+        """Return the number of a choice's effects. ``key``: what the effects depend on besides the kind."""
         if key not in self._numbers:
             self._numbers[key] = len(self.effects)
             self.effects.append(make())
@@ -156,7 +156,7 @@ class Kind:
 
 
 class Memo:
-    """Results shared by batches of the same candidates, schedule and prices."""
+    """Cached results that batches of the same candidates, schedule and cost model share."""
 
     def __init__(self) -> None:
         self.readings: _Numbering[Reading] = _Numbering()
@@ -165,7 +165,7 @@ class Memo:
         self._found: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return ``make()``, cached for all batches."""
+        """Return ``make()``, cached under ``key`` for all batches."""
         if key not in self._found:
             self._found[key] = make()
         return self._found[key]
@@ -187,7 +187,7 @@ class Column(Generic[Value]):
 
 
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """Return (the distinct combinations as rows; per row, the number of its combination)."""
+    """Return one row per distinct combination of values, and for each row its combination's number."""
     # A mixed-radix code of the columns so far, made dense again if the next column's values could overflow
     # it.
     firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
@@ -201,12 +201,12 @@ def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
 
 
 class Readings:
-    """The choices of many strategies, from the tensors' point of view.
+    """How operator groups write and read tensors, for each of many strategies.
 
     Args:
-        choices, options: variable, group or gatherable tensor -> every strategy's index.
+        choices, options: variable of the search, group or tensor -> the index that each strategy chooses.
         product_s: returns the seconds of the product that may overlap with reducing a read tensor's gradient.
-        memo: shared, so that equal readings have equal numbers in all batches.
+        memo: the shared cache, by which equal values have equal numbers in all batches.
     """
 
     def __init__(
@@ -224,11 +224,11 @@ class Readings:
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
-        """Return a group's readings of a tensor that it writes."""
+        """Return, for each strategy, how a group writes a tensor."""
         return self._reading(group, name, writes=True)
 
     def read(self, group: str, name: str) -> Column[Reading]:
-        """Return a group's readings of a tensor that it reads."""
+        """Return, for each strategy, how a group reads a tensor."""
         return self._reading(group, name, writes=False)
 
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
@@ -271,7 +271,7 @@ class Readings:
         return np.array([self.memo.readings.of(reading) for reading in readings], dtype=np.int64)
 
     def same_gradients(self, group_name: str, *names: str) -> Flags:
-        """Return, per configuration of a group, whether tensors that it reads get the same gradient."""
+        """Return, for each configuration of a group, whether it gives the named tensors equal gradients."""
         group = self.graph.group_of[group_name]
         shorts = {group.short_names[name] for name in names}
         key = ("same gradients", self.candidates.signature(group), *sorted(shorts))
@@ -289,13 +289,13 @@ class Readings:
         return self._layouts(key, group_name, lambda: [c.layout(name) for c in of.configurations(group)])
 
     def hub(self, name: str) -> Column[Layout] | None:
-        """Return the materialised placement of a tensor with several readers; None for others."""
+        """Return the layout in which a tensor with several readers is materialised; None for others."""
         if name not in self.graph.hubs:
             return None
         return self._layouts(("hub", name), Variable.of_hub(name), lambda: self.candidates.hubs(name))
 
     def gathered_again(self, name: str) -> Indices | None:
-        """Return 1 for each strategy in which backward gathers a tensor again; None if that is no choice."""
+        """Return 1 for each strategy whose backward gathers a tensor again; None if it is no choice."""
         return self.options[Variable.of_move(name)] if name in self.candidates.moves else None
 
     def _layouts(self, key: Hashable, chosen: str, layouts: Callable[[], Sequence[Layout]]) -> Column[Layout]:
@@ -304,7 +304,7 @@ class Readings:
         return Column(numbers[self.choices[chosen]], memo.layouts.values)
 
     def inside(self, producer: str, reader: str) -> bool:
-        """Return whether a tensor is produced and read in the same region."""
+        """Return whether a tensor is produced and read in the same recomputable block."""
         region = self._region_of.get(reader)
         return region is not None and region is self._region_of.get(producer)
 
@@ -333,7 +333,7 @@ class _TiedParameter:
     """A tied parameter some of whose uses are prefetched or sum their gradients.
 
     Attributes:
-        turns: for each group and strategy, its use's part (:class:`~tensoropt.sharding.storage.Turn`).
+        turns: group -> for each strategy, what its use does (:class:`~tensoropt.sharding.storage.Turn`).
         joins: (strategies,) 0 if no use's gradient waits for another, 1 if one does, 2 if several are summed.
     """
 
@@ -349,11 +349,11 @@ def tied_parameter(
     effects: GroupEffects,
     memo: Memo,
 ) -> _TiedParameter | None:
-    """Return what a tied parameter's uses share; None if they are independent in all strategies.
+    """Return what the uses of a tied parameter share; None if they are independent in all strategies.
 
     Args:
         choices: group -> the index of its configuration.
-        choose: maps such an index to the group's choice.
+        choose: a function of (group, index, stored layouts) that returns the group's choice.
     """
     if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
         return None

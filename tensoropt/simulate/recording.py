@@ -1,4 +1,4 @@
-"""Recordings of a simulated step as plain data: rows of operators, timeline, memory curve."""
+"""Records of a simulated step as plain data: rows of operators, timeline, memory curve."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """A group of operators; bytes of one rank, seconds of one step (all micro-batches), without
-    recomputation.
+    """The figures of an operator group: bytes of one rank, seconds of one step, without recomputation.
 
-    ``transient_bytes`` is the larger peak of forward and backward; ``copies_s`` and ``communication_s`` count
-    moves of its inputs, gradients and parameters, and its kernels' collectives; ``source`` is that of its
-    compute seconds; if ``recomputed``, it runs twice and its saved tensors live in its region's backward.
+    ``transient_bytes`` is the larger peak of forward and backward. ``copies_s`` and ``communication_s`` count
+    resharding of its inputs, gradients and parameters, and its kernels' collectives. ``source`` is that of
+    its compute seconds. If ``recomputed``, it runs twice and its saved tensors live in its block's backward.
     """
 
     group: str
@@ -44,13 +43,13 @@ class OperatorRow:
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """An event of a timeline; ``copies`` if it moves data and is no operator of the model.
+    """An event of a timeline. ``copies``: whether it moves data and is no operator of the model.
 
-    ``lane``: ``compute``, or ``link`` and a collective's mesh axes; in placed plans ``device`` and its
-    number, or ``link`` and those of a message; in pipelines ``stage`` and its number for actions, ``device``
-    and a place for the work in them, and ``link`` with a place for messages, with axes for collectives, with
-    ``gathered parameters`` or ``gradients`` for asynchronous ones, or with the stage axis for sends after the
-    step.
+    ``lane`` is ``compute``, or ``link`` and a collective's mesh axes. In placed plans it is ``device`` and
+    its number, or ``link`` and those of a message. In pipelines it is ``stage`` and its number for actions,
+    ``device`` and the number of a device group for operators, and ``link`` with such a number for messages,
+    with axes for collectives, with ``gathered parameters`` or ``gradients`` for asynchronous ones, or with
+    the stage axis for sends after the step.
     """
 
     name: str
@@ -63,13 +62,13 @@ class TimelineEvent:
 
     @property
     def is_computing(self) -> bool:
-        """Whether it is computation, not communication."""
+        """Whether the event is computation, not communication."""
         return self.lane == COMPUTE or self.lane.startswith(("device ", "devices "))
 
 
 @dataclass(frozen=True)
 class MemoryAt:
-    """Bytes alive from ``time_s`` on, by kind."""
+    """A rank's memory in use from ``time_s`` on, in bytes by kind."""
 
     time_s: float
     parameters: float
@@ -85,14 +84,14 @@ class MemoryAt:
 
 @dataclass(frozen=True)
 class OwnerRow:
-    """Bytes alive at one moment of a step, and their owner.
+    """Memory in use at one moment of a step, and its owner.
 
     Attributes:
-        operator: their group of operators, or stage of a pipeline; "" for none.
+        operator: its operator group, or stage of a pipeline; "" for none.
         tensor: the tensor, parameter or group.
         what: ``parameter``, ``activation``, ``gradient``, ``workspace``,...
         kind: one of :data:`MEMORY_KINDS`.
-        since_s, until_s: when they become alive, and cease to be; None for permanent memory.
+        since_s, until_s: the times when it is allocated and freed; None for permanent memory.
         since, until: these moments in words.
     """
 
@@ -108,7 +107,7 @@ class OwnerRow:
 
 
 Owned = tuple[str, str, str, str, float, int, int, str, str]
-"""(operator, tensor, what, kind, bytes, first point, end point, since, until) of :class:`OwnerRow`."""
+"""An :class:`OwnerRow` as (operator, tensor, what, kind, bytes, first point, end point, since, until)."""
 
 
 class TwoQueues(Protocol):
@@ -128,8 +127,8 @@ class TwoQueues(Protocol):
 
 
 def is_host_bound(step: TwoQueues) -> bool:
-    """Return whether a step is launch-bound."""
-    # A place of a pipeline is also idle while it waits for others.
+    """Return whether a step is launch-bound: as long as its host takes to launch it."""
+    # A device group of a pipeline is also idle while it waits for others.
     return bool(step.host_s and step.idle_s) and step.host_s > _busy_s(step)
 
 

@@ -1,4 +1,4 @@
-"""The step simulator: columns of what happens at each moment, for all strategies, and their figures."""
+"""The step simulator: what happens at each moment, for many strategies at once, and the resulting figures."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tensoropt.simulate.readings import Axes, Cells, MomentPlace
 from tensoropt.types import SOURCES, Flags, Floats
 
 _CELLS = 2**22
-"""Figures per array, one per moment and strategy: 32 MiB in each of about ten arrays."""
+"""The most figures per array, one per moment and strategy: 32 MiB in each of about ten arrays."""
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """The figures of one step, for each strategy; bytes and seconds of one rank.
+    """The figures of one step, for each strategy, in bytes and seconds of one rank.
 
     Attributes:
         memory: (n, 5) peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        terms: (n, 6) bytes by :data:`~tensoropt.costs.process_memory.TERMS`.
+        terms: (n, 6) bytes besides tensors, by :data:`~tensoropt.costs.process_memory.TERMS`.
         time_s: the whole step; the slower of device and host.
         compute_s: device seconds: operators, copies, additions, optimizer.
         communication_s: seconds of all collectives.
-        exposed_s: exposed communication.
+        exposed_s: seconds of collectives that no computation overlaps.
         host_s: the host's seconds to launch; 0 on CPUs.
-        idle_s: waiting for launches; ``time_s - compute_s - exposed_s``.
+        idle_s: seconds of waiting for launches; ``time_s - compute_s - exposed_s``.
         sources: (n, 3) seconds by source, as in ``SOURCES``.
         parts: seconds and bytes by micro-batch.
     """
@@ -50,24 +50,24 @@ class StepMetrics:
 
     @property
     def memory_bytes(self) -> Floats:
-        """(n,) bytes of tensors and of the process."""
+        """(n,) peak bytes of tensors and of the process."""
         return self.memory.sum(axis=1) + self.terms.sum(axis=1)
 
     @property
     def hidden_s(self) -> Floats:
-        """(n,) seconds of overlapped communication."""
+        """(n,) seconds of collectives that computation overlaps."""
         return np.maximum(self.communication_s - self.exposed_s, 0.0)
 
 
 @dataclass(frozen=True)
 class _StepParts:
-    """The parts of a step as a pipeline's stage runs it; if launch-bound, all are longer by the same share.
+    """The parts of a step in a pipeline's stage; if launch-bound, all are longer by the same share.
 
     Attributes:
-        forward_s, backward_s: (n, 3) of the first, each middle, and the last micro-batch.
-        scattering_s: (n, 3) waiting for reduce-scatters at the end of a backward.
-        end_s: (n,) from the last backward to the end of the step.
-        reducing_s: (n,) the part of it spent waiting for buckets.
+        forward_s, backward_s: (n, 3) seconds of the first, each middle, and the last micro-batch.
+        scattering_s: (n, 3) seconds of waiting for reduce-scatters at the end of a backward.
+        end_s: (n,) seconds from the last backward to the end of the step.
+        reducing_s: (n,) the part of ``end_s`` spent waiting for buckets.
         lasting_bytes: (n,) parameters, gradients and optimizer state.
         between_bytes: (n,) bytes of a micro-batch between its forward and backward.
         forward_bytes, backward_bytes: (n,) a micro-batch's peaks, with workspace.
@@ -110,8 +110,8 @@ class StepColumns:
     """What happens at every moment of every strategy's step.
 
     Attributes:
-        kept, transient, workspace: (moments + 1, n) bytes: changes of the first two, workspace at a moment.
-        work, host: (moments + 1, n) seconds of the device, and of issuing, at a moment.
+        kept, transient, workspace: (moments + 1, n) bytes: changes of saved and transient memory, workspace.
+        work, host: (moments + 1, n) seconds of the device, and of the host, at a moment.
         issues: collectives in the order of issue.
         lasting: (n, 3) bytes of parameters, gradients and optimizer state.
         trailing: (n, 2) as in :class:`_StepParts`.
@@ -146,7 +146,7 @@ class StepColumns:
             if table.any():
                 add_all(total, table, which)
         for target, by_place in zip(self._columns, tables.columns, strict=True):
-            # One fixed order, whatever came first: to the last bit, sums depend on it.
+            # A fixed order, because the last bits of the sums depend on it.
             for place, cells in sorted(by_place.items(), key=itemgetter(0)):
                 figures = cells.of(used, tables.count)
                 if figures.any():
@@ -191,9 +191,9 @@ class StepColumns:
                 self.trailing[:, 1] += alive
                 self.trailing[:, 0] += alive * (call.only != "last")
             if self.batch.prices.packs and call.kind == "reduce_scatter":
-                # In addition to the gradients, which are released one after another, before there are shards.
-                # Memory that the packed ones of this moment have before them is gone by then.
-                # Packed ones are under way while gradients that stay are alive, until the next block begins.
+                # Packed copies come in addition to the gradients, which are freed one after another before
+                # there are shards. What the packed gradients of this moment have in memory before is freed by
+                # then. Copies of gradients that stay in place are in memory until the next block begins.
                 staying = np.where(call.members > 1, call.staying, 0)
                 packed = np.where(call.members > 1, call.bytes - shards - staying, 0)
                 self.workspace[call.position] = np.maximum(self.workspace[call.position], packed)
@@ -217,7 +217,7 @@ class StepColumns:
         self.sources[issue.rows] += np.array(of_source)[issue.which]
 
     def metrics(self) -> StepMetrics:
-        """Return the figures of the step; call it once."""
+        """Return the figures of the step; may be called only once."""
         batch, micro = self.batch, self.batch.mesh[0]
         memory, terms = self._memory(), self._terms()
         # All micro-batches except the first and the last are alike, and each has freed by its end what it
@@ -270,7 +270,7 @@ class StepColumns:
         return issued[before] * micro + once
 
     def _memory(self) -> Floats:
-        """Return (n, 5) the first peak by kind; turns ``kept`` and ``transient`` into live bytes."""
+        """Return (n, 5) bytes by kind at the first peak; turn changes of memory into bytes in use."""
         for changes in (self.kept, self.transient):
             np.cumsum(changes, axis=0, out=changes)
         alive = (self.kept + self.transient + self.workspace)[:-1]

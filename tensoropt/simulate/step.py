@@ -1,4 +1,4 @@
-"""The named allocations of a rank's step, each with its lifetime, for a single strategy."""
+"""The allocations of a rank's step in one strategy, each with a name and a lifetime."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tensoropt.simulate.batch import Batch, Owner
 from tensoropt.simulate.collectives import coalesced
 
 _PACKED = "gradients that are scattered together"
-"""The owner of packed gradients, of no single operator."""
+"""The name of copies in which gradients of several operators are packed."""
 
 
 class NamedBytes(NamedTuple):
     """An allocation of a step, under a name unique at any time.
 
     Attributes:
-        operator: the group that begins it; "" for none.
+        operator: the operator group that begins it; "" for none.
         what, key: as in :class:`~tensoropt.costs.effects.Allocation`.
-        kind: ``kept``, ``transient`` or ``workspace``.
+        kind: ``kept`` (saved for backward), ``transient`` or ``workspace``.
     """
 
     operator: str
@@ -34,7 +34,7 @@ class NamedBytes(NamedTuple):
 
     @property
     def name(self) -> tuple[str, str, str]:
-        """The name, independent of its kind and of the operators that begin and end it."""
+        """The name, independent of the kind and of the operators that begin and end the allocation."""
         return self.tensor, self.what, self.key
 
 
@@ -42,8 +42,8 @@ class _Lifetime(NamedTuple):
     """An allocation with its lifetime.
 
     Attributes:
-        first, end: positions in the step.
-        since, until: these in words.
+        first, end: positions in the step schedule.
+        since, until: these positions in words.
     """
 
     named: NamedBytes
@@ -75,16 +75,15 @@ class _Names:
 
 
 _BEGINS, _ENDS, _ALONE = range(3)
-"""What becomes of an allocation at a position; ``_ALONE``: it is alive there only."""
+"""What happens to an allocation at a position: it begins, it ends, or it is in use only there."""
 _Change = tuple[int, int, bool, NamedBytes]
-"""The position, what becomes of the allocation, and whether that belongs to the moment itself, not to the end
-of the one before."""
+"""(position, what happens, whether it happens in that moment or as the previous one ends, allocation)."""
 
 
 def lifetimes(batch: Batch) -> Iterator[_Lifetime]:
     """Yield all allocations of a micro-batch, then of the step's end, in the order of their end.
 
-    What takes place when a moment is over belongs to the next one's time and peak.
+    What happens when a moment is over belongs to the next moment's time and peak.
 
     Args:
         batch: a batch of one strategy.
@@ -119,7 +118,7 @@ def lifetimes(batch: Batch) -> Iterator[_Lifetime]:
 
 
 def _packed(batch: Batch, changes: list[_Change]) -> Iterator[_Change]:
-    """Yield the copies in which gradients are scattered together."""
+    """Yield the changes of copies that pack gradients which are scattered together."""
     alone = Counter[int]()
     for position, what, _, named in changes:
         alone[position] += named.bytes * (what == _ALONE)
@@ -135,14 +134,14 @@ def _packed(batch: Batch, changes: list[_Change]) -> Iterator[_Change]:
             yield at, _BEGINS, True, copy
             if arrived < len(batch.schedule.moments):
                 yield arrived, _ENDS, True, copy
-        # Of this and the moment's other memory, the larger counts.
+        # Of this copy and the moment's other memory, the larger counts.
         if (more := size - shards - staying - alone[at]) > 0:
             alone[at] += more
             yield at, _ALONE, True, copy._replace(kind="workspace", bytes=more)
 
 
 def operator_of(batch: Batch, owner: Owner) -> str:
-    """Return an owner's group of operators; for a parameter, the first that uses it."""
+    """Return the operator group of an owner of effects; for a parameter, the first one that uses it."""
     if owner.kind == "group":
         return owner.name
     if owner.kind == "parameter":

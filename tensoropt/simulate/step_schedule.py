@@ -21,12 +21,14 @@ _Kind = Literal[
 class Moment(NamedTuple):
     """One moment of a step.
 
-    ``kind``: ``begin`` of a block, or the end of backward; ``read``: a tensor moves to a reader; ``gather``:
-    parameters, and tensors gathered again, move to their use; ``compute``; ``inner``: collectives inside the
-    group; ``hub``: a tensor with several readers is materialised; ``output``: a result is made whole;
-    ``parameters``: gradients move to their storage; ``reduce``: the same after the last micro-batch;
-    ``step``: the optimizer; ``unshard``: parameters are gathered for the next step. ``part``: the part of the
-    group's forward (:func:`parts_of`).
+    Attributes:
+        kind: ``begin`` of a block, or end of backward; ``read``, a tensor is resharded for a reader;
+            ``gather`` of parameters, and of tensors that backward gathers again; ``compute``; ``inner``
+            collectives of kernels; ``hub``, a tensor with several readers is materialised; ``output``, a
+            result is made whole; ``parameters``, gradients move to their stored layout; ``reduce``, they do
+            so after the last micro-batch; ``step`` of the optimizer; ``unshard``, parameters are gathered for
+            the next step.
+        part: the number of the part of the group's forward (:func:`parts_of`).
     """
 
     phase: Phase
@@ -37,7 +39,7 @@ class Moment(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The moment in words, for recordings."""
+        """A description of the moment in words."""
         again, back = self.phase == "again", self.phase == "backward"
         words = (_WORDS_BACK if back else _WORDS).get(self.kind, _WORDS[self.kind])
         if self.kind == "begin" and not self.group:
@@ -67,7 +69,7 @@ _WORDS_BACK: dict[_Kind, str] = {
 
 
 class Reader(NamedTuple):
-    """A reader of a tensor or its view: a group, or the hub that ``materialises`` a view."""
+    """A reader of a tensor or of its view: a group, or the resharding that ``materialises`` a view."""
 
     group: str
     tensor: str
@@ -75,16 +77,17 @@ class Reader(NamedTuple):
 
 
 Resolver = Callable[[When], int]
-"""Maps an effect's moment to its position in the schedule."""
+"""A function from the moment of an effect to its position in the schedule."""
 
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """All moments of a step in order; ``index`` looks them up.
+    """All moments of a step in order.
 
     Attributes:
         forward_end: the number of forward moments.
         last: the position after backward.
+        index: moment -> its position.
         blocks: the blocks whose parameters are prefetched together.
     """
 
@@ -101,7 +104,7 @@ class StepSchedule:
 
     @cached_property
     def run_again_from(self) -> Mapping[str, int]:
-        """Group -> the position at which its region's second forward begins."""
+        """Group -> the position at which the recomputation of its block begins."""
         found: dict[str, int] = {}
         start = 0
         for at, moment in enumerate(self.moments):
@@ -151,7 +154,7 @@ class StepSchedule:
 
     @cached_property
     def beginnings(self) -> tuple[int, ...]:
-        """The positions at which blocks begin, and backward ends."""
+        """The positions at which blocks begin, and at which backward ends."""
         return tuple(at for at, moment in enumerate(self.moments) if moment.kind == "begin")
 
     def of_parameter(self, name: str) -> Resolver:
@@ -161,7 +164,7 @@ class StepSchedule:
             if when.what in ("before", "begin", "next", "left"):
                 return self._beginning(copied_for, when)
             match when.what:
-                # Its gradient is complete, and may be cast, when the first user's backward is over.
+                # A parameter's gradient is complete, and may be cast, when the first user's backward is over.
                 case "arrived" | "first arrived" | "parameters":
                     user = last if when.what == "first arrived" else first
                     return self.position("backward", "parameters", user)
@@ -178,10 +181,10 @@ class StepSchedule:
     def of_tensor(
         self, producer: str, name: str, readers: Sequence[Reader], replaced: int = -1, same: str = ""
     ) -> Resolver:
-        """Return the resolver of a tensor's effects.
+        """Return the function from the moments of a tensor's effects to positions.
 
         Args:
-            readers: its own, then those of its views.
+            readers: the tensor's readers, then the readers of its views.
             replaced: the position at which a buffer's new value replaces the old one in backward.
             same: the group whose backward uses the same gradient first.
         """
@@ -201,7 +204,7 @@ class StepSchedule:
                 case "used":
                     return self._used(when.phase, readers[when.number])
                 case "anew" if when.phase == "again":
-                    # A tensor that looks alike may be read in a region, and this one outside of them.
+                    # An isomorphic tensor may be read in a recomputed block although this one is not.
                     return self.run_again_from.get(readers[when.number].group, -1)
                 case "anew":
                     return self.position("backward", "gather", readers[when.number].group)
@@ -213,7 +216,7 @@ class StepSchedule:
         return self.position(phase, "hub" if reader.materialises else "read", reader.group, reader.tensor)
 
     def _used(self, phase: Phase, reader: Reader) -> int:
-        if reader.materialises:  # a view on its way to its hub, which nothing needs in backward
+        if reader.materialises:  # a view that is being materialised, which nothing needs in backward
             return self._read(phase, reader)
         return self.computed(phase, reader.group, reader.tensor)
 
@@ -241,13 +244,13 @@ class StepSchedule:
 
     @cached_property
     def first_users(self) -> Mapping[str, str]:
-        """Parameter -> the first group that uses it, for which copies are made."""
+        """Parameter -> the first group that uses it, for which gathered copies are made."""
         groups = reversed(self.graph.groups)
         return {name: group.name for group in groups for name in (*group.parameters, *group.shared)}
 
 
 def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:
-    """Return the schedule of a step or inference call, with the regions that some strategy recomputes."""
+    """Return the schedule of a step or inference call, with the blocks that some strategy recomputes."""
     training = graph.atoms.graph.training
     blocks = find_blocks(graph)
     forward = list(_forwards(graph, blocks if training else None))
@@ -280,18 +283,18 @@ def _end(graph: GroupGraph) -> Iterator[Moment]:
 
 
 def _backwards(graph: GroupGraph, regions: Sequence[Region], blocks: Blocks) -> Iterator[Moment]:
-    """Yield the moments of backward; a region runs again before its first saved tensor is needed."""
+    """Yield the moments of backward; a block is recomputed before its first saved tensor is needed."""
     due = {}
     for region in regions:
         needy = [name for name in region.groups if needs_kept(graph, graph.group_of[name])]
         due[needy[-1] if needy else region.groups[0]] = region
     for group in reversed(graph.groups):
-        for made, name in reversed(tuple(_made(graph, group))):  # it needs nothing that is kept
+        for made, name in reversed(tuple(_made(graph, group))):  # these moments need nothing that was saved
             yield Moment("backward", made, group.name, name)
         if group.name in blocks.last:
             yield Moment("backward", "begin", group.name)
         if group.name in due:
-            # The whole region runs again, including groups whose backward has passed, because the executor
+            # The whole block runs again, including groups whose backward has passed, because the executor
             # recomputes it as one.
             for name in due[group.name].groups:
                 yield from _forward(graph, graph.group_of[name], "again")

@@ -1,4 +1,4 @@
-"""The life of an activation in a step: made, materialised, copied for readers, saved, freed."""
+"""The effects of an activation in a step: it is made, resharded, copied for readers, saved and freed."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ from tensoropt.sharding.groups import is_one_reduction, products_beside, takes_o
 from tensoropt.sharding.strategy import output_layout
 
 SOURCE = -1
-"""The tensor's own group, in place of a reader's number."""
+"""Stands for the group that makes a tensor, in place of a reader's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageUser:
-    """A user of a storage.
+    """A reader of a tensor, or of a view of it, as a user of the tensor's storage.
 
     Attributes:
-        number: among the readers of the tensor and its views.
-        kept: its backward needs what it reads.
-        again: it is recomputed.
-        remade: what it reads is recomputed too.
-        moved: it reads its own copy.
+        number: its number among the readers of the tensor and its views.
+        kept: whether its backward needs what it reads.
+        again: whether it is recomputed.
+        remade: whether what it reads is recomputed too.
+        moved: whether it reads its own copy, in another layout.
         order: its position in forward.
-        stays: it is the caller of the model, which holds the storage until forward ends.
-        through: for a reader of a view, the reader that made the view, or :data:`SOURCE`.
-        anew: its copy is made again in backward.
+        stays: whether it is the caller of the model, which holds the storage until forward ends.
+        through: for a reader of a view, the number of the reader that makes the view, or :data:`SOURCE`.
+        anew: whether its copy is made again in backward.
     """
 
     number: int
@@ -73,12 +73,12 @@ class StorageUser:
 
     @property
     def twice(self) -> bool:
-        """Whether the second forward serves it: it, or what its backward needs, is recomputed."""
+        """Whether a recomputation serves this reader: it, or what its backward needs, is recomputed."""
         return self.again or (self.remade and self.kept)
 
 
 class _Pass(NamedTuple):
-    """The moments of a tensor in a region's first or second forward, or the only one."""
+    """The moments of a tensor in forward, or in the recomputation of a block."""
 
     again: bool
     made: When
@@ -103,7 +103,7 @@ def _replaced(when: When, before: Sequence[Allocation | None], made: Allocation)
 
 
 class TensorEffects:
-    """Derives the effects of activations on one mesh."""
+    """Computes the effects of activations on one mesh."""
 
     def __init__(self, moves: MoveEffects):
         self.moves, self.graph, self.training = moves, moves.graph, moves.training
@@ -123,15 +123,17 @@ class TensorEffects:
         gathered_again: bool,
         same: bool,
     ) -> Effects:
-        """Return the effects of an activation that is written, materialised in its ``hub`` (if any), and
-        read.
+        """Return the effects of an activation in a step.
 
         Args:
-            inside: for each reader, whether it is in the producer's region.
+            write, reads: how a group writes the tensor, and how each reader reads it.
+            hub: the layout in which a tensor with several readers is materialised, if any.
+            inside: for each reader, whether it is in the producer's recomputable block.
+            view_users: the readers of its views.
             orders: for each reader, its position in forward.
-            replaced: when a buffer's new value replaces the old one.
-            gathered_again: its copy, in the hub or at the only reader, is made again in backward.
-            same: the last reader's gradient is also another tensor's gradient, whose effects count it first.
+            replaced: the moment when a buffer's new value replaces the old one.
+            gathered_again: whether its copy, materialised or at the only reader, is made again in backward.
+            same: whether the last reader's gradient is also another tensor's, whose effects count it first.
         """
         source = write.layout if hub is None else hub
         users = []
@@ -195,9 +197,9 @@ class TensorEffects:
         *,
         gathered_again: bool = False,
     ) -> list[Effect]:
-        """Return the effects of a tensor in one forward of its region."""
+        """Return the effects of a tensor in forward, or in the recomputation of its block."""
         effects: list[Effect] = []
-        # The second forward makes only what runs again; other views still exist.
+        # The recomputation makes only what runs again; other views still exist.
         view_users = [user for user in view_users if not at.again or (user.twice and user.remade)]
         views = [user for user in view_users if user.through == SOURCE]
         present = []
@@ -208,10 +210,10 @@ class TensorEffects:
             if user.moved:
                 effects += self._copy(name, source, read.layout, user, of_its_views, at)
             if user.remade or not at.again:
-                # What is gathered again refers to what it was made from.
+                # A copy that is gathered again keeps alive the tensor that it is made from.
                 found = replace(user, moved=user.moved and not user.anew)
                 present += [found] if user.moved else [user, *of_its_views]
-        # In the second forward only a recomputed group makes the tensor anew.
+        # In the recomputation, only a recomputed group makes the tensor again.
         if not (write.again or not at.again):
             return effects
         # Such a storage is counted elsewhere: with the tensor in which it lies, or with what the group keeps.
@@ -223,7 +225,8 @@ class TensorEffects:
         moves = self.moves.steps(name, write.layout, source)[0]
         if moves:
             if gathered_again and not at.again:
-                # What is gathered again is kept as it was made, and the hub lasts for forward only.
+                # If backward gathers it again, the tensor is saved as it was made, and the hub lasts for
+                # forward only.
                 views = [*views, *present]
                 present = [replace(user, kept=False, again=False) for user in present]
             # The original is alive during the move; it is workspace if nothing else counts it.
@@ -238,7 +241,7 @@ class TensorEffects:
         return effects
 
     def _made_whole(self, name: str, source: Layout, replaced: When) -> list[Effect]:
-        """Return the effects of a buffer's new value, which is whole on every rank once forward is over."""
+        """Return the effects of making a buffer's new value whole on every rank once forward is over."""
         whole, graph = output_layout(source), self.graph.atoms.graph
         steps = self.moves.steps(name, source, whole)[0]
         if not (self.training and steps and name in graph.mutations.values()):
@@ -276,10 +279,10 @@ class TensorEffects:
         stays: bool = False,
         until: When = FORWARD_END,
     ) -> list[Effect]:
-        """Return the memory of a storage: alive until its last user, or saved from the first that needs it.
+        """Return the memory of a storage: in use until its last user, or saved from the first that needs it.
 
         Args:
-            stays: nothing frees it before ``until``.
+            stays: whether nothing frees it before ``until``.
         """
         storage = Allocation(_ACTIVATION, f"{begin.phase} {begin.what} {begin.number}", size)
         alive = allocations(storage)
@@ -287,12 +290,12 @@ class TensorEffects:
         if until is BACKWARD_END:
             return [*effects, Effect(until, ends=alive)]
         stays = stays or any(user.stays for user in users)
-        # Of those that one part of a group needs, who has a copy is done with the original first.
+        # Of users in the same part of a group, one with a copy is done with the original first.
         users = sorted(
             (user for user in users if not user.stays), key=lambda user: (user.order, not user.moved)
         )
-        # The first keeper: from then on the storage is kept, whoever else reads it. It is given back after
-        # the first keeper's backward, which comes last of all.
+        # The first user that saves the storage: from then on it is saved, whoever else reads it. It is freed
+        # after this user's backward, which comes last of all.
         keeper = next((user for user in users if self._keeps(user, at)), None)
         if keeper is not None:
             kept = allocations(storage._replace(kept=True))
@@ -304,14 +307,14 @@ class TensorEffects:
             # A reader of a copy releases the original as soon as the copy is made.
             last = reader(users[-1].number, at.read if users[-1].moved else at.used)
             effects.append(Effect(last, after=True, ends=alive))
-        else:  # the second forward's result, which nobody in the region reads
+        else:  # a recomputed result that nothing in the block reads
             effects.append(Effect(begin, after=True, ends=alive))
         return effects
 
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
-        """Return whether a storage is saved for a user: as a region's input, or for backward unchanged."""
+        """Return whether a storage is saved for a user, as a recomputed block's input or for backward."""
         kept = user.kept and self.training
-        # What is made again is kept for nobody in the first forward: what backward needs of it is kept now.
+        # A recomputed tensor is not saved in the first forward: what backward needs of it is saved now.
         if at.again:
             return kept and user.twice and not user.moved
         keeps = kept_for(kept=kept, again=user.again, remade=user.remade, moved=user.moved)
@@ -327,7 +330,7 @@ class TensorEffects:
         *,
         same: bool,
     ) -> list[Effect]:
-        """Return the effects in backward: readers' gradients are moved, summed, and moved to the writer.
+        """Return the effects of gradients: readers' gradients are moved, summed, and moved to the writer.
 
         Each sum is a new tensor: while a dispatch mode is active, autograd adds nothing in place.
         """
@@ -390,7 +393,7 @@ class TensorEffects:
         steps = self.moves.steps(name, write.layout, layout)[1]
         if not is_one_reduction(steps, self.moves.mesh):
             return None
-        # A sum is in place.
+        # An all-reduce is in place.
         workspace = 0 if steps[0].kind == "all_reduce" else self.moves.resharding_bytes(steps, name)
         moved = self.moves.moved(reader(0, USED_BACK), name, write.layout, layout, workspace_bytes=workspace)
         return replace(moved, beside_work_s=product_s)

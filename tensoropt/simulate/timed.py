@@ -17,15 +17,15 @@ from tensoropt.types import Floats
 
 REDUCTION = "reduction of gradients"
 AHEAD = {"all_gather": "gathering parameters ahead", "reduce_scatter": "scattering gradients"}
-"""The names of collectives that overlap with a block."""
+"""The names of collectives that overlap with a block's computation."""
 
 _ROUNDING = 1e-12
-"""The share of the time so far below which seconds are rounding; an assumption."""
+"""The share of the time so far below which a duration counts as rounding; an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """Work on the device, or a collective over mesh ``axes``; ``kind`` is that of its moment."""
+    """Computation on the device, or a collective over mesh ``axes``. ``kind``: the kind of its moment."""
 
     name: str
     phase: str
@@ -44,18 +44,18 @@ class TimedStep:
     """One strategy's step with the time of everything in it.
 
     Args:
-        batch: of one strategy.
-        micro_batches: their number; by default the strategy's.
+        batch: a batch of one strategy.
+        micro_batches: the number of micro-batches; by default the strategy's.
         launched: whether the device waits for the host's launches.
 
     Attributes:
-        events: in the order of issue.
-        curve: (time, kept, transient) from each moment on in which they change, and after the step.
-        states: for each point of the curve, its moment.
+        events: computation and collectives, in the order of issue.
+        curve: (time, saved bytes, transient bytes) from each moment on in which they change, and at the end.
+        states: for each point of the curve, the number of its moment.
         moment_times: the start of each moment, through all micro-batches, and the step's end.
         end_s: the end of the last event.
-        waits: events before which all asynchronous collectives complete.
-        together: collective -> the work that starts with it.
+        waits: the numbers of events before which all asynchronous collectives complete.
+        together: number of a collective's event -> number of the computation that starts with it.
         clocked: the seconds of the device alone, by micro-batch.
         turns: (first event, device time) of each micro-batch's forward and backward, the step's tail and end.
         device_s, host_s: seconds of the device alone, and of the host alone.
@@ -101,16 +101,16 @@ class TimedStep:
         self.host_s = float(takes.sum())
         if launched and self.host_s:
             self._wait_for_host(takes)
-            # The host also issues buckets, at no moment of their own.
+            # The host also launches buckets, which belong to no moment.
             self.host_s += float(columns.issuing_buckets[0])
 
     @property
     def time_s(self) -> float:
-        """Seconds of the step, the slower of device and host."""
+        """The duration of the step in seconds, by the slower of device and host."""
         return max(self.device_s, self.host_s)
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
-        """Return (time, bytes by kind) from before the step, after every change, with ``lasting`` bytes."""
+        """Return (time, bytes by kind) before the step and after every change, including ``lasting`` ones."""
         points = (0.0, 0.0, 0.0), *self.curve
         return tuple((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in points)
 
@@ -142,7 +142,7 @@ class TimedStep:
         return float(issue.product_s[0]) if issue.product_s is not None and self._overlap.beside else 0.0
 
     def _take(self, number: int, run: int, products: Mapping[int, int]) -> None:
-        """Record an entry of the program, after the slow-down of work that overlapped with collectives."""
+        """Record an entry of the program, after the slow-down of computation beside collectives."""
         turn, (now_s, start_s, _, after_s) = self._entries[number], self.clocked.times[run, number].tolist()
         if isnan(now_s):
             return
@@ -193,11 +193,11 @@ class TimedStep:
 
 
 def launch_delays(begun: Floats, takes: Floats, device_s: float) -> Floats:
-    """Return (moments,) seconds by which the device begins each moment later, as the host has to launch it.
+    """Return (moments,) seconds by which the device begins each moment later, as the host launches it.
 
     Args:
-        begun: (moments,) when the device alone begins each.
-        takes: (moments,) the host's seconds to launch them.
+        begun: (moments,) the start of each on the device alone.
+        takes: (moments,) the host's seconds to launch each.
     """
     issued, host_s = np.cumsum(takes) - takes, float(takes.sum())  # the time at which the host reaches each
     # From every moment on, the device has to do the rest of the step, but not before it is issued.

@@ -1,4 +1,4 @@
-"""The event scheduler: tasks in columns, each after others on its resources; messages slow down work."""
+"""A scheduler of tasks that wait for other tasks and for resources; messages slow down computation."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def take_place(
 
     A task starts when its predecessors have ended and its resources are free. The task that is ready first
     takes them (of equals, the one with the smaller number), and none overtakes. An end of a message is half
-    of what a collective's kernel does on a rank, so it counts with half its seconds: s seconds of overlap do
-    s / (1 + slower) seconds of work.
+    of what a collective's kernel does on a rank, so it counts with half its seconds: during s of them, s / (1
+    + slower) seconds of computation are done.
 
     Args:
         seconds: (n,) durations without other tasks.
-        predecessors: (n,) their number.
-        first, successors: those of task i are ``successors[first[i]:first[i + 1]]``.
+        predecessors: (n,) the number of predecessors.
+        first, successors: the successors of task i are ``successors[first[i]:first[i + 1]]``.
         uses: (n,) the set of resources that a task occupies throughout; -1 for none.
         first_resource, resources: the resources of each set, like successors.
         first_end, ends: for each set, the devices that a message over it slows down.
         works: (n,) the device on which a task can be slowed down; -1 for none.
-        slower: the share by which messages slow down work; infinite if they block.
+        slower: the share by which messages slow down computation; infinite if they block.
     """
     count = len(seconds)
     waiting, earliest = predecessors.copy(), np.zeros(count)
@@ -89,7 +89,7 @@ def take_place(
 
 @njit(cache=True, nogil=True)
 def by_predecessor(before: Indices, behind: Indices, count: int) -> tuple[Indices, Indices, Indices]:
-    """Return (number of predecessors, first, successors) for :func:`take_place` of pairs of tasks."""
+    """Return (predecessors, first, successors) as :func:`take_place` takes them, from pairs of tasks."""
     predecessors, first = np.zeros(count, np.int64), np.zeros(count + 1, np.int64)
     for pair in range(len(before)):
         predecessors[behind[pair]] += 1

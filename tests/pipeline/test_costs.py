@@ -87,7 +87,7 @@ def test_degrees_are_those_of_equal_parts_of_whole_links(sizes, degrees):
     (5, "12 devices cannot be divided into 5 equal parts"),
     (24, "12 devices cannot be divided into 24 equal parts"),
     (2, "6 devices do not fill whole levels"),
-    (4, "4 equal parts of cluster 'toy' would lie across its links: each has 3 of the 4 members of a level"),
+    (4, "4 equal parts of cluster 'toy' would cut across its links: each has 3 of the 4 members of a level"),
 ])  # fmt: skip
 def test_other_numbers_of_places_are_refused(places, says):
     with pytest.raises(ClusterError, match=says):

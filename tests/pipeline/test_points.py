@@ -133,8 +133,8 @@ def on_a_mesh(*shape: int) -> Callable[[Any], None]:
     (lambda d: d["stages"]["stages"][1]["groups"].pop("linear_2"), "says nothing about linear_2"),
     (lambda d: d["stages"]["stages"][1]["groups"].update(linear_9=["d0", "d0"]), "names linear_9"),
     (lambda d: d["stages"]["stages"][0]["stored"].update(p_model_layers_0_weight=["R"]), "expected 2"),
-    (lambda d: d.update(micro_batches=1), "1f1b keeps 2 groups of devices busy|more micro-batches"),
-    (on_a_mesh(3, 2), "2 stages do not divide over 3"),
+    (lambda d: d.update(micro_batches=1), "1f1b on 2 groups of devices needs|more micro-batches"),
+    (on_a_mesh(3, 2), "2 stages do not divide evenly over 3"),
     (on_a_mesh(2, 3), "linear does not divide as d0/d0 over the mesh 4x3"),
 ])  # fmt: skip
 def test_what_describes_no_pipeline_is_refused(plan, graph, tmp_path, change, says):

@@ -118,9 +118,9 @@ def test_one_stage_to_a_place_comes_in_torchs_order(name, cls, places, micro_bat
 
 @pytest.mark.parametrize(("given", "words"), [
     (("1f1b", 4, 1, 2), "more micro-batches"),
-    (("1f1b", 4, 2, 8), "one stage on the same devices"),
-    (("zbv", 4, 3, 8), "two stages on the same devices"),
-    (("gpipe", 1, 1, 8), "two groups or more"),
+    (("1f1b", 4, 2, 8), "one stage on each group"),
+    (("zbv", 4, 3, 8), "two stages on each group"),
+    (("gpipe", 1, 1, 8), "at least two groups"),
     (("interleaved_1f1b", 2, 2, 5), "multiple of 2"),
     (("dualpipe", 2, 2, 4), "there are gpipe"),
 ])  # fmt: skip
@@ -259,7 +259,7 @@ def test_every_tensor_of_every_cut_crosses_in_one_placement(build, cuts, places,
     def enter_whole(data: dict[str, Any]) -> None:
         data["stages"][stage]["groups"][f"arrive.{name}"] = ["none", "none"]
 
-    says = rf"{name} leaves stage {stage - 1} as .* but enters stage {stage} as .*; a tensor crosses in one"
+    says = rf"{name} leaves stage {stage - 1} as .* but enters stage {stage} as .*; both stages must"
     with pytest.raises(PlanError, match=says):
         edited(strategy, enter_whole)
 
@@ -267,7 +267,7 @@ def test_every_tensor_of_every_cut_crosses_in_one_placement(build, cuts, places,
 def test_stages_have_one_mesh():
     graph = problem(four).graph
     two, four_micro = (split_along_the_batch(graph, (2,), (m, 2, 2)) for m in (2, 4))
-    with pytest.raises(PlanError, match=r"the stages of a pipeline have one mesh, .*\(2, 2\), \(4, 2\)"):
+    with pytest.raises(PlanError, match=r"the stages of a pipeline need equal meshes, .*\(2, 2\), \(4, 2\)"):
         replace(two, stages=(two.stages[0], four_micro.stages[1]))
 
 
@@ -277,7 +277,7 @@ def test_copies_of_a_parameter_are_stored_alike():
     def shard_one(data: dict[str, Any]) -> None:
         data["stages"][1]["stored"][FIRST] = ["R/P", "S(0)"]
 
-    with pytest.raises(PlanError, match=f"{FIRST} is used in several stages, which have to store it alike"):
+    with pytest.raises(PlanError, match=f"{FIRST} is used in several stages, which must store it in one"):
         edited(strategy, shard_one)
 
 
@@ -299,7 +299,7 @@ def test_what_takes_backward_apart_passes_no_collectives(schedule):
         data["stages"][2]["groups"]["linear_2"] = ["d0", "out_features"]
         data["stages"][2]["stored"]["p_model_layers_2_weight"] = ["R/P", "S(0)"]
 
-    with pytest.raises(PlanError, match=f"the schedule {schedule} takes backward apart, .* stage 2 passes "):
+    with pytest.raises(PlanError, match=f"the schedule {schedule} splits backward, .* stage 2 issues "):
         edited(strategy, split_columns)
     # The same stages are run by others.
     plain = replace(strategy, schedule="interleaved_1f1b")
@@ -320,7 +320,7 @@ def test_what_takes_backward_apart_exchanges_no_rows_of_experts():
             if "_experts_" in name:
                 stage["stored"][name][1] = "S(0)"
 
-    with pytest.raises(PlanError, match=r"so stages must .* but stage 1 passes collectives in forward or"):
+    with pytest.raises(PlanError, match=r"so stages must .* but stage 1 issues collectives in forward or"):
         edited(strategy, dispatch)
     plain = replace(strategy, schedule="1f1b")
     stage = edited(plain, dispatch).stages[1]
@@ -420,8 +420,8 @@ def test_data_give_the_strategy_back(build, mesh, schedule, rng):
     (lambda d: d.update(begins=["mse_loss"]), "a stage cannot begin with mse_loss"),
     (lambda d: d.update(begins=["linear_3"]), "linear_2"),
     (lambda d: d.update(again=["relu"]), "relu depends on parameters"),
-    (lambda d: d.update(places=3), "2 stages do not divide over 3 parts"),
-    (lambda d: d.update(places=0), "two groups or more, not 0"),
+    (lambda d: d.update(places=3), "2 stages do not divide evenly over 3 groups"),
+    (lambda d: d.update(places=0), "two groups of devices, not 0"),
     (lambda d: d.pop("schedule"), "no pipeline schedule called None"),
     (lambda d: d["stages"][0]["groups"].pop("linear"), "linear"),
     (lambda d: d["stages"][1]["groups"].update(linear_2=["sideways"]), "linear_2.*sideways"),

@@ -73,7 +73,7 @@ def changed(plan: Plan, what: str) -> Plan:
 @pytest.mark.parametrize(("what", "width", "says"), [
     ("", 16, "other shapes"),
     ("an operator less", 16, "nothing of operator linear_1"),
-    ("an order", 8, "does not count"),
+    ("an order", 8, "must number operators"),
     ("micro-batches", 8, "2 micro-batches cannot cut operators into pieces as well"),
     ("no stages", 8, "places no operators on single devices"),
 ])  # fmt: skip

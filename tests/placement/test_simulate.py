@@ -223,8 +223,8 @@ def test_without_order_what_is_ready_goes_first():
     ({}, (0, 0, 0, 0), ((0, 1, 2), ()), "every operator once"),
     ({}, (0, 0, 0, 1), ((0, 1, 2, 3), ()), "every operator once"),
     ({}, (0, 0, 0, 0), ((3, 2, 1, 0), ()), "wait for each other"),
-    ({"together": ((1, 2),)}, (0, 0, 1, 0), ((0, 1, 3), (2,)), r"belong together.*: b, c"),
-    ({"pinned": ((0, (1,)),)}, (0, 0, 1, 0), ((0, 1, 3), (2,)), "may only lie on 1"),
+    ({"together": ((1, 2),)}, (0, 0, 1, 0), ((0, 1, 3), (2,)), r"must share a device.*: b, c"),
+    ({"pinned": ((0, (1,)),)}, (0, 0, 1, 0), ((0, 1, 3), (2,)), "allowed only on 1"),
 ])  # fmt: skip
 def test_impossible_placements_are_refused(change, device, orders, words):
     with pytest.raises(PlanError, match=words):

@@ -41,7 +41,7 @@ _SCHEDULES: dict[str, Any] = {
     "zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-"""PyTorch's schedules."""
+"""PyTorch's schedule classes, by the names of :data:`tensoropt.pipeline.strategy.SCHEDULES`."""
 
 
 class PipelinedEngine(Engine[Pending]):
@@ -51,9 +51,9 @@ class PipelinedEngine(Engine[Pending]):
     and on all ranks after :meth:`sync_buffers`.
 
     Args:
-        strategy: the plan.
+        strategy: the strategy of the plan.
         values: parameters and buffers by graph name; only those of this rank's stages are read.
-        device: by default that of the values.
+        device: this rank's device; by default that of the values.
         runtime: this rank's position; by default its place in the ``torch.distributed`` job.
     """
 
@@ -111,7 +111,7 @@ class PipelinedEngine(Engine[Pending]):
         ]
         kind = _SCHEDULES[schedule]
         running = self._running if issubclass(kind, PipelineScheduleMulti) else self._running[0]
-        # Means divide by the whole batch's count already.
+        # A loss that is a mean already divides by the whole batch's count.
         return kind(running, micro_batches, loss_fn=lambda output, _: output, scale_grads=False)
 
     # -- modules ------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class PipelinedEngine(Engine[Pending]):
         return (
             "a pipeline shows each parameter as the shard that a rank stores, which is only a part of "
             f"{len(split)} matrices ({split[0]} first): optimizers that work on single elements (SGD, Adam, "
-            "Lion) are right, those that look at whole matrices (Muon, Shampoo, Adafactor, LAMB) are not; "
+            "Lion) are right, those that need whole matrices (Muon, Shampoo, Adafactor, LAMB) are not; "
             "tensoropt.original_shape(p) returns the model's own shape"
         )
 
@@ -239,7 +239,7 @@ class PipelinedEngine(Engine[Pending]):
 
 
 class _StagedPending(Pending):
-    """A step whose micro-batches have run in all stages of a rank. ``of``: the pending step of each stage."""
+    """A step that has run in all stages of a rank and waits for ``backward()``. ``of``: each stage's own."""
 
     def __init__(self, of: Mapping[int, Pending]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One stage of a pipeline on one rank: a sharded engine run by a PyTorch schedule."""
+"""One pipeline stage on one rank: a sharded engine that a schedule of PyTorch runs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class TrailingGradients:
-    """Gradients of a place's last backward, scattered while the place computes on."""
+    """Gradients of a rank's latest backward, reduce-scattered while the rank computes on."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[CallAhead, Gradients, bool]] = []
 
     def add(self, call: CallAhead, gradients: Gradients, *, last: bool) -> None:
-        """Add the gradients of a finished backward; ``last``: no micro-batch adds to them later."""
+        """Add a finished backward's gradients. ``last``: whether no later micro-batch adds to them."""
         self._calls.append((call, gradients, last))
 
     def take_in(self) -> None:
@@ -45,7 +45,7 @@ class TrailingGradients:
 
 
 class StagedParameters(LocalParameters):
-    """A rank's part of a pipelined plan's parameters, those of its stages, which are disjoint."""
+    """A rank's shards of a pipelined plan's parameters, from all stages that the rank computes."""
 
     def __init__(self, strategy: PipelinedStrategy, stages: Sequence[ParameterShards]):
         self.strategy = strategy
@@ -57,7 +57,7 @@ class StagedParameters(LocalParameters):
         return self._stage_of[name].shard(name, value)
 
     def copies(self, name: str) -> int:
-        """Return the number of ranks with the same part, in all stages that use the parameter."""
+        """Return the number of ranks with the same shard, over all stages that use the parameter."""
         stage = self._stage_of.get(name)
         return 1 if stage is None else len(self.strategy.holders(name)) * stage.copies(name)
 
@@ -71,13 +71,11 @@ class StagedParameters(LocalParameters):
 
     @property
     def gathers_state(self) -> bool:
-        """Whether some stage gathers parameters or synchronises buffers."""
+        """Whether collecting a state dict takes collectives, for parameters or buffers."""
         return bool(self.strategy.graph.atoms.graph.mutations) or gathers_state(*self.strategy.stages)
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of a parameter as a DTensor over the stage's ranks, in the model's
-        shape.
-        """
+        """Return this rank's shard as a DTensor over the stage's ranks, in the parameter's own shape."""
         stage, part = self._stage_of[name], value.detach()
         if stage.runtime.device_mesh is None:
             return part.reshape(stage.strategy.tensor(name).shape)
@@ -86,9 +84,9 @@ class StagedParameters(LocalParameters):
 
 
 class TiedParameters:
-    """Parameters tied across stages: a copy in each stage and one summed gradient per step.
+    """Parameters that several stages use: copies in each stage, whose gradients are summed once per step.
 
-    Megatron-LM's way for the embedding tied to the head (Narayanan et al., SC 2021).
+    Megatron-LM does the same for an embedding tied to the head (Narayanan et al., SC 2021).
     """
 
     def __init__(self, strategy: PipelinedStrategy, runtime: Runtime):
@@ -112,7 +110,7 @@ class TiedParameters:
 
     @torch.no_grad()
     def add_up(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Sum the gradients of tied parameters over their stages."""
+        """Sum the gradients of tied parameters over the stages that use them."""
         for name, group in self.groups.items():
             dist.all_reduce(gradients[name], group=group)
 
@@ -121,13 +119,13 @@ class StageEngine(ShardedEngine):
     """The engine of one stage on this rank.
 
     Args:
-        values: parameters and buffers by graph name; only the stage's are read.
-        trailing: this place's gradients in flight.
+        values: parameters and buffers by graph name; only the stage's own are read.
+        trailing: the rank's gradients that are being reduce-scattered, shared by all of its stages.
 
     Attributes:
-        given: the model's inputs in the running call.
-        outputs: for each micro-batch, the model's results of this stage.
-        gradients: received gradients of departing tensors, dropped as autograd takes them.
+        given: the model's inputs in the current call.
+        outputs: micro-batch -> the model's results that this stage computes.
+        gradients: micro-batch -> number of a departing tensor -> its gradient, until autograd takes it.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ class StageEngine(ShardedEngine):
         self._last = False
 
     def _make_counts(self) -> TargetCounts | None:
-        # For the whole model, which also knows the targets of a loss that other stages prepare.
+        # The pipeline's engine counts for the whole model, also the targets that other stages prepare.
         return None
 
     # -- a step ---------------------------------------------------------------------------------------
@@ -164,7 +162,7 @@ class StageEngine(ShardedEngine):
         self.given, self.evaluating = tuple(inputs), evaluating
         self.outputs.clear()
         self.unsharded.gather()
-        # All stages of a place begin here, long before most of them have anything to compute.
+        # All stages of a rank begin here, long before most of them have anything to compute.
         self._copying = CallAhead(self.runtime, {}, {}, self._deliver, [], self.unsharded)
         self._copying.begin_copies(self.unsharded.blocks)
         if pending is not None:
@@ -172,7 +170,7 @@ class StageEngine(ShardedEngine):
             self.unsharded.clear()
 
     def forward_of(self, micro_batch: int, arriving: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Return one micro-batch's departing tensors, or the results of the last stage."""
+        """Run one micro-batch's forward; return its departing tensors, or the last stage's results."""
         self.runtime.micro_batch = micro_batch
         if self._copying is not None:
             self._copying.arrive()
@@ -197,11 +195,10 @@ class StageEngine(ShardedEngine):
         return tuple(sent) or results
 
     def _take_gradient(self, micro_batch: int, number: int, place: torch.Tensor) -> torch.Tensor:
-        """Return a departed tensor's gradient in place of autograd's stand-in."""
         return self.gradients[micro_batch].pop(number)
 
     def begin_backward_of(self, micro_batch: int, *, last: bool) -> None:
-        """Begin the backward of a micro-batch; ``last`` if none follows."""
+        """Prepare for one micro-batch's backward. ``last``: whether it is the step's last one."""
         self.runtime.micro_batch = micro_batch
         self.runtime.ahead = self._ahead_of.pop(micro_batch, AT_THE_USE)
         self.shards.accumulated.one_call = True
@@ -253,7 +250,7 @@ class StageEngine(ShardedEngine):
 
 
 class _StageModule(nn.Module):
-    """The schedule's stand-in for the stage's module."""
+    """The module that the schedule calls and whose parameters it reads, in front of a stage's engine."""
 
     engine: StageEngine
 
@@ -273,7 +270,7 @@ class _StageModule(nn.Module):
 
 
 class _Voted:
-    """A shape exchange whose outcome every stage knows beforehand."""
+    """A vote among stages on exchanging shapes, whose result is always that all stages know them."""
 
     def item(self) -> int:
         return 1
@@ -283,8 +280,8 @@ class _Messages:
     """The tensors of messages in flight in one direction, by micro-batch.
 
     Schedules keep references to sent and received tensors until the step ends. Each message therefore has its
-    own tensor over the memory, emptied when the message is known to be complete. Messages through the host
-    (:func:`tensoropt.engine.runtime.through_host`) are copies there.
+    own tensor on the same memory, which is emptied once the message is complete. Messages through host memory
+    (:func:`tensoropt.engine.runtime.through_host`) have copies there.
     """
 
     def __init__(self) -> None:
@@ -334,17 +331,16 @@ def _contiguous(gradients: Iterable[torch.Tensor | None]) -> tuple[torch.Tensor 
 
 
 class RunningStage(PipelineStage):
-    """A stage that holds received tensors only until their backward, and sent ones until known received.
+    """A stage that frees received tensors at their backward, and sent ones once they are surely received.
 
     Args:
         engine: the engine of the stage on this rank.
         index, count: the stage's number, and the number of stages.
-        group: the ranks with the same coordinate in all stages, along the pipeline.
-        taken: micro-batch -> those whose gradients the previous stage has received when this forward's input
-            arrives.
-        taken_on: the same for tensors sent to the next stage, without backward
+        group: the ranks with the same coordinate in all stages' meshes.
+        taken: micro-batch of a forward -> micro-batches whose gradients the previous stage surely has then.
+        taken_on: the same for activations that a stage without backward sends on
             (:func:`tensoropt.pipeline.receipts.taken_on`).
-        waits: whether the schedule waits for each gradient to be sent before the next.
+        waits: whether the schedule waits for each sent gradient before it sends the next one.
     """
 
     def __init__(
@@ -407,7 +403,7 @@ class RunningStage(PipelineStage):
 
     @staticmethod
     def _drop_buffers(infos: Mapping[int, Sequence[Any]]) -> None:
-        """Free the buffers that PyTorch allocates for all micro-batches and all steps."""
+        """Free the receive buffers that PyTorch allocates for all micro-batches ahead of time."""
         for chunk_infos in infos.values():
             for info in chunk_infos:
                 info.buffer = None
@@ -430,7 +426,7 @@ class RunningStage(PipelineStage):
         return self._coming_back.of(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
-        """Return stand-ins for the gradients, which autograd's caller would otherwise keep alive."""
+        """Return stand-ins for received gradients, which autograd's caller would otherwise keep alive."""
         received = super()._retrieve_recv_grads(bwd_chunk_id)
         for info in self.grad_recv_info[bwd_chunk_id]:
             info.buffer = None
@@ -443,17 +439,17 @@ class RunningStage(PipelineStage):
         )
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
-        """Take tensors from a stage on the same rank."""
+        """Take the activations that another stage on the same rank passes on."""
         super().set_local_fwd_input(prev_stage_outputs, mb_index)
         if not self.engine.part.returns_gradients:
             self._empty(prev_stage_outputs)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Return the gradients for a stage on the same rank; none without backward."""
+        """Return the gradients for the previous stage on the same rank; empty without a backward."""
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        """Take gradients from a stage on the same rank."""
+        """Take the gradients that another stage on the same rank passes back."""
         if not self.has_backward:
             return
         if any(gradient is None for gradient in next_stage_bwd_outputs):
@@ -461,7 +457,7 @@ class RunningStage(PipelineStage):
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the sends to the next stage."""
+        """Return the sends of a micro-batch's activations to the next stage."""
         if not self.has_backward:
             self._release_sent("F", fwd_chunk_id)
         return self._going.of(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
@@ -481,7 +477,7 @@ class RunningStage(PipelineStage):
         return self._going_back.of(bwd_chunk_id, super().get_bwd_send_ops(bwd_chunk_id))
 
     def release_messages(self) -> None:
-        """Release all messages before the optimizer's step."""
+        """Release the memory of all messages before the optimizer's step."""
         for messages in (self._coming, self._going, self._coming_back, self._going_back):
             messages.all_came()
         self.fwd_cache.clear()
@@ -504,17 +500,17 @@ class RunningStage(PipelineStage):
             info.buffer = None
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
         if not self.has_backward:
-            # Nobody needs it once it has been sent (_release_sent).
+            # Nothing needs the outputs once they have been sent (_release_sent).
             self.fwd_cache[fwd_chunk_id] = outputs, []
         elif not self.is_first:
-            # The operators that need them hold them; the schedule only wants their gradients.
+            # Operators that need the inputs hold them; the schedule only needs their gradients.
             self._empty(inputs)
         return output
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        """Run the backward of one micro-batch; without ``full_backward``, only for the arriving tensors."""
+        """Run one micro-batch's backward; without ``full_backward``, only the arriving tensors' gradients."""
         if not self.has_backward:
             self._release_sent("B", bwd_chunk_id)
             return
@@ -522,43 +518,44 @@ class RunningStage(PipelineStage):
         self._going.came(bwd_chunk_id)
         self._coming_back.came(bwd_chunk_id)
         if not self.is_last:
-            # The schedule holds these until backward is over, but only needs their nodes.
+            # The schedule holds the outputs until backward is over, but only needs their autograd nodes.
             self._empty(self.fwd_cache[bwd_chunk_id][0])
         arrived = self.fwd_cache[bwd_chunk_id][1]
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward and full_backward)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self.engine.end_backward_of()
         if not full_backward and self.engine.part.returns_gradients:
-            # The graph keeps what arrived for the gradients of parameters; its own gradient goes back.
+            # The graph holds the arrived tensors for the gradients of parameters; their own gradients are
+            # sent.
             for value in arrived:
                 value.grad = None
-            # Parameters need only the groups; the rest would keep the messages received and sent alive.
+            # The gradients of parameters need only the groups; the rest would keep messages in memory.
             _, groups, _, _ = self.backward_state[bwd_chunk_id]
             self.backward_state[bwd_chunk_id] = (), groups, (), None
 
     def backward_maybe_with_nosync(
         self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
-        """Run a backward, or a part of one."""
+        """Run a backward, or the part of it that ``backward_type`` names."""
         if backward_type == "weight":
             add_weight_gradients(bwd_kwargs["param_groups"])
             return (), None
         if backward_type == "input" and not self.engine.part.returns_gradients:
-            # Nobody waits for gradients, so all are made in the second part. The schedule detaches a loss in
-            # place, but not another view of it.
+            # No stage waits for gradients, so all are computed in the second part. The schedule detaches a
+            # loss in place, but not another view of it.
             outputs = bwd_kwargs["stage_output"]
             bwd_kwargs["stage_output"] = tuple(value.view_as(value) for value in outputs)
             return (None,) * len(bwd_kwargs["input_values"]), None
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Make a micro-batch's parameter gradients; run its whole backward if the stage returns none."""
+        """Run the second part of a split backward, or all of it if the stage returns no gradients."""
         if not self.has_backward:
             return
         self.engine.begin_backward_of(bwd_chunk_id, last=last_backward)
         if self.engine.part.returns_gradients:
             accumulated = self.engine.shards.accumulated
-            # As they are made, all gradients are added up; PyTorch would keep the first micro-batch's.
+            # Gradients are added up as they are computed; PyTorch would keep the first micro-batch's.
             accumulated.complete()
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
             # PyTorch sums these itself, so no hook of the leaves sees them.

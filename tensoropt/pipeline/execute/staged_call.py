@@ -1,4 +1,4 @@
-"""A call in eval mode by a pipelined plan: its graph in parts, one after another."""
+"""Run a call in eval mode by a pipelined plan: the parts of its graph, one after another."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class _Part:
-    """Consecutive groups of one stage.
+    """Consecutive operator groups of a call that one stage's devices compute.
 
     Attributes:
-        place: the place that computes it.
-        stage: its graph.
-        strategy: its strategy on the place's mesh.
+        place: the number of the device group that computes them.
+        stage: their graph.
+        strategy: their strategy on the device group's mesh.
     """
 
     place: int
@@ -42,13 +42,13 @@ class _Part:
 
 
 class StagedCall(LoweredCall):
-    """A call by a pipelined plan; every rank passes in and gets back all rows.
+    """A call in eval mode by a pipelined plan; every rank passes in and gets back the whole batch.
 
     Args:
-        collect: broadcasts a result from its place.
+        collect: a function that broadcasts a result from the device group that computes it.
 
     Raises:
-        PlanError: no stage has all parameters of a group, or the call factors a parameter otherwise.
+        PlanError: no stage has all parameters of an operator group, or the call factors dims differently.
     """
 
     def __init__(self, plan: PipelinedStrategy, call: CallGraph, job: Runtime, collect: Collect):
@@ -66,7 +66,7 @@ class StagedCall(LoweredCall):
             if part.place == self.place
         }
         self._makers = {name: number for number, part in enumerate(self.parts) for name in part.outputs}
-        # The parts that read what crosses to them.
+        # Tensor -> the numbers of the parts that receive it.
         self._readers: dict[str, list[int]] = {}
         for number, part in enumerate(self.parts):
             for name in part.stage.arriving:
@@ -157,13 +157,13 @@ def _parts(plan: PipelinedStrategy, call: CallGraph, mesh: AxisSizes) -> list[_P
         strategy = _strategy(plan.stages[stage], part, call.planned, mesh, crossing)
         crossing |= {name: strategy.configurations[departing_group(name)].layout(name) for name in depart}
         parts.append(_Part(plan.place_of(stage), part, strategy))
-    if any(part.strategy.zigzag for part in parts):  # as all have to agree about shards that cross
+    if any(part.strategy.zigzag for part in parts):  # all parts must agree about the shards that cross
         return [replace(part, strategy=replace(part.strategy, zigzag_beside=True)) for part in parts]
     return parts
 
 
 def _stages(plan: PipelinedStrategy, call: CallGraph) -> list[int]:
-    """Return the plan's stage of each group; PlanError if no stage has all its parameters."""
+    """Return the plan's stage for each operator group; PlanError if none has all its parameters."""
     planned: dict[str, int] = {}
     for number, part in enumerate(plan.parts):
         for group in part.graph.groups:
@@ -197,10 +197,10 @@ def _with_own_results(groups: GroupGraph) -> GroupGraph:
 def _strategy(
     plan: Strategy, part: Stage, planned: Mapping[str, str], mesh: AxisSizes, crossing: Mapping[str, Layout]
 ) -> Strategy:
-    """Return the strategy of a part.
+    """Return the strategy of one part of a call.
 
     Args:
-        plan: the strategy of the stage.
+        plan: the strategy of the stage that computes the part.
         crossing: the layouts of arriving tensors.
     """
     graph = part.graph

@@ -23,12 +23,12 @@ from tensoropt.placement.strategy import PlacedStrategy
 class PlacedEngine(Engine[lower.TapedStep]):
     """Runs a placed plan in one process per device, or in one process with all devices.
 
-    With several micro-batches, all forwards run in the model's call and all backwards in ``backward()``; a
-    training graph then gives only the loss.
+    With several micro-batches, all forwards run in the model's call and all backwards in ``backward()``; in
+    training, the call then returns only the loss.
 
     Args:
         values: parameters and buffers by graph name.
-        transport: replaces the job's own; ``rank`` must then be given.
+        transport: the messages between devices, in place of the job's own; ``rank`` must then be given.
         device: this rank's device; by default that of the values.
 
     Raises:
@@ -170,8 +170,8 @@ class PlacedEngine(Engine[lower.TapedStep]):
             if not is_operator:
                 self._return(tape, number, arriving)
             elif (device := self.strategy.placement.device[number]) in self.local.own:
-                # Waited for as late as possible, in front of the operator whose backward needs them, so that
-                # messages travel meanwhile.
+                # Messages are waited for as late as possible, in front of the operator whose backward needs
+                # them, so that they travel meanwhile.
                 for value in self.strategy.placed_graph.operators[number].writes:
                     messages = arriving.pop(value.name, [])
                     while messages:  # so that nothing here refers to a gradient any longer
@@ -182,7 +182,7 @@ class PlacedEngine(Engine[lower.TapedStep]):
         name, source, target, _ = self.strategy.transfers[number]
         if source in self.local.own:
             gradient = tape.take((name, source))
-            if gradient is None:  # it is waited for all the same
+            if gradient is None:  # the receiver waits for it in any case
                 shape, dtype = self.context.form(name)
                 gradient = torch.zeros(shape, dtype=dtype, device=self.local.devices[source])
             self.context.send(number, gradient)
@@ -195,7 +195,7 @@ class PlacedEngine(Engine[lower.TapedStep]):
 
 
 def _all_devices(strategy: PlacedStrategy, like: torch.device) -> tuple[torch.device, ...]:
-    """Return the PyTorch devices of a plan for one process; PlanError if there are too few GPUs."""
+    """Return the PyTorch device of each of the plan's devices; PlanError if there are too few GPUs."""
     if like.type != "cuda" or strategy.devices == 1:
         return (like,) * strategy.devices
     gpu_count = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Lowering of placed plans: messages through a transport, and backward one placed operator at a time."""
+"""Lower placed plans to modules whose messages use a transport; backward runs operator by operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class _Entry(torch.autograd.Function):
-    """Passes a value into an operator and saves nothing."""
+    """Passes a value into an operator and saves nothing; backward adds its gradient to the tape."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, tape: Any, place: Place) -> torch.Tensor:
@@ -43,7 +43,7 @@ class _Entry(torch.autograd.Function):
 
 
 class _Made(torch.autograd.Function):
-    """Joins an operator's results under one root, whose backward takes and releases their gradients."""
+    """Joins an operator's results under one root, whose backward takes their gradients from the tape."""
 
     @staticmethod
     def forward(ctx: Any, tape: Any, places: tuple[Place, ...], *made: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ class Tape:
             self._roots[operator] = (places, root)
 
     def add(self, place: Place, gradient: torch.Tensor) -> None:
-        """Add a reader's share of a gradient; the first is kept as it is, a second makes a new sum."""
+        """Add one reader's share of a gradient; the first is kept as it is, a second makes a new sum."""
         if place not in self._gradients:
             self._gradients[place] = gradient
         elif place in self._owned:
@@ -90,12 +90,12 @@ class Tape:
             self._owned.add(place)
 
     def take(self, place: Place) -> torch.Tensor | None:
-        """Return and release the sum of all shares; None if there are none."""
+        """Return and release the sum of a gradient's shares; None if there are none."""
         self._owned.discard(place)
         return self._gradients.pop(place, None)
 
     def backward(self, operator: int) -> None:
-        """Run an operator's backward once its results' gradients are complete."""
+        """Run an operator's backward, once the gradients of its results are complete."""
         places, root = self._roots.pop(operator, ((), None))
         # Without any gradient, nothing that this operator read can have one.
         if root is not None and any(place in self._gradients for place in places):
@@ -103,7 +103,7 @@ class Tape:
 
 
 class TapedStep(DeferredStep):
-    """A step from forward to backward: a tape for each micro-batch."""
+    """A step between forward and backward, with a tape for each micro-batch."""
 
     def __init__(self, tapes: Sequence[Tape]):
         super().__init__()
@@ -115,7 +115,7 @@ class LocalDevices:
     """The plan's devices that this process runs.
 
     Attributes:
-        own: their positions among the plan's devices.
+        own: their numbers among the plan's devices.
         devices: the PyTorch device of each of the plan's devices.
     """
 
@@ -124,12 +124,12 @@ class LocalDevices:
 
     @property
     def first(self) -> torch.device:
-        """The device of values that belong to no operator."""
+        """The PyTorch device of values that belong to no operator."""
         return self.devices[self.own[0]]
 
 
 class PlacedParameters(LocalParameters):
-    """The whole parameters on this process's devices; those that no operator reads are everywhere."""
+    """The parameters on this process's devices, unsplit; those that no operator reads are on every device."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class PlacedParameters(LocalParameters):
         return self.runtime.distributed
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Broadcast the value from the rank of the parameter; a collective."""
+        """Return a state dict's value on all ranks, broadcast from the rank that stores it; a collective."""
         mesh = self.runtime.device_mesh
         if mesh is None:
             return value
@@ -197,7 +197,7 @@ class PlacedParameters(LocalParameters):
 
 
 class StepContext:
-    """State shared by a lowered plan's nodes; ``tape`` is the micro-batch's, None without backward."""
+    """State shared by a lowered plan's nodes. ``tape``: the running micro-batch's; None without backward."""
 
     def __init__(self, strategy: PlacedStrategy, local: LocalDevices, transport: Transport):
         self.strategy, self.local, self.transport = strategy, local, transport
@@ -205,7 +205,7 @@ class StepContext:
         self._earlier = 0
 
     def begin(self, micro_batch: int) -> None:
-        """Set the message numbers of a micro-batch."""
+        """Begin a micro-batch, in which messages have numbers of their own."""
         self._earlier = micro_batch * len(self.strategy.transfers)
 
     def send(self, number: int, value: torch.Tensor) -> None:
@@ -229,7 +229,7 @@ class StepContext:
         return value if self.tape is None else self.tape.enter(place, value)
 
     def end(self, number: int, places: tuple[Place, ...], *made: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return an operator's results as others read them."""
+        """Record an operator's results, and return them as other operators read them."""
         if self.tape is None:
             return made
         self.tape.record(number, list(zip(places, made, strict=True)))
@@ -297,7 +297,7 @@ def lower_placed(
     """Lower the forward of this process's devices.
 
     Args:
-        order: the order of forward.
+        order: all operators and messages of forward, in order.
         evaluating: whether to lower a training graph in eval mode.
     """
     lowering = program.PlacedLowering(step.strategy, order, step.local.own, evaluating)

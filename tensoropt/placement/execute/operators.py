@@ -1,4 +1,4 @@
-"""Nodes that only placed plans have: ``split`` along an atom, ``join`` of pieces, counts of targets."""
+"""Functions that only placed plans call: ``split`` into pieces, ``join`` of pieces, counts of targets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tensoropt.placement.graph import PlacedOperator
 
 @dataclass(frozen=True)
 class Cut:
-    """A way to cut a tensor.
+    """A way to cut a tensor into pieces.
 
     Attributes:
-        atoms: the atom sizes of each dim.
-        code: the atom, or ``PARTIAL`` for terms of a sum.
+        atoms: for each dim, the factors of its size.
+        code: the number of the factor that is cut, or ``PARTIAL`` for terms of a sum.
         count: the number of pieces.
     """
 
@@ -40,7 +40,7 @@ class Cut:
         return local_shape(self.atoms, (self.code,), (self.count,), (index,))
 
     def piece(self, whole: torch.Tensor, index: int) -> torch.Tensor:
-        """Copy one piece."""
+        """Return a copy of one piece."""
         start, length = chunk(self.flat[self.code], self.count, index)
         # Atoms are factors of dims, so a cut along one is a slice of the tensor reshaped to its atoms.
         part = whole.reshape(self.flat).narrow(self.code, start, length)
@@ -53,7 +53,7 @@ class Cut:
         part.copy_(piece.reshape(part.shape))
 
     def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the whole of all pieces, or the sum of all terms."""
+        """Return the tensor made of all pieces, or the sum of all terms."""
         if self.code == PARTIAL:
             # The first addition makes a tensor of its own; later terms are added in place, and no input is
             # changed.
@@ -151,7 +151,7 @@ class Piece:
         raise AssertionError("a piece of ring attention is never made")
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count over the whole batch, made before the step."""
+        """Return a count over the whole batch, which is made before the step."""
         if all(self.mesh[axis] == 1 for axis in axes):
             return value
         # Counted once per process, which may run several devices.

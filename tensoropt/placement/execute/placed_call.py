@@ -1,4 +1,4 @@
-"""A call in eval mode by a placed plan: each group on its parameters' device, or where the plan has it."""
+"""Run a call in eval mode by a placed plan: operators run on their planned or their parameters' device."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tensoropt.placement.strategy import PlacedStrategy, needed_routes
 
 
 class PlacedCall(LoweredCall):
-    """A call by a placed plan; every rank passes in and gets back all rows.
+    """A call in eval mode by a placed plan; every rank passes in and gets back the whole batch.
 
     Args:
         local: the devices of this process.
-        collect: broadcasts a result from its device.
+        collect: a function that broadcasts a result from the device that computes it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ def _placed_like(plan: PlacedStrategy, call: CallGraph) -> PlacedStrategy:
             planned.setdefault(op.group.name, device)
 
     def holder(name: str) -> int:
-        # Of a parameter that the plan does not know, every device has a copy.
+        # Every device has a copy of a parameter that the plan does not know.
         return plan.holders(call.planned[name])[0] if name in call.planned else 0
 
     on: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Messages between devices, in the one order of :mod:`tensoropt.placement.order`."""
+"""Messages between a plan's devices, in the global order of :mod:`tensoropt.placement.order`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch.distributed as dist
 from tensoropt.engine import runtime
 
 Arriving = Callable[[], torch.Tensor]
-"""A message in flight: waits for the tensor and returns it."""
+"""A message in flight: a function that waits for the tensor and returns it."""
 
 
 class Transport(Protocol):
     """Communication between devices, in the same order on all processes."""
 
     def send(self, number: int, target: int, value: torch.Tensor) -> None:
-        """Begin to send to a device of the plan; keep the value until it is sent."""
+        """Begin to send a value to a device of the plan, and keep it until it is sent."""
         ...
 
     def receive(
@@ -28,7 +28,7 @@ class Transport(Protocol):
     ) -> Arriving: ...
 
     def broadcast(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        """Broadcast from ``source``, in place if the value is contiguous."""
+        """Broadcast a value from device ``source``, in place if it is contiguous."""
         ...
 
     def finish(self) -> None:
@@ -61,7 +61,7 @@ class Alone:
 
 
 class Job:
-    """Messages between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
+    """The transport between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
 
     A thread waits for gloo's sends and releases their values; NCCL's work objects hold theirs.
     """

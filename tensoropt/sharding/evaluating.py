@@ -1,4 +1,4 @@
-"""The strategy for calling a planned model in eval mode, on inputs of other shapes and for all results."""
+"""The strategy for calling a planned model in eval mode, where inputs may have other shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def results_by_rows(graph: GroupGraph) -> frozenset[str]:
 
 
 def rows_are_apart(graph: GroupGraph) -> bool:
-    """Return whether all results except losses keep the rows of the batch apart."""
+    """Return whether each sample of the batch is computed by itself, except in losses."""
     try:
         micro_batch_strategies(graph)
     except MicroBatchRefused:
@@ -53,13 +53,13 @@ def evaluating_strategy(
     """Return a strategy for a call in eval mode, on the plan's stored parameters, with one micro-batch.
 
     Args:
-        graph: the graph of the call, for inference.
+        graph: the inference graph of the call.
         planned: parameter in this graph -> its name in the plan; other parameters are whole on every rank.
         along: the mesh axes that divide the batch among the ranks.
-        given: the configurations to use for some groups.
+        given: group -> a configuration to use in place of the plan's.
 
     Raises:
-        PlanError: the call factors a parameter into other atoms than the plan.
+        PlanError: a sharded parameter's dims have other factors (atoms) in the call than in the plan.
     """
     mesh = (1, *plan.mesh[1:])
     followed = batch_strategies(graph, everywhere=False)

@@ -1,4 +1,4 @@
-"""A strategy: one configuration for every variable of the graph, and everything that follows from it."""
+"""Strategies: configurations of all groups, storage of all parameters, and every resharding in between."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tensoropt.sharding.storage import Gather, Storage, Way, way
 
 
 class ParallelStrategy(Protocol):
-    """The interface of strategies of every kind: stages, and their schedule of micro-batches.
+    """The interface of strategies of every kind: pipeline stages, and their schedule of micro-batches.
 
     A place is an equal part of the devices and runs the stages that the schedule assigns to it.
 
     Attributes:
-        kind: its name in plain data.
+        kind: the name of its kind in plans.
     """
 
     kind: ClassVar[str]
@@ -53,7 +53,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def schedule(self) -> str:
-        """The schedule of stages; "" if it follows from the stages."""
+        """The name of the pipeline schedule; "" if it follows from the stages."""
 
     @property
     def places(self) -> int: ...
@@ -67,7 +67,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def mesh_text(self) -> str:
-        """The shape of its devices in words."""
+        """The shape of the device mesh as text, such as ``2x4``."""
 
     @property
     def sent_buffers(self) -> Mapping[str, int]:
@@ -76,7 +76,7 @@ class ParallelStrategy(Protocol):
     def place_of(self, stage: int) -> int: ...
 
     def maker(self, name: str) -> int | None:
-        """Return the stage of a result or a buffer's new value; None if no stage makes all of it."""
+        """Return the stage that makes a result or a buffer's new value; None if no stage makes all of it."""
 
     def holders(self, name: str) -> tuple[int, ...]:
         """Return the stages that store a parameter."""
@@ -94,7 +94,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The ranks that represent all: those with different programs or places at the ends of dims."""
+        """Ranks that stand for all: those with different programs, or with shards at the ends of dims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,13 @@ class Edge:
     """One resharding of a tensor between two layouts.
 
     Attributes:
-        source, target: layouts; equal for an edge that costs nothing.
-        reader: the group that reads the result; "" for a hub or an output.
+        source, target: the layouts before and after; equal for an edge that costs nothing.
+        reader: the group that reads the result; "" for a hub (tensor with several readers) or an output.
         kind: ``activation``, ``parameter``, ``resolve`` (in a group), ``output``, ``unsharded`` (once per
             step).
-        back: the destination of an unsharded parameter's gradient, if not ``source``.
-        block: the block that prefetches the parameter or scatters its gradient; of a copy, its first use's.
+        back: the layout to which an unsharded parameter's gradient goes, if not ``source``.
+        block: the block of the use, if it is prefetched or its gradient scattered later; of a copy, its first
+            use's.
         behind: the first block of uses in this layout, after whose backward their gradients are scattered.
     """
 
@@ -145,13 +146,13 @@ class Strategy:
     Attributes:
         mesh: (micro-batches, axis sizes...).
         configurations: by group name.
-        hubs: tensor with several readers -> the placement in which it is materialised.
-        stored: parameter -> its placement between steps.
+        hubs: tensor with several readers -> the layout in which it is materialised.
+        stored: parameter -> its layout between steps.
         recomputed: the regions recomputed wholly or in part.
         once: the groups of these regions that run once; their results are saved if backward needs them.
         gathered_again: activations gathered again in backward (:mod:`tensoropt.sharding.gathered_again`).
         zigzag_beside: whether another stage of the pipeline cuts sequences in zig-zag order.
-        leaving: the layouts of results that do not leave whole on every rank.
+        leaving: output -> its layout, for outputs that are not whole on every rank.
     """
 
     kind: ClassVar[str] = "sharded"
@@ -203,7 +204,7 @@ class Strategy:
         return self.graph.atoms.graph.tensors[name]
 
     def atom_sizes(self, name: str) -> tuple[int, ...]:
-        """Return the sizes of all atoms of a tensor, outermost first."""
+        """Return the sizes of all atoms (factors of dims) of a tensor, outermost first."""
         return self.graph.atoms.atom_sizes(name)
 
     def atoms(self, name: str) -> Atoms:
@@ -212,9 +213,7 @@ class Strategy:
 
     @cached_property
     def zigzag(self) -> bool:
-        """Whether sequences are in zig-zag order: possible, and causal attention is split along its
-        queries.
-        """
+        """Whether sequences are in zig-zag order, as causal attention is split along its queries."""
         atoms = self.graph.atoms
         if not atoms.may_zigzag(self.mesh):
             return False
@@ -226,7 +225,7 @@ class Strategy:
         )
 
     def zigzag_atoms(self, name: str) -> frozenset[int]:
-        """Return the positions of a tensor's atoms in zig-zag order."""
+        """Return the numbers of a tensor's atoms in zig-zag order."""
         if not self.zigzag:
             return frozenset()
         return frozenset(position for tensor, position in self.graph.atoms.zigzag if tensor == name)
@@ -266,13 +265,13 @@ class Strategy:
                 yield self.output_edge(name)
 
     def output_edge(self, name: str) -> Edge:
-        """Return the edge of a result of the model, or a buffer's new value."""
+        """Return the resharding of a result of the model, or of a buffer's new value."""
         source = self.source_layout(name)
         return Edge(name, source, self.leaving.get(name) or output_layout(source), "", "output")
 
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
-        """Activation whose gradient is reduced during a weight gradient's product -> (operator, edge)."""
+        """Activation -> (linear operator that reduces its gradient beside computing a weight's, edge)."""
         products = products_beside(self.graph)
         pairs = ((product, self._edge_beside(name, product)) for name, product in products.items())
         return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
@@ -297,7 +296,7 @@ class Strategy:
         return way(self.tensor(name), self.stored[name], use, atoms, self.mesh, shared=shared)
 
     def use(self, name: str, group: Group) -> Edge:
-        """Return the edge that brings a parameter to a group."""
+        """Return the resharding that brings a parameter to a group."""
         route = self.way(name, group)
         back = route.back if route.back != route.source else None
         behind = self._behind.get((name, route.use)) if self._goes_behind(name, group, route) else None
@@ -350,7 +349,7 @@ class Strategy:
 
     @cached_property
     def unsharded(self) -> Mapping[str, Edge]:
-        """Parameter -> the edge of its unsharded copy for the whole step."""
+        """Parameter -> the edge that gathers its unsharded copy for the whole step."""
         return {edge.tensor: edge for edge in self._unsharded()}
 
     def _unsharded(self) -> Iterator[Edge]:
@@ -402,9 +401,7 @@ class Strategy:
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the strategy as data: mesh, labels, placements, recomputed regions, tensors gathered
-        again.
-        """
+        """Return the strategy as plain data: mesh, labels, placements, recomputed regions."""
         return {
             "mesh": list(self.mesh),
             "groups": {
@@ -420,11 +417,7 @@ class Strategy:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> Strategy:
-        """Return the strategy of this model that :meth:`to_data` wrote.
-
-        Raises:
-            PlanError: the data do not fit this graph; the message names the first difference.
-        """
+        """Return the strategy of this model that :meth:`to_data` wrote; PlanError if the data do not fit."""
         mesh = _mesh(data.get("mesh"))
         groups = _section(data, "groups", (g.name for g in graph.groups))
         hubs = _section(data, "hubs", graph.hubs)
@@ -490,7 +483,7 @@ def output_layout(source: Layout) -> Layout:
 
 
 def replicated_axes(layout: Layout) -> tuple[int, ...]:
-    """Return the mesh's own axes on which a parameter is stored whole."""
+    """Return the mesh axes, micro-batches excluded, along which a parameter is stored whole."""
     return tuple(a for a, code in enumerate(layout) if a > 0 and code in (REPLICATE, PARTIAL_GRAD))
 
 

@@ -206,7 +206,7 @@ def _check_buffers(graph: groups.GroupGraph, micro: Mapping[str, groups.AxisStra
                 "only a part of it"
             )
         if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
-            raise MicroBatchRefused(f"the new value of the buffer {key} has a part for every sample")
+            raise MicroBatchRefused(f"the new value of the buffer {key} has a row for every sample")
 
 
 def _check_targets(source: OperatorGraph) -> None:

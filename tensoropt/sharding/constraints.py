@@ -225,7 +225,7 @@ def _together(name: str, entry: Any) -> Together:
 def _device_pin(name: str, entry: Any) -> DevicePin:
     _fields(name, entry, ("operators", "kinds", "devices", "soft"))
     if "operators" not in entry:
-        raise ConstraintError(f"{name}: 'operators' must be a pattern, and is missing")
+        raise ConstraintError(f"{name}: 'operators' is missing; give a pattern of operators or modules")
     if ("kinds" in entry) == ("devices" in entry):
         raise ConstraintError(
             f"{name}: give either 'kinds', patterns of device kinds such as 'H100*', or 'devices', numbers "
@@ -256,7 +256,7 @@ def _pipeline(entry: Any) -> PipelinePin:
     if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
         raise ConstraintError(f"{name}: 'stages' is a number of at least 1, not {stages!r}")
     if schedule is not None and not isinstance(schedule, str):
-        raise ConstraintError(f"{name}: 'schedule' is the name of one, such as 1f1b, not {_kind(schedule)}")
+        raise ConstraintError(f"{name}: 'schedule' is a schedule's name, such as 1f1b, not {_kind(schedule)}")
     cuts = _texts(name, entry["cuts"], "cuts") if "cuts" in entry else ()
     if stages == 1 and (schedule or cuts):
         raise ConstraintError(f"{name}: one stage is not a pipeline, so it has neither a schedule nor cuts")
@@ -423,7 +423,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
             once = groups_run_once(graph, region, pin.recipe)
             if once is None:
                 raise ConstraintError(
-                    f"{pin}: the recipe recomputes nothing in {region.name}; take another one: "
+                    f"{pin}: the recipe recomputes nothing in {region.name}; use one of "
                     f"{', '.join(recipes_of(graph, region))}"
                 )
             pinned[region] = once
@@ -504,7 +504,7 @@ def _share_labels(
     if common_words([by_name[n] for n in names], batch) is not None or not any(sets.values()):
         return True
     have = "; ".join(f"{n}: {', '.join(sorted(labels))}" for n, labels in sets.items())
-    text = f"{entry}: the operators have no dim in common ({have}); pin them, or keep others together"
+    text = f"{entry}: the operators have no dim in common ({have}); 'pin' each of them, or list others"
     if not entry.soft:
         raise ConstraintError(text)
     notes.append(f"given up, as it is soft: {text}")

@@ -126,8 +126,8 @@ def _stored(plan: Strategy, graph: GroupGraph, name: str, planned: str) -> Layou
     split = any(code >= 0 and size > 1 for code, size in zip(layout, plan.mesh, strict=True))
     if split and graph.atoms.atoms[name] != plan.atoms(planned):
         raise PlanError(
-            f"the plan splits {plan.tensor(planned).key} into parts {plan.atoms(planned)}, but this call "
-            f"uses it in parts {graph.atoms.atoms[name]}; evaluate it with the module that "
-            "`with tensoropt.whole(model) as plain:` gives"
+            f"the plan splits the parameter {plan.tensor(planned).key} with its dims factored as "
+            f"{plan.atoms(planned)}, but this call needs {graph.atoms.atoms[name]}; evaluate with the module "
+            "that `with tensoropt.whole(model) as plain:` gives"
         )
     return layout

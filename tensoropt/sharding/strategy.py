@@ -448,7 +448,7 @@ class Strategy:
             if name not in gatherable(self.graph):
                 raise PlanError(
                     f"{what}; this is possible only for activations of training that stay in one pipeline "
-                    "stage and that no reader returns a view of; leave it out"
+                    "stage and that no reader returns a view of; take it out of 'gathered_again'"
                 )
             raise PlanError(f"{what}, {self._not_gathered(name)}")
 
@@ -459,12 +459,12 @@ class Strategy:
     def _not_gathered(self, name: str) -> str:
         again, (maker, *readers) = self.region_of.keys() - self.once, ends_of(self.graph, name)
         if maker in again:
-            return f"and also recomputes {maker}, which makes it; leave one of them out"
+            return f"and also recomputes {maker}, which makes that tensor; leave out one of the two"
         if name not in self.hubs and readers[0] in again:
-            return f"and also recomputes its only reader {readers[0]}, which gathers it; leave it out"
+            return f"and also recomputes {readers[0]}, its only reader; leave out one of the two"
         target = self.hubs.get(name) or self.configurations[readers[0]].layout(name)
         gathered = is_gathered(self.atoms(name), self.mesh, self.made[name], target)
-        return "" if gathered else "but no reader gathers it in forward; leave it out"
+        return "" if gathered else "but no reader gathers it in forward; take it out of 'gathered_again'"
 
     @property
     def representatives(self) -> tuple[int, ...]:
@@ -493,7 +493,7 @@ def _regions(graph: GroupGraph, names: Sequence[str]) -> tuple[Region, ...]:
         if name not in available:
             raise PlanError(
                 f"the plan recomputes {name}, which is not a repeated block of this model; "
-                f"it has: {', '.join(available) or 'none'}"
+                f"the model has: {', '.join(available) or 'none'}"
             )
     return tuple(r for r in available.values() if r.name in names)
 
@@ -503,18 +503,19 @@ def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str])
     for name in names:
         if name not in inside:
             raise PlanError(
-                f"the plan lists {name} to run once in a recomputed block, but it is in none; the plan "
-                f"recomputes {', '.join(region.name for region in recomputed) or 'nothing'}"
+                f"the plan lists {name} to run once in a recomputed block, but it is in no such block; the "
+                f"plan recomputes {', '.join(region.name for region in recomputed) or 'nothing'}"
             )
     once = frozenset(names)
     for region in recomputed:
         if once.issuperset(region.groups):
             raise PlanError(
-                f"the plan recomputes {region.name}, but runs every group of it once; leave it out"
+                f"the plan recomputes {region.name}, but runs all of its groups once; leave the block out"
             )
         if differs := once.intersection(region.groups) - fitting_once(graph, region, once):
             raise PlanError(
-                f"{min(differs)} runs once, but may return a view of a recomputed tensor; recompute it, too"
+                f"{min(differs)} runs once, but may return a view of a recomputed tensor; recompute this "
+                "group as well"
             )
     return once
 
@@ -522,7 +523,7 @@ def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str])
 def _mesh(value: Any) -> AxisSizes:
     whole = isinstance(value, Sequence) and all(isinstance(n, int) and n >= 1 for n in value)
     if not whole or not value:
-        raise PlanError(f"the plan's mesh {value!r} is not a list of sizes: micro-batches, then one per axis")
+        raise PlanError(f"the plan's mesh {value!r} must be a number of micro-batches, then axis sizes")
     return tuple(value)
 
 
@@ -553,7 +554,7 @@ def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes
     chosen = []
     for label in _per_axis(group.name, labels, mesh):
         if label not in available:
-            raise PlanError(f"{group.name} cannot be split as '{label}'; it has: {', '.join(available)}")
+            raise PlanError(f"{group.name} cannot be split as '{label}'; possible: {', '.join(available)}")
         chosen.append(available[label])
     configuration = Configuration(group, tuple(chosen))
     # Labels alone can be valid although they do not divide the model's own sizes, for example after an edit
@@ -572,7 +573,7 @@ def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSize
     except (ValueError, AttributeError) as error:
         raise PlanError(f"{entry} {name}: {error}") from None
     if entry != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
-        raise PlanError(f"{entry} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
+        raise PlanError(f"{entry} {name}: only the layout of a parameter may have {names[0]!r}")
     if any(Storage.of((code,)).gather is not Gather.EACH_USE for code in layout[1:]):
         raise PlanError(
             f"{entry} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"

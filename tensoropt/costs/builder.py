@@ -39,10 +39,10 @@ class TableBuilder:
 
     Args:
         micro: each group's strategy on the micro-batch axis.
-        templates: per group, the template shared with isomorphic groups.
+        templates: group -> its configurations and workloads, shared by isomorphic groups.
         regions: blocks that may be recomputed; their groups have every configuration twice.
-        restriction: what constraints allow.
-        arrays: cached arrays of this mesh at these prices.
+        restriction: the configurations that constraints allow.
+        arrays: cached arrays of this mesh with this cost model.
     """
 
     graph: GroupGraph

@@ -41,10 +41,10 @@ from tensoropt.sharding.strategy import replicated_axes
 def _sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
 ) -> Layout | None:
-    """Return the stored layout that shards ``axes`` of a parameter otherwise stored as ``whole``.
+    """Return the layout that shards a parameter stored as ``whole`` along ``axes``, too; None if none can.
 
-    Take the first atom that divides evenly and that one all-gather restores; otherwise the first that one
-    axis cuts unevenly, with padding; None if there is none.
+    Take the first atom (factor of a dim) that divides evenly and that one all-gather restores; otherwise the
+    first that one axis cuts unevenly, with padding.
     """
     uneven = None
     for atom, size in enumerate(atoms):
@@ -67,7 +67,7 @@ def storage_options(
     uses: tuple[Layout, ...],
     mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the stored layouts of a group's parameters, one tuple per option, first as they are used."""
+    """Return the options to store a group's parameters, each a tuple of layouts; the first is as used."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
     # One set of axes for all parameters of a group: a separate set for each of them would give exponentially
@@ -132,15 +132,15 @@ class Restriction:
     """The configurations that are allowed on one mesh.
 
     Attributes:
-        kept: per constrained group, its positions in
+        kept: constrained group -> allowed positions in
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
-        stored: per pinned parameter, its storage on mesh axes (micro-batches are axis 0).
+        stored: constrained parameter -> mesh axis (micro-batches are axis 0) -> allowed placements.
         together: groups whose labels are equal.
-        words: per such group, the name of the common dim, if names differ.
-        combined: per group, the axis strategies that its configurations may combine; by default all.
-        outer: per group, those of all axes but the last; by default as ``combined``.
-        again: per group of a pinned block, whether it is recomputed.
-        gathered_again: per group, whether backward gathers its inputs again.
+        words: such a group -> its name of the common dim, if names differ.
+        combined: group -> the strategies that its configurations may combine; by default all.
+        outer: group -> the same for all axes but the last; by default as ``combined``.
+        again: group of a constrained block -> whether it is recomputed.
+        gathered_again: group -> whether backward gathers its inputs again.
     """
 
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -171,7 +171,7 @@ FREE = Restriction()
 
 
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
-    """Return the labels on which tied groups agree; ``words`` as in :class:`Restriction`."""
+    """Return the labels that must agree in groups split alike; ``words`` as in :class:`Restriction`."""
     batch = words.get(configuration.group.name)
     dims = (s.label.dim for s in configuration.strategies[1:])
     return tuple(BATCH if dim == batch else dim for dim in dims)
@@ -196,7 +196,7 @@ def restrict(
     meshes: Sequence[Mesh],
     counts: Sequence[int],
 ) -> Restrictions:
-    """Apply the constraints on each mesh and count; ConstraintError if no mesh satisfies the hard ones."""
+    """Return what constraints allow on each mesh; ConstraintError if no mesh satisfies the hard ones."""
     _check_axes(matched.constraints, meshes)
     spaces: dict[tuple[str, int], Restriction] = {}
     told: dict[str, dict[str, None]] = {}
@@ -221,7 +221,7 @@ def restrict(
 
 
 def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str, ...], str]:
-    """Check pins to devices for plans in which every device runs every operator.
+    """Check constraints on devices for plans in which every device runs every operator.
 
     Returns:
         Notes on soft constraints given up, and why no sharded plan satisfies the hard ones, or "".

@@ -1,4 +1,4 @@
-"""The sources of costs on a cluster, and the tables built from them."""
+"""The cost model of a cluster, from timings, fits or data sheets; and the tables built from it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tensoropt.types import DATA_SHEET, MEASURED
 
 @dataclass
 class CostSource(CostContext):
-    """The prices on a cluster, from facts and timings of workloads, or from data sheets.
+    """The cost model of a cluster, from facts and timings of workloads, or from data sheets.
 
     Args:
         keep: the code version under which the store keeps tables; None to keep none.
         fused: as for :class:`~tensoropt.costs.compute.RooflineCompute`, on other machines' GPUs.
         dated: the month of those GPUs' kernels; by default the newest.
-        residuals: by default the store's.
+        residuals: corrections from real steps; by default the store's.
     """
 
     keep: str | None = None
@@ -70,7 +70,7 @@ class CostSource(CostContext):
         return self.residuals
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
-        """Return the costs among some kinds of devices over the same links; itself if all, or if measured."""
+        """Return the cost model of some kinds of devices on the same links; itself if all, or if measured."""
         names = {kind.name for kind in kinds}
         ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
         if self.pool is not None or len(ordered) == len(self.cluster.device_kinds):
@@ -196,7 +196,7 @@ def build_tables(
 
     Args:
         regions: blocks that may be recomputed.
-        restrictions: what constraints allow, per (mesh label, count); a missing pair is left out.
+        restrictions: (mesh label, count) -> allowed configurations; a missing pair is left out.
     """
     pairs = [(mesh, count) for mesh in meshes for count in counts]
     if restrictions is not None:

@@ -1,4 +1,4 @@
-"""The context of costs on a cluster, the facts of workloads, and timings."""
+"""Facts (memory, FLOP) and timings of workloads on a cluster, found now or read from the store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _CostSettings(Protocol):
 
     @property
     def measure(self) -> str:
-        """``all`` or ``never``."""
+        """Whether to time workloads: ``all`` or ``never``."""
 
     @property
     def process_memory(self) -> bool:
@@ -62,7 +62,7 @@ class _CostSettings(Protocol):
 
     @property
     def overlap(self) -> str:
-        """``default``, or ``none``: nothing overlaps with computation."""
+        """``default``, or ``none`` if nothing overlaps with computation."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class CostContext:
 
     Args:
         pool: this machine's ranks, if they are the cluster and may be measured.
-        note: called with messages before long parts.
+        note: a function that is called with messages before long measurements.
     """
 
     cluster: Cluster
@@ -98,7 +98,7 @@ class CostContext:
 
     @property
     def prefix(self) -> str:
-        """The head of the store's keys for workloads timed on this cluster."""
+        """The first part of the store's keys for workloads timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
         # CPU ranks of a host share caches and memory bandwidth, so their number is part of the key; a GPU has
         # its own.
@@ -109,7 +109,7 @@ class CostContext:
 _FACTS = "facts-16"
 """The version of fact records; facts of other versions are determined anew."""
 _FACTS_AT_ONCE = 256
-"""Workloads whose facts are saved together: one or two seconds of work; an assumption."""
+"""The number of workloads whose facts are saved together, after one or two seconds; an assumption."""
 
 _Kernels = Literal["attention", "recurrent", "cpu"]
 """The kernels whose saved tensors facts describe: a GPU's attention, its RNNs (estimated), or a CPU's."""
@@ -200,18 +200,18 @@ class WorkloadFacts:
 _MOST_FAILURES = 5
 """The most failures that a report names."""
 _LONG_S = 20.0
-"""Estimated seconds of timing that call for a message on how to avoid it; an assumption."""
+"""The estimated seconds of timing from which a message says how to avoid it; an assumption."""
 
 
 class Timings:
     """The timings of one cluster, from its ranks or from the store.
 
     Args:
-        whole: the timings of the whole cluster, which collect the failures of both.
+        whole: the timings of the whole cluster if this is a part of it; both share their failures.
 
     Attributes:
         peaks: measured FLOP/s of CPU ranks by dtype.
-        failed: what could not be timed, and why.
+        failed: what could not be timed -> the reason.
         sampled: the records that efficiencies were fitted to.
     """
 
@@ -349,7 +349,6 @@ class Timings:
             )
 
     def _failure_notes(self) -> Iterator[str]:
-        """Yield notes on what could not be timed and why; of many failures, the first few."""
         for what, why in itertools.islice(self.failed.items(), _MOST_FAILURES):
             instead = "" if why.startswith(OUT_OF_MEMORY) else ", estimated instead"
             yield f"could not be timed{instead}: {what}: {why}"

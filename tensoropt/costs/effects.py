@@ -108,7 +108,7 @@ def reader(number: int, when: When) -> When:
 
 
 class GradientShare(NamedTuple):
-    """A parameter's part of a bucket that is all-reduced over ``axes`` (0: micro-batches) if ``complete``."""
+    """A gradient in a bucket, all-reduced over ``axes`` (0: micro-batches) after the moment ``complete``."""
 
     axes: tuple[int, ...]
     dtype: str

@@ -172,7 +172,7 @@ class GroupEffects:
         )
 
     def inside(self, choice: Choice) -> list[Effects]:
-        """Return the communication inside a group: a resolved partial sum, then the kernels' collectives."""
+        """Return the effects of communication inside a group: of a partial sum, then of kernels."""
         configuration, found, moves = choice.configuration, [], self.moves
         passes = ((at.INNER, True), (at.INNER_AGAIN, choice.again), (at.INNER_BACK, self.training))
         whens = [when for when, happens in passes if happens]

@@ -278,9 +278,7 @@ class ParameterEffects:
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
-        """Return the bytes that the search counts for a prefetched parameter: its share of two average
-        blocks, with gradients.
-        """
+        """Return the bytes that the search counts for prefetching: a share of two blocks, with gradients."""
         if not use.ahead:
             return 0.0
         blocks = sum(last is not None for last in self.blocks.last)

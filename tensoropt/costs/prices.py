@@ -267,7 +267,7 @@ class Prices(DevicePrices):
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
-        """Return a collective with its price; None if its group has one member; micro-batches are axis 0."""
+        """Return a collective with its duration; None if a group has one member; micro-batches are axis 0."""
         real = self._real(axes)
         if not real:
             return None

@@ -213,7 +213,7 @@ def restrict(
     if not spaces:
         raise ConstraintError(
             "; ".join(f"{reason} (mesh {', '.join(labels)})" for reason, labels in refused.items())
-            + "; change one of them, or make it 'soft: true'"
+            + "; change a constraint, or mark one 'soft: true'"
         )
     notes = [f"not searched: mesh {', '.join(labels)}: {reason}" for reason, labels in refused.items()]
     notes += [f"given up on mesh {', '.join(labels)}, as it is soft: {n}" for n, labels in told.items()]
@@ -243,13 +243,16 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
             text = f"{entry}: {cluster.name} has devices 0 to {count - 1}, not {', '.join(absent)}"
             if not entry.soft:
                 raise LackingDevicesError(
-                    f"{text}; name others, take another cluster, or make it 'soft: true'"
+                    f"{text}; name other devices, take another cluster, or mark the constraint 'soft: true'"
                 )
             notes.append(f"{'passed over' if allowed else 'given up'}, as it is soft: {text}")
             if not allowed:
                 continue
         if lacking := set(range(count)) - set(allowed):
-            text = f"{entry}: every device of {cluster.name} runs it, and {_shown(lacking, entry, cluster)}"
+            text = (
+                f"{entry}: every device of {cluster.name} runs every operator, and "
+                f"{_shown(lacking, entry, cluster)}"
+            )
             if entry.soft:
                 notes.append(f"given up, as it is soft: {text}")
             else:
@@ -438,7 +441,7 @@ class _Narrowing:
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
             options = (option for use in uses for option in self._storage_options((name,), use))
             if not any(self._stores(name, stored) for (stored,) in options):
-                raise _ImpossibleError(f"{entry}: no way in which {name} is used allows this storage")
+                raise _ImpossibleError(f"{entry}: no use of {name} allows this storage")
 
     def _storage_options(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
         atoms = self.graph.atoms

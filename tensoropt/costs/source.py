@@ -114,7 +114,7 @@ class CostSource(CostContext):
         for kind in kinds if self.pool is None else ():
             reached = reached_by(kind, self.dated, compiled=self.fused)
             if reached.classes:
-                yield f"{kind.name}: kernels are taken to reach {reached.words}"
+                yield f"{kind.name}: kernels are assumed to reach {reached.words}"
 
     def compute(self) -> ComputeCosts:
         kinds = self.cluster.kinds_of_type

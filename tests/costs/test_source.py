@@ -78,7 +78,7 @@ def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
 
 def test_shares_of_peaks_that_were_fitted_are_said(store):
     (said,) = (note for note in source(store, "dgx-h100").notes() if "memory bandwidth" in note)
-    assert said.startswith("H100-80GB: kernels are taken to reach of the FLOP/s 64% in matrix product")
+    assert said.startswith("H100-80GB: kernels are assumed to reach of the FLOP/s 64% in matrix product")
     assert "products fitted to 37 runs" in said
     for assumed in ("dgx-v100", "local:2"):
         assert not any("memory bandwidth" in note for note in source(store, assumed).notes())

@@ -250,8 +250,9 @@ def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
 def _pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
     """Return the bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
 
-    It is the higher one of: several rings over dedicated wires at once, as many as the rank with the fewest
-    wires has; the one ring whose slowest link is fastest (for more than 8 ranks, the ring in natural order).
+    It is the higher one of two bandwidths: of several rings over dedicated wires at once, as many as the rank
+    with the fewest wires has; and of the one ring whose slowest link is fastest (for more than 8 ranks, the
+    ring in natural order).
     """
 
     def figures(first: int, second: int) -> tuple[float, bool]:

@@ -93,7 +93,7 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """Return the fields of a workload's record that fits need, apart from measured durations."""
+    """Return the fields of a workload's record that are used to fit efficiencies, without durations."""
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),
@@ -245,7 +245,7 @@ class RooflineCompute:
     """Estimated durations: those at peak speed divided by efficiencies, plus kernel launches.
 
     Args:
-        efficiencies: fitted ones; classes without a fit have fixed ones.
+        efficiencies: fitted efficiencies; classes without a fit have fixed ones.
         kernels: PyTorch's settings, TF32 among them.
         fused: whether neighbouring element-wise operators and norms are one GPU kernel.
         dated: the month of the kernels' versions (:func:`~tensoropt.cluster.reached_by`); by default the
@@ -373,7 +373,7 @@ def measurement_prefix(
 
 
 def failed_otherwise(record: Mapping[str, Any]) -> bool:
-    """Return whether a workload failed for another reason than memory, such as random operands."""
+    """Return whether timing failed, but not for lack of memory; random operands can cause this."""
     return "error" in record and not record["error"].startswith(OUT_OF_MEMORY)
 
 

@@ -82,8 +82,8 @@ class DeviceFit:
     """The memory that a plan needs and may use, in bytes of the fullest rank.
 
     Attributes:
-        tensors: those of the step, constants included.
-        process: the process's other terms (:func:`_process_parts`).
+        tensors: the step's tensors, constants included.
+        process: name -> the process's other memory (:func:`_process_parts`).
         room_bytes: the usable memory.
         estimated: whether the needed memory has an error, as on GPUs; CPU tensors are predicted to the byte.
     """

@@ -35,8 +35,8 @@ class TableArrays:
     """A cache of the cost arrays of one mesh with one cost model, each built once.
 
     Args:
-        store: keeps them between runs, if given.
-        key: names everything that all arrays depend on.
+        store: the store that keeps arrays between runs, or None.
+        key: a text that names everything on which all arrays depend.
         in_memory: whether to cache arrays without a store.
     """
 
@@ -246,7 +246,7 @@ class EdgeBuilder:
         within: _Within,
         costs: Callable[[Sequence[_A], Sequence[_B]], np.ndarray],
     ) -> EdgeTable:
-        """Return the table of two variables, indexed by the distinct ways in which they see the tensor.
+        """Return the table of two variables, with a row and a column per distinct view (end) of the tensor.
 
         Args:
             costs: (first ends, second ends) -> array (.., .., 2) of memory and time; infinite if

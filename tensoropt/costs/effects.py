@@ -1,4 +1,4 @@
-"""Effects of a choice in a step: work, collectives and allocations, each at a moment; all costs follow."""
+"""Effects of a choice at moments of a step (work, collectives, allocations); all costs follow from them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Allocation(NamedTuple):
         what: ``activation``, ``gathered parameters``, ``gradient``,...
         key: distinguishes allocations with the same owner and ``what``.
         kept: whether it is saved from forward to backward.
-        parameter: the short name of the parameter that it stores, or whose gradient; "" for other tensors.
+        parameter: the short name of the parameter, if it holds one or its gradient; "" otherwise.
     """
 
     what: str

@@ -117,7 +117,7 @@ class ClusterCosts(Protocol):
 
 
 class Send(NamedTuple):
-    """One collective with its size and duration; ``axes`` are the mesh's without micro-batches, from 0."""
+    """One collective with its size and duration; axis 0 is the mesh's first axis, not micro-batches."""
 
     kind: str
     axes: tuple[int, ...]

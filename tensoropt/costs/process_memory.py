@@ -19,7 +19,8 @@ from tensoropt.units import format_bytes
 
 CONTEXT, CONSTANTS = "context", "constants"
 TERMS = (CONTEXT, "workspaces", "segments", "communicators", "inputs", CONSTANTS)
-"""CUDA context; cuBLAS workspaces; unused segments; NCCL buffers; inputs and buffers; graph constants."""
+"""Names of terms: CUDA's context, cuBLAS's workspaces, unused segments of the allocator, NCCL's buffers, the
+step's inputs and buffers, constants of the graph."""
 
 
 _OVER_RINGS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))

@@ -41,7 +41,7 @@ from tensoropt.sharding.strategy import replicated_axes
 def _sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
 ) -> Layout | None:
-    """Return the layout that shards a parameter stored as ``whole`` along ``axes``, too; None if none can.
+    """Return the layout that shards a parameter stored as ``whole`` along ``axes``, or None.
 
     Take the first atom (factor of a dim) that divides evenly and that one all-gather restores; otherwise the
     first that one axis cuts unevenly, with padding.
@@ -86,7 +86,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded options gathered once per step; with several micro-batches, also reduced last."""
+    """Return sharded options with gathering once per step; for several micro-batches, also reducing once."""
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
@@ -135,8 +135,8 @@ class Restriction:
         kept: constrained group -> allowed positions in
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
         stored: constrained parameter -> mesh axis (micro-batches are axis 0) -> allowed placements.
-        together: groups whose labels are equal.
-        words: such a group -> its name of the common dim, if names differ.
+        together: sets of groups whose labels must be equal.
+        words: group in such a set -> its name of the common dim, if names differ.
         combined: group -> the strategies that its configurations may combine; by default all.
         outer: group -> the same for all axes but the last; by default as ``combined``.
         again: group of a constrained block -> whether it is recomputed.
@@ -228,7 +228,7 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
 
     Raises:
         ConstraintError: there is no such kind of device.
-        LackingDevicesError: a hard entry names a device that the cluster lacks.
+        LackingDevicesError: a hard constraint names a device that the cluster lacks.
     """
     notes, refusals = [], []
     kinds = dict.fromkeys(kind.name for kind in cluster.devices)

@@ -192,7 +192,7 @@ def build_tables(
     regions: Sequence[Region] = (),
     restrictions: Mapping[tuple[str, int], Restriction] | None = None,
 ) -> list[tuple[Mesh, CostTables, CommunicationModel]]:
-    """Return the cost tables of every mesh and micro-batch count, after measuring everything.
+    """Return the cost tables of every mesh and micro-batch count, after timing all their workloads.
 
     Args:
         regions: blocks that may be recomputed.

@@ -25,7 +25,7 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class Template:
-    """Configurations (as strategy indices), workloads and facts of isomorphic groups with equal ``look``."""
+    """Configurations (as strategy indices), workloads and facts of all groups of one structure, ``look``."""
 
     choices: tuple[tuple[int, ...], ...]
     works: tuple[Workload, ...]
@@ -214,7 +214,7 @@ def outline_templates(
 def with_facts(
     templates: Mapping[str, Template], facts_of: Callable[[Workload], Facts]
 ) -> dict[str, Template]:
-    """Return the templates with the facts of their workloads; groups that share one still do."""
+    """Return the templates with the facts of their workloads; groups still share templates."""
     distinct = {id(template): template for template in templates.values()}
     made = {
         key: replace(template, facts=tuple(map(facts_of, template.works)))

@@ -112,7 +112,7 @@ _FACTS_AT_ONCE = 256
 """The number of workloads whose facts are saved together, after one or two seconds; an assumption."""
 
 _Kernels = Literal["attention", "recurrent", "cpu"]
-"""The kernels whose saved tensors facts describe: a GPU's attention, its RNNs (estimated), or a CPU's."""
+"""The kernels whose saved tensors are known: a GPU's attention, its RNNs (estimated), or a CPU's."""
 
 
 class WorkloadFacts:

@@ -11,8 +11,8 @@ _VariableKind = Literal["group", "hub", "parameter", "move"]
 class Variable(str):
     """A variable of the search: a group, a tensor with several readers (hub), a tied parameter or a move.
 
-    A move is the choice between saving a gathered tensor and gathering it again. As text: a group's name,
-    ``hub:TENSOR``, ``parameter:TENSOR`` or ``move:TENSOR``, never parsed.
+    A move is the choice between saving a gathered tensor and gathering it again. The text is a group's name,
+    ``hub:TENSOR``, ``parameter:TENSOR`` or ``move:TENSOR``; it is never parsed.
 
     Attributes:
         kind: the kind of variable.

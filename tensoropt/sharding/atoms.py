@@ -2,7 +2,7 @@
 
 A fused ``qkv`` output of size ``3*h*d``, split in three and viewed as heads, has the atoms ``(3, h, d)``.
 Contiguous shards of the fused dim would mix q, k and v and be silently wrong; Megatron-LM shards ``h``. Atoms
-propagate through views, element-wise operators and contractions, forward and backward, until nothing changes.
+propagate through views, element-wise operators and contractions, in both directions, until nothing changes.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
-    """Factor all loops and dims of a graph; ``kept`` stores findings about operators without a rule."""
+    """Factor all loops and dims of a graph into atoms; ``kept`` is the store for findings of discovery."""
     return with_zigzag(with_small_parts(_Refinement(graph, kept).refine()))
 
 

@@ -72,12 +72,12 @@ def bucket_numbers(keys: Indices, sizes: Indices, limit_bytes: int) -> Indices:
     """Return the bucket number of each gradient in each strategy, shape (strategies, gradients).
 
     Buckets are numbered as they reach ``limit_bytes``; those that never do come last, in the order of
-    opening. All ranks must issue the same collectives, so they get equal numbers. Only loops over numbers,
-    for numba.
+    opening. All ranks must issue the same collectives, so they get equal numbers. The code has only loops
+    over numbers, so that numba can compile it.
 
     Args:
-        keys: (strategies, gradients) from 0, equal for gradients that may share a bucket; -1 if there is no
-            gradient, whose bucket number is -1.
+        keys: (strategies, gradients) numbers from 0, equal for gradients that may share a bucket; -1 if there
+            is no gradient, which gets the bucket number -1.
         sizes: (strategies, gradients) sizes of the gradients in bytes.
     """
     count = keys.shape[1]

@@ -1,4 +1,4 @@
-"""Configurations: how each mesh axis splits one group of operators, and the layouts that follow.
+"""Configurations: how each mesh axis splits one group of operators, and the layouts of its tensors.
 
 A mesh is ``(micro-batches, axis sizes...)``. Along the micro-batch axis, every group is split along the batch
 dim of the inputs (:func:`micro_batch_strategies`).
@@ -25,7 +25,8 @@ from tensoropt.sharding.atoms import AtomGraph
 AxisSizes = tuple[int, ...]
 """The number of micro-batches, then the size of each mesh axis."""
 UNEVEN_LEAST = 8
-"""The fewest elements per shard of an uneven dim: the largest shard is 1/8 above the mean; an assumption."""
+"""The fewest elements per shard of a dim that is split unevenly: the largest shard is then at most 1/8 above
+the mean. An assumption."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class Configuration:
         return tuple(str(s.label) for s in self.strategies[1:])
 
     def layout(self, tensor: str) -> Layout:
-        """Return the layout of a tensor that the group reads or writes."""
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ class Configuration:
 
     @cached_property
     def resolved(self) -> tuple[str, Layout, Layout] | None:
-        """The partial sum that is reduced inside the group: (tensor, layout before, layout after)."""
+        """The partial sum reduced inside the group as (tensor, layout before, layout after), or None."""
         names = {s.resolve[0] for s in self.strategies if s.resolve}
         if not names:
             return None
@@ -85,7 +85,7 @@ def fits(
 ) -> bool:
     """Return whether mesh axes can split the loops of a group's operators by these strategies.
 
-    The axes' sizes must divide a loop, or a single axis must be allowed to split it unevenly. With
+    A loop must be divisible by the sizes of its axes, or a single axis may split it unevenly. With
     ``small_parts``, uneven shards of samples, positions and heads may have any size but 0.
     """
     for op in group.operators:
@@ -120,7 +120,7 @@ def fits(
 
 
 def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
-    """Return whether axes of ``sizes`` may split a loop unevenly; ``in_time``: the first is micro-batches."""
+    """Return whether axes of ``sizes`` may cut a loop unevenly; ``in_time`` if the first is micro-batches."""
     micro_batches = sizes[0] if in_time else 1
     parts = sizes[in_time:]
     if not loop.small_parts or len(parts) != 1 or loop.size % micro_batches:
@@ -187,7 +187,6 @@ def micro_batch_strategies(graph: groups.GroupGraph) -> Mapping[str, groups.Axis
 
 
 def _check_buffers(graph: groups.GroupGraph, micro: Mapping[str, groups.AxisStrategy]) -> None:
-    """Raise MicroBatchRefused if a buffer's new value depends on the batch."""
     source = graph.atoms.graph
     placed = {name: code for strategy in micro.values() for name, code in strategy.placements.items()}
     varies = {name for name, code in batch_placements(graph).items() if code != REPLICATE}
@@ -245,7 +244,7 @@ def batch_strategies(
 
 
 class _BatchFollowing:
-    """The search for strategies that split the batch; groups that do not depend on it suit their readers."""
+    """The search for strategies that split the batch; groups without a batch suit their readers."""
 
     def __init__(self, graph: groups.GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph

@@ -37,7 +37,7 @@ class LackingDevicesError(ConstraintError):
 
 
 Axes = Mapping[str, tuple[str, ...]]
-"""Pattern of mesh axis names -> dims that these axes may split, or placements of parameters."""
+"""Pattern of mesh axis names -> dims that may be split there, or placements of parameters there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,9 +331,9 @@ class Matched:
     """Constraints, with the operators, parameters and blocks of one graph that they apply to.
 
     Attributes:
-        pins: for each constraint on operators these operators, one per group.
-        stored: for each constraint on parameters their graph names.
-        together: for each constraint on groups that split alike the names of these groups.
+        pins: constraints on operators, each with its operators, one per group.
+        stored: constraints on parameters, each with their names in the graph.
+        together: constraints on operators that split alike, each with the names of their groups.
         batch: group -> the name of its batch dim, if operators do not mix samples.
         again: group in a constrained block -> whether it is recomputed.
         gathered_again: group in a constrained block -> whether its inputs are gathered again.
@@ -545,7 +545,7 @@ def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
 
 
 def stored_as(code: int, wanted: str) -> bool:
-    """Return whether a stored placement is the requested one: ``S(n)``, ``sharded`` or ``R``."""
+    """Return whether a parameter's placement is the wanted one: ``S(n)``, ``sharded`` or ``R``."""
     if wanted == "sharded":
         return code >= 0
     # `R` says where the parameter is stored. Whether its gradient is reduced in backward or in a bucket is

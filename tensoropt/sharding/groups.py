@@ -2,7 +2,7 @@
 
 An operator that only moves or rescales data joins its producer's group, if the group can then be split in as
 many ways as before (TensorFlow's Placer, heuristic B). A parameter that one operator uses belongs to that
-operator's group (reference rule).
+operator's group (the Placer's reference rule).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Label:
 
 
 WHOLE, PASSED_ON, PARTIAL_GRADIENT = Label("none"), Label("partial"), Label("partial_grad")
-"""Labels for: nothing is split; operands are partial sums, and so are results; all ranks compute everything,
-and gradients are partial sums."""
+"""Labels of strategies that split no loop: nothing is split; operands and results are partial sums; all ranks
+compute everything, and gradients are partial sums."""
 _NO_LOOP = frozenset(label.loop for label in (WHOLE, PASSED_ON, PARTIAL_GRADIENT))
 
 
@@ -143,9 +143,9 @@ class GroupGraph:
     """The operator graph in groups, for each of which the search chooses a configuration.
 
     Attributes:
-        groups: in execution order of their anchors.
-        hubs: activations with several readers; the search chooses the placement in which each is made.
-        shared: tied parameters; the search chooses the placement in which each is stored.
+        groups: in execution order of their anchors (first operators).
+        hubs: activations with several readers; the search chooses one layout in which readers find each.
+        shared: tied parameters; the search chooses the layout in which each is stored.
         regions: for a part of a graph the (name, groups) of its repeated blocks; None for a whole graph
             (:func:`tensoropt.sharding.regions.find_regions`).
     """
@@ -159,7 +159,7 @@ class GroupGraph:
 
     @cached_property
     def uses(self) -> tuple[tuple[str, Group], ...]:
-        """(parameter, group) of each use, in execution order."""
+        """Pairs (parameter, group that reads it), in execution order."""
         return tuple((name, group) for group in self.groups for name in (*group.parameters, *group.shared))
 
     @cached_property
@@ -395,7 +395,6 @@ class _Grouping:
 
 
 def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
-    """Return the loop that an operand's placement splits; None if not splittable."""
     if code < 0:
         return code
     loop = next(operand.loops[code] for operand in space.reads if operand.tensor == tensor)

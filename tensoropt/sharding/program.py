@@ -135,7 +135,7 @@ class GatherAgain(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginBlock(Node):
-    """The start of a block in forward.
+    """The start of a block (repeated layer) in forward.
 
     Attributes:
         own: the first block's parameters, gathered now.
@@ -235,7 +235,7 @@ _WHOLE = (REPLICATE, PARTIAL_GRAD)
 
 
 class Lowering:
-    """The construction of a program, of a strategy or of a placed plan's operators on one device.
+    """The construction of the program of a strategy, or of a placed plan's operators on one device.
 
     Attributes:
         nodes: the nodes added so far.
@@ -310,7 +310,6 @@ class Lowering:
         return buffers
 
     def argument(self, name: str) -> Node:
-        """Return the node of an input, a parameter, a buffer or a constant."""
         if name not in self.arguments:
             self.arguments[name] = self.add(Argument(name=name))
         return self.arguments[name]

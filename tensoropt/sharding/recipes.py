@@ -90,7 +90,7 @@ RECIPES: Mapping[str, _Recipe] = {
 
 
 def groups_run_once(graph: GroupGraph, region: Region, recipe: str) -> frozenset[str] | None:
-    """Return the groups not recomputed by a recipe; None if these are all, or none except for ``full``."""
+    """Return the groups not recomputed by a recipe; None if these are all, or none but it is not ``full``."""
     once = fitting_once(graph, region, RECIPES[recipe](_members(graph, region)))
     if len(once) == len(region.groups) or (not once and recipe != FULL):
         return None

@@ -188,8 +188,8 @@ class Neighbours(NamedTuple):
     """Whether other blocks compute while a block's parameters are gathered.
 
     Attributes:
-        before: whether another block precedes it in forward; otherwise it gathers as it begins.
-        behind: whether another block precedes it in backward; otherwise it gathers as its backward begins.
+        before: whether a block precedes it in forward; otherwise its parameters are gathered as it begins.
+        behind: whether a block precedes it in backward; otherwise they are gathered as its backward begins.
     """
 
     before: bool

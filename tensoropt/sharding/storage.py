@@ -251,7 +251,7 @@ class Way:
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a stored layout in words: mesh axes, then ``held``, ``held/P`` (unsharded copy) or ``ahead``."""
+    """Return the words of a stored layout: placements, then ``held``, ``held/P`` (copy) or ``ahead``."""
     shown = tuple(map(layouts.placement_name, (*_ONCE, layouts.GATHERED_AHEAD)))
     return (*names[1:], *(name for name in names[:1] if name in shown))
 

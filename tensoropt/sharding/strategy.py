@@ -107,9 +107,10 @@ class Edge:
         kind: ``activation``, ``parameter``, ``resolve`` (in a group), ``output``, ``unsharded`` (once per
             step).
         back: the layout to which an unsharded parameter's gradient goes, if not ``source``.
-        block: the block of the use, if it is prefetched or its gradient scattered later; of a copy, its first
-            use's.
-        behind: the first block of uses in this layout, after whose backward their gradients are scattered.
+        block: the reader's block, if it prefetches the parameter or scatters its gradient later; of an
+            unsharded copy, its first reader's.
+        behind: the first block that reads it in this layout; the gradients of all are scattered after its
+            backward.
     """
 
     tensor: str

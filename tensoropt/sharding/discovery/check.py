@@ -44,7 +44,7 @@ class _Whole:
 
     @classmethod
     def of(cls, probe: Probe, seed: int, scale: float) -> _Whole:
-        """Run an operator on operands and gradients of a ``scale``, because it may have thresholds."""
+        """Run an operator on random operands and gradients that are multiplied by ``scale``."""
         generator, constants = torch.Generator().manual_seed(seed), probe.graph.constants
         for exact in (True, False):  # some calls exist only in the graph's own precision
             drawn = sample_inputs(probe.op, probe.graph, generator, exact=exact)
@@ -71,7 +71,7 @@ class _Whole:
 
 
 def holds(probe: Probe, splits: Sequence[Split], linear: bool, *, first: int = 0) -> bool:
-    """Return whether an operator run on pieces gives the whole's outputs and gradients.
+    """Return whether an operator run on pieces gives the same outputs and gradients as if run whole.
 
     Args:
         linear: whether to check also that results for summands of the operands add up.

@@ -38,7 +38,7 @@ from tensoropt.sharding.discovery.probes import (
 )
 
 _PROBE_SIZES = (6, 8, 10, 12, 14, 18, 20)
-"""Sizes of probes' dims: even, so that they can be halved, and distinct, so that a mix-up of dims shows."""
+"""Sizes of small dims: even, so that they can be halved, and distinct, so that a mix-up of dims shows."""
 _LARGEST_PROBE = 1 << 17
 """The most elements an operand may have to run the operator at the model's sizes; an assumption."""
 
@@ -153,7 +153,7 @@ class Discovery:
     lost: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        """Return the findings as plain data; a refusal is included only for a lost operator."""
+        """Return the findings as plain data, with ``refused`` only for an operator that is ``lost``."""
         if self.lost:
             return {_LOST: self.refused}
         splits = [[list(s.reads), list(s.writes)] for s in self.splits]

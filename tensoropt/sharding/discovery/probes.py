@@ -17,7 +17,12 @@ SUM, WHOLE, MEAN = -1, -2, -3
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The dim that splitting one loop cuts in each operand (or None) and output (or SUM, WHOLE, MEAN)."""
+    """How operands and outputs are cut if one loop of an operator is split.
+
+    Attributes:
+        reads: the dim of each operand that is cut, or None.
+        writes: the dim of each output that is cut, or ``SUM``, ``WHOLE`` or ``MEAN``.
+    """
 
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]

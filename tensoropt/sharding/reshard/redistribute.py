@@ -64,8 +64,7 @@ class _ReduceScatter:
 
     Attributes:
         atom: the dim to cut, of the tensor viewed with one dim per atom (factor of a dim).
-        parts, position: the number of pieces, and this rank's.
-        zigzag: whether pieces are cut in zig-zag order.
+        parts, position: the number of pieces, and the index of this rank's.
     """
 
     group: dist.ProcessGroup
@@ -113,7 +112,7 @@ _Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Ahead:
-    """The interface to prefetched parameters and gradients scattered one block later; here there are none."""
+    """The interface to prefetched parameters and gradients scattered one block later; here it has none."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a gathered parameter at its use; None if it must be gathered now."""
@@ -207,7 +206,7 @@ class EdgeSpec:
     gathered_again: bool = False
 
     def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
-        """Return the steps, start and end of one direction; only the layouts' sharding codes matter."""
+        """Return the steps, start and end of one direction; of the layouts, only codes of shards matter."""
         if not backward:
             return self.forward, self.source, self.target
         ends = self.target, self.back or self.source
@@ -258,7 +257,7 @@ class Route:
     shape: _Sizes | None
 
     def go(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the resharded tensor of a shard."""
+        """Return a shard after all operations of the route."""
         if not self.moves:
             return value
         value = self._entered(value)
@@ -544,8 +543,7 @@ class Packed:
     """One tensor's part in a collective that sends several tensors as flat data.
 
     Attributes:
-        group: the process group.
-        parts: its number of ranks.
+        parts: the number of ranks.
         pack: shard or gradient -> sent data.
         unpack: received data -> result.
     """

@@ -35,7 +35,7 @@ class ReshardingStep:
     after: tuple[int, ...]
 
     def payload(self, mesh: Sequence[int]) -> int:
-        """Return a collective's elements on one rank: gathered output, scattered input, or the tensor.
+        """Return the number of elements in a rank's message: gathered output, scattered input, or the tensor.
 
         Uneven shards are padded to the largest.
         """
@@ -134,7 +134,7 @@ class _StepFinder:
         self.steps.append(ReshardingStep(kind, tuple(axes), atom, target, before, self.sizes))
 
     def enter(self, source: int, kind: StepKind) -> None:
-        """Shard along all axes with the placement ``source`` that can be sharded, outermost axes first."""
+        """Add steps that shard along axes placed as ``source`` where that is possible, outermost first."""
         moved = source in self.current
         while moved:
             moved = False

@@ -106,8 +106,8 @@ class CostSource(CostContext):
             )
         elif len(kinds) > 1:
             yield (
-                f"{names}: a sharded plan runs each operator at the pace of the slowest of them and fits the "
-                "smallest memory; placed plans have each device's own times"
+                f"{names}: a sharded plan runs each operator at the pace of the slowest of them and must fit "
+                "the smallest memory; placed plans have each device's own times"
             )
         if sampled is not None and sampled.words:
             yield f"fitted efficiencies: {sampled.words}"

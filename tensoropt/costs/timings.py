@@ -151,7 +151,9 @@ class WorkloadFacts:
         new = dict(sorted(unknown, key=lambda item: kind_of(item[1])))
         # In parts, so that an interruption loses little.
         for done in range(0, len(new), _FACTS_AT_ONCE):
-            self.context.progress("facts", done, len(new), "bytes that operators save, and use while running")
+            self.context.progress(
+                "facts", done, len(new), "memory that operators save, and use while running"
+            )
             part = dict(list(new.items())[done : done + _FACTS_AT_ONCE])
             found = find_facts_of_all(list(part.values()), self.context.training, self.context.capability)
             records = {key: facts.to_record() for key, facts in zip(part, found, strict=True)}
@@ -194,7 +196,7 @@ class WorkloadFacts:
         if others := kernels["cpu"]:
             all_others = others == len(self.found)
             share = "all pieces of work" if all_others else f"{others} of {len(self.found)} pieces of work"
-            yield f"saved tensors are those of CPU kernels for {share}; GPU kernels save some other tensors"
+            yield f"saved tensors are counted as CPU kernels save them, for {share}; GPU kernels may differ"
 
 
 _MOST_FAILURES = 5

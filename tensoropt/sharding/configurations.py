@@ -205,7 +205,9 @@ def _check_buffers(graph: groups.GroupGraph, micro: Mapping[str, groups.AxisStra
                 "only a part of it"
             )
         if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
-            raise MicroBatchRefused(f"the new value of the buffer {key} has a row for every sample")
+            raise MicroBatchRefused(
+                f"the new value of the buffer {key} has a row per sample, and a micro-batch has only some rows"
+            )
 
 
 def _check_targets(source: OperatorGraph) -> None:
@@ -271,7 +273,9 @@ class _BatchFollowing:
         for name in self.graph.atoms.graph.outputs:
             # Nothing makes a parameter or a buffer that is a result.
             if self.everywhere and self.tensors[name].elements > 1 and self.known.get(name) != 0:
-                raise MicroBatchRefused(f"the first dim of output {name} is not the batch")
+                raise MicroBatchRefused(
+                    f"the first dim of output {name} is not the batch, so its parts cannot be joined"
+                )
         return self.chosen
 
     def _leave_whole(self, group: groups.Group) -> None:
@@ -323,7 +327,9 @@ class _BatchFollowing:
         in_training = self.in_time and self.graph.atoms.graph.training
         for op in group.operators:
             if in_training and spec_of(op.target).batch_statistics and strategy.choices[op.name] >= 0:
-                raise MicroBatchRefused(f"{op.name} normalises over the whole batch")
+                raise MicroBatchRefused(
+                    f"{op.name} normalises over the whole batch, and a micro-batch has only a part of it"
+                )
             for name in op.outputs:
                 self.known[name] = strategy.placements[name]
                 self.waiting.pop(name, None)

@@ -504,7 +504,10 @@ def _share_labels(
     if common_words([by_name[n] for n in names], batch) is not None or not any(sets.values()):
         return True
     have = "; ".join(f"{n}: {', '.join(sorted(labels))}" for n, labels in sets.items())
-    text = f"{entry}: the operators have no dim in common ({have}); 'pin' each of them, or list others"
+    text = (
+        f"{entry}: the operators have no dim in common ({have}); use 'pin' for each of them, or list other "
+        "operators"
+    )
     if not entry.soft:
         raise ConstraintError(text)
     notes.append(f"given up, as it is soft: {text}")

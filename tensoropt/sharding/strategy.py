@@ -531,7 +531,7 @@ def _mesh(value: Any) -> AxisSizes:
 def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> Mapping[str, Any]:
     entries = data.get(section)
     if not isinstance(entries, Mapping):
-        raise PlanError(f"the plan has no '{section}'; it is not a strategy")
+        raise PlanError(f"the plan has no section '{section}', so it is not a strategy")
     # A dict for its order: the first difference in the graph's order is the one that is reported.
     names = dict.fromkeys(expected)
     for name in names:
@@ -583,7 +583,8 @@ def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSize
         # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
-                f"{entry} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
+                f"{entry} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible; "
+                "S(0) is the first of them"
             )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)
         if code >= 0 and parts > sizes[code]:

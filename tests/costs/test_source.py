@@ -68,7 +68,7 @@ def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
     assert v100.facts.of(work) == find_facts(work, True, (7, 0)) != h100.facts.of(work)
     attended, rest = h100.facts.notes()
     assert "kernels for compute capability 9.0, as" in attended
-    assert rest.startswith("saved tensors are those of CPU kernels for 1 of 2 pieces of work")
+    assert rest.startswith("saved tensors are counted as CPU kernels save them, for 1 of 2 pieces of work")
     h100.cluster = replace(
         h100.cluster, devices=tuple(replace(one, capability="") for one in h100.cluster.devices)
     )

@@ -206,7 +206,7 @@ def _check_buffers(graph: groups.GroupGraph, micro: Mapping[str, groups.AxisStra
             )
         if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
             raise MicroBatchRefused(
-                f"the new value of the buffer {key} has a row per sample, and a micro-batch has only some rows"
+                f"the new value of the buffer {key} has a row per sample, and a micro-batch only some rows"
             )
 
 

@@ -118,7 +118,7 @@ class CommunicationModel:
         return known
 
     def _make(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
-        # It is waited for until the busiest rank is done, as if all of them sent as much.
+        # All ranks wait until the busiest one is done, as if each of them sent as much.
         kind = "all_to_all" if kind == BY_VALUES else kind
         if kind not in _PRICED:
             raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(_PRICED)}")
@@ -162,7 +162,7 @@ def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
 
 
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
-    """Return the figures of the slowest group when all groups along ``axes`` communicate at once."""
+    """Return latencies and bandwidths of the slowest group while all groups along ``axes`` communicate."""
     groups = mesh.groups(axes)
     # All groups are counted before any of them is priced: a group's share of a node's cards depends on how
     # many other groups leave the node at the same time.

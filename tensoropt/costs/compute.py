@@ -113,7 +113,7 @@ def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample
 
 @dataclass(frozen=True)
 class _EfficiencyCurve:
-    """log10 of efficiency over log10 of ideal seconds, linear between knots, flat outside."""
+    """A curve of log10 efficiency over log10 ideal seconds: linear between knots, flat outside."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]

@@ -54,7 +54,8 @@ class VariableTable:
 class EdgeTable:
     """The costs between two variables: ``table[rows[i], cols[j]] = (memory, communication time)``.
 
-    ``i`` and ``j`` are configurations of ``a`` and ``b``. An edge with options has shape (P, Q, options, 2).
+    ``i`` and ``j`` are configurations of ``a`` and ``b``. If the edge has options, shapes are (P, Q, options,
+    2).
     """
 
     a: Any

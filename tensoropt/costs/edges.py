@@ -97,8 +97,8 @@ class EdgeBuilder:
     """The builder of one mesh's edge tables.
 
     Args:
-        configurations: group name -> its configurations, in the order of the group's template.
-        region_of: group name -> its region.
+        configurations: group name -> its configurations, in the order of the group's :class:`Template`.
+        region_of: group name -> its region (block that may be recomputed).
         arrays: cached arrays of this mesh.
         gathered_again: group name -> whether constraints demand that backward gathers its inputs again.
     """
@@ -220,7 +220,7 @@ class EdgeBuilder:
         ]
 
     def hub_ends(self, name: str) -> list[Reading]:
-        """Return the states of a hub: layout of its producer or a reader, saved or not, recomputed or not."""
+        """Return the states of a hub (tensor with several readers): layout, if saved, if recomputed."""
         producer, readers = self._producer(name), self._readers(name)
         layouts = dict.fromkeys(
             c.layout(name) for g in (producer, *readers) for c in self.configurations[g.name]

@@ -307,7 +307,7 @@ def kept_for(*, kept: bool, again: bool, remade: bool, moved: bool) -> Keeps:
     Args:
         kept: whether the reader's backward needs the tensor.
         again: whether the reader is recomputed, and then reshards the producer's shard again.
-        remade: whether the reader's region makes the tensor again.
+        remade: whether the reader's region (recomputed block) makes the tensor again.
         moved: whether the reader has its own copy.
     """
     if remade:

@@ -41,7 +41,7 @@ class Parts:
 
 
 def parts_of(group: Group) -> Parts:
-    """Return the parts of a group; a single one if one operator needs all the reads."""
+    """Return a group's :class:`Parts`; a single part if one operator reads all the tensors."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for position, op in enumerate(group.operators):
@@ -240,7 +240,7 @@ class GroupEffects:
     @staticmethod
     def sent_beside(use: StoredUse, effects: Effects) -> tuple[tuple[bool, bool, float], ...]:
         """Return (in forward, once per step, seconds) of parameter collectives that other blocks may hide."""
-        # After the first block, backward passes no other one.
+        # Backward computes no other block after the first one.
         first = not (use.use.neighbours and use.use.neighbours.before)
         return tuple(
             (effect.when.phase in _FORWARD, effect.when.once, sum(one.send.seconds for one in effect.beside))
@@ -316,12 +316,12 @@ class GroupEffects:
         buffers = {} if again else {short[use.name]: self._buffer_bytes([use]) for use in anew}
         before: tuple[str, ...] = ()
         for number, run in enumerate(facts.backward_runs):
-            # Gathered for it, or by the second forward and not yet released.
+            # Parameters gathered for this run, or by the second forward and not yet freed.
             needing = facts.backward_runs[number:] if again else (run,)
             read = sum(gathered.get(name, 0) for name in {name for r in needing for name in r.reads})
             later = sum(returning.get(name, 0) for name in run.made)
             most = max(most, run.peak_bytes + read + later)
-            # What a node reads is gathered one after the other; the buffers are released before it computes.
+            # Parameters of a node are gathered one after another, and buffers are freed before it computes.
             buffer = max((buffers.get(name, 0) for name in run.reads if name not in before), default=0)
             most = max(most, run.begin_bytes + read + later + buffer)
             before = run.reads

@@ -93,7 +93,7 @@ class StoredUse:
     copy_ahead: bool
 
     def gathered(self, key: str) -> Allocation:
-        """Return the allocation of the parameter as read."""
+        """Return the allocation of the gathered parameter, in the layout that the group reads."""
         return Allocation(
             "gathered parameters", f"{key} {self.use.layout}", self.bytes, False, self.use.short
         )
@@ -126,7 +126,7 @@ class StoredUse:
         """Return the moment at which the gradient is complete, one of ``COMPLETE``."""
         last = self.copy_ahead and micro_batches > 1
         if self.behind or (self.way.reduced_last and last):
-            # For the first block, when backward is over.
+            # The first block's gradients are scattered when backward is over.
             return at.BACK_LEFT if self.use.neighbours and self.use.neighbours.before else at.REDUCE_LAST
         return at.REDUCE_LAST if self.way.reduced_last else at.ARRIVED
 
@@ -239,7 +239,7 @@ class ParameterEffects:
             return self._scattered_behind(use)
         if not use.waits:
             return []
-        # The price of a cast contains that of passing it.
+        # The duration of a cast includes that of passing the tensor on.
         passes = not use.forward and not use.casts_back
         back = self.moves.stepped(at.PARAMETERS, use.name, use.backward, passes=passes)
         if use.casts_back:
@@ -254,7 +254,7 @@ class ParameterEffects:
         waiting = use.gradient("waiting", size)
         waits = Effect(at.PARAMETERS, begins=allocations(waiting))
         if own.before:
-            # The first two are added into a new tensor, the others into that one.
+            # The first two gradients are added into a new tensor, later ones into that tensor.
             buffers, add_s = size * (2 if own.before == 1 else 1), size * self.prices.overheads.add_s_per_byte
             waits = Effect(at.PARAMETERS, workspace_bytes=buffers, local_s=add_s, source=source)
         if not own.scatters:
@@ -376,7 +376,7 @@ class ParameterEffects:
         if neighbours is None:
             return [reduce]
         shard, copied = moves.bytes(name, way.shard), self._copied(steps)
-        # What is sent is what waits, a copy of its pieces, or a cast copy.
+        # The sent data is the waiting gradient itself, a copy of its pieces, or a cast copy.
         copy = use.gradient("sent copy", narrow or moves.bytes(name, way.source) * copied)
         arriving = allocations(use.gradient("last shard", shard), copy)
         sent = self._together(at.LAST_NEXT, name, reduce.sends, stays=not copy.bytes)

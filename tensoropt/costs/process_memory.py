@@ -157,7 +157,7 @@ def memory_of_process(
 def terms_of_collectives(
     process: ProcessMemory, sent: Iterable[tuple[str, tuple[int, ...]]], shape: Sequence[int]
 ) -> dict[str, float]:
-    """Return a strategy's terms by name from its collectives alone.
+    """Return a strategy's terms of process memory by name, from its collectives alone.
 
     Links are unknown then, so each communicator counts with the largest buffers.
 

@@ -15,7 +15,7 @@ NETWORK, REST = "collectives", "all else"
 
 @dataclass(frozen=True)
 class Residuals:
-    """Kind of work -> measured over predicted duration in one machine's real steps; by default 1."""
+    """Measured over predicted durations of each kind of work in one machine's steps; by default 1."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
 

@@ -105,7 +105,7 @@ def unsharded_options(
 
 
 def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded options with prefetching."""
+    """Return the sharded storage options, with parameters prefetched for each use."""
     as_used, *sharded = options
     return tuple(
         tuple(
@@ -179,7 +179,7 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """(mesh label, micro-batch count) -> restriction; a missing pair is not searched, None allows all."""
+    """The restriction on each mesh and micro-batch count; missing pairs are not searched, None allows all."""
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
     notes: tuple[str, ...] = ()

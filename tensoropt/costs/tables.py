@@ -165,7 +165,7 @@ def make_templates(
     facts_of: Callable[[Workload], Facts],
     restriction: Restriction = FREE,
 ) -> dict[str, Template]:
-    """Return the templates of all groups; isomorphic groups share one."""
+    """Return group -> its template of configurations and workloads; isomorphic groups share one."""
     return with_facts(outline_templates(graph, mesh, micro, restriction), facts_of)
 
 
@@ -181,7 +181,7 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """Return the templates without facts, which take longest; ``keys`` are :func:`group_keys`."""
+    """Return the templates without facts (memory, FLOP), the slowest part; ``keys``: :func:`group_keys`."""
     keys = group_keys(graph, micro) if keys is None else keys
     shared: dict[str, Template] = {}
     result = {}

@@ -131,7 +131,7 @@ class WorkloadFacts:
         self._kernels: dict[str, _Kernels] = {} if earlier is None else earlier._kernels
 
     def of(self, work: Workload) -> Facts:
-        """Return a workload's facts, from this process or the store, or determine them now."""
+        """Return a workload's facts (memory, FLOP) from this process or the store, or determine them."""
         if work.key not in self.found:
             self._kernels[work.key] = self._kernels_of(work)
             key, on = self._key(work), self.context
@@ -312,7 +312,7 @@ class Timings:
         if mesh.size == 1 or not (has_local_links(on.cluster) or hosts > 1):
             return None
         if hosts > 1 and (on.pool is None or on.pool.hosts < hosts):
-            # They are timed from all hosts at once; until then the file's figures count.
+            # Links between hosts are timed from all hosts at once; until then the file's figures count.
             known = load_links(on.cluster, mesh, on.store)
             return known if known.collectives else None
         if on.pool is None:

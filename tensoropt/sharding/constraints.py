@@ -368,7 +368,7 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
         groups = _groups(entry, graph)
         if len(groups) > 1 and _share_labels(entry, groups, graph, batch, notes):
             tied.append((entry, groups))
-    # Sharding keeps nothing of these; only a pattern that matches nothing is refused.
+    # Sharding does not use constraints on devices; it only refuses patterns that match nothing.
     for devices in constraints.devices:
         _leading(devices, devices.operators, graph)
     running = [pin for pin in constraints.recompute if pin.recipe != GATHERED_INPUTS]

@@ -41,7 +41,7 @@ class Label:
 
     @property
     def dim(self) -> str:
-        """The name of the split atom among the loops of the anchor, ``loop`` or ``loop.atom``."""
+        """The name of the anchor's loop that is split, or of its factor (atom): ``loop`` or ``loop.atom``."""
         return self.loop if self.atom is None else f"{self.loop}.{self.atom}"
 
     @property
@@ -67,7 +67,7 @@ _NO_LOOP = frozenset(label.loop for label in (WHOLE, PASSED_ON, PARTIAL_GRADIENT
 
 
 _MAX_ATOMS_PER_LOOP = 2
-"""The most atoms of one loop that may be split; two, for meshes of more ranks than key/value heads."""
+"""The most factors (atoms) of a loop that may be split; two, for more ranks than key/value heads."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class EdgeSteps:
     def of(
         cls, strategy: Strategy, edge: Edge, readers: tuple[str, ...] = (), *, recomputed: bool = False
     ) -> EdgeSteps:
-        """Return the steps of an edge, taken once for all ``readers`` (by default the edge's own)."""
+        """Return the steps of a resharding that all ``readers`` (by default the edge's own) share."""
         # An unsharded parameter was cast when it was gathered.
         unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
         casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
@@ -270,12 +270,12 @@ class Lowering:
 
     def program(self) -> ForwardProgram:
         source, strategy = self.source, self.strategy
-        # Also unused ones, as the signature does not depend on the strategy.
+        # Also unused parameters, as the signature does not depend on the strategy.
         parameters = tuple(t.name for t in source.parameters)
         buffers = self.add_arguments(parameters)
         self._reduced_beside = {} if self.evaluating else strategy.reduced_beside
         self._products = {product.operator: product for product, _ in self._reduced_beside.values()}
-        # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
+        # Also the blocks of unsharded copies that are prefetched, and of gradients that are scattered later.
         self._blocks = {edge.block for edge in strategy.unsharded.values()}
         self._gather_ahead()
         once = self.strategy.once
@@ -320,7 +320,7 @@ class Lowering:
         """Add the nodes of an operator, and those that reshard its operands and results."""
         configuration = self.strategy.configurations[group.name]
         if op.target == ARRIVE:
-            # It is received in this layout.
+            # The stage receives the tensor in this layout.
             made = {op.outputs[0]: self.arguments[op.inputs()[0]]}
         else:
             made = dict.fromkeys(op.outputs, self._compute(op, group))
@@ -452,7 +452,7 @@ class Lowering:
     # -- edges --------------------------------------------------------------------------------------
 
     def move(self, origin: Node, edge: Edge) -> Node:
-        """Return the node of a tensor resharded along an edge; ``origin`` if nothing moves or is cast."""
+        """Return the node of a resharded tensor; ``origin`` itself if nothing moves or is cast."""
         _, of_product = self._reduced_beside.get(edge.tensor, (None, None))
         steps = self._ahead_of.get((edge.tensor, edge.reader)) or EdgeSteps.of(self.strategy, edge)
         does = steps.casts or edge.back is not None or steps.forward or steps.backward

@@ -21,7 +21,7 @@ def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
 
 
 def same_atoms(loops: Iterable[Iterable[Atom]]) -> UnionFind:
-    """Return the sets of atoms that loops connect; ``sets[atom]`` is the representative of its set."""
+    """Return the sets of atoms that the same loops run over; ``sets[atom]`` represents an atom's set."""
     sets = UnionFind()
     for atoms in loops:
         sets.union(*atoms)

@@ -62,12 +62,12 @@ class Turn(NamedTuple):
 
 
 def alone(*, wanted: bool) -> Turn:
-    """Return the turn of a use that shares nothing; ``wanted`` if backward needs the parameter."""
+    """Return the :class:`Turn` of a parameter's use that shares nothing; ``wanted`` if backward needs it."""
     return Turn(frees_again=not wanted, gathers_back=wanted, frees_back=wanted)
 
 
 def turns(uses: Sequence[UsePlace]) -> list[Turn]:
-    """Return the turn of each use of a parameter, in execution order."""
+    """Return the :class:`Turn` of each of a parameter's uses, which are in execution order."""
     gathered: dict[Hashable, list[int]] = {}
     summed: dict[Hashable, list[int]] = {}
     for number, use in enumerate(uses):

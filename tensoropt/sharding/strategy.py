@@ -71,7 +71,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def sent_buffers(self) -> Mapping[str, int]:
-        """Changed buffer that other places read -> the place that computes and broadcasts it."""
+        """Changed buffer -> the place (device group) that computes it and broadcasts it to others."""
 
     def place_of(self, stage: int) -> int: ...
 
@@ -209,7 +209,7 @@ class Strategy:
         return self.graph.atoms.atom_sizes(name)
 
     def atoms(self, name: str) -> Atoms:
-        """Return the sizes of the atoms of each dim of a tensor."""
+        """Return the sizes of the atoms (factors) of each dim of a tensor."""
         return self.graph.atoms.atoms[name]
 
     @cached_property
@@ -226,7 +226,7 @@ class Strategy:
         )
 
     def zigzag_atoms(self, name: str) -> frozenset[int]:
-        """Return the numbers of a tensor's atoms in zig-zag order."""
+        """Return the numbers of a tensor's atoms (factors of dims) that are in zig-zag order."""
         if not self.zigzag:
             return frozenset()
         return frozenset(position for tensor, position in self.graph.atoms.zigzag if tensor == name)
@@ -242,7 +242,7 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """Return the layout that a reader starts from: the hub's, or the producer's."""
+        """Return the layout from which readers reshard a tensor: the hub's, or the producer's."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
@@ -329,7 +329,7 @@ class Strategy:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks whose parameters are prefetched together."""
+        """The blocks (repeated layers) whose parameters are prefetched together."""
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
@@ -350,7 +350,7 @@ class Strategy:
 
     @cached_property
     def unsharded(self) -> Mapping[str, Edge]:
-        """Parameter -> the edge that gathers its unsharded copy for the whole step."""
+        """Parameter -> the resharding that gathers its unsharded copy for the whole step."""
         return {edge.tensor: edge for edge in self._unsharded()}
 
     def _unsharded(self) -> Iterator[Edge]:
@@ -375,12 +375,12 @@ class Strategy:
         return 2 if group in self.region_of and group not in self.once else 1
 
     def gathers_again(self, edge: Edge) -> bool:
-        """Return whether backward gathers an edge's result again."""
+        """Return whether backward gathers the result of a resharding again."""
         to_hub = edge.reader == "" or edge.tensor not in self.hubs
         return edge.kind == "activation" and to_hub and edge.tensor in self.gathered_again
 
     def steps(self, edge: Edge) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
-        """Return the (forward, backward) steps of an edge; no backward steps without a gradient."""
+        """Return the (forward, backward) steps of a resharding; no backward steps without a gradient."""
         if not edge.moves:
             return (), ()
         sizes, learns = self.atom_sizes(edge.tensor), self.tensor(edge.tensor).requires_grad
@@ -388,9 +388,9 @@ class Strategy:
         if edge.back is not None:
             # The value came from the unsharded copy, but the gradient goes to where the shard is.
             backward = edge_steps(sizes, self.mesh, edge.back, edge.target)[1]
-        # Otherwise the gradient was reduced in every micro-batch, on the edges of the uses.
         if edge.kind == "parameter" and edge.reader:
             learns = self.graph.learns(edge.tensor, edge.reader)
+        # If not reduced last, the gradient was reduced in every micro-batch, on the edges of the uses.
         if edge.kind == "unsharded":
             learns = learns and Storage.of(self.stored[edge.tensor]).reduced_last
         return forward, backward if learns else ()

@@ -129,7 +129,7 @@ def _recombines(probe: Probe, whole: _Whole, cut: _Cut) -> bool:
         outputs, gradients = backward(probe, values, given)
         runs[at] = [*outputs, *gradients]
     learning = [of for name, of in reads.items() if probe.graph.tensors[name].requires_grad]
-    # Of each result the dims that are cut, the loops along which parts add up, and what they are divided by.
+    # For each result: the dims that are cut, the loops along which parts add up, and the sum's divisor.
     added = [[code in (SUM, MEAN) for code in codes] for codes in writes]
     added += [[dim is None for dim in of] for of in learning]
     wanted = [*whole.outputs, *whole.gradients]

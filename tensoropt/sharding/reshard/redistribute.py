@@ -314,7 +314,7 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
         if move is not None:
             moves.append(move)
         for axis in step.axes:
-            # These three cut along the atom of the end; all others leave nothing cut along the axis.
+            # These three shard along the axis as the end does; all other steps leave it unsharded.
             current[axis] = -1 if step.kind not in ("slice", "reduce_scatter", "all_to_all") else end[axis]
     return Route(
         spec.order,

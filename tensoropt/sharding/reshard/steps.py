@@ -48,12 +48,12 @@ class ReshardingStep:
 
 
 def lies_inside(shape: Sequence[int], atom: int) -> bool:
-    """Return whether atoms above size 1 come before an atom, so that its pieces are not contiguous."""
+    """Return whether factors (atoms) above size 1 precede ``atom``, so its pieces are not contiguous."""
     return any(size > 1 for size in shape[: max(atom, 0)])
 
 
 def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
-    """Return the new position of each atom when the tensor's dims come in ``order``."""
+    """Return the new position of each atom (factor of a dim) when the dims come in ``order``."""
     starts, count = [], 0
     for dim in atoms:
         starts.append(count)
@@ -218,9 +218,9 @@ def resharding_steps(
     """Return the steps that reshard a tensor, or a gradient, from ``source`` to ``target``.
 
     Args:
-        atoms: global sizes of the tensor's atoms.
+        atoms: global sizes of the tensor's atoms (factors of its dims).
         mesh: axis sizes.
-        source, target: for each axis an atom, ``REPLICATE`` or ``PARTIAL``.
+        source, target: for each axis the number of an atom, ``REPLICATE`` or ``PARTIAL``.
     """
     if source == target:
         return ()

@@ -1,7 +1,7 @@
 """Durations of collectives among the ranks along mesh axes.
 
-In order of trust they come from a fit to timings of the same collective (``measured``), a formula with fits
-of messages between two ranks (``fitted``), or the formula with data-sheet figures (``data sheet``).
+In order of trust, durations come from a fit to timings of the same collective (``measured``), a formula with
+fits of messages between two ranks (``fitted``), or the formula with data-sheet figures (``data sheet``).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class VariableTable:
 class EdgeTable:
     """The costs between two variables: ``table[rows[i], cols[j]] = (memory, communication time)``.
 
-    ``i`` and ``j`` are configurations of ``a`` and ``b``. If the edge has options, shapes are (P, Q, options,
+    ``i`` and ``j`` are configurations of ``a`` and ``b``. With options, the table's shape is (P, Q, options,
     2).
     """
 
@@ -66,7 +66,7 @@ class EdgeTable:
 
 
 def edge_keys(edges: Iterable[EdgeTable]) -> list[tuple[Any, Any, int]]:
-    """Return the names of edges: (source, target, n-th edge between them)."""
+    """Return the keys of edges: (source, target, number among the edges between these two)."""
     numbers: dict[object, itertools.count[int]] = defaultdict(itertools.count)
     return [(edge.a, edge.b, next(numbers[edge.a, edge.b])) for edge in edges]
 

@@ -16,7 +16,8 @@ from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.units import format_bytes, format_number
 
 LEAST, MOST = 0.96, 1.11
-"""The range of measured over predicted GPU memory of four fifths of 28 published peaks, without V100s."""
+"""The range of the ratio of measured to predicted GPU memory for four fifths of 28 published peaks; V100s are
+excluded."""
 
 _ALLOCATOR_SHARE = 0.02
 """The allocator's reserve as a share of tensors: the median of replays of published jobs."""
@@ -53,7 +54,7 @@ def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: flo
 
 
 def needed_bytes(tensors: _Size, process: Mapping[str, _Size]) -> _Size:
-    """Return the memory that a plan needs in whole bytes, of one plan or of many."""
+    """Return the memory in whole bytes that a plan needs, for one plan or an array of plans."""
     return np.rint(tensors + sum(process.values()))
 
 

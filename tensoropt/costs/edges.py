@@ -447,7 +447,7 @@ def _remade(sources: Sequence[Reading], within: _Within) -> np.ndarray:
 
 
 def _taken_again(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
-    """Return (sources, reads) whether the tensor is resharded once more in backward."""
+    """Return whether backward reshards the tensor once more, as an array (sources, reads)."""
     return _flags(reads, "again") | (_remade(sources, within) & _flags(reads, "kept"))
 
 

@@ -127,7 +127,7 @@ class Send(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """The seconds of work on the device, and of its host to launch it (0 on CPUs)."""
+    """The seconds of work on the device, and the host's seconds to launch the work (0 on CPUs)."""
 
     device_s: float
     host_s: float
@@ -179,7 +179,7 @@ class DevicePrices:
 
     @property
     def message_end(self) -> Queues:
-        """The seconds of launching one end of a message."""
+        """The seconds of launching the sending, or the receiving, of one message."""
         return self._both(lambda overheads: overheads.call_s)
 
     def again(self, work: Workload, forward: Queues) -> Queues:
@@ -192,7 +192,7 @@ class DevicePrices:
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def gradient_arrival(self, size: float, micro_batches: int, *, copied: bool) -> Queues:
-        """Return the seconds per micro-batch of accumulating a gradient; ``copied`` to a bucket at first."""
+        """Return the seconds per micro-batch of accumulating a gradient; ``copied``: first to a bucket."""
         return self._both(lambda overheads: overheads.arrival_s(size, micro_batches, copied=copied))
 
 
@@ -262,7 +262,7 @@ class Prices(DevicePrices):
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
         """Return the seconds that overlapping ``work_s`` of work with collectives saves; numbers or arrays.
 
-        Meanwhile work progresses by ``seconds / (1 + slower_beside)``.
+        While the collectives run for ``seconds``, ``seconds / (1 + slower_beside)`` of the work is done.
         """
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 

@@ -32,7 +32,7 @@ def named_terms(terms: Sequence[float]) -> dict[str, float]:
 
 
 def allocator_blocks(terms: Mapping[str, float]) -> tuple[int, ...]:
-    """Return the sizes in bytes of the blocks that terms take in PyTorch's allocator."""
+    """Return the sizes in bytes of the blocks of these terms in PyTorch's allocator."""
     # Autograd's thread has its own workspace.
     workspace = terms.get("workspaces", 0.0) / 2
     sizes = (workspace, workspace, terms.get("inputs", 0.0), terms.get(CONSTANTS, 0.0))

@@ -15,7 +15,7 @@ NETWORK, REST = "collectives", "all else"
 
 @dataclass(frozen=True)
 class Residuals:
-    """Measured over predicted durations of each kind of work in one machine's steps; by default 1."""
+    """The ratios of measured to predicted durations in one machine's steps, by kind of work; else 1."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
 

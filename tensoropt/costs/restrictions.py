@@ -86,7 +86,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return sharded options with gathering once per step; for several micro-batches, also reducing once."""
+    """Return the sharded options by ZeRO-2 (gathered once per step) and, with micro-batches, by ZeRO-1."""
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
@@ -283,7 +283,7 @@ def _axis_names(mesh: Mesh) -> tuple[str, ...]:
 
 
 class _ImpossibleError(Exception):
-    """Hard constraints that cannot hold on a mesh."""
+    """The error for hard constraints that cannot hold on a mesh."""
 
 
 @dataclass

@@ -93,7 +93,7 @@ class CostSource(CostContext):
         return source
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes about the figures' sources."""
+        """Return notes on where figures come from."""
         return (*self.facts.notes(), *self._kind_notes(), *self.timings.notes())
 
     def _kind_notes(self) -> Iterator[str]:

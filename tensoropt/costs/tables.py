@@ -181,7 +181,7 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """Return the templates without facts (memory, FLOP), the slowest part; ``keys``: :func:`group_keys`."""
+    """Return the templates without facts (memory, FLOP), which take longest; ``keys``: :func:`group_keys`."""
     keys = group_keys(graph, micro) if keys is None else keys
     shared: dict[str, Template] = {}
     result = {}

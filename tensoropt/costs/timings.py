@@ -62,7 +62,7 @@ class _CostSettings(Protocol):
 
     @property
     def overlap(self) -> str:
-        """``default``, or ``none`` if nothing overlaps with computation."""
+        """Which communication overlaps with computation: ``default`` or ``none``."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ class WorkloadFacts:
         return f"{_FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on the kernels that decide which saved tensors the memory counts."""
+        """Yield notes that say which kernels' saved tensors are counted as memory."""
         if self.context.cluster.device_type != "cuda":
             return
         kernels = Counter(self._kernels.values())

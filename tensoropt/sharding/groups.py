@@ -102,7 +102,7 @@ class Group:
         name: the first operator's name.
         operators: in execution order; the first one, the anchor, names the group's strategies.
         reads: activations that other groups make.
-        parameters: those that only this group uses.
+        parameters: parameters that only this group uses.
         shared: parameters that other groups use, too (tied).
         free: inputs, constants and buffers, whole on every rank, so that slicing is free.
         writes: tensors that other groups read or the model returns.
@@ -465,7 +465,7 @@ class LinearProduct:
 
 
 def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
-    """Return activation -> its first reader, if linear, with gradients for the activation and a weight."""
+    """Return activation -> its first reader, if that is linear and computes a weight's gradient as well."""
     source = graph.atoms.graph
     if not source.training:
         return {}

@@ -215,7 +215,7 @@ class Way:
         return back and self._is_one("all_gather", forward)
 
     def copy_goes_ahead(self, *, learns: bool) -> bool:
-        """Return whether an unsharded copy is prefetched for its first use, under the same conditions."""
+        """Return whether an unsharded copy is prefetched for its first use, if :meth:`goes_ahead` allows."""
         if not self.ahead or not self.unsharded:
             return False
         forward, last = self.once(learns=learns)
@@ -257,7 +257,7 @@ def stored_words(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def stored_layout(tensor: Tensor, use: layouts.Layout) -> layouts.Layout:
-    """Return the stored layout of a parameter that is not gathered: the layout of its use.
+    """Return the layout in which a parameter is stored if it is never gathered: that of its use.
 
     A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
     """

@@ -124,7 +124,7 @@ class Edge:
 
     @property
     def moves(self) -> bool:
-        """Whether anything is sent, cut or masked."""
+        """Whether the resharding sends, cuts or masks anything."""
         return self.source != self.target or self.back is not None
 
 
@@ -375,7 +375,7 @@ class Strategy:
         return 2 if group in self.region_of and group not in self.once else 1
 
     def gathers_again(self, edge: Edge) -> bool:
-        """Return whether backward gathers the result of a resharding again."""
+        """Return whether backward repeats a resharding of forward to gather its result."""
         to_hub = edge.reader == "" or edge.tensor not in self.hubs
         return edge.kind == "activation" and to_hub and edge.tensor in self.gathered_again
 

@@ -29,9 +29,10 @@ _ORDERLESS_KERNELS = frozenset(
 
 
 def with_zigzag(atoms: AtomGraph) -> AtomGraph:
-    """Return the graph with those atoms marked that causal attention may cut in zig-zag order.
+    """Return the graph with those atoms (factors of dims) marked that may be cut in zig-zag order.
 
-    None are marked if an operator requires shards to be contiguous parts of the sequence.
+    These are sequences in causal attention; none if an operator requires shards to be contiguous parts of
+    them.
     """
     return replace(atoms, zigzag=_atoms_of_sequences(atoms))
 

@@ -14,7 +14,7 @@ from tensoropt.sharding.discovery.probes import MEAN, SUM, Probe, Split, backwar
 MOST_PARTS = 64
 """The most parts into which a loop is split for a check; an assumption."""
 SCALES = (1.0, 1e-3, 1e3)
-"""Factors on random operands and gradients, to reveal clipping or rounding; an assumption."""
+"""Factors for random operands and gradients, to reveal clipping or rounding; an assumption."""
 _ROUNDING = {
     torch.float64: 1e-8,
     torch.complex128: 1e-8,

@@ -170,7 +170,6 @@ class EdgeSpec:
     """A resharding (edge) as the executor needs it, compared by identity, so that lookups are fast.
 
     Attributes:
-        name: the tensor's name, for messages and hooks.
         atoms: global sizes of the atoms (factors) of each dim.
         mesh: axis sizes, micro-batches first.
         source, target: the layouts before and after.
@@ -206,7 +205,7 @@ class EdgeSpec:
     gathered_again: bool = False
 
     def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
-        """Return the steps, start and end of one direction; of the layouts, only codes of shards matter."""
+        """Return one direction's steps, start layout and end layout; of these, only shard codes are valid."""
         if not backward:
             return self.forward, self.source, self.target
         ends = self.target, self.back or self.source

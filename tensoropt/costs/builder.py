@@ -35,14 +35,14 @@ class _Stored(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class TableBuilder:
-    """The builder of the variables and edges of one mesh.
+    """The builder of one mesh's cost tables, for variables and edges.
 
     Args:
         micro: each group's strategy on the micro-batch axis.
-        templates: per group, the template shared with isomorphic groups.
+        templates: group -> its configurations and workloads, shared by isomorphic groups.
         regions: blocks that may be recomputed; their groups have every configuration twice.
-        restriction: what constraints allow.
-        arrays: cached arrays of this mesh at these prices.
+        restriction: the configurations that constraints allow.
+        arrays: cached arrays of this mesh with this cost model.
     """
 
     graph: GroupGraph
@@ -240,7 +240,7 @@ class TableBuilder:
         layouts = dict.fromkeys(
             stored for use in uses.values() for (stored,) in self._stored_options((name,), use, ahead=ahead)
         )
-        # A shared copy has the same layout for all of them, and is made for the first.
+        # A tied parameter's copy has one layout for all its users, and is made for the first of them.
         neighbours = self.effects.parameters.blocks.neighbours(users[0].name)
         any_use = Use(next(iter(uses)), 0, neighbours=neighbours)
 

@@ -1,7 +1,7 @@
-"""The seconds of a collective on a mesh's groups.
+"""Durations of collectives among the ranks along mesh axes.
 
-In order of trust: the fit of the same collective on the same groups (``measured``), a formula with
-point-to-point fits (``fitted``), the formula with data-sheet figures (``data sheet``).
+In order of trust, durations come from a fit to timings of the same collective (``measured``), a formula with
+fits of messages between two ranks (``fitted``), or the formula with data-sheet figures (``data sheet``).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _LAUNCH_S = {"cuda": 8.4e-6, "cpu": 0.0}
 _MOST_RANKS_FOR_BEST_RING = 8  # 2,520 rings; the GPUs of one machine
 
 _PRICED = (*COLLECTIVES, RING_SEND)
-"""The kinds with a price."""
+"""The kinds of communication with a predicted duration."""
 _Prediction = Callable[[float], float]
 
 
 class _GroupLink(NamedTuple):
-    """The figures of a ring through the slowest group of a set of axes.
+    """The latencies and bandwidths of a ring through the slowest group of ranks along some axes.
 
     Attributes:
-        hop_s: mean latency of a hop.
+        hop_s: the mean latency of a message to the next rank (hop).
         slowest_hop_s: the largest latency of a hop.
         seconds_per_byte: of the slowest link, sharing included.
         hop_seconds_per_byte: of the slowest message to the next rank, which uses one card, not several rings.
@@ -55,7 +55,7 @@ class _GroupLink(NamedTuple):
 
 
 class CommunicationModel:
-    """A model that predicts collectives on one mesh of a cluster.
+    """The predicted durations of collectives on one mesh of a cluster.
 
     Args:
         cluster: a cluster with as many devices as the mesh has ranks.
@@ -73,14 +73,15 @@ class CommunicationModel:
         return repr((self.cluster.to_dict(), self.mesh, self.fits))
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Return the seconds of one collective over the groups that vary along ``axes``, all at the same
-        time.
+        """Return the seconds of one collective over all groups of ranks along ``axes`` at the same time.
 
         Args:
-            kind: ``all_reduce`` (bytes of the tensor), ``all_gather`` (of one rank's gathered output),
-                ``reduce_scatter`` and ``all_to_all`` (of one rank's input; ``all_to_all_v``: of the busiest
-                one's), ``broadcast``, ``ring_send`` (of one message).
+            kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``all_to_all_v``,
+                ``broadcast`` or ``ring_send``.
             axes: mesh axes; no axes, axes of size 1 and 0 bytes all cost nothing.
+            num_bytes: the size of the tensor; for all-gathers of one rank's output, for reduce-scatters and
+                all-to-alls of one rank's input (``all_to_all_v``: the busiest rank's), for ``ring_send`` of
+                one message.
 
         Raises:
             MeasurementError: the kind is unknown.
@@ -117,7 +118,7 @@ class CommunicationModel:
         return known
 
     def _make(self, kind: str, axes: tuple[int, ...]) -> tuple[_Prediction, str]:
-        # It is waited for until the busiest rank is done, as if all of them sent as much.
+        # All ranks wait until the busiest one is done, as if each of them sent as much.
         kind = "all_to_all" if kind == BY_VALUES else kind
         if kind not in _PRICED:
             raise MeasurementError(f"unknown collective '{kind}'; valid: {', '.join(_PRICED)}")
@@ -161,7 +162,7 @@ def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
 
 
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
-    """Return the link of the slowest group when all groups of ``axes`` communicate at once."""
+    """Return latencies and bandwidths of the slowest group while all groups along ``axes`` communicate."""
     groups = mesh.groups(axes)
     # All groups are counted before any of them is priced: a group's share of a node's cards depends on how
     # many other groups leave the node at the same time.
@@ -182,7 +183,7 @@ def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Coun
 
 
 def _blocks(cluster: Cluster) -> Iterator[tuple[int, Level, int, int]]:
-    """Yield the number of each level, the level, and how many ranks it and one of its children have."""
+    """Yield (number, level, ranks in the level, ranks in one of its children) for each level of links."""
     outer = cluster.device_count
     for depth, level in enumerate(cluster.levels):
         yield depth, level, outer, outer // level.size
@@ -249,8 +250,9 @@ def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
 def _pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
     """Return the bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
 
-    The higher of: several rings over dedicated wires at once, as many as the rank with the fewest wires has;
-    the one ring whose slowest link is fastest (for more than 8 ranks, the ring in natural order).
+    It is the higher one of two bandwidths: of several rings over dedicated wires at once, as many as the rank
+    with the fewest wires has; and of the one ring whose slowest link is fastest (for more than 8 ranks, the
+    ring in natural order).
     """
 
     def figures(first: int, second: int) -> tuple[float, bool]:

@@ -1,4 +1,4 @@
-"""The seconds of workloads, each ``measured`` on these ranks, ``fitted``, or from the ``data sheet``."""
+"""Durations of workloads: ``measured`` on these ranks, ``fitted`` to timings, or from the ``data sheet``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 from tensoropt.types import DATA_SHEET, FITTED, MEASURED, SOURCES
 
 _LAUNCH_S = 5e-6
-"""Seconds of a CPU rank per kernel launch; an assumption. ``presets/host.yaml`` has those of GPUs."""
+"""The duration of a kernel launch on a CPU rank; an assumption. ``presets/host.yaml`` has that of GPUs."""
 
 MOST_SAMPLES = 20_000
-"""The most store records that a fit uses; reading a million took half a minute."""
+"""The most records of the store that a fit uses; reading a million took half a minute."""
 _FEWEST_SAMPLES = 8
 """The fewest samples of one class and direction for a fit; an assumption."""
 _SAMPLES_PER_KNOT = 6  # an assumption
@@ -40,7 +40,7 @@ _DIRECTIONS = ("forward", "backward")
 
 
 def class_of(work: Workload) -> str:
-    """Return the class of a workload: that of its first call that has one."""
+    """Return the cost class of a workload: that of its first call that has one."""
     classes = (_own_class(call) for call, _ in work.calls)
     return next(filter(None, classes), CostClass.ELEMENT_WISE).value
 
@@ -72,7 +72,7 @@ def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: Cos
 
 
 def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
-    """Return the (forward, backward) seconds at peak; backward moves twice what forward does."""
+    """Return the (forward, backward) seconds at peak speed; backward has twice the traffic of forward."""
     peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
     return (
         max(facts.forward_flops / peak, facts.traffic_bytes / bandwidth),
@@ -84,7 +84,7 @@ def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]
 
 @dataclass(frozen=True)
 class Sample:
-    """A timed workload: its class, and its ideal and measured seconds per direction."""
+    """A timed workload: its cost class, and its ideal and measured seconds of (forward, backward)."""
 
     key: str
     cls: str
@@ -93,7 +93,7 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """Return the fields of a workload's record, without seconds, that fits need."""
+    """Return the fields of a workload's record that are used to fit efficiencies, without durations."""
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),
@@ -103,7 +103,7 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
 
 
 def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
-    """Return the samples among records of the store, without failures and records of other work."""
+    """Return the samples among records of the store, without failures and records that are no timings."""
     return tuple(
         Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
         for key, r in records
@@ -113,13 +113,13 @@ def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample
 
 @dataclass(frozen=True)
 class _EfficiencyCurve:
-    """log10 of efficiency over log10 of ideal seconds, linear between knots, flat outside."""
+    """A curve of log10 efficiency over log10 ideal seconds: linear between knots, flat outside."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]
 
     def seconds(self, ideal: float) -> float:
-        """Return the actual seconds of work with ``ideal`` > 0 seconds at peak."""
+        """Return the predicted duration of work that takes ``ideal`` > 0 seconds at peak speed."""
         # numpy.interp is flat outside the knots: an extrapolated line could promise efficiencies above 1.
         at = float(np.interp(math.log10(ideal), self.sizes, self.values))
         return ideal / 10**at
@@ -127,7 +127,7 @@ class _EfficiencyCurve:
 
 @dataclass(frozen=True)
 class _FitError:
-    """The relative error of a fit on workloads left out of it."""
+    """The relative error of a fit for workloads that were left out of it."""
 
     cls: str
     direction: str
@@ -138,13 +138,13 @@ class _FitError:
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """Fitted curves by (class, direction), with their errors."""
+    """Fitted efficiency curves by (class, direction), with their errors."""
 
     curves: Mapping[tuple[str, str], _EfficiencyCurve]
     errors: tuple[_FitError, ...] = ()
 
     def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
-        """Return the fitted seconds; None if too little of this class was timed."""
+        """Return the fitted duration in seconds; None if too little of this class was timed."""
         curve = self.curves.get((cls, direction))
         if curve is None:
             return None
@@ -215,7 +215,7 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def _weight_gradient_share(facts: Facts) -> float:
-    """Estimate a weight-gradient product's share of backward's seconds; somewhat too large."""
+    """Return an estimate, somewhat too large, of the weight gradient's share of backward's duration."""
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
     return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
@@ -228,11 +228,11 @@ _TF32_BY = {
     CostClass.CONVOLUTION: "convolution",
     CostClass.RECURRENT: "recurrent",
 }
-"""Class -> the setting that allows TF32 for float32."""
+"""Cost class -> the setting of PyTorch that allows TF32 for float32."""
 
 
 _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
-"""Classes whose neighbouring operators are one kernel if fused."""
+"""Cost classes whose neighbouring operators become one kernel if fused."""
 
 
 def moved_bytes(cls: CostClass, of: CallWork) -> int:
@@ -242,13 +242,14 @@ def moved_bytes(cls: CostClass, of: CallWork) -> int:
 
 @dataclass(eq=False, repr=False)
 class RooflineCompute:
-    """Ideal seconds divided by efficiencies, plus launches.
+    """Estimated durations: those at peak speed divided by efficiencies, plus kernel launches.
 
     Args:
-        efficiencies: fitted ones; classes without a fit have fixed ones.
+        efficiencies: fitted efficiencies; classes without a fit have fixed ones.
         kernels: PyTorch's settings, TF32 among them.
         fused: whether neighbouring element-wise operators and norms are one GPU kernel.
-        dated: the month of the kernels (:func:`~tensoropt.cluster.reached_by`); by default the newest.
+        dated: the month of the kernels' versions (:func:`~tensoropt.cluster.reached_by`); by default the
+            newest.
     """
 
     device: DeviceKind
@@ -334,7 +335,7 @@ class RooflineCompute:
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of a weight gradient's product: half of its call's backward and one launch."""
+        """Return the seconds of a weight's gradient: half of its call's backward, and one launch."""
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * _weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]
@@ -349,17 +350,17 @@ class RooflineCompute:
 
     @property
     def optimizer_s_per_element(self) -> float:
-        """Seconds per float32 element at the memory's bandwidth."""
+        """The optimizer's duration per float32 element in seconds, limited by memory bandwidth."""
         return 4.0 * kind_of(self.optimizer).traffic / (self.device.memory_bandwidth * self.reached.memory)
 
 
 def measurement_prefix(
     ranks: int, threads: int, training: bool, device: str | None = None, kernels: KernelSettings | None = None
 ) -> str:
-    """Return the head of a workload's key in the store: the hardware and the way of timing.
+    """Return the first part of a workload's key in the store: the hardware and the method of timing.
 
     Args:
-        device: a kind of GPU; None for this machine's processor.
+        device: the name of a kind of GPU; None for this machine's processor.
         kernels: PyTorch's settings; its defaults if None.
     """
     settings = (kernels or KernelSettings()).of("cuda" if device else "cpu").words
@@ -372,19 +373,19 @@ def measurement_prefix(
 
 
 def failed_otherwise(record: Mapping[str, Any]) -> bool:
-    """Return whether a workload failed without running out of memory, as made-up operands can cause."""
+    """Return whether timing failed, but not for lack of memory; random operands can cause this."""
     return "error" in record and not record["error"].startswith(OUT_OF_MEMORY)
 
 
 @dataclass(eq=False, repr=False)
 class MeasuredCompute:
-    """Costs from records of :func:`tensoropt.profiling.measure.measure_workloads`, by workload key.
+    """Durations from records of :func:`tensoropt.profiling.measure.measure_workloads`, by workload key.
 
     Args:
-        rest: prices workloads that were not timed; None if all were.
-        source: that of the optimizer's figure.
-        factors: by class, seconds in real steps over those when timed alone; by default 1.
-        peaks: peak FLOP/s by dtype, an upper limit (other dtypes: float32's); empty for no limit.
+        rest: estimates for workloads that were not timed; None if all were.
+        source: the source of the optimizer's duration.
+        factors: cost class -> seconds in real steps over seconds when timed alone; by default 1.
+        peaks: dtype -> peak FLOP/s, an upper limit (other dtypes: float32's); empty for no limit.
     """
 
     records: Mapping[str, Mapping[str, Any]]
@@ -405,7 +406,7 @@ class MeasuredCompute:
         return MEASURED
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds; infinite if it ran out of memory."""
+        """Return the (forward, backward) seconds; infinite if the workload ran out of memory."""
         forward_s, backward_s = self._alone(work, facts)
         return (
             self._in_step(work, forward_s, facts.forward_flops),
@@ -447,7 +448,7 @@ class MeasuredCompute:
 
 
 class SlowestCompute:
-    """Costs on devices of several kinds: each operator runs at the pace of its slowest kind."""
+    """Durations on devices of several kinds: each operator runs at the pace of its slowest kind."""
 
     def __init__(self, kinds: Sequence[MeasuredCompute]):
         self.kinds = tuple(kinds)

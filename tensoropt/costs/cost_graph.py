@@ -26,11 +26,11 @@ class VariableTable:
 
     Attributes:
         key: the variable's name; in tables of a model, a :class:`tensoropt.costs.tables.Variable`.
-        layouts: one per configuration of a hub or tied parameter.
-        kept: per configuration of a hub, whether the tensor is saved for backward as materialised.
-        again: per configuration in a region, whether it is recomputed; all plain ones come first.
-        options: per configuration of a group, the stored layouts of each option.
-        memory, compute, communication: per configuration, bytes or seconds by option.
+        layouts: the layout of each configuration of a hub (tensor with several readers) or tied parameter.
+        kept: for each configuration of a hub, whether the tensor is saved for backward in this layout.
+        again: for each configuration in a region, whether it is recomputed; recomputed ones come last.
+        options: for each configuration of a group, the stored layouts of its parameters in each option.
+        memory, compute, communication: for each configuration, bytes or seconds by option.
     """
 
     key: Any
@@ -54,7 +54,8 @@ class VariableTable:
 class EdgeTable:
     """The costs between two variables: ``table[rows[i], cols[j]] = (memory, communication time)``.
 
-    ``i`` and ``j`` are configurations of ``a`` and ``b``. An edge with options has shape (P, Q, options, 2).
+    ``i`` and ``j`` are configurations of ``a`` and ``b``. With options, the table's shape is (P, Q, options,
+    2).
     """
 
     a: Any
@@ -65,21 +66,21 @@ class EdgeTable:
 
 
 def edge_keys(edges: Iterable[EdgeTable]) -> list[tuple[Any, Any, int]]:
-    """Return the names of edges: (source, target, n-th edge between them)."""
+    """Return the keys of edges: (source, target, number among the edges between these two)."""
     numbers: dict[object, itertools.count[int]] = defaultdict(itertools.count)
     return [(edge.a, edge.b, next(numbers[edge.a, edge.b])) for edge in edges]
 
 
 Allowed = Callable[[VariableTable, int], NDArray[np.bool_] | None]
-"""(variable, configuration) -> mask over its options, or None for all."""
+"""(variable, configuration) -> mask over the configuration's options, or None to allow all."""
 
 
 @dataclass(eq=False, repr=False)
 class CostGraph:
     """Variables ("operators" of a search), configurations, and costs in memory (bytes) and time (seconds).
 
-    ``inf`` marks the impossible, as does an empty list of options. Parallel edges, several components, and
-    variables with one configuration are allowed. Equal tables are prepared once.
+    Impossible choices cost ``inf`` or have an empty list of options. Parallel edges, several components, and
+    variables with one configuration are allowed. The search prepares equal tables only once.
     """
 
     variables: list[VariableTable] = field(default_factory=list)
@@ -149,10 +150,10 @@ class CostGraph:
         rows: ArrayLike | None = None,
         cols: ArrayLike | None = None,
     ) -> None:
-        """Add an edge; ``costs[i][j]`` is an array (options, 2), or ``costs`` is (Ka, Kb, 2) or (Ka, Kb,
-        options, 2).
+        """Add an edge; ``costs[i][j]`` is an array (options, 2) of memory and time of configurations (i, j).
 
-        With ``rows`` (Ka,) and ``cols`` (Kb,), configurations (i, j) cost ``costs[rows[i]][cols[j]]``.
+        A float array (Ka, Kb, options, 2) is equivalent; (Ka, Kb, 2) means one option each. With ``rows``
+        (Ka,) and ``cols`` (Kb,), configurations (i, j) cost ``costs[rows[i]][cols[j]]``.
 
         Raises:
             ValueError: unknown ends, a self-edge, a wrong shape, or negative, NaN or ragged costs.
@@ -175,7 +176,7 @@ class CostGraph:
 
 
 def check_costs(points: Floats, what: str) -> None:
-    """Raise a ValueError beginning with ``what`` for costs that no search can add up."""
+    """Raise a ValueError beginning with ``what`` if a cost is NaN, negative, too small or too large."""
     if np.isnan(points).any():
         raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
     if (points < 0).any():

@@ -1,6 +1,6 @@
-"""A plan's need of device memory, the usable memory, and whether it fits.
+"""Whether a plan fits a device: the memory that it needs, and the memory that it may use.
 
-The need is the step's tensors and constants and, on GPUs, the process's other memory, the driver's, and what
+A plan needs the step's tensors and constants and, on GPUs, the process's other memory, the driver's, and what
 PyTorch's allocator reserves beyond tensors.
 """
 
@@ -16,12 +16,13 @@ from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.units import format_bytes, format_number
 
 LEAST, MOST = 0.96, 1.11
-"""Measured over predicted GPU memory for four fifths of 28 published peaks, without V100s."""
+"""The range of the ratio of measured to predicted GPU memory for four fifths of 28 published peaks; V100s are
+excluded."""
 
 _ALLOCATOR_SHARE = 0.02
-"""The allocator's reserve over tensors: the median of replays of published jobs."""
+"""The allocator's reserve as a share of tensors: the median of replays of published jobs."""
 _DRIVER_SHARE = 0.011
-"""The driver's share: PyTorch reports 79.1 of 80 GiB (A100, H100) and 31.7 of 32 GiB (V100)."""
+"""The driver's share of a GPU: PyTorch reports 79.1 of 80 GiB (A100, H100) and 31.7 of 32 GiB (V100)."""
 HEADROOM = 0.05
 """The share of memory left free without a budget; an assumption."""
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -29,16 +30,16 @@ FITS: Verdict = "fits"
 TIGHT: Verdict = "tight"
 FAILS: Verdict = "does not fit"
 WORDS: Mapping[Verdict, str] = {FITS: "yes", TIGHT: "tight", FAILS: "no"}
-"""The verdicts as words of a column."""
+"""The verdicts as words of a table's column."""
 MARKS: Mapping[Verdict, str] = {FITS: "", TIGHT: " ~", FAILS: " ✕"}
-"""The verdicts as marks behind a figure."""
+"""The verdicts as marks after a figure."""
 _UNUSED = "segments"
 """A term that no plan needs: PyTorch returns unused segments when memory runs short."""
 _Size = TypeVar("_Size", float, np.ndarray)
 
 
 def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: float) -> dict[str, _Size]:
-    """Return what a process on a GPU takes beside tensors, by name, of one plan or of many.
+    """Return name -> bytes that a process takes on a GPU besides tensors, of one plan or of many.
 
     Args:
         tensors: peak bytes of the step's tensors and constants.
@@ -53,22 +54,23 @@ def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: flo
 
 
 def needed_bytes(tensors: _Size, process: Mapping[str, _Size]) -> _Size:
-    """Return a plan's need in whole bytes, of one plan or of many."""
+    """Return the memory in whole bytes that a plan needs, for one plan or an array of plans."""
     return np.rint(tensors + sum(process.values()))
 
 
 def room_bytes(device_bytes: float, budget_bytes: float | None = None) -> float:
-    """Return the smaller of budget and device memory, with which the verdict compares the need."""
+    """Return the smaller of budget and device memory, which the verdict compares with the needed memory."""
     return device_bytes if budget_bytes is None else min(budget_bytes, device_bytes)
 
 
 def usable_bytes(
     device_bytes: float, budget_bytes: float | None = None, headroom: float | None = None
 ) -> float:
-    """Return the bytes that a chosen plan may need: budget or device memory; without a budget, less headroom.
+    """Return the most bytes that a chosen plan may need: the budget, or device memory less headroom.
 
     Args:
-        headroom: a requested share, subtracted from a budget too; None for :data:`HEADROOM`, which is not.
+        headroom: the share of the device that stays free even with a budget; None for :data:`HEADROOM`
+            without a budget, and nothing with one.
     """
     left = device_bytes * (1.0 - (HEADROOM if headroom is None else headroom))
     if budget_bytes is None:
@@ -78,13 +80,13 @@ def usable_bytes(
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """A plan's predicted need and the room for it, in bytes of the fullest rank.
+    """The memory that a plan needs and may use, in bytes of the fullest rank.
 
     Attributes:
-        tensors: those of the step, constants included.
-        process: the process's other terms (:func:`_process_parts`).
+        tensors: the step's tensors, constants included.
+        process: name -> the process's other memory (:func:`_process_parts`).
         room_bytes: the usable memory.
-        estimated: whether the need has an error, as on GPUs; CPU tensors are predicted to the byte.
+        estimated: whether the needed memory has an error, as on GPUs; CPU tensors are predicted to the byte.
     """
 
     tensors: float
@@ -133,11 +135,11 @@ def verdict_on(needed_bytes: float, room: float, *, estimated: bool) -> Verdict:
 def device_fit(
     tensors: float, terms: Mapping[str, float], device_bytes: float, room: float, *, estimated: bool
 ) -> DeviceFit:
-    """Return whether a plan fits.
+    """Return the memory that a plan needs and may use, with the verdict whether it fits.
 
     Args:
         tensors: peak bytes of the step's tensors.
-        terms: the process's other bytes by name.
+        terms: name -> bytes of the process's other memory.
         room: the usable part of ``device_bytes``.
     """
     tensors += terms.get(CONSTANTS, 0.0)

@@ -1,4 +1,4 @@
-"""Pairwise costs: resharding between configurations of adjacent variables."""
+"""Pairwise costs: tables for the resharding of a tensor between two adjacent variables."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _MOST_BYTES = 1 << 28
 
 
 class TableArrays:
-    """The arrays of one mesh at its prices, each built once.
+    """A cache of the cost arrays of one mesh with one cost model, each built once.
 
     Args:
-        store: keeps them between runs, if given.
-        key: names everything that all arrays depend on.
+        store: the store that keeps arrays between runs, or None.
+        key: a text that names everything on which all arrays depend.
         in_memory: whether to cache arrays without a store.
     """
 
@@ -49,7 +49,7 @@ class TableArrays:
             self._arrays = store.get(self.key, "tables") or {}
 
     def once(self, depends_on: Callable[[], str], make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return a stored array or build it; ``depends_on``: what it depends on besides the key."""
+        """Return a cached array or build it; ``depends_on``: what it depends on besides the key."""
         if not self.in_memory:
             return make()
         key = _hash(depends_on())
@@ -59,7 +59,7 @@ class TableArrays:
         return self._arrays[key]
 
     def save(self) -> None:
-        """Store new arrays."""
+        """Put the arrays into the store, if any of them is new."""
         size = sum(array.nbytes for array in self._arrays.values())
         if self.store is None or not self._made or size > _MOST_BYTES:
             return
@@ -68,13 +68,13 @@ class TableArrays:
 
 
 class _Within(NamedTuple):
-    """The position of a tensor and its reader in a region.
+    """How a tensor and its reader lie in regions, and whether the tensor may be gathered again.
 
     Attributes:
-        inside: the tensor is made in the reader's region.
-        viewed: the reader's results may be views of it.
-        gatherable: the tensor may be gathered again in backward.
-        pinned: whether constraints demand that or forbid it; None if neither.
+        inside: whether the tensor is made in the reader's region.
+        viewed: whether the reader's results may be views of it.
+        gatherable: whether the tensor may be gathered again in backward.
+        pinned: whether constraints demand or forbid gathering again; None if neither.
     """
 
     inside: bool = False
@@ -97,10 +97,10 @@ class EdgeBuilder:
     """The builder of one mesh's edge tables.
 
     Args:
-        configurations: by group name, in the order of the group's template.
-        region_of: group name -> its region.
+        configurations: group name -> its configurations, in the order of the group's :class:`Template`.
+        region_of: group name -> its region (block that may be recomputed).
         arrays: cached arrays of this mesh.
-        gathered_again: group name -> whether constraints have its inputs gathered again in backward.
+        gathered_again: group name -> whether constraints demand that backward gathers its inputs again.
     """
 
     effects: GroupEffects
@@ -133,7 +133,7 @@ class EdgeBuilder:
             yield self._hub_producer(name)
 
     def optional(self, edges: Sequence[EdgeTable]) -> dict[str, tuple[Variable, Variable, int]]:
-        """Return the edge of each tensor that may be gathered again."""
+        """Return tensor -> the key of its edge, for tensors that may be gathered again."""
         keys = {id(edge): key for edge, key in zip(edges, edge_keys(edges), strict=True)}
         return {name: keys[id(edge)] for name, edge in self._with_options.items()}
 
@@ -178,11 +178,12 @@ class EdgeBuilder:
         return [self.moves.product_s(group, name, *each) for each in zip(of.works, of.facts, strict=True)]
 
     def _hub_products(self, name: str, hub: VariableTable) -> list[float | None]:
-        """Return, per placement of a hub, the seconds of the shortest product that overlaps with its
-        gradient's reduction.
+        """Return, for each state of a hub, the seconds of work that hide the reduction of its gradient.
 
-        Shortest over the first reader's configurations that read the hub unmoved; None if one of them cannot
-        return the hub's whole gradient. Only the simulator sees the reduction of a reader that moves the hub.
+        A hub is a tensor with several readers. The work is the product for a weight's gradient, the shortest
+        over the first reader's configurations that read the hub without resharding; None if one of them
+        cannot return the hub's whole gradient. Only the simulator sees the reduction of a reader that
+        reshards the hub.
         """
         if name not in self.products:
             return [None] * len(hub.layouts)
@@ -219,9 +220,7 @@ class EdgeBuilder:
         ]
 
     def hub_ends(self, name: str) -> list[Reading]:
-        """Return the states of a hub: placement of the producer or a reader, saved or not, recomputed or
-        not.
-        """
+        """Return the states of a hub (tensor with several readers): layout, if saved, if recomputed."""
         producer, readers = self._producer(name), self._readers(name)
         layouts = dict.fromkeys(
             c.layout(name) for g in (producer, *readers) for c in self.configurations[g.name]
@@ -247,7 +246,7 @@ class EdgeBuilder:
         within: _Within,
         costs: Callable[[Sequence[_A], Sequence[_B]], np.ndarray],
     ) -> EdgeTable:
-        """Build the table of two variables, indexed by their distinct ends.
+        """Return the table of two variables, with a row and a column per distinct view (end) of the tensor.
 
         Args:
             costs: (first ends, second ends) -> array (.., .., 2) of memory and time; infinite if
@@ -289,9 +288,7 @@ class EdgeBuilder:
     def _moving_s(
         self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
     ) -> np.ndarray:
-        """Return seconds (sources, targets) per step of moving a tensor and its gradient, twice where
-        ``again``.
-        """
+        """Return seconds (sources, targets) per step of resharding, with forward twice where ``again``."""
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products_s = [end.product_s or 0.0 for end in targets]
         forward_s, back_s = self.moves.moving_s(name, rows, cols, products_s if any(products_s) else None)
@@ -312,11 +309,13 @@ class EdgeBuilder:
         may: np.ndarray,
         within: _Within,
     ) -> np.ndarray:
-        """Add the option to gather a tensor again where it saves memory: (sources, targets, options, 2).
+        """Return costs with an option to gather a tensor again where that saves memory.
+
+        Their shape is (sources, targets, options, 2).
 
         Args:
             cells: (sources, targets, 2) costs with the copy saved.
-            may: (sources, targets) whether the edge's copy is saved, and its maker runs once.
+            may: (sources, targets) whether the edge's copy is saved, and its producer is not recomputed.
         """
         if not within.gatherable or within.pinned is False:
             return cells
@@ -414,7 +413,7 @@ class EdgeBuilder:
     # -- constraints ------------------------------------------------------------------------------
 
     def build_together(self, restriction: Restriction) -> Iterator[EdgeTable]:
-        """Yield tables that allow only equal labels to groups that constraints split alike."""
+        """Yield tables that forbid different labels for groups that constraints split alike."""
         for first, *others in restriction.together:
             for other in others:
                 ends = [self._labels(name, restriction.words) for name in (first, other)]
@@ -448,7 +447,7 @@ def _remade(sources: Sequence[Reading], within: _Within) -> np.ndarray:
 
 
 def _taken_again(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
-    """Return (sources, reads) whether the tensor is moved once more in backward."""
+    """Return whether backward reshards the tensor once more, as an array (sources, reads)."""
     return _flags(reads, "again") | (_remade(sources, within) & _flags(reads, "kept"))
 
 

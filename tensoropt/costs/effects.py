@@ -1,4 +1,4 @@
-"""The effects of a choice in a step, each with its moment; the only description of costs."""
+"""Effects of a choice at moments of a step (work, collectives, allocations); all costs follow from them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ from tensoropt.sharding.reshard.steps import (
 from tensoropt.sharding.strategy import output_layout
 
 Phase = Literal["first", "forward", "again", "backward", "last", "reduction", "optimizer"]
-"""``again``: a region's second forward; ``first`` micro-batch's forward; ``last`` micro-batch's backward."""
+"""The phases of a step: ``first`` and ``last`` are the first micro-batch's forward and the last one's
+backward; ``again`` is a recomputed region's second forward."""
 
 
 class When(NamedTuple):
-    """A moment of a step, relative to the owner of an effect: group, tensor or parameter.
+    """A moment of a step, relative to the group, tensor or parameter to which an effect belongs.
 
     Attributes:
         what: its kind; :mod:`tensoropt.simulate.step_schedule` finds its position.
-        number: the number of a part of forward, or of a reader.
+        number: the number of a part of a group's forward, or of a tensor's reader.
     """
 
     phase: Phase
@@ -49,12 +50,12 @@ class When(NamedTuple):
 
     @property
     def once(self) -> bool:
-        """Whether it occurs once per step, not per micro-batch."""
+        """Whether the moment occurs once per step, not in each micro-batch."""
         return self.phase in ("first", "last", "reduction", "optimizer")
 
     @property
     def at_once(self) -> bool:
-        """Whether a coalesced collective is waited for at once, as no block overlaps it."""
+        """Whether a coalesced collective is waited for immediately, as it overlaps with no block."""
         return self.what == "begin"
 
 
@@ -93,7 +94,7 @@ ARRIVED, FIRST_ARRIVED = When("backward", "arrived"), When("backward", "first ar
 REDUCED, STEP = When("reduction", "bucket"), When("optimizer", "step")
 
 COMPLETE = (ARRIVED, BACK_LEFT, REDUCE_LAST)
-"""When a gradient is complete at its parameter: in backward, after scattering, after backward."""
+"""The moments at which a gradient may be complete: in backward, after scattering, after backward."""
 
 
 def part_of(part: int, *, again: bool = False) -> When:
@@ -107,7 +108,7 @@ def reader(number: int, when: When) -> When:
 
 
 class GradientShare(NamedTuple):
-    """A gradient all-reduced in a bucket over ``axes`` (0 is micro-batches), ``complete`` at a moment."""
+    """A gradient in a bucket, all-reduced over ``axes`` (0: micro-batches) after the moment ``complete``."""
 
     axes: tuple[int, ...]
     dtype: str
@@ -116,7 +117,7 @@ class GradientShare(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes in the dtype in which it is reduced."""
+        """The gradient's size in bytes, in the dtype in which it is reduced."""
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
@@ -126,7 +127,7 @@ class SharedCollective(NamedTuple):
     Attributes:
         send: the collective for this parameter alone.
         dtype: the dtype of the collective.
-        stays: the sent data stays in place, so that packing copies it.
+        stays: whether the sent data stays allocated, so that packing copies it.
     """
 
     send: Send
@@ -135,13 +136,13 @@ class SharedCollective(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """Named bytes that one effect begins and another ends.
+    """A named allocation, which one effect begins and another ends.
 
     Attributes:
         what: ``activation``, ``gathered parameters``, ``gradient``,...
         key: distinguishes allocations with the same owner and ``what``.
-        kept: saved from forward to backward; otherwise transient.
-        parameter: the short name of a group's parameter whose bytes they are; "" for other bytes.
+        kept: whether it is saved from forward to backward.
+        parameter: the short name of the parameter, if it holds one or its gradient; "" otherwise.
     """
 
     what: str
@@ -160,18 +161,18 @@ class Effect:
     """An event at one moment of a micro-batch, or of the step.
 
     Attributes:
-        after: it takes place at the moment's end.
-        begins, ends: allocations; one in both stays in place and is saved from then on.
-        workspace_bytes: bytes alive during this moment only.
-        local_s: seconds on the device, from ``source``.
+        after: whether it takes place at the moment's end.
+        begins, ends: allocations; one in both stays in place and is saved for backward from then on.
+        workspace_bytes: memory in bytes that is allocated during this moment only.
+        local_s: the duration on the device in seconds, from ``source``.
         sends: blocking collectives.
-        beside_work_s: the last seconds of its work, which overlap with ``sends``.
-        beside: coalesced collectives that overlap with the work until the next block.
-        moves: it is a resharding, whose local seconds count as communication.
+        beside_work_s: the last seconds of the moment's work, which overlap with ``sends``.
+        beside: coalesced collectives that overlap with computation until the next block.
+        moves: whether it is a resharding, whose local seconds count as communication.
         share: a gradient reduced in a bucket.
-        host_s: the host's seconds to launch it; 0 on CPUs.
-        passing: autograd's seconds for a tensor that moves only in the other direction; the search counts
-            them if ``sums_passing``.
+        host_s: the duration on the host of launching it, in seconds; 0 on CPUs.
+        passing: autograd's seconds for a tensor that is resharded only in the other direction; the search
+            counts them if ``sums_passing``.
     """
 
     when: When
@@ -192,12 +193,12 @@ class Effect:
 
     @property
     def kept(self) -> int:
-        """The increase of bytes saved for backward."""
+        """The change in bytes of memory that is saved for backward."""
         return self._grows(kept=True)
 
     @property
     def transient(self) -> int:
-        """The increase of bytes still allocated afterwards and not saved for backward."""
+        """The change in bytes of memory that stays allocated, but is not saved for backward."""
         return self._grows(kept=False)
 
     def _grows(self, *, kept: bool) -> int:
@@ -209,7 +210,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """All effects of one owner for one choice, and the bytes alive during the whole step."""
+    """All effects of a group, tensor or parameter under a choice, and its bytes during the whole step."""
 
     effects: tuple[Effect, ...]
     parameters: int = 0
@@ -218,7 +219,7 @@ class Effects:
 
 
 class Cost(NamedTuple):
-    """Totals in one step: bytes, seconds of computing, seconds of communication."""
+    """Totals of one step: memory in bytes, duration of computing and of communication in seconds."""
 
     memory: float
     compute: float
@@ -233,11 +234,11 @@ NOTHING = Cost(0.0, 0.0, 0.0)
 
 
 def additive(effects: Effects, prices: Prices) -> Cost:
-    """Add up effects as the search does: bytes that last, and all seconds without overlap.
+    """Return the sum of effects as the search counts it: memory that lasts, and all durations.
 
-    Each effect counts the slower of device and host, an upper bound as the host runs ahead. Bytes last if
-    alive during the whole step or saved from forward to backward. Workspace and what a recomputed region
-    saves are left out: only their maximum counts, which no sum can express.
+    Each effect counts the slower of device and host, an upper bound as the host runs ahead. Memory lasts if
+    it is allocated during the whole step or saved from forward to backward. Workspaces and tensors that a
+    recomputed region saves are left out: only their maximum counts, which no sum can express.
     """
     # The order of the additions is part of the result to the last bit; see TableBuilder._options.
     memory, compute, communication = effects.parameters + effects.gradients + effects.optimizer, 0.0, 0.0
@@ -270,17 +271,17 @@ def additive(effects: Effects, prices: Prices) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A group's view of a tensor.
+    """How one group writes or reads a tensor.
 
     Attributes:
         layout: the layout in which the group writes or reads it.
-        kept: for a writer: it saves the tensor; for a reader: its backward needs the tensor.
-        again: the group is recomputed.
-        lies_in: for a writer: the tensor (short name) in whose storage it lies.
-        extent: bytes of the storage, for a reader of its gradient's; None if they equal the tensor's.
-        product_s: for a linear reader: seconds of the weight gradient's product, which may overlap with
-            reducing the tensor's gradient.
-        given: for a writer: another pipeline stage made it, and it lives until forward ends.
+        kept: whether the writer saves the tensor, or the reader's backward needs it.
+        again: whether the group is recomputed.
+        lies_in: for a writer: the short name of the tensor whose storage it shares.
+        extent: for a reader: the bytes of the gradient's storage; None if they equal the tensor's.
+        product_s: for a linear reader: the duration in seconds of computing its weight's gradient, which may
+            overlap with reducing the tensor's gradient.
+        given: for a writer: whether another pipeline stage made the tensor, which lives until forward ends.
     """
 
     layout: Layout
@@ -293,7 +294,7 @@ class Reading:
 
 
 class Keeps(Enum):
-    """The part of a tensor saved from forward to backward for one reader."""
+    """What is saved from forward to backward for one reader of a tensor."""
 
     NOTHING = 0
     SOURCE = 1
@@ -301,16 +302,13 @@ class Keeps(Enum):
 
 
 def kept_for(*, kept: bool, again: bool, remade: bool, moved: bool) -> Keeps:
-    """Return what is saved of a tensor for a reader.
-
-    Nothing if the region makes it again; for a recomputed reader the source, which backward moves a second
-    time.
+    """Return what is saved of a tensor for a reader: its producer's shard, the reader's copy or nothing.
 
     Args:
-        kept: the reader's backward needs the tensor.
-        again: the reader is recomputed.
-        remade: the reader's region makes the tensor again.
-        moved: the reader has its own copy.
+        kept: whether the reader's backward needs the tensor.
+        again: whether the reader is recomputed, and then reshards the producer's shard again.
+        remade: whether the reader's region (recomputed block) makes the tensor again.
+        moved: whether the reader has its own copy.
     """
     if remade:
         return Keeps.NOTHING
@@ -337,7 +335,7 @@ _Both = tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]
 
 
 class MoveEffects:
-    """The effects of moves on one mesh."""
+    """The effects of resharding on one mesh."""
 
     def __init__(self, prices: Prices):
         self.prices, self.graph, self.mesh = prices, prices.graph, prices.mesh
@@ -354,18 +352,18 @@ class MoveEffects:
     # -- sizes ------------------------------------------------------------------------------------
 
     def elements(self, name: str, layout: Layout) -> int:
-        """Return the elements of a tensor's largest shard in a layout."""
+        """Return the number of elements of a tensor's largest shard."""
         key = name, layout
         if key not in self._elements:
             self._elements[key] = prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
         return self._elements[key]
 
     def bytes(self, name: str, layout: Layout) -> int:
-        """Return the bytes of that shard, in the dtype that readers see."""
+        """Return the size in bytes of a tensor's largest shard, in the dtype that readers see."""
         return self.elements(name, layout) * self.tensors[name].element_bytes
 
     def stored_bytes(self, name: str, layout: Layout) -> int:
-        """Return the bytes of a parameter between steps, or of its gradient."""
+        """Return the size in bytes of a parameter's largest shard between steps, or of its gradient's."""
         return self.elements(name, layout) * self.tensors[name].stored_element_bytes
 
     def learns(self, name: str) -> bool:
@@ -374,7 +372,7 @@ class MoveEffects:
     # -- moves ------------------------------------------------------------------------------------
 
     def steps(self, name: str, source: Layout, target: Layout) -> _Both:
-        """Return the (forward, backward) steps between layouts; no backward without a gradient."""
+        """Return the (forward, backward) steps of a resharding; no backward without a gradient."""
         # Layers repeat, and all tensors with the same moves share them.
         atoms, learns = self.graph.atoms.atom_sizes(name), self.learns(name)
         key = atoms, learns, source, target
@@ -392,7 +390,7 @@ class MoveEffects:
         *,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return a tensor's move from ``source`` to ``target``; in backward, its gradient's move back."""
+        """Return the effect of resharding a tensor; in backward, of resharding its gradient back."""
         tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
         # Layers repeat: the same move of a similar tensor costs the same.
         key = (when, atoms, tensor.element_bytes, tensor.requires_grad, source, target, workspace_bytes)
@@ -416,7 +414,7 @@ class MoveEffects:
         passes: bool = False,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return one direction of a move, as an effect. ``passes``: nothing moves in the other direction."""
+        """Return the effect of resharding steps; ``passes``: nothing moves in the other direction."""
         local, sends = self.prices.steps(steps, self.tensors[name].element_bytes)
         return Effect(
             when,
@@ -436,12 +434,13 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the search's seconds (sources, targets) of moving a tensor, and its gradient back.
+        """Return the seconds, shape (sources, targets), of resharding a tensor, and its gradient back.
 
-        Equal to those of :meth:`moved` to the last bit, for all pairs at once: a table has up to millions.
+        They equal those of :meth:`moved` to the last bit, but for all pairs at once: a table has up to
+        millions.
 
         Args:
-            products_s: per target, the seconds of the product that overlaps with a gradient's reduction.
+            products_s: for each target, the seconds of the product that overlaps with a gradient's reduction.
         """
         forward_s, goes = self._one_way_s(
             name, [*map(forward_placements, sources)], [*map(forward_placements, targets)]
@@ -496,26 +495,24 @@ class MoveEffects:
         return local.device_s + sent_s, local.host_s, reduced_s, True
 
     def product_s(self, group: Group, name: str, work: Workload, facts: Facts) -> float | None:
-        """Return the seconds of the product that may overlap with reducing the gradient of a tensor that a
-        group reads; None if there is none.
-        """
+        """Return the seconds of a weight's gradient that may overlap with reducing ``name``'s, or None."""
         key = group.name, name
         if key not in self._products:
             self._products[key] = reader_product(self.graph.atoms.graph, group, name)
         return None if self._products[key] is None else self.prices.compute.weight_gradient_s(work, facts)
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
-        """Return the effects of a result of the model, made whole on every rank, and of its gradient."""
+        """Return the effects of making a model output whole on every rank, and of its gradient."""
         whole = output_layout(source)
         return self.moved(OUTPUT, name, source, whole), self.moved(OUTPUT_BACK, name, source, whole)
 
     @property
     def overheads_source(self) -> str:
-        """The source of the seconds of copies, casts and launches."""
+        """The source of the durations of copies, casts and launches."""
         return self.prices.compute.source
 
     def resharding_bytes(self, steps: Sequence[ReshardingStep], name: str) -> int:
-        """Return the most bytes of a resharding in addition to its input."""
+        """Return the peak memory of a resharding in bytes, without its input."""
         if (order := self.orders.get(name)) is not None:
             # Buffers depend on which dim is outermost in memory: gathering along that one needs no copy, and
             # resharding lays out tensors as the unsplit model does.

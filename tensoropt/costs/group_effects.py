@@ -27,8 +27,8 @@ class Parts:
     """A group's operators, cut before the first and after the last use of each tensor that the group reads.
 
     Attributes:
-        starts: the first operator of each part.
-        first, last: per tensor, the parts that read it first and last.
+        starts: the position of the first operator of each part.
+        first, last: tensor -> the number of the part that reads it first, or last.
     """
 
     starts: tuple[int, ...]
@@ -36,12 +36,12 @@ class Parts:
     last: Mapping[str, int]
 
     def of(self, position: int) -> int:
-        """Return the part of an operator."""
+        """Return the number of the part with the operator at ``position``."""
         return bisect_right(self.starts, position) - 1
 
 
 def parts_of(group: Group) -> Parts:
-    """Return the parts of a group; a single one if one operator needs all the reads."""
+    """Return a group's :class:`Parts`; a single part if one operator reads all the tensors."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for position, op in enumerate(group.operators):
@@ -59,7 +59,7 @@ def parts_of(group: Group) -> Parts:
 
 
 class Choice(NamedTuple):
-    """The choice made for a group."""
+    """A group's configuration with its workload, stored layouts of parameters, and recomputation."""
 
     configuration: Configuration
     work: Workload
@@ -83,7 +83,7 @@ class GroupEffects:
         return self._last_part[group.name]
 
     def uses(self, choice: Choice) -> dict[str, Use]:
-        """Return the uses of the parameters that ``choice.stored`` names, in forward's order."""
+        """Return parameter -> its use, for those in ``choice.stored``, in the order of forward."""
         configuration = choice.configuration
         group, wanted = configuration.group, choice.facts.parameters_kept
         neighbours = self.parameters.blocks.neighbours(group.name)
@@ -104,14 +104,14 @@ class GroupEffects:
         }
 
     def stored_uses(self, choice: Choice) -> list[StoredUse]:
-        """Return the same uses, each with its parameter's storage."""
+        """Return the uses of :meth:`uses`, each with its parameter's storage."""
         stored_use, stored = self.parameters.stored_use, choice.stored
         return [stored_use(name, stored[name], use) for name, use in self.uses(choice).items()]
 
     def group(self, choice: Choice, *, joins: Sequence[bool] = ()) -> Effects:
         """Return all effects of a group in one micro-batch, phase by phase.
 
-        ``joins``: per tied parameter, whether gradients of later groups wait for this one's.
+        ``joins``: for each tied parameter, whether gradients of later groups wait for this group's.
         """
         group, again = choice.configuration.group, choice.again
         uses = self.stored_uses(choice)
@@ -172,7 +172,7 @@ class GroupEffects:
         )
 
     def inside(self, choice: Choice) -> list[Effects]:
-        """Return the communication inside a group: a resolved partial sum, then the kernels' collectives."""
+        """Return the effects of communication inside a group: of a partial sum, then of kernels."""
         configuration, found, moves = choice.configuration, [], self.moves
         passes = ((at.INNER, True), (at.INNER_AGAIN, choice.again), (at.INNER_BACK, self.training))
         whens = [when for when, happens in passes if happens]
@@ -230,7 +230,7 @@ class GroupEffects:
     # -- what the search counts -----------------------------------------------------------------------
 
     def kept(self, choice: Choice) -> Effects:
-        """Return everything that the group saves for backward as one effect."""
+        """Return the effects of all memory that the group saves for backward, as one allocation."""
         kept = choice.facts.kept_bytes
         if not self.training or choice.again or not kept:
             return Effects(())
@@ -239,9 +239,8 @@ class GroupEffects:
 
     @staticmethod
     def sent_beside(use: StoredUse, effects: Effects) -> tuple[tuple[bool, bool, float], ...]:
-        """Return (in forward, once per step, seconds) of each collective among a parameter's effects that may
-        run beside the work of neighbouring blocks."""
-        # After the first block, backward passes no other one.
+        """Return (in forward, once per step, seconds) of parameter collectives that other blocks may hide."""
+        # Backward computes no other block after the first one.
         first = not (use.use.neighbours and use.use.neighbours.before)
         return tuple(
             (effect.when.phase in _FORWARD, effect.when.once, sum(one.send.seconds for one in effect.beside))
@@ -252,8 +251,8 @@ class GroupEffects:
     def hidden_s(self, computed: Effects, sent: Iterable[tuple[bool, bool, float]]) -> float:
         """Return the seconds of collectives that the search assumes hidden behind computation.
 
-        A block's parameters are prefetched, and its gradients scattered, during neighbouring blocks, which
-        the search assumes equal to this one; the slow-down of computing meanwhile is subtracted.
+        A block's parameters are prefetched, and its gradients scattered, during neighbouring blocks. The
+        search assumes that these are equal to this block, and subtracts the slow-down of computing meanwhile.
 
         Args:
             computed: the group's own work (:meth:`computed`).
@@ -305,7 +304,7 @@ class GroupEffects:
         return parts
 
     def _most_back(self, choice: Choice, anew: Sequence[StoredUse], waiting: Sequence[StoredUse]) -> int:
-        """Return the peak of backward, in addition to saved tensors.
+        """Return the peak memory of backward in bytes, in addition to saved tensors.
 
         Args:
             anew: the uses that are gathered again, each alive for its reader only.
@@ -317,21 +316,19 @@ class GroupEffects:
         buffers = {} if again else {short[use.name]: self._buffer_bytes([use]) for use in anew}
         before: tuple[str, ...] = ()
         for number, run in enumerate(facts.backward_runs):
-            # Gathered for it, or by the second forward and not yet released.
+            # Parameters gathered for this run, or by the second forward and not yet freed.
             needing = facts.backward_runs[number:] if again else (run,)
             read = sum(gathered.get(name, 0) for name in {name for r in needing for name in r.reads})
             later = sum(returning.get(name, 0) for name in run.made)
             most = max(most, run.peak_bytes + read + later)
-            # What a node reads is gathered one after the other; the buffers are released before it computes.
+            # Parameters of a node are gathered one after another, and buffers are freed before it computes.
             buffer = max((buffers.get(name, 0) for name in run.reads if name not in before), default=0)
             most = max(most, run.begin_bytes + read + later + buffer)
             before = run.reads
         return most
 
     def _most_returning(self, uses: Sequence[StoredUse], joining: Collection[str]) -> int:
-        """Return the peak while gradients move to their storage; those of ``joining`` parameters are
-        summed.
-        """
+        """Return the peak memory while gradients move to their storage; ``joining`` ones are summed."""
         most = waiting = 0
         # Autograd returns first what was brought last in forward, and everything still to come waits in the
         # meantime.
@@ -353,7 +350,7 @@ class GroupEffects:
 
 
 class _ForwardPart(NamedTuple):
-    """The bytes saved by the end of a part of forward, and the peak during it."""
+    """The bytes saved by the end of a part of forward, and the peak bytes during it."""
 
     kept: int
     most: int

@@ -1,4 +1,4 @@
-"""The effects of a parameter in a step: stored, brought to its uses, its gradient returned."""
+"""The effects of a parameter in a step: storing it, bringing it to its uses, returning its gradient."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ class Use(NamedTuple):
     """One use of a parameter by a group, wherever it is stored.
 
     Attributes:
-        wanted: how often backward needs it gathered.
-        again: the group is recomputed.
-        neighbours: the blocks that can overlap its gathering; None if gathered at the use.
-        last_part: the last part of the group's forward.
-        turn: which use of a tied parameter gathers it and sums its gradient; None if not tied.
+        layout: the layout that the group reads.
+        wanted: how often backward needs the gathered parameter.
+        again: whether the group is recomputed.
+        neighbours: whether other blocks can overlap with its gathering; None if gathered at the use.
+        last_part: the number of the last part of the group's forward.
+        turn: what the use does for all uses of a tied parameter; None if not tied.
         learns: whether the use gives a trained parameter a gradient.
-        short: its short name in the group; "" if the parameter owns its effects itself.
+        short: the parameter's short name in the group; "" if effects belong to the parameter, not the group.
     """
 
     layout: Layout
@@ -55,7 +56,7 @@ class Use(NamedTuple):
 
     @property
     def own(self) -> Turn:
-        """Which part of the gathering and summing this use does."""
+        """Whether this use gathers the parameter, frees it and scatters its gradient."""
         return alone(wanted=self.wanted > 0) if self.turn is None else self.turn
 
 
@@ -65,15 +66,15 @@ class StoredUse:
 
     Attributes:
         forward, backward: the resharding steps to the use, and of the gradient back.
-        bytes: those of the parameter as read.
+        bytes: the size of the parameter in bytes, as read.
         wanted: how often backward needs it; 0 in inference.
-        gives: the use gives the parameter a gradient.
-        casts: stored and read dtypes differ.
-        anew: backward gathers or casts it again.
-        ahead: it is prefetched.
-        behind: its gradient is scattered one block later, in every micro-batch.
-        copy_ahead: its unsharded copy is prefetched in the first micro-batch, and its gradient scattered
-            later.
+        gives: whether the use gives the parameter a gradient.
+        casts: whether stored and read dtypes differ.
+        anew: whether backward gathers or casts it again.
+        ahead: whether it is prefetched.
+        behind: whether its gradient is scattered one block later, in every micro-batch.
+        copy_ahead: whether its unsharded copy is prefetched in the first micro-batch, and its gradient
+            scattered later.
     """
 
     name: str
@@ -92,7 +93,7 @@ class StoredUse:
     copy_ahead: bool
 
     def gathered(self, key: str) -> Allocation:
-        """Return the allocation of the parameter as read."""
+        """Return the allocation of the gathered parameter, in the layout that the group reads."""
         return Allocation(
             "gathered parameters", f"{key} {self.use.layout}", self.bytes, False, self.use.short
         )
@@ -103,7 +104,7 @@ class StoredUse:
 
     @property
     def moves(self) -> bool:
-        """Whether the parameter is moved or cast for the use."""
+        """Whether the parameter is resharded or cast for the use."""
         # A copy that stays gathered was cast once when it was gathered; only the others are cast at each use.
         return bool(self.forward) or (self.casts and not self.way.unsharded)
 
@@ -118,20 +119,20 @@ class StoredUse:
 
     @property
     def waits(self) -> bool:
-        """Whether the gradient must be moved or cast to the storage."""
+        """Whether the gradient is resharded, or cast to another dtype, before the optimizer uses it."""
         return bool(self.backward) or self.casts_back
 
     def complete(self, micro_batches: int) -> When:
-        """Return the moment, one of ``COMPLETE``, of the gradient's completion."""
+        """Return the moment at which the gradient is complete, one of ``COMPLETE``."""
         last = self.copy_ahead and micro_batches > 1
         if self.behind or (self.way.reduced_last and last):
-            # For the first block, when backward is over.
+            # The first block's gradients are scattered when backward is over.
             return at.BACK_LEFT if self.use.neighbours and self.use.neighbours.before else at.REDUCE_LAST
         return at.REDUCE_LAST if self.way.reduced_last else at.ARRIVED
 
 
 class ParameterEffects:
-    """Derives the effects of parameters on one mesh: bytes of one rank, seconds per moment."""
+    """The effects of parameters on one mesh, in bytes and seconds of one rank."""
 
     def __init__(self, moves: MoveEffects):
         self.moves, self.prices = moves, moves.prices
@@ -174,7 +175,7 @@ class ParameterEffects:
     # -- one use ----------------------------------------------------------------------------------
 
     def used(self, use: StoredUse) -> Effects:
-        """Return the effects, per micro-batch, of moving a parameter to its use and its gradient back."""
+        """Return the effects per micro-batch of resharding a parameter for its use, and its gradient back."""
         if use not in self._used:
             gathered = self._gathered_ahead(use) if use.ahead else self._gathered_at_use(use)
             self._used[use] = Effects((*gathered, *self._returned(use)))
@@ -238,7 +239,7 @@ class ParameterEffects:
             return self._scattered_behind(use)
         if not use.waits:
             return []
-        # The price of a cast contains that of passing it.
+        # The duration of a cast includes that of passing the tensor on.
         passes = not use.forward and not use.casts_back
         back = self.moves.stepped(at.PARAMETERS, use.name, use.backward, passes=passes)
         if use.casts_back:
@@ -246,14 +247,14 @@ class ParameterEffects:
         return [replace(back, sums_passing=False)]
 
     def _scattered_behind(self, use: StoredUse) -> list[Effect]:
-        """Return the effects of a gradient that is scattered while backward passes the next block."""
+        """Return the effects of a gradient that is scattered while backward computes the next block."""
         name, own, size, neighbours = use.name, use.use.own, use.bytes, use.use.neighbours
         source = self.moves.overheads_source
         assert neighbours is not None
         waiting = use.gradient("waiting", size)
         waits = Effect(at.PARAMETERS, begins=allocations(waiting))
         if own.before:
-            # The first two are added into a new tensor, the others into that one.
+            # The first two gradients are added into a new tensor, later ones into that tensor.
             buffers, add_s = size * (2 if own.before == 1 else 1), size * self.prices.overheads.add_s_per_byte
             waits = Effect(at.PARAMETERS, workspace_bytes=buffers, local_s=add_s, source=source)
         if not own.scatters:
@@ -277,9 +278,7 @@ class ParameterEffects:
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
-        """Return the bytes that the search counts for a prefetched parameter: its share of two average
-        blocks, with gradients.
-        """
+        """Return the bytes that the search counts for prefetching: a share of two blocks, with gradients."""
         if not use.ahead:
             return 0.0
         blocks = sum(last is not None for last in self.blocks.last)
@@ -288,13 +287,13 @@ class ParameterEffects:
     # -- between uses -----------------------------------------------------------------------------
 
     def stored(self, name: str, stored: Layout, *, joins: int = 0, complete: When = at.ARRIVED) -> Effects:
-        """Return the effects of a parameter between its uses: bytes, its gradient's arrival, the optimizer.
+        """Return the effects of a parameter between its uses: memory, accumulation of gradients, optimizer.
 
         Autograd accumulates a tied parameter's gradient once, from the sum of its users' parts.
 
         Args:
             joins: 1 if one group's gradient waits for others, 2 if several are summed meanwhile.
-            complete: :meth:`StoredUse.complete`.
+            complete: the moment at which the gradient is complete (:meth:`StoredUse.complete`).
         """
         tensor, size = self.moves.tensors[name], self.moves.stored_bytes(name, stored)
         if not self.moves.learns(name):
@@ -320,9 +319,7 @@ class ParameterEffects:
         return Effects(tuple(found), size, size, round(size * optimizer.state))
 
     def summed_bytes(self, name: str, stored: Layout) -> int:
-        """Return the bytes of a sum of a tied parameter's gradients: unsharded if reduced last, else a
-        shard.
-        """
+        """Return the bytes of a sum of a tied parameter's gradients: whole if reduced last, else a shard."""
         way = self.way(name, stored, whole_layout(self.moves.tensors[name], self.moves.mesh))
         return (
             self.moves.bytes(name, way.source) if way.reduced_last else self.moves.stored_bytes(name, stored)
@@ -354,7 +351,7 @@ class ParameterEffects:
     def _copied_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of making an unsharded copy with its block's parameters, or alone."""
+        """Return the effects of gathering an unsharded copy with its block's parameters, or alone."""
         name, way, moves = use.name, use.way, self.moves
         narrow, size = moves.bytes(name, way.shard) if use.casts else 0, moves.bytes(name, way.source)
         buffers = max(moves.resharding_bytes(steps, name) - size, 0)
@@ -379,7 +376,7 @@ class ParameterEffects:
         if neighbours is None:
             return [reduce]
         shard, copied = moves.bytes(name, way.shard), self._copied(steps)
-        # What is sent is what waits, a copy of its pieces, or a cast copy.
+        # The sent data is the waiting gradient itself, a copy of its pieces, or a cast copy.
         copy = use.gradient("sent copy", narrow or moves.bytes(name, way.source) * copied)
         arriving = allocations(use.gradient("last shard", shard), copy)
         sent = self._together(at.LAST_NEXT, name, reduce.sends, stays=not copy.bytes)
@@ -406,7 +403,7 @@ class ParameterEffects:
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 
     def _copied(self, steps: Sequence[ReshardingStep]) -> bool:
-        """Return whether the pieces of a coalesced collective are copied."""
+        """Return whether the pieces of a coalesced collective are copied to a buffer."""
         (step,) = steps
         padded = step.payload(self.moves.mesh) != max(prod(step.before), prod(step.after))
         return lies_inside(step.before, step.atom) or (step.kind == "reduce_scatter" and padded)

@@ -1,4 +1,4 @@
-"""Prices of work, copies, casts, additions, messages and collectives, for every kind of plan."""
+"""Prices: durations of work, copies, casts, additions, messages and collectives, for every kind of plan."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tensoropt.sharding.reshard.steps import COLLECTIVES, ReshardingStep
 
 
 class ComputeCosts(Protocol):
-    """The seconds of workloads and of the optimizer."""
+    """The interface to the durations of workloads and of the optimizer."""
 
     @property
     def source(self) -> str:
-        """The source of the optimizer and the overheads: measured, fitted or data sheet."""
+        """The source of the optimizer's and overheads' durations: measured, fitted or data sheet."""
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
         """Return the (forward, backward) seconds of one micro-batch."""
@@ -33,7 +33,7 @@ class ComputeCosts(Protocol):
         """Return the (forward, backward) seconds of a separate host to launch one micro-batch."""
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of the weight gradient's product if the first call is linear."""
+        """Return the seconds of the weight's gradient if the workload's first call is linear."""
 
     def source_of(self, work: Workload) -> str: ...
 
@@ -42,7 +42,7 @@ class ComputeCosts(Protocol):
 
 
 class _CommunicationCosts(Protocol):
-    """The seconds of collectives; axes are the mesh's own, without the micro-batch axis."""
+    """The interface to the durations of collectives; axes are those of the mesh, without micro-batches."""
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
 
@@ -51,11 +51,11 @@ class _CommunicationCosts(Protocol):
 
     @property
     def described(self) -> str:
-        """A description equal for equal seconds."""
+        """A text that is equal for two objects if all their durations are equal."""
 
 
 class LinkCosts(_CommunicationCosts, Protocol):
-    """The seconds of collectives and of messages between two ranks."""
+    """The interface to the durations of collectives and of messages between two ranks."""
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
         """Return the seconds of one message without other traffic; 0 within a rank."""
@@ -64,19 +64,19 @@ class LinkCosts(_CommunicationCosts, Protocol):
 
 
 class _FactsSource(Protocol):
-    """The facts of workloads."""
+    """The interface to the facts (memory, FLOP) of workloads."""
 
     def of(self, work: Workload) -> Facts: ...
 
 
 class _TimingSource(Protocol):
-    """Times workloads before they are priced."""
+    """The interface to the timing of workloads."""
 
     def measure(self, works: Mapping[str, Workload]) -> None: ...
 
 
 class ClusterCosts(Protocol):
-    """The costs on a cluster, current or saved with an exploration."""
+    """The interface to the cost model of a cluster, current or saved with an exploration."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -98,10 +98,10 @@ class ClusterCosts(Protocol):
     def timings(self) -> _TimingSource: ...
 
     def on(self, kinds: Sequence[DeviceKind]) -> Self:
-        """Return the costs among devices of some of the cluster's kinds."""
+        """Return the cost model for some of the cluster's kinds of devices."""
 
     def compute(self) -> ComputeCosts:
-        """Return the seconds of workloads that all devices run."""
+        """Return the durations of workloads that all devices run."""
 
     def compute_on(self, kind: DeviceKind) -> ComputeCosts: ...
 
@@ -113,11 +113,11 @@ class ClusterCosts(Protocol):
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory: ...
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
-        """Return the costs of a mesh's links; with ``pairs``, also between two ranks."""
+        """Return the durations of a mesh's collectives; with ``pairs``, also of messages between ranks."""
 
 
 class Send(NamedTuple):
-    """One collective with its price; ``axes`` are the mesh's own, numbered from 0."""
+    """One collective with its size and duration; axis 0 is the mesh's first axis, not micro-batches."""
 
     kind: str
     axes: tuple[int, ...]
@@ -127,13 +127,13 @@ class Send(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """The seconds of work on the device, and of its host to launch it (0 on CPUs)."""
+    """The seconds of work on the device, and the host's seconds to launch the work (0 on CPUs)."""
 
     device_s: float
     host_s: float
 
     def plus(self, other: Queues) -> Queues:
-        """Return the sum with another one, added in order."""
+        """Return the sum of both seconds with another's."""
         return Queues(self.device_s + other.device_s, self.host_s + other.host_s)
 
 
@@ -141,7 +141,7 @@ NO_WORK = Queues(0.0, 0.0)
 
 
 class DevicePrices:
-    """The prices of a rank's own work, in every kind of plan."""
+    """The durations of one rank's own work, in every kind of plan."""
 
     def __init__(self, compute: ComputeCosts, overheads: Overheads = NO_OVERHEADS):
         self.compute = compute
@@ -174,12 +174,12 @@ class DevicePrices:
 
     @property
     def passing(self) -> Queues:
-        """Autograd's seconds for a tensor that does not move."""
+        """Autograd's seconds for a tensor that is not resharded."""
         return self._both(lambda overheads: overheads.pass_s)
 
     @property
     def message_end(self) -> Queues:
-        """The seconds of launching one end of a message."""
+        """The seconds of launching the sending, or the receiving, of one message."""
         return self._both(lambda overheads: overheads.call_s)
 
     def again(self, work: Workload, forward: Queues) -> Queues:
@@ -192,22 +192,22 @@ class DevicePrices:
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def gradient_arrival(self, size: float, micro_batches: int, *, copied: bool) -> Queues:
-        """Return the seconds per micro-batch of a gradient's arrival, ``copied`` or left in place."""
+        """Return the seconds per micro-batch of accumulating a gradient; ``copied``: first to a bucket."""
         return self._both(lambda overheads: overheads.arrival_s(size, micro_batches, copied=copied))
 
 
 @dataclass(eq=False, repr=False)
 class Prices(DevicePrices):
-    """The prices of one mesh.
+    """The durations of computing and communication on one mesh.
 
     Args:
         optimizer: ``sgd``, ``momentum`` or ``adam``.
-        overheads: those of copies, gradient accumulation and edges.
+        overheads: the durations of copies, gradient accumulation and issuing steps of resharding.
         process: the process's memory besides tensors; by default none.
         beside: whether asynchronous collectives overlap with computation.
-        slower_beside: the share by which they slow it down.
+        slower_beside: the share by which such collectives slow computation down.
         in_flight: the most micro-batches with saved tensors at once, as in pipeline stages.
-        packs: gradients scattered together are packed into one tensor, as for gloo.
+        packs: whether gradients scattered together are packed into one tensor, as for gloo.
     """
 
     graph: GroupGraph
@@ -260,14 +260,14 @@ class Prices(DevicePrices):
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
-        """Return the seconds that collectives save if ``work_s`` of work overlap; numbers or arrays.
+        """Return the seconds that overlapping ``work_s`` of work with collectives saves; numbers or arrays.
 
-        Meanwhile work progresses by ``seconds / (1 + slower_beside)``.
+        While the collectives run for ``seconds``, ``seconds / (1 + slower_beside)`` of the work is done.
         """
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
-        """Return a collective with its price; None if its group has one member; micro-batches are axis 0."""
+        """Return a collective with its duration; None if a group has one member; micro-batches are axis 0."""
         real = self._real(axes)
         if not real:
             return None
@@ -275,7 +275,7 @@ class Prices(DevicePrices):
         return Send(kind, real, num_bytes, seconds, self.communication.source(kind, real))
 
     def steps(self, steps: Sequence[ReshardingStep], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
-        """Return a resharding's price: copies and launches, and its collectives."""
+        """Return a resharding's durations: that of copies and launches, and its collectives."""
         sends = []
         local, host_s = self._both(lambda overheads: overheads.issuing_s(len(steps)))
         for step in steps:
@@ -289,8 +289,7 @@ class Prices(DevicePrices):
 
 
 def runs_beside(device_type: str, overlap: str) -> bool:
-    """Return whether asynchronous communication overlaps with computation, as NCCL's streams do; gloo's
-    threads use the computing cores.
+    """Return whether communication overlaps with computation: with NCCL; gloo uses the computing cores.
 
     Args:
         overlap: as in :class:`~tensoropt.question.settings.Settings`.
@@ -326,5 +325,5 @@ class _FreeCommunication:
 
 
 def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
-    """Return prices of 0, to track only bytes and collectives."""
+    """Return prices of 0, for callers that need only memory and collectives."""
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)

@@ -19,7 +19,8 @@ from tensoropt.units import format_bytes
 
 CONTEXT, CONSTANTS = "context", "constants"
 TERMS = (CONTEXT, "workspaces", "segments", "communicators", "inputs", CONSTANTS)
-"""CUDA context; cuBLAS workspaces; unused segments; NCCL buffers; inputs and buffers; graph constants."""
+"""Names of terms: CUDA's context, cuBLAS's workspaces, unused segments of the allocator, NCCL's buffers, the
+step's inputs and buffers, constants of the graph."""
 
 
 _OVER_RINGS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
@@ -31,7 +32,7 @@ def named_terms(terms: Sequence[float]) -> dict[str, float]:
 
 
 def allocator_blocks(terms: Mapping[str, float]) -> tuple[int, ...]:
-    """Return the bytes of the terms in PyTorch's allocator, block by block."""
+    """Return the sizes in bytes of the blocks of these terms in PyTorch's allocator."""
     # Autograd's thread has its own workspace.
     workspace = terms.get("workspaces", 0.0) / 2
     sizes = (workspace, workspace, terms.get("inputs", 0.0), terms.get(CONSTANTS, 0.0))
@@ -69,8 +70,8 @@ class Sending(NamedTuple):
     """The ranks of some mesh axes, and the strategies (out of many) that communicate over them.
 
     Attributes:
-        levels: the link levels that they cross.
-        kinds: collective -> which strategies use it.
+        levels: the names of the link levels between these ranks.
+        kinds: collective -> mask of the strategies that use it.
     """
 
     levels: tuple[str, ...]
@@ -80,11 +81,11 @@ class Sending(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """The terms of one cluster and model, in bytes of one rank.
+    """The terms of process memory for one cluster and model, in bytes of one rank.
 
     Attributes:
         context, workspaces, segments, inputs, constants: equal for all strategies.
-        communicator: by link level.
+        communicator: link level -> NCCL's buffers.
     """
 
     context: float = 0.0
@@ -127,7 +128,7 @@ NO_PROCESS = ProcessMemory()
 
 
 def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = True) -> ProcessMemory:
-    """Return the terms on a GPU cluster; constants only on CPU ranks, or if not ``counted``."""
+    """Return the process memory on a GPU cluster; only constants on CPU ranks, or if not ``counted``."""
     inputs = sum(t.bytes for t in graph.tensors.values() if t.kind in ("input", "buffer"))
     return memory_of_process(cluster, inputs, graph.constant_bytes, counted=counted)
 
@@ -156,7 +157,7 @@ def memory_of_process(
 def terms_of_collectives(
     process: ProcessMemory, sent: Iterable[tuple[str, tuple[int, ...]]], shape: Sequence[int]
 ) -> dict[str, float]:
-    """Return a strategy's terms by name from its collectives alone.
+    """Return a strategy's terms of process memory by name, from its collectives alone.
 
     Links are unknown then, so each communicator counts with the largest buffers.
 

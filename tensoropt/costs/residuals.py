@@ -1,4 +1,4 @@
-"""A factor on the prices of each kind of work, from real steps."""
+"""Residuals: factors that correct the predicted durations of each kind of work, from real steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.store import ProfileStore
 
 NETWORK, REST = "collectives", "all else"
-"""The kinds of work besides operator classes; ``REST`` is edges, copies, additions and the optimizer."""
+"""The kinds of work besides cost classes; ``REST`` is resharding, copies, additions and the optimizer."""
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Factors by kind of work: measured seconds of one machine's steps over priced seconds; by default 1."""
+    """The ratios of measured to predicted durations in one machine's steps, by kind of work; else 1."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
 
@@ -30,7 +30,7 @@ class Residuals:
         return replace(overheads, **{name: getattr(overheads, name) * factor for name in names})
 
     def links(self, fits: LinkFits | None) -> LinkFits | None:
-        """Return a mesh's link fits with collectives multiplied by their factor."""
+        """Return a mesh's link fits with the durations of collectives multiplied by their factor."""
         factor = self.of(NETWORK)
         if fits is None or factor == 1.0:
             return fits
@@ -48,6 +48,6 @@ def save_residuals(store: ProfileStore, prefix: str, residuals: Residuals) -> No
 
 
 def load_residuals(store: ProfileStore, prefix: str) -> Residuals:
-    """Return the residuals of the hardware ``prefix``; :data:`NO_RESIDUALS` if none."""
+    """Return the stored residuals of the hardware ``prefix``; :data:`NO_RESIDUALS` if none."""
     record = store.get(f"{prefix}/{_KEY}", kind=_KIND)
     return NO_RESIDUALS if record is None else Residuals(**record)

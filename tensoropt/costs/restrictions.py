@@ -41,10 +41,10 @@ from tensoropt.sharding.strategy import replicated_axes
 def _sharded_layout(
     atoms: tuple[int, ...], mesh: tuple[int, ...], whole: Layout, axes: tuple[int, ...]
 ) -> Layout | None:
-    """Return the stored layout that shards ``axes`` of a parameter otherwise stored as ``whole``.
+    """Return the layout that shards a parameter stored as ``whole`` along ``axes``, or None.
 
-    Take the first atom that divides evenly and that one all-gather restores; otherwise the first that one
-    axis cuts unevenly, with padding; None if there is none.
+    Take the first atom (factor of a dim) that divides evenly and that one all-gather restores; otherwise the
+    first that one axis cuts unevenly, with padding.
     """
     uneven = None
     for atom, size in enumerate(atoms):
@@ -67,7 +67,7 @@ def storage_options(
     uses: tuple[Layout, ...],
     mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the stored layouts of a group's parameters, one tuple per option, first as they are used."""
+    """Return the options to store a group's parameters, each a tuple of layouts; the first is as used."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
     # One set of axes for all parameters of a group: a separate set for each of them would give exponentially
@@ -86,7 +86,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded options gathered once per step; with several micro-batches, also reduced last."""
+    """Return the sharded options by ZeRO-2 (gathered once per step) and, with micro-batches, by ZeRO-1."""
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
@@ -105,7 +105,7 @@ def unsharded_options(
 
 
 def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded options with prefetching."""
+    """Return the sharded storage options, with parameters prefetched for each use."""
     as_used, *sharded = options
     return tuple(
         tuple(
@@ -132,15 +132,15 @@ class Restriction:
     """The configurations that are allowed on one mesh.
 
     Attributes:
-        kept: per constrained group, its positions in
+        kept: constrained group -> allowed positions in
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
-        stored: per pinned parameter, its storage on mesh axes (micro-batches are axis 0).
-        together: groups whose labels are equal.
-        words: per such group, the name of the common dim, if names differ.
-        combined: per group, the axis strategies that its configurations may combine; by default all.
-        outer: per group, those of all axes but the last; by default as ``combined``.
-        again: per group of a pinned block, whether it is recomputed.
-        gathered_again: per group, whether backward gathers its inputs again.
+        stored: constrained parameter -> mesh axis (micro-batches are axis 0) -> allowed placements.
+        together: sets of groups whose labels must be equal.
+        words: group in such a set -> its name of the common dim, if names differ.
+        combined: group -> the strategies that its configurations may combine; by default all.
+        outer: group -> the same for all axes but the last; by default as ``combined``.
+        again: group of a constrained block -> whether it is recomputed.
+        gathered_again: group -> whether backward gathers its inputs again.
     """
 
     kept: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -171,7 +171,7 @@ FREE = Restriction()
 
 
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
-    """Return the labels on which tied groups agree; ``words`` as in :class:`Restriction`."""
+    """Return the labels that must agree in groups split alike; ``words`` as in :class:`Restriction`."""
     batch = words.get(configuration.group.name)
     dims = (s.label.dim for s in configuration.strategies[1:])
     return tuple(BATCH if dim == batch else dim for dim in dims)
@@ -179,7 +179,7 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """(mesh label, micro-batch count) -> restriction; a missing pair is not searched, None allows all."""
+    """The restriction on each mesh and micro-batch count; missing pairs are not searched, None allows all."""
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
     notes: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ def restrict(
     meshes: Sequence[Mesh],
     counts: Sequence[int],
 ) -> Restrictions:
-    """Apply the constraints on each mesh and count; ConstraintError if no mesh satisfies the hard ones."""
+    """Return what constraints allow on each mesh; ConstraintError if no mesh satisfies the hard ones."""
     _check_axes(matched.constraints, meshes)
     spaces: dict[tuple[str, int], Restriction] = {}
     told: dict[str, dict[str, None]] = {}
@@ -213,7 +213,7 @@ def restrict(
     if not spaces:
         raise ConstraintError(
             "; ".join(f"{reason} (mesh {', '.join(labels)})" for reason, labels in refused.items())
-            + "; change one of them, or make it 'soft: true'"
+            + "; change a constraint, or mark one 'soft: true'"
         )
     notes = [f"not searched: mesh {', '.join(labels)}: {reason}" for reason, labels in refused.items()]
     notes += [f"given up on mesh {', '.join(labels)}, as it is soft: {n}" for n, labels in told.items()]
@@ -221,14 +221,14 @@ def restrict(
 
 
 def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str, ...], str]:
-    """Check pins to devices for plans in which every device runs every operator.
+    """Check constraints on devices for plans in which every device runs every operator.
 
     Returns:
         Notes on soft constraints given up, and why no sharded plan satisfies the hard ones, or "".
 
     Raises:
         ConstraintError: there is no such kind of device.
-        LackingDevicesError: a hard entry names a device that the cluster lacks.
+        LackingDevicesError: a hard constraint names a device that the cluster lacks.
     """
     notes, refusals = [], []
     kinds = dict.fromkeys(kind.name for kind in cluster.devices)
@@ -243,13 +243,16 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
             text = f"{entry}: {cluster.name} has devices 0 to {count - 1}, not {', '.join(absent)}"
             if not entry.soft:
                 raise LackingDevicesError(
-                    f"{text}; name others, take another cluster, or make it 'soft: true'"
+                    f"{text}; name other devices, take another cluster, or mark the constraint 'soft: true'"
                 )
             notes.append(f"{'passed over' if allowed else 'given up'}, as it is soft: {text}")
             if not allowed:
                 continue
         if lacking := set(range(count)) - set(allowed):
-            text = f"{entry}: every device of {cluster.name} runs it, and {_shown(lacking, entry, cluster)}"
+            text = (
+                f"{entry}: every device of {cluster.name} runs every operator, and "
+                f"{_shown(lacking, entry, cluster)}"
+            )
             if entry.soft:
                 notes.append(f"given up, as it is soft: {text}")
             else:
@@ -280,7 +283,7 @@ def _axis_names(mesh: Mesh) -> tuple[str, ...]:
 
 
 class _ImpossibleError(Exception):
-    """Hard constraints that cannot hold on a mesh."""
+    """The error for hard constraints that cannot hold on a mesh."""
 
 
 @dataclass
@@ -438,7 +441,7 @@ class _Narrowing:
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
             options = (option for use in uses for option in self._storage_options((name,), use))
             if not any(self._stores(name, stored) for (stored,) in options):
-                raise _ImpossibleError(f"{entry}: no way in which {name} is used allows this storage")
+                raise _ImpossibleError(f"{entry}: no use of {name} allows this storage")
 
     def _storage_options(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
         atoms = self.graph.atoms

@@ -1,4 +1,4 @@
-"""The sources of costs on a cluster, and the tables built from them."""
+"""The cost model of a cluster, from timings, fits or data sheets; and the tables built from it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tensoropt.types import DATA_SHEET, MEASURED
 
 @dataclass
 class CostSource(CostContext):
-    """The prices on a cluster, from facts and timings of workloads, or from data sheets.
+    """The cost model of a cluster, from facts and timings of workloads, or from data sheets.
 
     Args:
         keep: the code version under which the store keeps tables; None to keep none.
         fused: as for :class:`~tensoropt.costs.compute.RooflineCompute`, on other machines' GPUs.
         dated: the month of those GPUs' kernels; by default the newest.
-        residuals: by default the store's.
+        residuals: corrections from real steps; by default the store's.
     """
 
     keep: str | None = None
@@ -70,7 +70,7 @@ class CostSource(CostContext):
         return self.residuals
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
-        """Return the costs among some kinds of devices over the same links; itself if all, or if measured."""
+        """Return the cost model of some kinds of devices on the same links; itself if all, or if measured."""
         names = {kind.name for kind in kinds}
         ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
         if self.pool is not None or len(ordered) == len(self.cluster.device_kinds):
@@ -93,7 +93,7 @@ class CostSource(CostContext):
         return source
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes about the figures' sources."""
+        """Return notes on where figures come from."""
         return (*self.facts.notes(), *self._kind_notes(), *self.timings.notes())
 
     def _kind_notes(self) -> Iterator[str]:
@@ -106,15 +106,15 @@ class CostSource(CostContext):
             )
         elif len(kinds) > 1:
             yield (
-                f"{names}: a sharded plan runs each operator at the pace of the slowest of them and fits the "
-                "smallest memory; placed plans have each device's own times"
+                f"{names}: a sharded plan runs each operator at the pace of the slowest of them and must fit "
+                "the smallest memory; placed plans have each device's own times"
             )
         if sampled is not None and sampled.words:
             yield f"fitted efficiencies: {sampled.words}"
         for kind in kinds if self.pool is None else ():
             reached = reached_by(kind, self.dated, compiled=self.fused)
             if reached.classes:
-                yield f"{kind.name}: kernels are taken to reach {reached.words}"
+                yield f"{kind.name}: kernels are assumed to reach {reached.words}"
 
     def compute(self) -> ComputeCosts:
         kinds = self.cluster.kinds_of_type
@@ -192,11 +192,11 @@ def build_tables(
     regions: Sequence[Region] = (),
     restrictions: Mapping[tuple[str, int], Restriction] | None = None,
 ) -> list[tuple[Mesh, CostTables, CommunicationModel]]:
-    """Return the cost tables of every mesh and micro-batch count, after measuring everything.
+    """Return the cost tables of every mesh and micro-batch count, after timing all their workloads.
 
     Args:
         regions: blocks that may be recomputed.
-        restrictions: what constraints allow, per (mesh label, count); a missing pair is left out.
+        restrictions: (mesh label, count) -> allowed configurations; a missing pair is left out.
     """
     pairs = [(mesh, count) for mesh in meshes for count in counts]
     if restrictions is not None:

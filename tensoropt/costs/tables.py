@@ -1,7 +1,7 @@
 """Cost tables: the configurations and options of every variable of the search, with their costs.
 
 Variables are groups, hubs (tensors with several readers) and tied parameters. Memory is the sum of what is
-saved and stored; time that of compute and communication over all micro-batches.
+saved and stored. Time is the sum of computing and communication over all micro-batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class Template:
-    """Configurations (as strategy indices), workloads and facts of isomorphic groups with equal ``look``."""
+    """Configurations (as strategy indices), workloads and facts of all groups of one structure, ``look``."""
 
     choices: tuple[tuple[int, ...], ...]
     works: tuple[Workload, ...]
@@ -51,12 +51,12 @@ class CostTables(CostGraph):
     moves: Mapping[str, tuple[Variable, Variable, int]] = field(default_factory=dict)
 
     def position(self, group: str, index: int) -> int:
-        """Return the template's index of configuration ``index`` of a group's variable."""
+        """Return the index, in the template that equal groups share, of a group's configuration ``index``."""
         # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
 
     def labels(self, group: str, index: int) -> tuple[str, ...]:
-        """Return the labels by which configuration ``index`` of a group splits on each mesh axis."""
+        """Return the labels of a group's configuration ``index``: the loop that each mesh axis splits."""
         return self.configuration(self.graph.group_of[group], index).labels
 
     def facts(self, choice: Mapping[str, int]) -> dict[str, Facts]:
@@ -92,13 +92,13 @@ class CostTables(CostGraph):
         return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed, once, gathered)
 
     def gathered_again(self, name: str, options: Mapping[object, int]) -> int:
-        """Return 1 if these options gather a tensor again, else 0."""
+        """Return 1 if these options gather a tensor again in backward, else 0."""
         # A search names the edge's option by the edge, everything else by the tensor.
         return options.get(Variable.of_move(name), options.get(self.moves[name], 0))
 
     @cached_property
     def without_moves(self) -> CostTables:
-        """The same tables without gathering again."""
+        """The same tables without the options to gather again."""
         edges = [replace(e, table=e.table[:, :, 0]) if e.table.ndim > 3 else e for e in self.edges]
         return replace(self, edges=edges, moves={})
 
@@ -165,7 +165,7 @@ def make_templates(
     facts_of: Callable[[Workload], Facts],
     restriction: Restriction = FREE,
 ) -> dict[str, Template]:
-    """Return the templates of all groups; isomorphic groups share one."""
+    """Return group -> its template of configurations and workloads; isomorphic groups share one."""
     return with_facts(outline_templates(graph, mesh, micro, restriction), facts_of)
 
 
@@ -181,7 +181,7 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """Return the templates without facts, the slowest part; ``keys`` are :func:`group_keys`."""
+    """Return the templates without facts (memory, FLOP), which take longest; ``keys``: :func:`group_keys`."""
     keys = group_keys(graph, micro) if keys is None else keys
     shared: dict[str, Template] = {}
     result = {}
@@ -214,7 +214,7 @@ def outline_templates(
 def with_facts(
     templates: Mapping[str, Template], facts_of: Callable[[Workload], Facts]
 ) -> dict[str, Template]:
-    """Return the templates with the facts of their workloads; groups that share one still do."""
+    """Return the templates with the facts of their workloads; groups still share templates."""
     distinct = {id(template): template for template in templates.values()}
     made = {
         key: replace(template, facts=tuple(map(facts_of, template.works)))

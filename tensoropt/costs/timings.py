@@ -1,4 +1,4 @@
-"""The context of costs on a cluster, the facts of workloads, and timings."""
+"""Facts (memory, FLOP) and timings of workloads on a cluster, found now or read from the store."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _CostSettings(Protocol):
 
     @property
     def measure(self) -> str:
-        """``all`` or ``never``."""
+        """Whether to time workloads: ``all`` or ``never``."""
 
     @property
     def process_memory(self) -> bool:
@@ -62,7 +62,7 @@ class _CostSettings(Protocol):
 
     @property
     def overlap(self) -> str:
-        """``default``, or ``none``: nothing overlaps with computation."""
+        """Which communication overlaps with computation: ``default`` or ``none``."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class CostContext:
 
     Args:
         pool: this machine's ranks, if they are the cluster and may be measured.
-        note: called with messages before long parts.
+        note: a function that is called with messages before long measurements.
     """
 
     cluster: Cluster
@@ -98,7 +98,7 @@ class CostContext:
 
     @property
     def prefix(self) -> str:
-        """The head of the store's keys for workloads timed on this cluster."""
+        """The first part of the store's keys for workloads timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
         # CPU ranks of a host share caches and memory bandwidth, so their number is part of the key; a GPU has
         # its own.
@@ -109,10 +109,10 @@ class CostContext:
 _FACTS = "facts-16"
 """The version of fact records; facts of other versions are determined anew."""
 _FACTS_AT_ONCE = 256
-"""Workloads whose facts are saved together: one or two seconds of work; an assumption."""
+"""The number of workloads whose facts are saved together, after one or two seconds; an assumption."""
 
 _Kernels = Literal["attention", "recurrent", "cpu"]
-"""The kernels whose saved tensors facts describe: a GPU's attention, its RNNs (estimated), or a CPU's."""
+"""The kernels whose saved tensors are known: a GPU's attention, its RNNs (estimated), or a CPU's."""
 
 
 class WorkloadFacts:
@@ -131,7 +131,7 @@ class WorkloadFacts:
         self._kernels: dict[str, _Kernels] = {} if earlier is None else earlier._kernels
 
     def of(self, work: Workload) -> Facts:
-        """Return a workload's facts, from this process or the store, or determine them now."""
+        """Return a workload's facts (memory, FLOP) from this process or the store, or determine them."""
         if work.key not in self.found:
             self._kernels[work.key] = self._kernels_of(work)
             key, on = self._key(work), self.context
@@ -151,7 +151,9 @@ class WorkloadFacts:
         new = dict(sorted(unknown, key=lambda item: kind_of(item[1])))
         # In parts, so that an interruption loses little.
         for done in range(0, len(new), _FACTS_AT_ONCE):
-            self.context.progress("facts", done, len(new), "bytes that operators save, and use while running")
+            self.context.progress(
+                "facts", done, len(new), "memory that operators save, and use while running"
+            )
             part = dict(list(new.items())[done : done + _FACTS_AT_ONCE])
             found = find_facts_of_all(list(part.values()), self.context.training, self.context.capability)
             records = {key: facts.to_record() for key, facts in zip(part, found, strict=True)}
@@ -175,7 +177,7 @@ class WorkloadFacts:
         return f"{_FACTS}/torch-{torch.__version__}/{mode}/{kernels}{work.key}"
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on the kernels that decide which saved tensors the memory counts."""
+        """Yield notes that say which kernels' saved tensors are counted as memory."""
         if self.context.cluster.device_type != "cuda":
             return
         kernels = Counter(self._kernels.values())
@@ -194,24 +196,24 @@ class WorkloadFacts:
         if others := kernels["cpu"]:
             all_others = others == len(self.found)
             share = "all pieces of work" if all_others else f"{others} of {len(self.found)} pieces of work"
-            yield f"saved tensors are those of CPU kernels for {share}; GPU kernels save some other tensors"
+            yield f"saved tensors are counted as CPU kernels save them, for {share}; GPU kernels may differ"
 
 
 _MOST_FAILURES = 5
 """The most failures that a report names."""
 _LONG_S = 20.0
-"""Estimated seconds of timing that call for a message on how to avoid it; an assumption."""
+"""The estimated seconds of timing from which a message says how to avoid it; an assumption."""
 
 
 class Timings:
     """The timings of one cluster, from its ranks or from the store.
 
     Args:
-        whole: the timings of the whole cluster, which collect the failures of both.
+        whole: the timings of the whole cluster if this is a part of it; both share their failures.
 
     Attributes:
         peaks: measured FLOP/s of CPU ranks by dtype.
-        failed: what could not be timed, and why.
+        failed: what could not be timed -> the reason.
         sampled: the records that efficiencies were fitted to.
     """
 
@@ -310,7 +312,7 @@ class Timings:
         if mesh.size == 1 or not (has_local_links(on.cluster) or hosts > 1):
             return None
         if hosts > 1 and (on.pool is None or on.pool.hosts < hosts):
-            # They are timed from all hosts at once; until then the file's figures count.
+            # Links between hosts are timed from all hosts at once; until then the file's figures count.
             known = load_links(on.cluster, mesh, on.store)
             return known if known.collectives else None
         if on.pool is None:
@@ -349,7 +351,6 @@ class Timings:
             )
 
     def _failure_notes(self) -> Iterator[str]:
-        """Yield notes on what could not be timed and why; of many failures, the first few."""
         for what, why in itertools.islice(self.failed.items(), _MOST_FAILURES):
             instead = "" if why.startswith(OUT_OF_MEMORY) else ", estimated instead"
             yield f"could not be timed{instead}: {what}: {why}"

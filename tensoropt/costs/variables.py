@@ -1,4 +1,4 @@
-"""The search variables, which explorations name without PyTorch."""
+"""Names of the variables that a search chooses, for tables and for explorations without PyTorch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _VariableKind = Literal["group", "hub", "parameter", "move"]
 
 
 class Variable(str):
-    """A variable of the search: a group, a hub (tensor with several readers), a tied parameter, or an edge's
-    option.
+    """A variable of the search: a group, a tensor with several readers (hub), a tied parameter or a move.
 
-    As text: a group's name, ``hub:TENSOR``, ``parameter:TENSOR`` or ``move:TENSOR``, never parsed.
+    A move is the choice between saving a gathered tensor and gathering it again. The text is a group's name,
+    ``hub:TENSOR``, ``parameter:TENSOR`` or ``move:TENSOR``; it is never parsed.
 
     Attributes:
         kind: the kind of variable.
@@ -47,7 +47,7 @@ class Variable(str):
 
     @classmethod
     def of_move(cls, tensor: str) -> Variable:
-        """Return the option of the edge from a tensor's maker: 1 if backward gathers it again."""
+        """Return the variable that is 1 if backward gathers a tensor again, 0 if its copy is saved."""
         return cls("move", tensor)
 
 

@@ -1,8 +1,8 @@
-"""Atoms: the common factorisation of every tensor dim, on which all views in the graph agree.
+"""Atoms: the common factors of every tensor dim's size, on which all views in the graph agree.
 
-A fused ``qkv`` output of size ``3*h*d``, split in three and viewed as heads, has the atoms ``(3, h, d)``: a
-contiguous cut goes through q, k and v (silently wrong), a cut of ``h`` is Megatron's. Atoms propagate through
-views, element-wise operators and contractions both ways until nothing changes.
+A fused ``qkv`` output of size ``3*h*d``, split in three and viewed as heads, has the atoms ``(3, h, d)``.
+Contiguous shards of the fused dim would mix q, k and v and be silently wrong; Megatron-LM shards ``h``. Atoms
+propagate through views, element-wise operators and contractions, in both directions, until nothing changes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from tensoropt.sharding.zigzag import with_zigzag
 
 
 def _is_chain(boundaries: Iterable[int]) -> bool:
-    """Return whether each boundary divides the next larger one."""
     ordered = sorted(boundaries)
     return all(outer % inner == 0 for inner, outer in pairwise(ordered))
 
 
 class _Refinement:
-    """The propagation of boundaries through the graph.
+    """The propagation of factors between all tensor dims over which one loop of an operator runs.
 
     Attributes:
-        boundaries: the boundaries of each (tensor, dim).
-        broken: operator -> loops with incompatible factorisations.
-        touching: (tensor, dim) -> operators that index it.
-        known: fixed atoms, of operators refined before.
+        boundaries: (tensor, dim) -> products of the dim's innermost factors, except 1 and the whole size.
+        broken: operator -> its loops whose tensors have incompatible factors; these loops are not split.
+        touching: (tensor, dim) -> the operators whose loops run over the dim.
+        known: tensor -> atoms that must not change, from an earlier refinement.
     """
 
     def __init__(
@@ -226,7 +225,7 @@ def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
 
 
 def _uneven_dims(graph: OperatorGraph, spaces: Mapping[str, IndexSpace]) -> set[tuple[str, int]]:
-    """Return the (tensor, dim) pairs that may be cut unevenly."""
+    """Return the (tensor, dim) pairs whose shards may differ in size."""
     marked: set[tuple[str, int]] = set()
 
     def whole(operand: Operand, loop: int) -> list[tuple[str, int]]:
@@ -264,15 +263,15 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
-    """Refine all index spaces into atoms; ``kept`` stores discoveries about operators without a rule."""
+    """Factor all loops and dims of a graph into atoms; ``kept`` is the store for findings of discovery."""
     return with_zigzag(with_small_parts(_Refinement(graph, kept).refine()))
 
 
 def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
-    """Refine the new operators of a changed graph, and keep the atoms of the graph before.
+    """Return a changed graph's atoms: those known before the change, and new ones for new operators.
 
     Args:
-        before: the refined graph.
+        before: the atoms of the graph before the change.
         new: the new or changed operators of ``graph``.
     """
     known = {name: atoms for name, atoms in before.atoms.items() if name in graph.tensors}

@@ -1,4 +1,4 @@
-"""Gradient buckets, which are reduced once per step; cost tables and executor use the same."""
+"""Gradient buckets, each all-reduced once per step; the cost model and the executor use the same ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.types import Indices
 
 BUCKET_BYTES = 25 * 2**20
-"""The size at which a bucket is closed, as in PyTorch's DDP."""
+"""The size in bytes at which a bucket is closed, as in PyTorch's DDP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters with one flat gradient buffer, all-reduced over ``axes``; ``elements`` of the largest
-    shard.
+    """Parameters whose gradients are all-reduced over the mesh axes ``axes`` as one flat buffer.
+
+    ``elements`` is the length of the buffer on the rank with the largest shards.
     """
 
     axes: tuple[int, ...]
@@ -31,14 +32,14 @@ class Bucket:
 
 
 def reduction_axes(stored: Layout, mesh: Sequence[int]) -> tuple[int, ...]:
-    """Return the mesh's own axes over which a parameter's gradient is a partial sum."""
+    """Return the mesh axes, micro-batches excluded, along which a parameter's gradient is a partial sum."""
     # Axis 0 is the micro-batch axis: contributions along it are accumulated in place, one after another, and
     # never sent.
     return tuple(a for a, c in enumerate(stored) if a > 0 and c == PARTIAL_GRAD and mesh[a] > 1)
 
 
 def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
-    """Return the trained parameters in the order of backward; a tied one completes with its first user."""
+    """Return the trained parameters in the order in which backward completes their gradients."""
     order = dict.fromkeys(name for name, group in graph.uses if graph.learns(name, group.name))
     tensors = graph.atoms.graph.tensors
     # Those that get their gradient only from other stages of a pipeline come last, when the step is over.
@@ -47,7 +48,7 @@ def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """Return the buckets of a strategy in the order of backward."""
+    """Return the gradient buckets of a strategy in the order in which backward closes them."""
     names = arrival_order(strategy.graph)
     elements = [prod(strategy.local_shape(name, strategy.stored[name])) for name in names]
     # One all-reduce has one group and one type, so there is one open bucket for each pair of these.
@@ -68,14 +69,16 @@ def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tup
 
 
 def bucket_numbers(keys: Indices, sizes: Indices, limit_bytes: int) -> Indices:
-    """Return (n, gradients) bucket numbers for n strategies, in the order of closing, then of opening.
+    """Return the bucket number of each gradient in each strategy, shape (strategies, gradients).
 
-    Only loops over numbers, so that numba can compile it; equal on all ranks, which must issue the same
-    collectives.
+    Buckets are numbered as they reach ``limit_bytes``; those that never do come last, in the order of
+    opening. All ranks must issue the same collectives, so they get equal numbers. The code has only loops
+    over numbers, so that numba can compile it.
 
     Args:
-        keys: (n, gradients) equal within a bucket, from 0; -1 for no gradient, which has bucket -1.
-        sizes: (n, gradients) bytes.
+        keys: (strategies, gradients) numbers from 0, equal for gradients that may share a bucket; -1 if there
+            is no gradient, which gets the bucket number -1.
+        sizes: (strategies, gradients) sizes of the gradients in bytes.
     """
     count = keys.shape[1]
     numbers = np.full(keys.shape, -1, np.int64)

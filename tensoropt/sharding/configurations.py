@@ -1,7 +1,7 @@
-"""Configurations: one axis strategy per mesh axis, and the layouts that follow.
+"""Configurations: how each mesh axis splits one group of operators, and the layouts of its tensors.
 
-A mesh is ``(micro-batches, axis sizes...)``. Along micro-batches every group follows the batch dim of the
-inputs (:func:`micro_batch_strategies`).
+A mesh is ``(micro-batches, axis sizes...)``. Along the micro-batch axis, every group is split along the batch
+dim of the inputs (:func:`micro_batch_strategies`).
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from tensoropt.sharding import groups
 from tensoropt.sharding.atoms import AtomGraph
 
 AxisSizes = tuple[int, ...]
-"""Micro-batches, then the sizes of mesh axes."""
+"""The number of micro-batches, then the size of each mesh axis."""
 UNEVEN_LEAST = 8
-"""The fewest elements per part of an uneven dim: the largest is 1/8 above the mean; an assumption."""
+"""The fewest elements per shard of a dim that is split unevenly: the largest shard is then at most 1/8 above
+the mean. An assumption."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One strategy per mesh axis for a group, the micro-batch axis first."""
+    """The strategies of one group of operators, one per mesh axis, the micro-batch axis first."""
 
     group: groups.Group = field(repr=False)
     strategies: tuple[groups.AxisStrategy, ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels on the mesh's own axes, as in plans."""
+        """The names of the strategies as in plans, one per mesh axis, micro-batches excluded."""
         return tuple(str(s.label) for s in self.strategies[1:])
 
     def layout(self, tensor: str) -> Layout:
-        """Return the layout of a tensor that the group reads, uses or writes."""
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
-        """Return the loop, or a negative code, by which each axis splits an operator."""
+        """Return the loop of an operator that each mesh axis splits, or a negative code if it splits none."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property
     def resolved(self) -> tuple[str, Layout, Layout] | None:
-        """(tensor, layout from the anchor, layout for its followers) of a resolved partial sum."""
+        """The partial sum reduced inside the group as (tensor, layout before, layout after), or None."""
         names = {s.resolve[0] for s in self.strategies if s.resolve}
         if not names:
             return None
@@ -83,7 +83,11 @@ def fits(
     *,
     small_parts: bool = True,
 ) -> bool:
-    """Return whether each loop divides by its axes, or may be cut unevenly by a single axis."""
+    """Return whether mesh axes can split the loops of a group's operators by these strategies.
+
+    A loop must be divisible by the sizes of its axes, or a single axis may split it unevenly. With
+    ``small_parts``, uneven shards of samples, positions and heads may have any size but 0.
+    """
     for op in group.operators:
         parts: dict[int, list[int]] = {}
         dims = atoms.spaces[op.name].dims
@@ -116,12 +120,7 @@ def fits(
 
 
 def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
-    """Return whether axes may cut a loop into uneven parts, however small, none of them empty.
-
-    Args:
-        sizes: the axes that cut it.
-        in_time: whether the first of them is the micro-batch axis, whose parts must be equal.
-    """
+    """Return whether axes of ``sizes`` may cut a loop unevenly; ``in_time`` if the first is micro-batches."""
     micro_batches = sizes[0] if in_time else 1
     parts = sizes[in_time:]
     if not loop.small_parts or len(parts) != 1 or loop.size % micro_batches:
@@ -132,10 +131,13 @@ def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
 def enumerate_configurations(
     atoms: AtomGraph, group: groups.Group, mesh: AxisSizes, micro: groups.AxisStrategy
 ) -> tuple[Configuration, ...]:
-    """Return all configurations of a group on a mesh, the unsplit one among them.
+    """Return all configurations of a group on a mesh, including the unsplit one.
 
-    An inner splittable atom is left out if the outer one divides by the whole mesh, as it could only reduce
-    locality, unless the loop combines batch and sequence.
+    If the outermost atom (factor) of a loop divides by the number of ranks, the inner ones are not split, as
+    shards would only be less contiguous. Loops that combine batch and sequence are an exception.
+
+    Args:
+        micro: the group's strategy on the micro-batch axis.
     """
     total = prod(mesh[1:])
     by_loop: dict[str, int | None] = {}
@@ -162,21 +164,21 @@ def enumerate_configurations(
 
 
 class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
-    """A model cannot run in micro-batches; the message says why."""
+    """Raised for a model that cannot run in micro-batches; the message says why."""
 
 
 def batch_placements(graph: groups.GroupGraph) -> dict[str, int]:
-    """Return each input's micro-batch placement: split if its first dim is the batch, else whole."""
+    """Return model input -> its placement on the micro-batch axis: split if its first dim is the batch."""
     batch = groups.batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
 
 def micro_batch_strategies(graph: groups.GroupGraph) -> Mapping[str, groups.AxisStrategy]:
-    """Return the strategy by which each group follows the batch dim in time.
+    """Return each group's strategy on the micro-batch axis: to compute a part of the batch at a time.
 
     Raises:
-        MicroBatchRefused: an operator mixes samples, keeps batch statistics or is unknown; a mean's targets
-            depend on parameters; or a buffer's new value depends on the batch.
+        MicroBatchRefused: an operator mixes samples, keeps batch statistics or has no rule; a mean loss's
+            targets depend on parameters; or a buffer's new value depends on the batch.
     """
     _check_targets(graph.atoms.graph)
     strategies = _BatchFollowing(graph).choose()
@@ -185,7 +187,6 @@ def micro_batch_strategies(graph: groups.GroupGraph) -> Mapping[str, groups.Axis
 
 
 def _check_buffers(graph: groups.GroupGraph, micro: Mapping[str, groups.AxisStrategy]) -> None:
-    """Raise MicroBatchRefused if a buffer's new value depends on the batch."""
     source = graph.atoms.graph
     placed = {name: code for strategy in micro.values() for name, code in strategy.placements.items()}
     varies = {name for name, code in batch_placements(graph).items() if code != REPLICATE}
@@ -204,7 +205,9 @@ def _check_buffers(graph: groups.GroupGraph, micro: Mapping[str, groups.AxisStra
                 "only a part of it"
             )
         if placed.get(new, REPLICATE) not in (REPLICATE, PARTIAL_GRAD):
-            raise MicroBatchRefused(f"the new value of the buffer {key} has a part for every sample")
+            raise MicroBatchRefused(
+                f"the new value of the buffer {key} has a row per sample, and a micro-batch only some rows"
+            )
 
 
 def _check_targets(source: OperatorGraph) -> None:
@@ -228,21 +231,22 @@ def _check_targets(source: OperatorGraph) -> None:
 def batch_strategies(
     graph: groups.GroupGraph, *, everywhere: bool = True
 ) -> Mapping[str, groups.AxisStrategy]:
-    """Return the strategy by which each group follows the batch dim over devices: data parallelism.
+    """Return each group's strategy for data parallelism, which splits the batch dim over devices.
 
     Batch norms are allowed: their statistics are reduced over the devices.
 
     Args:
-        everywhere: False leaves groups unsplit that cannot follow, such as products of all pairs.
+        everywhere: whether every group must be split; otherwise a group that cannot be, such as one that
+            multiplies all pairs of samples, stays whole.
 
     Raises:
-        MicroBatchRefused: an operator mixes samples or is unknown.
+        MicroBatchRefused: an operator mixes samples or has no rule.
     """
     return _BatchFollowing(graph, in_time=False, everywhere=everywhere).choose()
 
 
 class _BatchFollowing:
-    """Chooses strategies that follow the batch; a group that reads nothing of it suits its readers."""
+    """The search for strategies that split the batch; groups without a batch suit their readers."""
 
     def __init__(self, graph: groups.GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph
@@ -269,7 +273,9 @@ class _BatchFollowing:
         for name in self.graph.atoms.graph.outputs:
             # Nothing makes a parameter or a buffer that is a result.
             if self.everywhere and self.tensors[name].elements > 1 and self.known.get(name) != 0:
-                raise MicroBatchRefused(f"the first dim of output {name} is not the batch")
+                raise MicroBatchRefused(
+                    f"the first dim of output {name} is not the batch, so its parts cannot be joined"
+                )
         return self.chosen
 
     def _leave_whole(self, group: groups.Group) -> None:
@@ -321,7 +327,9 @@ class _BatchFollowing:
         in_training = self.in_time and self.graph.atoms.graph.training
         for op in group.operators:
             if in_training and spec_of(op.target).batch_statistics and strategy.choices[op.name] >= 0:
-                raise MicroBatchRefused(f"{op.name} normalises over the whole batch")
+                raise MicroBatchRefused(
+                    f"{op.name} normalises over the whole batch, and a micro-batch has only a part of it"
+                )
             for name in op.outputs:
                 self.known[name] = strategy.placements[name]
                 self.waiting.pop(name, None)

@@ -1,4 +1,4 @@
-"""A person's constraints on configurations, and the operators they apply to."""
+"""A user's constraints on plans: parsed from a file, and matched with the operators of a model."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ BATCH = "the batch"
 
 
 class ConstraintError(TensorOptError, ValueError):
-    """A constraint that has no effect, contradicts another one or cannot hold."""
+    """The error for a constraint that has no effect, contradicts another one or cannot hold."""
 
 
 class LackingDevicesError(ConstraintError):
-    """Constraints that no plan on this cluster's devices satisfies; another cluster may."""
+    """The error for constraints that no plan on this cluster satisfies, but one on others might."""
 
 
 Axes = Mapping[str, tuple[str, ...]]
-"""Pattern of mesh axis names -> allowed dim labels, or stored placements."""
+"""Pattern of mesh axis names -> dims that may be split there, or placements of parameters there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Operators split by ``axes``: dim labels (``out_features``, ``none``) per mesh axis, others free."""
+    """A constraint on operators: the dims that mesh axes may split (``out_features``, ``none``)."""
 
     name: str
     operators: str
@@ -55,7 +55,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class StoredPin:
-    """Parameters stored by ``axes``: ``S(n)`` as in a plan, ``sharded`` or ``R``."""
+    """A constraint on how mesh axes shard parameters between steps: ``S(n)``, ``sharded`` or ``R``."""
 
     name: str
     parameters: str
@@ -68,7 +68,7 @@ class StoredPin:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Groups that split the same dim on every mesh axis; see :func:`common_words`."""
+    """A constraint that operators split the same dim on every mesh axis; see :func:`common_words`."""
 
     name: str
     operators: tuple[str, ...]
@@ -80,7 +80,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class DevicePin:
-    """The devices that may run operators, best first: patterns of device kinds, or numbers in the cluster."""
+    """A constraint on the devices of operators: patterns of device kinds, or device numbers, best first."""
 
     name: str
     operators: str
@@ -93,7 +93,7 @@ class DevicePin:
         return f"{self.name} ({self.operators}: {devices})"
 
     def allowed(self, cluster: Cluster) -> tuple[int, ...]:
-        """Return the allowed devices, best first; within one pattern, GPUs before CPU ranks."""
+        """Return the numbers of allowed devices, best first; within one pattern, GPUs before CPU ranks."""
         if self.numbers:
             return tuple(number for number in self.numbers if number < cluster.device_count)
         of_kinds = (
@@ -107,11 +107,12 @@ class DevicePin:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePin:
-    """Plans with this many pipeline stages, one after another; 1 for no pipeline.
+    """A constraint on the pipeline.
 
     Attributes:
-        schedule: the pipeline schedule; None for the search's own.
-        cuts: the first operator or module of each later stage; empty for the search's own.
+        stages: the number of pipeline stages; 1 for no pipeline.
+        schedule: the name of the pipeline schedule; None leaves the choice to the search.
+        cuts: the first operator or module of each later stage; empty leaves the choice to the search.
     """
 
     stages: int
@@ -125,13 +126,13 @@ class PipelinePin:
 
 @dataclass(frozen=True, slots=True)
 class RecomputePin:
-    """The recomputation of repeated blocks.
+    """A constraint on the recomputation of repeated blocks.
 
     Attributes:
         blocks: a pattern of module paths.
-        recipe: one of :data:`~tensoropt.sharding.recipes.RECIPES`, leaving gathered inputs to the search;
-            ``gathered inputs``, leaving the rest to the search; or ``none``.
-        every: it holds for every n-th of these blocks; the others are not recomputed.
+        recipe: a key of :data:`~tensoropt.sharding.recipes.RECIPES`, which does not constrain gathering
+            again; ``gathered inputs``, which constrains nothing else; or ``none``, which forbids both.
+        every: n to recompute every n-th matching block, and none of the others.
     """
 
     name: str
@@ -147,7 +148,7 @@ class RecomputePin:
 
 @dataclass(frozen=True)
 class Constraints:
-    """All constraints of a file, in order; ``data`` is its content."""
+    """All constraints of a file in their order; ``data`` is the parsed file."""
 
     pins: tuple[Pin, ...] = ()
     stored: tuple[StoredPin, ...] = ()
@@ -168,7 +169,7 @@ _SECTIONS = ("pin", "together", "devices", "pipeline", "recompute")
 
 
 def constraints_from_dict(data: object) -> Constraints:
-    """Parse a constraint file; ConstraintError names an entry with an unknown or malformed field."""
+    """Return the constraints of a parsed file; ConstraintError names the entry with a wrong field."""
     if not isinstance(data, Mapping):
         raise ConstraintError(f"constraints are a mapping with {', '.join(_SECTIONS)}, not {_kind(data)}")
     _fields("constraints", data, _SECTIONS)
@@ -224,7 +225,7 @@ def _together(name: str, entry: Any) -> Together:
 def _device_pin(name: str, entry: Any) -> DevicePin:
     _fields(name, entry, ("operators", "kinds", "devices", "soft"))
     if "operators" not in entry:
-        raise ConstraintError(f"{name}: 'operators' must be a pattern, and is missing")
+        raise ConstraintError(f"{name}: 'operators' is missing; give a pattern of operators or modules")
     if ("kinds" in entry) == ("devices" in entry):
         raise ConstraintError(
             f"{name}: give either 'kinds', patterns of device kinds such as 'H100*', or 'devices', numbers "
@@ -255,7 +256,7 @@ def _pipeline(entry: Any) -> PipelinePin:
     if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
         raise ConstraintError(f"{name}: 'stages' is a number of at least 1, not {stages!r}")
     if schedule is not None and not isinstance(schedule, str):
-        raise ConstraintError(f"{name}: 'schedule' is the name of one, such as 1f1b, not {_kind(schedule)}")
+        raise ConstraintError(f"{name}: 'schedule' is a schedule's name, such as 1f1b, not {_kind(schedule)}")
     cuts = _texts(name, entry["cuts"], "cuts") if "cuts" in entry else ()
     if stages == 1 and (schedule or cuts):
         raise ConstraintError(f"{name}: one stage is not a pipeline, so it has neither a schedule nor cuts")
@@ -327,14 +328,15 @@ def _kind(value: object) -> str:
 
 @dataclass(frozen=True)
 class Matched:
-    """Constraints resolved to the operators, parameters and blocks of one graph.
+    """Constraints, with the operators, parameters and blocks of one graph that they apply to.
 
     Attributes:
-        pins: for each pin its operators, one per group.
-        stored: for each pin its parameters by graph name.
-        batch: group -> the dim that follows the batch, if samples do not mix.
-        again: group of a pinned block -> whether it is recomputed.
-        gathered_again: group of a pinned block -> whether its inputs are gathered again.
+        pins: constraints on operators, each with its operators, one per group.
+        stored: constraints on parameters, each with their names in the graph.
+        together: constraints on operators that split alike, each with the names of their groups.
+        batch: group -> the name of its batch dim, if operators do not mix samples.
+        again: group in a constrained block -> whether it is recomputed.
+        gathered_again: group in a constrained block -> whether its inputs are gathered again.
     """
 
     constraints: Constraints
@@ -348,7 +350,7 @@ class Matched:
 
 
 def match(constraints: Constraints, graph: GroupGraph) -> Matched:
-    """Resolve the patterns of constraints in a graph.
+    """Return the operators, parameters and blocks of a graph that the patterns of constraints match.
 
     Raises:
         ConstraintError: a pattern matches nothing, an operator lacks the dim, or groups share no dim.
@@ -366,7 +368,7 @@ def match(constraints: Constraints, graph: GroupGraph) -> Matched:
         groups = _groups(entry, graph)
         if len(groups) > 1 and _share_labels(entry, groups, graph, batch, notes):
             tied.append((entry, groups))
-    # Sharding keeps nothing of these; only a pattern that matches nothing is refused.
+    # Sharding does not use constraints on devices; it only refuses patterns that match nothing.
     for devices in constraints.devices:
         _leading(devices, devices.operators, graph)
     running = [pin for pin in constraints.recompute if pin.recipe != GATHERED_INPUTS]
@@ -421,7 +423,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
             once = groups_run_once(graph, region, pin.recipe)
             if once is None:
                 raise ConstraintError(
-                    f"{pin}: the recipe recomputes nothing in {region.name}; take another one: "
+                    f"{pin}: the recipe recomputes nothing in {region.name}; use one of "
                     f"{', '.join(recipes_of(graph, region))}"
                 )
             pinned[region] = once
@@ -429,7 +431,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
 
 
 def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]:
-    """Return the groups that an entry's patterns match; ConstraintError if one matches nothing."""
+    """Return the groups that a constraint's patterns match; ConstraintError if one matches nothing."""
     if isinstance(entry, Together):
         return _groups(entry, graph)
     operators = _leading(entry, entry.operators, graph, cheap=True)
@@ -439,7 +441,7 @@ def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]
 def _leading(
     constraint: object, pattern: str, graph: GroupGraph, *, cheap: bool = False
 ) -> tuple[Operator, ...]:
-    """Return the operators of a pattern, one per group; ``cheap``: also anchors that only move data."""
+    """Return the operators that a pattern matches, one per group; with ``cheap`` also data movement."""
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
@@ -502,7 +504,10 @@ def _share_labels(
     if common_words([by_name[n] for n in names], batch) is not None or not any(sets.values()):
         return True
     have = "; ".join(f"{n}: {', '.join(sorted(labels))}" for n, labels in sets.items())
-    text = f"{entry}: the operators have no dim in common ({have}); pin them, or keep others together"
+    text = (
+        f"{entry}: the operators have no dim in common ({have}); use 'pin' for each of them, or list other "
+        "operators"
+    )
     if not entry.soft:
         raise ConstraintError(text)
     notes.append(f"given up, as it is soft: {text}")
@@ -510,9 +515,9 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return group -> its batch dim (:data:`BATCH`), if groups kept together have only the batch in common.
+    """Return group -> name of its batch dim (:data:`BATCH`), if groups have only the batch in common.
 
-    Empty if they have dims of the same name; None if they have no dim in common.
+    The mapping is empty if the groups have dims of the same name. None means that they share no dim.
     """
     if set.intersection(*map(_split_dims, groups)):
         return {}
@@ -533,7 +538,7 @@ def accepts(label: Label, wanted: str) -> bool:
 
 
 def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
-    """Return the label of a group's strategy in terms of one of its operators."""
+    """Return the label of a group's strategy in terms of the loops of ``op``, one of its operators."""
     if op.name == graph.group_of[op.name].name:
         return strategy.label
     choice = strategy.choices[op.name]
@@ -543,7 +548,7 @@ def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
 
 
 def stored_as(code: int, wanted: str) -> bool:
-    """Return whether a stored placement is the requested one: ``S(n)``, ``sharded`` or ``R``."""
+    """Return whether a parameter's placement is the wanted one: ``S(n)``, ``sharded`` or ``R``."""
     if wanted == "sharded":
         return code >= 0
     # `R` says where the parameter is stored. Whether its gradient is reduced in backward or in a bucket is

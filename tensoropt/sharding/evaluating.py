@@ -1,4 +1,4 @@
-"""The strategy for calling a planned model in eval mode, on inputs of other shapes and for all results."""
+"""The strategy for calling a planned model in eval mode, where inputs may have other shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def results_by_rows(graph: GroupGraph) -> frozenset[str]:
 
 
 def rows_are_apart(graph: GroupGraph) -> bool:
-    """Return whether all results except losses keep the rows of the batch apart."""
+    """Return whether each sample of the batch is computed by itself, except in losses."""
     try:
         micro_batch_strategies(graph)
     except MicroBatchRefused:
@@ -53,13 +53,13 @@ def evaluating_strategy(
     """Return a strategy for a call in eval mode, on the plan's stored parameters, with one micro-batch.
 
     Args:
-        graph: the graph of the call, for inference.
+        graph: the inference graph of the call.
         planned: parameter in this graph -> its name in the plan; other parameters are whole on every rank.
         along: the mesh axes that divide the batch among the ranks.
-        given: the configurations to use for some groups.
+        given: group -> a configuration to use in place of the plan's.
 
     Raises:
-        PlanError: the call factors a parameter into other atoms than the plan.
+        PlanError: a sharded parameter's dims have other factors (atoms) in the call than in the plan.
     """
     mesh = (1, *plan.mesh[1:])
     followed = batch_strategies(graph, everywhere=False)
@@ -126,8 +126,8 @@ def _stored(plan: Strategy, graph: GroupGraph, name: str, planned: str) -> Layou
     split = any(code >= 0 and size > 1 for code, size in zip(layout, plan.mesh, strict=True))
     if split and graph.atoms.atoms[name] != plan.atoms(planned):
         raise PlanError(
-            f"the plan splits {plan.tensor(planned).key} into parts {plan.atoms(planned)}, but this call "
-            f"uses it in parts {graph.atoms.atoms[name]}; evaluate it with the module that "
-            "`with tensoropt.whole(model) as plain:` gives"
+            f"the plan splits the parameter {plan.tensor(planned).key} with its dims factored as "
+            f"{plan.atoms(planned)}, but this call needs {graph.atoms.atoms[name]}; evaluate with the module "
+            "that `with tensoropt.whole(model) as plain:` gives"
         )
     return layout

@@ -1,8 +1,8 @@
-"""Inputs gathered again in backward instead of saved.
+"""Gathered activations that backward gathers again instead of having them saved.
 
-A group may read a tensor in another layout than its maker's: a column-parallel product gathers shards of the
-sequence. Then either the copy is saved, or the maker's shard is, and gathered again for the backward of its
-readers (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+A group may read a tensor in another layout than its producer's: a column-parallel linear layer gathers shards
+of the sequence. For backward, either the gathered copy is saved, or only the producer's shard, which is
+gathered again (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensoropt.sharding.regions import left_as_views
 
 
 def gatherable(graph: GroupGraph) -> frozenset[str]:
-    """Return the activations of a training graph whose moved copies may be made again in backward."""
+    """Return the activations of a training graph whose gathered copies may be made again in backward."""
     source = graph.atoms.graph
     if not source.training:
         return frozenset()
@@ -34,7 +34,7 @@ def gatherable(graph: GroupGraph) -> frozenset[str]:
 
 
 def is_gathered(atoms: Atoms, mesh: AxisSizes, source: Layout, target: Layout) -> bool:
-    """Return whether a move enlarges a tensor's shard without a reduction."""
+    """Return whether a resharding enlarges the tensor's shard without a reduction."""
     larger = prod(local_shape(atoms, target, mesh)) > prod(local_shape(atoms, source, mesh))
     return larger and PARTIAL not in source
 

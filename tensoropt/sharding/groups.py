@@ -1,7 +1,8 @@
-"""Colocation: which operators share one configuration, and which configurations they can have.
+"""Groups of operators that share one configuration, and the strategies by which each can be split.
 
-An operator that only moves or rescales data joins its producer's group, if the group loses no way to split
-(TensorFlow's Placer, heuristic B); a parameter with one user belongs to that user (reference rule).
+An operator that only moves or rescales data joins its producer's group, if the group can then be split in as
+many ways as before (TensorFlow's Placer, heuristic B). A parameter that one operator uses belongs to that
+operator's group (the Placer's reference rule).
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tensoropt.sharding.reshard.steps import ReshardingStep
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The loop that an axis splits, and how the resulting partial sum is resolved.
+    """A strategy's name in plans: the loop that a mesh axis splits, and where its partial sum is reduced.
 
-    As text in plans: ``loop``, ``loop.atom``, ``loop@placement``.
+    The text is ``loop``, ``loop.atom`` or ``loop@placement``.
 
     Attributes:
-        loop: a loop of the anchor's rule, or ``none``, ``partial`` or ``partial_grad``.
-        atom: the number of the atom in that loop, outermost first; None if it has one.
-        resolve: the placement code to which the anchor's partial output is resolved, or None.
+        loop: a loop of the group's first operator (anchor), or ``none``, ``partial`` or ``partial_grad``.
+        atom: the number of the loop's factor (atom) that is split, outermost first; None if it has one.
+        resolve: the placement code to which the anchor's partial output is reduced, or None.
     """
 
     loop: str
@@ -40,7 +41,7 @@ class Label:
 
     @property
     def dim(self) -> str:
-        """The name of the split atom in the refined index space."""
+        """The name of the anchor's loop that is split, or of its factor (atom): ``loop`` or ``loop.atom``."""
         return self.loop if self.atom is None else f"{self.loop}.{self.atom}"
 
     @property
@@ -48,33 +49,34 @@ class Label:
         return self.loop not in _NO_LOOP
 
     def resolved(self, code: int) -> Label:
-        """Return the same split with its partial sum resolved to the placement ``code``."""
+        """Return the same split with its partial sum reduced to the placement ``code``."""
         return replace(self, resolve=code)
 
     @classmethod
     def parse(cls, text: str) -> Label:
-        """Parse :meth:`__str__`'s text; ValueError if the atom or the placement is malformed."""
+        """Return the label of a text in a plan; ValueError if the atom or the placement is malformed."""
         dim, _, resolve = text.partition("@")
         loop, _, atom = dim.partition(".")
         return cls(loop, int(atom) if atom else None, placement_code(resolve) if resolve else None)
 
 
 WHOLE, PASSED_ON, PARTIAL_GRADIENT = Label("none"), Label("partial"), Label("partial_grad")
-"""Nothing is split; a partial sum passes through; all ranks compute everything and gradients are summed."""
+"""Labels of strategies that split no loop: nothing is split; operands and results are partial sums; all ranks
+compute everything, and gradients are partial sums."""
 _NO_LOOP = frozenset(label.loop for label in (WHOLE, PASSED_ON, PARTIAL_GRADIENT))
 
 
 _MAX_ATOMS_PER_LOOP = 2
-"""The most atoms of one loop that may be split, for meshes larger than the number of key/value heads."""
+"""The most factors (atoms) of a loop that may be split; two, for more ranks than key/value heads."""
 
 
 @dataclass(frozen=True)
 class AxisStrategy:
-    """The behaviour of a group on one mesh axis.
+    """How one mesh axis splits the operators and tensors of a group.
 
     Attributes:
-        label: its name, in terms of the anchor.
-        choices: operator -> its loop dim, or NONE, PARTIAL, PARTIAL_GRAD.
+        label: its name, in terms of the group's first operator (anchor).
+        choices: operator -> the loop that is split, or NONE, PARTIAL, PARTIAL_GRAD.
         placements: tensor -> its placement code, after ``resolve``.
         resolve: (tensor, code) if the anchor's partial output is reduced inside the group.
     """
@@ -97,14 +99,14 @@ class Group:
     """Operators that share one configuration.
 
     Attributes:
-        name: its anchor's name.
-        operators: in execution order, the anchor first.
-        reads: activations made by other groups.
-        parameters: those that only this group uses.
-        shared: tied parameters.
+        name: the first operator's name.
+        operators: in execution order; the first one, the anchor, names the group's strategies.
+        reads: activations that other groups make.
+        parameters: parameters that only this group uses.
+        shared: parameters that other groups use, too (tied).
         free: inputs, constants and buffers, whole on every rank, so that slicing is free.
-        writes: tensors for other groups or results.
-        strategies: the possible behaviours on one mesh axis.
+        writes: tensors that other groups read or the model returns.
+        strategies: the possible splits on one mesh axis.
     """
 
     name: str
@@ -128,7 +130,7 @@ class Group:
 
     @cached_property
     def short_names(self) -> Mapping[str, str]:
-        """Graph name -> ``t0``, ``t1``, ... in order of first use; equal for isomorphic groups."""
+        """Tensor -> ``t0``, ``t1``, ... in order of first use; equal for groups of equal structure."""
         order: dict[str, str] = {}
         for op in self.operators:
             for name in (*op.inputs(), *op.outputs):
@@ -138,13 +140,13 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupGraph:
-    """The operator graph in groups: the variables of the search.
+    """The operator graph in groups, for each of which the search chooses a configuration.
 
     Attributes:
-        groups: in execution order of their anchors.
-        hubs: activations with several readers; each is a variable, its materialised placement.
-        shared: tied parameters; each is a variable, its stored placement.
-        regions: for a part of a graph, its blocks; None for a whole
+        groups: in execution order of their anchors (first operators).
+        hubs: activations with several readers; the search chooses one layout in which readers find each.
+        shared: tied parameters; the search chooses the layout in which each is stored.
+        regions: for a part of a graph the (name, groups) of its repeated blocks; None for a whole graph
             (:func:`tensoropt.sharding.regions.find_regions`).
     """
 
@@ -157,7 +159,7 @@ class GroupGraph:
 
     @cached_property
     def uses(self) -> tuple[tuple[str, Group], ...]:
-        """(parameter, group) of each use, in execution order."""
+        """Pairs (parameter, group that reads it), in execution order."""
         return tuple((name, group) for group in self.groups for name in (*group.parameters, *group.shared))
 
     @cached_property
@@ -172,7 +174,7 @@ class GroupGraph:
 
     @cached_property
     def idle_uses(self) -> frozenset[tuple[str, str]]:
-        """Pairs (parameter, group) of uses without a gradient, as none of their results has one."""
+        """Pairs (parameter, group) in which the group gives the parameter no gradient."""
         tensors = self.atoms.graph.tensors
         return frozenset(
             (name, group.name)
@@ -187,12 +189,12 @@ class GroupGraph:
 
 
 class _Grouping:
-    """A pass in which each operator joins a draft group or starts one.
+    """One pass over the operators, in which each joins a draft of a group or starts one.
 
     Attributes:
         known_hubs: tensors with several readers, from an earlier pass.
         draft_of: operator -> its draft.
-        independent: operators that read nothing of the batch.
+        independent: operators whose results do not depend on the batch.
     """
 
     def __init__(self, atoms: AtomGraph, known_hubs: frozenset[str] = frozenset()):
@@ -258,7 +260,7 @@ class _Grouping:
         return True
 
     def _adds_loops(self, op: Operator, space: IndexSpace, draft: _Draft) -> bool:
-        """Return whether a follower has a dim, or copies of its operand, that its group could never split."""
+        """Return whether an operator adds a loop, or operand copies, that its group could not split."""
         made = {n for o in draft.operators for n in o.outputs}
         known = made | draft.reads
         fed = {loop for operand in space.reads if operand.tensor in known for loop in operand.loops}
@@ -270,7 +272,7 @@ class _Grouping:
         return draft.operators[0].name in self.independent or (copies and learns)
 
     def _follow(self, strategy: AxisStrategy, op: Operator) -> AxisStrategy | None:
-        """Return the strategy extended to ``op``, or None if it cannot follow."""
+        """Return the strategy extended to ``op``, or None if ``op`` cannot be split to match."""
         space = self.atoms.spaces[op.name]
         choice = None
         for operand in space.reads:
@@ -393,7 +395,6 @@ class _Grouping:
 
 
 def _choice_for(space: IndexSpace, tensor: str, code: int) -> int | None:
-    """Return the loop forced by an operand's placement; None if not splittable."""
     if code < 0:
         return code
     loop = next(operand.loops[code] for operand in space.reads if operand.tensor == tensor)
@@ -421,7 +422,7 @@ def _useful(strategies: list[AxisStrategy]) -> tuple[AxisStrategy, ...]:
 
 
 def batch_inputs(graph: OperatorGraph) -> tuple[str, ...]:
-    """Return the inputs whose first dim has the first input's length: the batch."""
+    """Return the inputs whose first dim is the batch: as long as the first input's first dim."""
     inputs = [graph.tensors[name] for name in graph.inputs]
     batch = next((t.shape[0] for t in inputs if t.shape), 0)
     # With a batch of one, every dim of size 1 would be mistaken for it, and there is nothing to split.
@@ -441,7 +442,7 @@ def _input_independent(atoms: AtomGraph) -> frozenset[str]:
 
 
 def group_operators(atoms: AtomGraph) -> GroupGraph:
-    """Colocate the operators of an atom graph."""
+    """Partition the operators of a graph into groups that share one configuration."""
     return _Grouping(atoms, frozenset(_Grouping(atoms).colocate().hubs)).colocate()
 
 
@@ -452,7 +453,7 @@ class LinearProduct:
     Attributes:
         operator, group: the names of the operator and of its group.
         read, weight, bias: names of its operands; "" if there is no bias.
-        transposed: the weight is (outputs, inputs), not (inputs, outputs).
+        transposed: whether the weight's shape is (outputs, inputs), not (inputs, outputs).
     """
 
     operator: str
@@ -464,7 +465,7 @@ class LinearProduct:
 
 
 def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
-    """Return, per activation, the linear operator whose backward makes both its gradient and a weight's."""
+    """Return activation -> its first reader, if that is linear and computes a weight's gradient as well."""
     source = graph.atoms.graph
     if not source.training:
         return {}
@@ -479,7 +480,7 @@ def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
 
 
 def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProduct | None:
-    """Return a group's linear operator that alone reads a tensor there, or None."""
+    """Return a group's linear operator if it is the group's only reader of a tensor, else None."""
     product = _linear_product(source, group.anchor, group.name)
     if product is None or product.read != name:
         return None
@@ -487,7 +488,6 @@ def reader_product(source: OperatorGraph, group: Group, name: str) -> LinearProd
 
 
 def _linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearProduct | None:
-    """Return a linear operator's operands if its weight is a trained parameter, else None."""
     places = spec_of(op.target).linear
     # Other arguments scale its operands.
     if places is None or set(op.kwargs) - {"bias"}:
@@ -508,7 +508,7 @@ def _linear_product(source: OperatorGraph, op: Operator, group: str) -> LinearPr
 
 
 def is_one_reduction(backward: Sequence[ReshardingStep], mesh: Sequence[int]) -> bool:
-    """Return whether a gradient's way back is a single reduction."""
+    """Return whether a gradient's resharding is a single reduction over several ranks."""
     if len(backward) != 1 or backward[0].kind not in ("all_reduce", "reduce_scatter"):
         return False
     return any(axis > 0 and mesh[axis] > 1 for axis in backward[0].axes)
@@ -517,12 +517,12 @@ def is_one_reduction(backward: Sequence[ReshardingStep], mesh: Sequence[int]) ->
 def takes_over_hub(
     own: tuple[Sequence[ReshardingStep], Sequence[ReshardingStep]], *, again: bool, inside: bool
 ) -> bool:
-    """Return whether the first reader of a hub can return the hub's whole gradient.
+    """Return whether a tensor's first reader can return the sum of all readers' gradients.
 
     Args:
-        own: the (forward, backward) steps from the hub to this reader.
-        again: the reader is recomputed.
-        inside: the hub is produced in the reader's region.
+        own: the (forward, backward) resharding steps from the tensor's materialised placement to this reader.
+        again: whether the reader is recomputed.
+        inside: whether the tensor is made in the reader's recomputed region.
     """
     # A recomputed reader would pass the hub on once more to readers outside its region.
     return not own[0] and not own[1] and (inside or not again)

@@ -1,4 +1,4 @@
-"""The program of a strategy: one rank's forward, node by node, without PyTorch."""
+"""The program of a strategy: one rank's forward as a list of nodes, without PyTorch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tensoropt.sharding.strategy import Edge, Strategy
 
 @dataclass(frozen=True, eq=False)
 class EdgeSteps:
-    """An edge with its steps, compared by identity.
+    """A resharding (edge) with its collectives and local operations, compared by identity.
 
     Attributes:
         edge: the edge; if several groups share a prefetched parameter, the first group's.
-        forward, backward: steps; backward is empty without gradient.
+        forward, backward: the steps of each direction; backward is empty without a gradient.
         casts: whether a parameter is cast before it moves, and its gradient afterwards.
-        readers: the groups that take a prefetched parameter; otherwise the edge's reader.
-        recomputed: whether it is prefetched for recomputed groups.
-        zigzag: the atoms in zig-zag order.
+        readers: the groups that share a prefetched parameter; otherwise the edge's reader.
+        recomputed: whether the groups that share a prefetched parameter are recomputed.
+        zigzag: the numbers of the atoms (factors of dims) in zig-zag order.
         gathered_again: whether backward repeats the forward steps.
     """
 
@@ -45,7 +45,7 @@ class EdgeSteps:
     def of(
         cls, strategy: Strategy, edge: Edge, readers: tuple[str, ...] = (), *, recomputed: bool = False
     ) -> EdgeSteps:
-        """Return the steps of an edge, taken once for all ``readers`` (by default the edge's own)."""
+        """Return the steps of a resharding that all ``readers`` (by default the edge's own) share."""
         # An unsharded parameter was cast when it was gathered.
         unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
         casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
@@ -60,8 +60,8 @@ class Node:
 
     Attributes:
         reads: tensor -> the node that provides it, in order.
-        region: its recomputed region.
-        again: whether the region's second forward runs it, too.
+        region: the name of the recomputed region that has the node, or None.
+        again: whether the region's second forward runs the node, too.
     """
 
     # Not in the repr, which would contain all earlier nodes.
@@ -88,16 +88,16 @@ class Slice(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Detach(Node):
-    """A parameter at a use that gives it no gradient."""
+    """A parameter, detached from autograd for a use that gives it no gradient."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Move(Node):
-    """A tensor moved along an edge.
+    """A tensor, resharded along an edge.
 
     Attributes:
         steps: its steps, shared by all readers of a prefetched parameter.
-        product: whether the linear reader reduces the gradient during its weight gradient's product.
+        product: whether the linear reader reduces the tensor's gradient while it computes its weight's.
     """
 
     edge: Edge
@@ -110,8 +110,8 @@ class Compute(Node):
     """A rank's part of an operator.
 
     Attributes:
-        product: the operator as a linear product, if it reduces its operand's gradient in backward.
-        passes_on: the hub that this linear operator passes on to further readers; "" for none.
+        product: the linear operator's operands, if it reduces its input's gradient in backward.
+        passes_on: the tensor that this linear operator passes on to its further readers; "" for none.
     """
 
     op: Operator
@@ -122,12 +122,12 @@ class Compute(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeepViews(Node):
-    """Lets autograd save views of a gathered parameter from here on, as other groups read them."""
+    """The point from which autograd saves views of a gathered parameter, which other groups read."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GatherAgain(Node):
-    """Makes gathered copies again when backward reaches ``op``; ``reads``: its result, then the copies."""
+    """Gathers copies again when backward reaches ``op``; ``reads``: a result of ``op``, then the copies."""
 
     op: Operator
     group: str
@@ -135,11 +135,11 @@ class GatherAgain(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginBlock(Node):
-    """The start of a block in forward.
+    """The start of a block (repeated layer) in forward.
 
     Attributes:
         own: the first block's parameters, gathered now.
-        following: the next block's parameters, prefetched.
+        following: the next block's parameters, whose gathering starts now.
     """
 
     block: int
@@ -160,7 +160,7 @@ class ForwardProgram:
 
     Attributes:
         nodes: in topological order.
-        parameters, buffers: its arguments after the model's inputs.
+        parameters, buffers: the names of its arguments after the model's inputs.
         outputs: the model's outputs, and tensors for the next pipeline stage; of placed plans, all results.
         results: (tensor, node) of each output, then of each changed buffer.
         ahead: block -> its prefetched parameters, in order.
@@ -219,30 +219,30 @@ class ForwardProgram:
 def lower_program(
     strategy: Strategy, place: tuple[int, ...] | None = None, *, evaluating: bool = False
 ) -> ForwardProgram:
-    """Return the program of a rank.
+    """Return the forward of one rank under a strategy.
 
     Args:
         place: the rank's coordinate, micro-batch first; by default a rank with the largest shards.
-        evaluating: whether to lower a training graph in eval mode.
+        evaluating: whether to run a training graph in eval mode.
     """
     return Lowering(strategy, place, evaluating, zigzag=strategy.zigzag).program()
 
 
 _OUTSIDE: Mapping[str, Any] = {}
-"""The fields of a node about its recomputed region, outside of any."""
+"""The fields of a node outside of recomputed regions."""
 _WHOLE = (REPLICATE, PARTIAL_GRAD)
 """Placements of an axis along which every rank has the whole value."""
 
 
 class Lowering:
-    """The lowering of a strategy, or of the operators that a placed plan puts on one device.
+    """The construction of the program of a strategy, or of a placed plan's operators on one device.
 
     Attributes:
-        nodes: those added so far.
-        where: the current operator's recomputed region, as fields of a node.
-        arguments: tensor -> its node before the step.
-        made: tensor -> its operator's node.
-        brought: (group, tensor) -> the moved tensor's node.
+        nodes: the nodes added so far.
+        where: fields of the current operator's nodes that name its recomputed region.
+        arguments: input, parameter, buffer or constant -> its node.
+        made: tensor -> the node of the operator that makes it.
+        brought: (group, tensor) -> the node of the tensor as resharded for the group.
     """
 
     def __init__(
@@ -270,12 +270,12 @@ class Lowering:
 
     def program(self) -> ForwardProgram:
         source, strategy = self.source, self.strategy
-        # Also unused ones, as the signature does not depend on the strategy.
+        # Also unused parameters, as the signature does not depend on the strategy.
         parameters = tuple(t.name for t in source.parameters)
         buffers = self.add_arguments(parameters)
         self._reduced_beside = {} if self.evaluating else strategy.reduced_beside
         self._products = {product.operator: product for product, _ in self._reduced_beside.values()}
-        # Also those of unsharded copies that are gathered ahead, and of gradients that are scattered behind.
+        # Also the blocks of unsharded copies that are prefetched, and of gradients that are scattered later.
         self._blocks = {edge.block for edge in strategy.unsharded.values()}
         self._gather_ahead()
         once = self.strategy.once
@@ -310,7 +310,6 @@ class Lowering:
         return buffers
 
     def argument(self, name: str) -> Node:
-        """Return the node of an input, a parameter, a buffer or a constant."""
         if name not in self.arguments:
             self.arguments[name] = self.add(Argument(name=name))
         return self.arguments[name]
@@ -318,10 +317,10 @@ class Lowering:
     # -- operators ----------------------------------------------------------------------------------
 
     def operator(self, op: Operator, group: Group) -> None:
-        """Add an operator with its operands' moves and its results."""
+        """Add the nodes of an operator, and those that reshard its operands and results."""
         configuration = self.strategy.configurations[group.name]
         if op.target == ARRIVE:
-            # It is received in this layout.
+            # The stage receives the tensor in this layout.
             made = {op.outputs[0]: self.arguments[op.inputs()[0]]}
         else:
             made = dict.fromkeys(op.outputs, self._compute(op, group))
@@ -399,7 +398,6 @@ class Lowering:
         self._begun = max(self._begun, block)
 
     def _begin_backward(self, op: Operator, group: Group) -> None:
-        """Begin a block's backward when autograd reaches the last operator of its last group."""
         block = self.strategy.blocks.of[group.name]
         if group.name != self.strategy.blocks.last[block] or op is not group.operators[-1]:
             return
@@ -454,7 +452,7 @@ class Lowering:
     # -- edges --------------------------------------------------------------------------------------
 
     def move(self, origin: Node, edge: Edge) -> Node:
-        """Return the node of a tensor moved along an edge; no new node if nothing moves."""
+        """Return the node of a resharded tensor; ``origin`` itself if nothing moves or is cast."""
         _, of_product = self._reduced_beside.get(edge.tensor, (None, None))
         steps = self._ahead_of.get((edge.tensor, edge.reader)) or EdgeSteps.of(self.strategy, edge)
         does = steps.casts or edge.back is not None or steps.forward or steps.backward

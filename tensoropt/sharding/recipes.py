@@ -1,4 +1,4 @@
-"""Recipes: which parts of a repeated block run again in backward, under the names that people know.
+"""Recipes for recomputation: which operators of a repeated block run again in backward, by common names.
 
 ==============================  ==========================================================================
 recipe                          what runs again
@@ -32,7 +32,7 @@ _SOFTMAX = ("softmax", "_softmax")
 
 
 class _Does(Enum):
-    """The work of a group, as recipes distinguish it."""
+    """The kinds of groups that recipes distinguish."""
 
     PRODUCT = "a product with parameters"
     CORE = "attention itself"
@@ -46,7 +46,7 @@ class _Member(NamedTuple):
 
 
 _Recipe = Callable[[Sequence[_Member]], Sequence[str]]
-"""Maps the groups of a block to those that run once."""
+"""Maps the groups of a block to the names of those that are not recomputed."""
 
 
 def _products(block: Sequence[_Member]) -> list[str]:
@@ -90,7 +90,7 @@ RECIPES: Mapping[str, _Recipe] = {
 
 
 def groups_run_once(graph: GroupGraph, region: Region, recipe: str) -> frozenset[str] | None:
-    """Return the groups of a block that run once by a recipe; None if it recomputes or keeps nothing."""
+    """Return the groups not recomputed by a recipe; None if these are all, or none but it is not ``full``."""
     once = fitting_once(graph, region, RECIPES[recipe](_members(graph, region)))
     if len(once) == len(region.groups) or (not once and recipe != FULL):
         return None
@@ -98,13 +98,13 @@ def groups_run_once(graph: GroupGraph, region: Region, recipe: str) -> frozenset
 
 
 def recipes_of(graph: GroupGraph, region: Region) -> dict[str, frozenset[str]]:
-    """Return the groups that run once, by each recipe that applies to the block."""
+    """Return recipe -> the groups that it does not recompute, for each that applies to the block."""
     found = {recipe: groups_run_once(graph, region, recipe) for recipe in RECIPES}
     return {recipe: once for recipe, once in found.items() if once is not None}
 
 
 def recipe_name(graph: GroupGraph, region: Region, once: Collection[str]) -> str | None:
-    """Return the recipe of a recomputed block whose groups ``once`` run once, or None."""
+    """Return the recipe by which all groups of a block except ``once`` are recomputed, or None."""
     # Plans may or may not list the groups of ``rest``, whose recomputation nobody needs.
     kept = {name for name in region.groups if name in once or name in region.rest}
     if kept == set(region.rest):

@@ -1,7 +1,7 @@
-"""Recompute regions: repeated blocks, any groups of which may be recomputed in backward.
+"""Regions: repeated blocks of a model, of which backward may recompute all or some groups.
 
-If all are, the region saves only its inputs, and its second forward, reshardings included, runs before its
-own backward (Chen et al., arXiv 1604.06174, section 4).
+If all groups are recomputed, only the block's inputs are saved. Its forward, with resharding, then runs again
+just before its backward (Chen et al., arXiv 1604.06174, section 4).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Region:
     """A block that may be recomputed wholly or in part.
 
     Attributes:
-        name: the module path (``transformer.h.0``); ``#2``, ... if it runs several times.
+        name: the module path (``transformer.h.0``), followed by ``#2``, ... if the block runs several times.
         groups: in execution order.
         rest: the groups after the last one that saves anything; recomputed only if all groups are.
     """
@@ -41,9 +41,9 @@ class Region:
 def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
     """Return the blocks of a training graph that can be recomputed, in execution order; none for inference.
 
-    Blocks are two or more submodules with a number in their path. Of nested lists the level is chosen at
-    which recomputing everything needs the least memory: block inputs, everything outside, and the largest
-    block.
+    Blocks are two or more submodules with a number in their path. Of nested lists, the level is chosen at
+    which recomputing all blocks needs the least memory: their inputs, activations outside of blocks, and the
+    largest block.
     """
     if not graph.atoms.graph.training:
         return ()
@@ -73,9 +73,9 @@ def region_of(regions: Iterable[Region]) -> dict[str, Region]:
 
 
 def left_as_views(group: Group) -> frozenset[str]:
-    """Return the tensors that a group reads and that its results may be views of.
+    """Return the tensors that a group reads and of which its results may be views.
 
-    Such a group is recomputed if the tensor's maker is; its saved result would keep the storage.
+    If such a tensor is recomputed, so is this group: its saved result would keep the tensor's storage.
     """
     views = {name: frozenset((name,)) for name in group.reads}
     for op in group.operators:
@@ -86,7 +86,7 @@ def left_as_views(group: Group) -> frozenset[str]:
 
 
 def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> frozenset[str]:
-    """Return the groups of ``once`` that can run once: those that return no views of recomputed tensors."""
+    """Return the groups of ``once`` that can run once, as they return no views of recomputed tensors."""
     once = {*once, *region.rest} if once else frozenset[str]()
     fitting = set[str]()
     made_again = set[str]()
@@ -185,11 +185,11 @@ def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> floa
 
 
 class Neighbours(NamedTuple):
-    """The blocks whose computation can overlap a block's gathering.
+    """Whether other blocks compute while a block's parameters are gathered.
 
     Attributes:
-        before: whether another block precedes it in forward; otherwise it gathers as it begins.
-        behind: whether another block precedes it in backward; otherwise it gathers as its backward begins.
+        before: whether a block precedes it in forward; otherwise its parameters are gathered as it begins.
+        behind: whether a block precedes it in backward; otherwise they are gathered as its backward begins.
     """
 
     before: bool
@@ -201,9 +201,9 @@ class Blocks:
     """The blocks of a graph, numbered in execution order.
 
     Attributes:
-        of: group -> block.
-        first: block -> the first group of forward.
-        last: block -> the first group of backward, or None.
+        of: group -> the number of its block.
+        first: for each block the group that begins its forward.
+        last: for each block the group that begins its backward, or None if it has no backward.
     """
 
     of: Mapping[str, int]
@@ -211,7 +211,7 @@ class Blocks:
     last: tuple[str | None, ...]
 
     def neighbours(self, group: str) -> Neighbours | None:
-        """Return the neighbours of a group's block; None if the block has no backward."""
+        """Return whether other blocks precede a group's block; None if the block has no backward."""
         block = self.of[group]
         if self.last[block] is None:
             return None
@@ -219,7 +219,7 @@ class Blocks:
 
     @cached_property
     def behind(self) -> Mapping[int, int]:
-        """Block -> its successor in backward, if any."""
+        """Block -> the block that follows in backward, if any."""
         begun = [block for block, last in enumerate(self.last) if last is not None]
         return dict(pairwise(reversed(begun)))
 
@@ -241,7 +241,7 @@ def find_blocks(graph: GroupGraph) -> Blocks:
 
 
 def needs_kept(graph: GroupGraph, group: Group) -> bool:
-    """Return whether a group's backward reads anything but the gradient, unlike sums and moves."""
+    """Return whether a group's backward reads saved tensors, not only gradients as for sums and moves."""
     made = (graph.atoms.graph.tensors[name] for op in group.operators for name in op.outputs)
     if not any(tensor.requires_grad for tensor in made):
         return False
@@ -253,10 +253,10 @@ _Run = Callable[..., Any]
 
 
 def recomputed(run: _Run, *inputs: Any) -> Any:
-    """Return ``run(*inputs)``, but let autograd save ``inputs`` only; backward runs it again when needed.
+    """Return ``run(*inputs)``, but let autograd save ``inputs`` only; backward calls ``run`` again.
 
     Args:
-        run: deterministic; it runs in the caller's autocast precision.
+        run: a deterministic function; the second call has the first's autocast precision.
 
     Raises:
         RuntimeError: in backward, if an input has been changed in place.
@@ -282,7 +282,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Inside:
-    """The tensors that autograd saved in one run."""
+    """The tensors that autograd saves in one run, made again in backward by a second run."""
 
     def __init__(self, run: _Run, inputs: tuple[Any, ...]):
         self._run = run
@@ -338,7 +338,7 @@ def no_backward(_: object) -> torch.Tensor:
 
 
 def autocast_now(inputs: Sequence[Any]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a factory for the current autocast context of the devices of ``inputs``."""
+    """Return a function that makes a context with the current autocast settings of the inputs' device."""
     kind = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return contextlib.nullcontext

@@ -1,4 +1,4 @@
-"""Atoms of different tensors over which one loop runs."""
+"""Equivalent atoms: factors of different tensors' dims over which the same loop of an operator runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from networkx.utils import UnionFind
 from tensoropt.ops.index_space import IndexSpace
 
 Atom = tuple[str, int]
-"""A tensor, and the number of one of its atoms."""
+"""A tensor's name, and the number of one of its atoms."""
 
 
 def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
@@ -21,7 +21,7 @@ def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
 
 
 def same_atoms(loops: Iterable[Iterable[Atom]]) -> UnionFind:
-    """Unite the atoms that one loop runs over; ``sets[atom]`` is the representative of its set."""
+    """Return the sets of atoms that the same loops run over; ``sets[atom]`` represents an atom's set."""
     sets = UnionFind()
     for atoms in loops:
         sets.union(*atoms)

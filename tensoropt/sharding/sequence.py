@@ -1,8 +1,7 @@
-"""Following the sequence: the strategy of each group that splits the second dim of the inputs.
+"""Context parallelism on one mesh axis: the strategy by which each group splits the sequence.
 
-Context parallelism on one mesh axis, with parameters whole. Attention computes the rank's queries against
-keys and values that are gathered (Llama 3, arXiv 2407.21783, section 3.3.2) or circulate (Liu et al., arXiv
-2310.01889).
+Parameters are whole on every rank. Attention computes the rank's queries against all keys and values, which
+are gathered (Llama 3, arXiv 2407.21783, section 3.3.2) or sent around a ring (Liu et al., arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ QUERIES = "queries"
 
 
 def sequence_strategies(graph: GroupGraph, *, ring: bool = False) -> Mapping[str, AxisStrategy]:
-    """Return the strategy by which each group follows the sequence, the second dim of inputs with a batch.
+    """Return each group's strategy for splitting the sequence, the second dim of inputs with a batch.
 
-    A group that cannot follow stays whole; of several strategies it has the one that moves the fewest
-    elements.
+    A group that cannot split the sequence stays whole. Of several strategies, the one that reshards the
+    fewest elements is returned.
 
     Args:
-        ring: whether keys and values go around a ring, where attention can.
+        ring: whether attention sends keys and values around a ring, where it can.
     """
     atoms, known = graph.atoms, dict[str, int]()
     tensors = atoms.graph.tensors

@@ -1,4 +1,4 @@
-"""The storage of parameters between steps, and the way from there to a use.
+"""How parameters are stored between steps, and resharded for the groups that use them.
 
 A sharded parameter is gathered for each use (ZeRO-3), or once per step as an unsharded copy for all
 micro-batches, with its gradient reduced in every micro-batch (ZeRO-2) or in the last one (ZeRO-1).
@@ -20,15 +20,15 @@ from tensoropt.sharding.reshard.steps import ReshardingStep, StepKind, edge_step
 
 
 class UsePlace(NamedTuple):
-    """The facts about one use of a parameter from which :func:`turns` follow.
+    """One use of a parameter, as :func:`turns` needs to know it.
 
     Attributes:
         layout: the layout that the group reads.
-        again: the group is recomputed.
-        wanted: backward needs the parameter.
-        ahead: it is prefetched.
-        behind: its gradient is scattered one block later.
-        learns: it has a gradient.
+        again: whether the group is recomputed.
+        wanted: whether backward needs the parameter.
+        ahead: whether it is prefetched.
+        behind: whether its gradient is scattered one block later.
+        learns: whether it has a gradient.
     """
 
     block: int
@@ -41,14 +41,15 @@ class UsePlace(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Which use of a tied parameter gathers it, frees it and sums its gradient.
+    """Whether one of several uses of a tied parameter gathers it, frees it or scatters its gradient.
 
     Attributes:
-        gathers, frees: it is the first, or last, use of its block in forward.
-        frees_again: it is the last use in a recomputed block's second forward, and backward needs none.
-        gathers_back, frees_back: it is the first, or last, use in the block's backward.
+        gathers, frees: whether it is the first, or last, use of its block in forward.
+        frees_again: whether it is the last use in a recomputed block's second forward, and backward needs
+            none.
+        gathers_back, frees_back: whether it is the first, or last, use in the block's backward.
         before: the number of gradients already summed when this use's arrives.
-        scatters: its gradient is the last one, after which the sum is scattered.
+        scatters: whether its gradient is the last one, after which the sum is scattered.
     """
 
     gathers: bool = True
@@ -61,12 +62,12 @@ class Turn(NamedTuple):
 
 
 def alone(*, wanted: bool) -> Turn:
-    """Return the turn of a single use."""
+    """Return the :class:`Turn` of a parameter's use that shares nothing; ``wanted`` if backward needs it."""
     return Turn(frees_again=not wanted, gathers_back=wanted, frees_back=wanted)
 
 
 def turns(uses: Sequence[UsePlace]) -> list[Turn]:
-    """Return the turn of each use of a parameter, in execution order."""
+    """Return the :class:`Turn` of each of a parameter's uses, which are in execution order."""
     gathered: dict[Hashable, list[int]] = {}
     summed: dict[Hashable, list[int]] = {}
     for number, use in enumerate(uses):
@@ -111,16 +112,14 @@ class Reduce(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The storage of a parameter.
+    """How one parameter is stored between steps, gathered and reduced.
 
-    Plans and tables keep it as one :data:`Layout` (:attr:`stored`), whose micro-batch axis, on which no
-    parameter is split, encodes how often it is gathered and reduced.
+    Plans and tables encode it in one layout (:attr:`stored`). Its micro-batch axis, along which no parameter
+    is split, says when the parameter is gathered and its gradient reduced.
 
     Attributes:
-        layout: the placement of its shards; the micro-batch axis is ``REPLICATE`` if gathered once or
+        layout: the placement of its shards; on the micro-batch axis ``REPLICATE`` if gathered once or
             prefetched.
-        gather: how often it is gathered.
-        reduce: how often its gradient is reduced.
     """
 
     layout: layouts.Layout
@@ -139,7 +138,7 @@ class Storage:
 
     @property
     def stored(self) -> layouts.Layout:
-        """The layout under which strategies, plans and cost tables store it."""
+        """The storage as one layout, as in strategies, plans and cost tables."""
         if self.gather is Gather.EACH_USE:
             return self.layout
         if self.gather is Gather.AHEAD:
@@ -149,7 +148,7 @@ class Storage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is gathered for each use, without prefetching."""
+        """Whether the parameter is gathered for each use, without prefetching."""
         return self.gather is Gather.EACH_USE
 
     @property
@@ -158,7 +157,6 @@ class Storage:
 
     @property
     def gathered_ahead(self) -> bool:
-        """Whether it is prefetched for each use."""
         return self.gather is Gather.AHEAD
 
     @property
@@ -172,15 +170,16 @@ _ONCE = {layouts.GATHERED_ONCE: Reduce.EACH_MICRO_BATCH, layouts.REDUCED_LAST: R
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The way from a parameter's storage to one use of it, and the way back of its gradient.
+    """The resharding of a parameter from its storage to one of its uses, and of its gradient back.
 
     Attributes:
         shard: the layout of the optimizer's shard.
         source: the layout from which a use starts: the shard's or the unsharded copy's.
         use: the layout that the group reads.
         back: the layout to which the gradient goes in every micro-batch: the shard's or the copy's.
-        atoms, mesh: the sizes of the parameter's atoms, and of the mesh's axes.
-        ahead: prefetching is wanted (:meth:`goes_ahead`, :meth:`copy_goes_ahead`, :meth:`goes_behind`).
+        atoms, mesh: the sizes of the parameter's atoms (factors of its dims), and of the mesh's axes.
+        ahead: whether prefetching is wanted (:meth:`goes_ahead`, :meth:`copy_goes_ahead`,
+            :meth:`goes_behind`).
     """
 
     shard: layouts.Layout
@@ -201,14 +200,14 @@ class Way:
         return self.unsharded and self.back == self.source
 
     def steps(self, *, learns: bool) -> _Both:
-        """Return the steps of every use; no backward steps without a gradient."""
+        """Return the (forward, backward) steps of each use; no backward steps without a gradient."""
         forward = edge_steps(self.atoms, self.mesh, self.source, self.use)[0]
         # Not the backward of the way forward: with an unsharded copy, the value comes from the copy and the
         # gradient may go to the shard.
         return forward, edge_steps(self.atoms, self.mesh, self.back, self.use)[1] if learns else ()
 
     def goes_ahead(self, *, learns: bool) -> bool:
-        """Return whether a use is prefetched: with one all-gather, and one reduce-scatter of its gradient."""
+        """Return whether a use is prefetched: by one all-gather, with one reduce-scatter of its gradient."""
         if not self.ahead or self.unsharded:
             return False
         forward, backward = self.steps(learns=learns)
@@ -216,7 +215,7 @@ class Way:
         return back and self._is_one("all_gather", forward)
 
     def copy_goes_ahead(self, *, learns: bool) -> bool:
-        """Return whether an unsharded copy is prefetched for its first use, under the same conditions."""
+        """Return whether an unsharded copy is prefetched for its first use, if :meth:`goes_ahead` allows."""
         if not self.ahead or not self.unsharded:
             return False
         forward, last = self.once(learns=learns)
@@ -232,14 +231,14 @@ class Way:
         return self.ahead and self._is_one("reduce_scatter", self.steps(learns=learns)[1])
 
     def once(self, *, learns: bool) -> _Both:
-        """Return the steps of an unsharded copy once per step: gathering, and reducing its gradient."""
+        """Return an unsharded copy's steps once per step: those that gather it, and reduce its gradient."""
         if not self.unsharded:
             return (), ()
         forward, backward = edge_steps(self.atoms, self.mesh, self.shard, self.source)
         return forward, backward if learns and self.reduced_last else ()
 
     def _is_one(self, kind: StepKind, steps: Sequence[ReshardingStep]) -> bool:
-        """Return whether one collective of this kind is the whole way; uneven shards must be of one axis."""
+        """Return whether ``steps`` is one collective of this kind; uneven shards must be along one axis."""
         if [step.kind for step in steps] != [kind]:
             return False
         (step,) = steps
@@ -252,13 +251,13 @@ class Way:
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a stored layout in words: mesh axes, then ``held``, ``held/P`` (unsharded copy) or ``ahead``."""
+    """Return the words of a stored layout: placements, then ``held``, ``held/P`` (copy) or ``ahead``."""
     shown = tuple(map(layouts.placement_name, (*_ONCE, layouts.GATHERED_AHEAD)))
     return (*names[1:], *(name for name in names[:1] if name in shown))
 
 
 def stored_layout(tensor: Tensor, use: layouts.Layout) -> layouts.Layout:
-    """Return the stored layout of a parameter that is not gathered: the layout of its use.
+    """Return the layout in which a parameter is stored if it is never gathered: that of its use.
 
     A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
     """
@@ -266,7 +265,7 @@ def stored_layout(tensor: Tensor, use: layouts.Layout) -> layouts.Layout:
 
 
 def whole_layout(tensor: Tensor, mesh: tuple[int, ...]) -> layouts.Layout:
-    """Return the layout of a parameter whole on every device, with its gradient a sum over all."""
+    """Return the layout of a parameter that is whole on every device and whose gradients are summed."""
     return stored_layout(
         tensor, tuple(layouts.PARTIAL_GRAD if size > 1 else layouts.REPLICATE for size in mesh)
     )
@@ -281,10 +280,10 @@ def way(
     *,
     shared: bool,
 ) -> Way:
-    """Return the way of a parameter with this storage to a use.
+    """Return how a parameter with this storage is resharded for a use, and its gradient back.
 
-    An unsharded copy has its only reader's layout, or is whole if it has several; a parameter stored in that
-    layout needs no copy.
+    An unsharded copy has its only reader's layout, or is whole if ``shared`` by several. A parameter stored
+    in that layout needs no copy.
     """
     storage = Storage.of(stored)
     if storage.gathered_ahead:

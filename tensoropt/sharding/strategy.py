@@ -1,4 +1,4 @@
-"""A strategy: one configuration for every variable of the graph, and everything that follows from it."""
+"""Strategies: configurations of all groups, storage of all parameters, and every resharding in between."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tensoropt.sharding.storage import Gather, Storage, Way, way
 
 
 class ParallelStrategy(Protocol):
-    """The interface of strategies of every kind: stages, and their schedule of micro-batches.
+    """The interface of strategies of every kind: pipeline stages, and their schedule of micro-batches.
 
     A place is an equal part of the devices and runs the stages that the schedule assigns to it.
 
     Attributes:
-        kind: its name in plain data.
+        kind: the name of its kind in plans.
     """
 
     kind: ClassVar[str]
@@ -53,7 +53,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def schedule(self) -> str:
-        """The schedule of stages; "" if it follows from the stages."""
+        """The name of the pipeline schedule; "" if it follows from the stages."""
 
     @property
     def places(self) -> int: ...
@@ -67,16 +67,16 @@ class ParallelStrategy(Protocol):
 
     @property
     def mesh_text(self) -> str:
-        """The shape of its devices in words."""
+        """The shape of the device mesh as text, such as ``2x4``."""
 
     @property
     def sent_buffers(self) -> Mapping[str, int]:
-        """Changed buffer that other places read -> the place that computes and broadcasts it."""
+        """Changed buffer -> the place (device group) that computes it and broadcasts it to others."""
 
     def place_of(self, stage: int) -> int: ...
 
     def maker(self, name: str) -> int | None:
-        """Return the stage of a result or a buffer's new value; None if no stage makes all of it."""
+        """Return the stage that makes a result or a buffer's new value; None if no stage makes all of it."""
 
     def holders(self, name: str) -> tuple[int, ...]:
         """Return the stages that store a parameter."""
@@ -94,7 +94,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The ranks that represent all: those with different programs or places at the ends of dims."""
+        """Ranks that stand for all: those with different programs, or with shards at the ends of dims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,15 @@ class Edge:
     """One resharding of a tensor between two layouts.
 
     Attributes:
-        source, target: layouts; equal for an edge that costs nothing.
-        reader: the group that reads the result; "" for a hub or an output.
+        source, target: the layouts before and after; equal for an edge that costs nothing.
+        reader: the group that reads the result; "" for a hub (tensor with several readers) or an output.
         kind: ``activation``, ``parameter``, ``resolve`` (in a group), ``output``, ``unsharded`` (once per
             step).
-        back: the destination of an unsharded parameter's gradient, if not ``source``.
-        block: the block that prefetches the parameter or scatters its gradient; of a copy, its first use's.
-        behind: the first block of uses in this layout, after whose backward their gradients are scattered.
+        back: the layout to which an unsharded parameter's gradient goes, if not ``source``.
+        block: the reader's block, if it prefetches the parameter or scatters its gradient later; of an
+            unsharded copy, its first reader's.
+        behind: the first block that reads it in this layout; the gradients of all are scattered after its
+            backward.
     """
 
     tensor: str
@@ -122,7 +124,7 @@ class Edge:
 
     @property
     def moves(self) -> bool:
-        """Whether anything is sent, cut or masked."""
+        """Whether the resharding sends, cuts or masks anything."""
         return self.source != self.target or self.back is not None
 
 
@@ -145,13 +147,13 @@ class Strategy:
     Attributes:
         mesh: (micro-batches, axis sizes...).
         configurations: by group name.
-        hubs: tensor with several readers -> the placement in which it is materialised.
-        stored: parameter -> its placement between steps.
+        hubs: tensor with several readers -> the layout in which it is materialised.
+        stored: parameter -> its layout between steps.
         recomputed: the regions recomputed wholly or in part.
         once: the groups of these regions that run once; their results are saved if backward needs them.
         gathered_again: activations gathered again in backward (:mod:`tensoropt.sharding.gathered_again`).
         zigzag_beside: whether another stage of the pipeline cuts sequences in zig-zag order.
-        leaving: the layouts of results that do not leave whole on every rank.
+        leaving: output -> its layout, for outputs that are not whole on every rank.
     """
 
     kind: ClassVar[str] = "sharded"
@@ -203,18 +205,16 @@ class Strategy:
         return self.graph.atoms.graph.tensors[name]
 
     def atom_sizes(self, name: str) -> tuple[int, ...]:
-        """Return the sizes of all atoms of a tensor, outermost first."""
+        """Return the sizes of all atoms (factors of dims) of a tensor, outermost first."""
         return self.graph.atoms.atom_sizes(name)
 
     def atoms(self, name: str) -> Atoms:
-        """Return the sizes of the atoms of each dim of a tensor."""
+        """Return the sizes of the atoms (factors) of each dim of a tensor."""
         return self.graph.atoms.atoms[name]
 
     @cached_property
     def zigzag(self) -> bool:
-        """Whether sequences are in zig-zag order: possible, and causal attention is split along its
-        queries.
-        """
+        """Whether sequences are in zig-zag order, as causal attention is split along its queries."""
         atoms = self.graph.atoms
         if not atoms.may_zigzag(self.mesh):
             return False
@@ -226,7 +226,7 @@ class Strategy:
         )
 
     def zigzag_atoms(self, name: str) -> frozenset[int]:
-        """Return the positions of a tensor's atoms in zig-zag order."""
+        """Return the numbers of a tensor's atoms (factors of dims) that are in zig-zag order."""
         if not self.zigzag:
             return frozenset()
         return frozenset(position for tensor, position in self.graph.atoms.zigzag if tensor == name)
@@ -242,7 +242,7 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """Return the layout that a reader starts from: the hub's, or the producer's."""
+        """Return the layout from which readers reshard a tensor: the hub's, or the producer's."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
@@ -266,13 +266,13 @@ class Strategy:
                 yield self.output_edge(name)
 
     def output_edge(self, name: str) -> Edge:
-        """Return the edge of a result of the model, or a buffer's new value."""
+        """Return the resharding of a result of the model, or of a buffer's new value."""
         source = self.source_layout(name)
         return Edge(name, source, self.leaving.get(name) or output_layout(source), "", "output")
 
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
-        """Activation whose gradient is reduced during a weight gradient's product -> (operator, edge)."""
+        """Activation -> (linear operator that reduces its gradient beside computing a weight's, edge)."""
         products = products_beside(self.graph)
         pairs = ((product, self._edge_beside(name, product)) for name, product in products.items())
         return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
@@ -297,7 +297,7 @@ class Strategy:
         return way(self.tensor(name), self.stored[name], use, atoms, self.mesh, shared=shared)
 
     def use(self, name: str, group: Group) -> Edge:
-        """Return the edge that brings a parameter to a group."""
+        """Return the resharding that brings a parameter to a group."""
         route = self.way(name, group)
         back = route.back if route.back != route.source else None
         behind = self._behind.get((name, route.use)) if self._goes_behind(name, group, route) else None
@@ -329,7 +329,7 @@ class Strategy:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks whose parameters are prefetched together."""
+        """The blocks (repeated layers) whose parameters are prefetched together."""
         return find_blocks(self.graph)
 
     def _goes_ahead(self, name: str, group: Group, way: Way) -> bool:
@@ -350,7 +350,7 @@ class Strategy:
 
     @cached_property
     def unsharded(self) -> Mapping[str, Edge]:
-        """Parameter -> the edge of its unsharded copy for the whole step."""
+        """Parameter -> the resharding that gathers its unsharded copy for the whole step."""
         return {edge.tensor: edge for edge in self._unsharded()}
 
     def _unsharded(self) -> Iterator[Edge]:
@@ -375,12 +375,12 @@ class Strategy:
         return 2 if group in self.region_of and group not in self.once else 1
 
     def gathers_again(self, edge: Edge) -> bool:
-        """Return whether backward gathers an edge's result again."""
+        """Return whether backward repeats a resharding of forward to gather its result."""
         to_hub = edge.reader == "" or edge.tensor not in self.hubs
         return edge.kind == "activation" and to_hub and edge.tensor in self.gathered_again
 
     def steps(self, edge: Edge) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
-        """Return the (forward, backward) steps of an edge; no backward steps without a gradient."""
+        """Return the (forward, backward) steps of a resharding; no backward steps without a gradient."""
         if not edge.moves:
             return (), ()
         sizes, learns = self.atom_sizes(edge.tensor), self.tensor(edge.tensor).requires_grad
@@ -388,9 +388,9 @@ class Strategy:
         if edge.back is not None:
             # The value came from the unsharded copy, but the gradient goes to where the shard is.
             backward = edge_steps(sizes, self.mesh, edge.back, edge.target)[1]
-        # Otherwise the gradient was reduced in every micro-batch, on the edges of the uses.
         if edge.kind == "parameter" and edge.reader:
             learns = self.graph.learns(edge.tensor, edge.reader)
+        # If not reduced last, the gradient was reduced in every micro-batch, on the edges of the uses.
         if edge.kind == "unsharded":
             learns = learns and Storage.of(self.stored[edge.tensor]).reduced_last
         return forward, backward if learns else ()
@@ -402,9 +402,7 @@ class Strategy:
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the strategy as data: mesh, labels, placements, recomputed regions, tensors gathered
-        again.
-        """
+        """Return the strategy as plain data: mesh, labels, placements, recomputed regions."""
         return {
             "mesh": list(self.mesh),
             "groups": {
@@ -420,11 +418,7 @@ class Strategy:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], graph: GroupGraph) -> Strategy:
-        """Return the strategy of this model that :meth:`to_data` wrote.
-
-        Raises:
-            PlanError: the data do not fit this graph; the message names the first difference.
-        """
+        """Return the strategy of this model that :meth:`to_data` wrote; PlanError if the data do not fit."""
         mesh = _mesh(data.get("mesh"))
         groups = _section(data, "groups", (g.name for g in graph.groups))
         hubs = _section(data, "hubs", graph.hubs)
@@ -455,7 +449,7 @@ class Strategy:
             if name not in gatherable(self.graph):
                 raise PlanError(
                     f"{what}; this is possible only for activations of training that stay in one pipeline "
-                    "stage and that no reader returns a view of; leave it out"
+                    "stage and that no reader returns a view of; take it out of 'gathered_again'"
                 )
             raise PlanError(f"{what}, {self._not_gathered(name)}")
 
@@ -466,12 +460,12 @@ class Strategy:
     def _not_gathered(self, name: str) -> str:
         again, (maker, *readers) = self.region_of.keys() - self.once, ends_of(self.graph, name)
         if maker in again:
-            return f"and also recomputes {maker}, which makes it; leave one of them out"
+            return f"and also recomputes {maker}, which makes that tensor; leave out one of the two"
         if name not in self.hubs and readers[0] in again:
-            return f"and also recomputes its only reader {readers[0]}, which gathers it; leave it out"
+            return f"and also recomputes {readers[0]}, its only reader; leave out one of the two"
         target = self.hubs.get(name) or self.configurations[readers[0]].layout(name)
         gathered = is_gathered(self.atoms(name), self.mesh, self.made[name], target)
-        return "" if gathered else "but no reader gathers it in forward; leave it out"
+        return "" if gathered else "but no reader gathers it in forward; take it out of 'gathered_again'"
 
     @property
     def representatives(self) -> tuple[int, ...]:
@@ -490,7 +484,7 @@ def output_layout(source: Layout) -> Layout:
 
 
 def replicated_axes(layout: Layout) -> tuple[int, ...]:
-    """Return the mesh's own axes on which a parameter is stored whole."""
+    """Return the mesh axes, micro-batches excluded, along which a parameter is stored whole."""
     return tuple(a for a, code in enumerate(layout) if a > 0 and code in (REPLICATE, PARTIAL_GRAD))
 
 
@@ -500,7 +494,7 @@ def _regions(graph: GroupGraph, names: Sequence[str]) -> tuple[Region, ...]:
         if name not in available:
             raise PlanError(
                 f"the plan recomputes {name}, which is not a repeated block of this model; "
-                f"it has: {', '.join(available) or 'none'}"
+                f"the model has: {', '.join(available) or 'none'}"
             )
     return tuple(r for r in available.values() if r.name in names)
 
@@ -510,18 +504,19 @@ def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str])
     for name in names:
         if name not in inside:
             raise PlanError(
-                f"the plan lists {name} to run once in a recomputed block, but it is in none; the plan "
-                f"recomputes {', '.join(region.name for region in recomputed) or 'nothing'}"
+                f"the plan lists {name} to run once in a recomputed block, but it is in no such block; the "
+                f"plan recomputes {', '.join(region.name for region in recomputed) or 'nothing'}"
             )
     once = frozenset(names)
     for region in recomputed:
         if once.issuperset(region.groups):
             raise PlanError(
-                f"the plan recomputes {region.name}, but runs every group of it once; leave it out"
+                f"the plan recomputes {region.name}, but runs all of its groups once; leave the block out"
             )
         if differs := once.intersection(region.groups) - fitting_once(graph, region, once):
             raise PlanError(
-                f"{min(differs)} runs once, but may return a view of a recomputed tensor; recompute it, too"
+                f"{min(differs)} runs once, but may return a view of a recomputed tensor; recompute this "
+                "group as well"
             )
     return once
 
@@ -529,14 +524,14 @@ def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str])
 def _mesh(value: Any) -> AxisSizes:
     whole = isinstance(value, Sequence) and all(isinstance(n, int) and n >= 1 for n in value)
     if not whole or not value:
-        raise PlanError(f"the plan's mesh {value!r} is not a list of sizes: micro-batches, then one per axis")
+        raise PlanError(f"the plan's mesh {value!r} must be a number of micro-batches, then axis sizes")
     return tuple(value)
 
 
 def _section(data: Mapping[str, Any], section: str, expected: Iterable[str]) -> Mapping[str, Any]:
     entries = data.get(section)
     if not isinstance(entries, Mapping):
-        raise PlanError(f"the plan has no '{section}'; it is not a strategy")
+        raise PlanError(f"the plan has no section '{section}', so it is not a strategy")
     # A dict for its order: the first difference in the graph's order is the one that is reported.
     names = dict.fromkeys(expected)
     for name in names:
@@ -560,7 +555,7 @@ def _configuration(graph: GroupGraph, group: Group, labels: Any, mesh: AxisSizes
     chosen = []
     for label in _per_axis(group.name, labels, mesh):
         if label not in available:
-            raise PlanError(f"{group.name} cannot be split as '{label}'; it has: {', '.join(available)}")
+            raise PlanError(f"{group.name} cannot be split as '{label}'; possible: {', '.join(available)}")
         chosen.append(available[label])
     configuration = Configuration(group, tuple(chosen))
     # Labels alone can be valid although they do not divide the model's own sizes, for example after an edit
@@ -579,7 +574,7 @@ def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSize
     except (ValueError, AttributeError) as error:
         raise PlanError(f"{entry} {name}: {error}") from None
     if entry != "parameter" and Storage.of(layout).gather is not Gather.EACH_USE:
-        raise PlanError(f"{entry} {name}: only parameters are held or gathered ahead, not {names[0]!r}")
+        raise PlanError(f"{entry} {name}: only the layout of a parameter may have {names[0]!r}")
     if any(Storage.of((code,)).gather is not Gather.EACH_USE for code in layout[1:]):
         raise PlanError(
             f"{entry} {name}: held, held/P and ahead belong on the micro-batch axis, the first of {names}"
@@ -588,7 +583,8 @@ def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSize
         # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
-                f"{entry} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible"
+                f"{entry} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible; "
+                "S(0) is the first of them"
             )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)
         if code >= 0 and parts > sizes[code]:

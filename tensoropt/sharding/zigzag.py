@@ -1,4 +1,4 @@
-"""The zig-zag order of sequences: shards of equal work in causal attention.
+"""Zig-zag order of sequences, which gives all ranks equal work in causal attention.
 
 ``n`` ranks cut a sequence into ``2n`` chunks; rank ``r`` has the chunks ``r`` and ``2n - 1 - r`` (Llama 3,
 arXiv 2407.21783, section 3.3.2; Zhu, ring-flash-attention's ``zigzag``).
@@ -25,13 +25,14 @@ _ORDERLESS_KERNELS = frozenset(
         EXPERTS, RING_FORM,
     }
 )  # fmt: skip
-"""Kernels that do not rely on a shard's elements being neighbours; losses rely on it along classes."""
+"""Kernels that accept shards of elements that are not adjacent; losses do so except along classes."""
 
 
 def with_zigzag(atoms: AtomGraph) -> AtomGraph:
-    """Return the graph with its atoms in zig-zag order, if causal attention is split along queries.
+    """Return the graph with those atoms (factors of dims) marked that may be cut in zig-zag order.
 
-    No atoms are marked if an operator requires shards to be contiguous parts of the sequence.
+    These are sequences in causal attention; none if an operator requires shards to be contiguous parts of
+    them.
     """
     return replace(atoms, zigzag=_atoms_of_sequences(atoms))
 
@@ -40,7 +41,7 @@ def contiguous_note(atoms: AtomGraph, mesh: Sequence[int]) -> tuple[str, ...]:
     """Return a note on why splittable queries of causal attention are not cut in zig-zag order, or nothing.
 
     Args:
-        mesh: micro-batches, then axis sizes.
+        mesh: the number of micro-batches, then the size of each mesh axis.
     """
     axes = [size for size in mesh[1:] if size > 1]
     lengths = {

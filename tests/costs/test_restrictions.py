@@ -279,17 +279,17 @@ def test_device_kinds(cluster: Cluster) -> None:
     assert refusal == ""
     notes, refusal = checked(cluster, kinds="A100*")
     assert notes == ()
-    assert "every device of four runs it, and the constraint excludes H100-80GB" in refusal
+    assert "every device of four runs every operator, and the constraint excludes H100-80GB" in refusal
     with pytest.raises(ConstraintError, match=r"no device kind 'H100-80'; did you mean 'H100-80GB'"):
         checked(cluster, kinds="H100-80", soft=True)
 
 
 def test_device_numbers(cluster: Cluster) -> None:
     assert checked(cluster, devices=[3, 2, 1, 0]) == ((), "")
-    excluded = "every device of four runs it, and the constraint excludes device 0, 2"
+    excluded = "every device of four runs every operator, and the constraint excludes device 0, 2"
     assert excluded in checked(cluster, devices=[1, 3])[1]
     assert "given up, as it is soft" in checked(cluster, devices=[1, 3], soft=True)[0][0]
-    with pytest.raises(ConstraintError, match=r"four has devices 0 to 3, not 4, 9; name others"):
+    with pytest.raises(ConstraintError, match=r"four has devices 0 to 3, not 4, 9; name other devices"):
         checked(cluster, devices=[4, 0, 9])
     assert "passed over, as it is soft" in checked(cluster, devices=[4, 0], soft=True)[0][0]
 

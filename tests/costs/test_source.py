@@ -68,7 +68,7 @@ def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
     assert v100.facts.of(work) == find_facts(work, True, (7, 0)) != h100.facts.of(work)
     attended, rest = h100.facts.notes()
     assert "kernels for compute capability 9.0, as" in attended
-    assert rest.startswith("saved tensors are those of CPU kernels for 1 of 2 pieces of work")
+    assert rest.startswith("saved tensors are counted as CPU kernels save them, for 1 of 2 pieces of work")
     h100.cluster = replace(
         h100.cluster, devices=tuple(replace(one, capability="") for one in h100.cluster.devices)
     )
@@ -78,7 +78,7 @@ def test_attention_on_gpus_that_are_not_here_is_that_of_their_kernels(store):
 
 def test_shares_of_peaks_that_were_fitted_are_said(store):
     (said,) = (note for note in source(store, "dgx-h100").notes() if "memory bandwidth" in note)
-    assert said.startswith("H100-80GB: kernels are taken to reach of the FLOP/s 64% in matrix product")
+    assert said.startswith("H100-80GB: kernels are assumed to reach of the FLOP/s 64% in matrix product")
     assert "products fitted to 37 runs" in said
     for assumed in ("dgx-v100", "local:2"):
         assert not any("memory bandwidth" in note for note in source(store, assumed).notes())

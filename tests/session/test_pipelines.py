@@ -336,7 +336,7 @@ def test_a_budget_below_all_that_is_pinned_is_infeasible(store):
     ({"stages": 4, "cuts": ["linear_1"]}, "cuts"),
     ({"stages": 4, "cuts": ["linear_1", "linear_3", "linear_2"]}, "in order"),
     ({"stages": 2, "cuts": ["mse_loss"]}, "mse_loss"),
-    ({"stages": 2, "schedule": 3}, "'schedule' is the name of one"),
+    ({"stages": 2, "schedule": 3}, "'schedule' is a schedule's name"),
     ({"stages": 0}, "'stages' is a number of at least 1, not 0"),
     ({"stages": True}, "'stages' is a number of at least 1, not True"),
     ({"schedule": "1f1b"}, "'stages' is a number of at least 1, not None"),

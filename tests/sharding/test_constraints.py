@@ -77,7 +77,7 @@ def test_what_is_read_is_kept_as_data() -> None:
         ({"together": "a"}, "'together' is a list"),
         ({"devices": [{"operators": "a"}]}, "either 'kinds', .* or 'devices', numbers of devices"),
         ({"devices": [{"operators": "a", "kinds": "H*", "devices": 0}]}, "either 'kinds', .* write two"),
-        ({"devices": [{"kinds": "H*"}]}, "'operators' must be a pattern"),
+        ({"devices": [{"kinds": "H*"}]}, "'operators' is missing"),
         ({"devices": [{"operators": "a", "kinds": []}]}, "'kinds' is a text or a list"),
         ({"devices": [{"operators": "a", "devices": []}]}, "a list of numbers, each at least 0, not list"),
         ({"devices": [{"operators": "a", "devices": [0, -1]}]}, "each at least 0"),

@@ -290,8 +290,8 @@ def test_a_strategy_is_data_with_what_runs_once():
     assert [strategy.forwards(name) for name in second.groups] == [1, 1] + [2] * (len(second.groups) - 2)
     data = strategy.to_data()
     for once, says in (
-        ([graph.groups[-1].name], "to run once in a recomputed block, but it is in none"),
-        (list(first.groups), "but runs every group of it once"),
+        ([graph.groups[-1].name], "to run once in a recomputed block, but it is in no such block"),
+        (list(first.groups), "but runs all of its groups once"),
     ):
         with pytest.raises(PlanError, match=says):
             Strategy.from_data({**data, "once": once}, graph)

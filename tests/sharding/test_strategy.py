@@ -41,7 +41,7 @@ def test_refusals_name_the_first_difference() -> None:
         (changed(data, "groups", "linaer", to=["none", "none"]), r"names linaer .*nearest: linear"),
         (
             changed(data, "groups", "linear", to=["none", "sideways"]),
-            "linear cannot be split as 'sideways'; it has",
+            "linear cannot be split as 'sideways'; possible",
         ),
         (changed(data, "groups", "linear", to=["none"]), "expected 2 names"),
         (changed(data, "stored", weight, to=["R", "S(7)"]), r"has 2 parts that can be split, so S\(7\)"),

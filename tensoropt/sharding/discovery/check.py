@@ -1,4 +1,4 @@
-"""The numeric check of a split: pieces of an operator have to make up its outputs and its gradients."""
+"""The numeric check of a split: an operator run on pieces must give the same outputs and gradients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from tensoropt.sharding.discovery.probes import MEAN, SUM, Probe, Split, backward, is_pytorchs, sample_inputs
 
 MOST_PARTS = 64
-"""The most parts in which a loop is tried; an assumption."""
+"""The most parts into which a loop is split for a check; an assumption."""
 SCALES = (1.0, 1e-3, 1e3)
-"""Scales of operands and gradients of trials, to show clipping or rounding; an assumption."""
+"""Factors for random operands and gradients, to reveal clipping or rounding; an assumption."""
 _ROUNDING = {
     torch.float64: 1e-8,
     torch.complex128: 1e-8,
@@ -23,18 +23,18 @@ _ROUNDING = {
     torch.bfloat16: 4e-2,
     torch.float16: 4e-3,
 }
-"""Relative errors of rounding, far above precision and far below a wrong split's; assumptions."""
+"""Tolerated relative errors, far above rounding and far below the error of a wrong split; assumptions."""
 _Cut = Sequence[tuple[Split, int]]
 """Loops that are cut together, each with its number of equal parts."""
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """The whole operator's operands and results.
+    """The operands and results of one run of an operator that is not split.
 
     Attributes:
-        given: the gradients of its outputs.
-        gradients: those of the operands that have one.
+        given: random gradients of the outputs.
+        gradients: the resulting gradients of the operands that require one.
     """
 
     values: dict[str, torch.Tensor]
@@ -44,7 +44,7 @@ class _Whole:
 
     @classmethod
     def of(cls, probe: Probe, seed: int, scale: float) -> _Whole:
-        """Run a probe on operands and gradients of a ``scale``, as the operator may have thresholds."""
+        """Run an operator on random operands and gradients that are multiplied by ``scale``."""
         generator, constants = torch.Generator().manual_seed(seed), probe.graph.constants
         for exact in (True, False):  # some calls exist only in the graph's own precision
             drawn = sample_inputs(probe.op, probe.graph, generator, exact=exact)
@@ -67,12 +67,17 @@ class _Whole:
 
     @property
     def tolerance(self) -> float:
-        """The tolerance of the coarsest dtype among operands and outputs."""
         return max(_ROUNDING.get(v.dtype, 0.0) for v in (*self.values.values(), *self.outputs))
 
 
 def holds(probe: Probe, splits: Sequence[Split], linear: bool, *, first: int = 0) -> bool:
-    """Return whether the splits from number ``first`` on are right on this probe, forward and backward."""
+    """Return whether an operator run on pieces gives the same outputs and gradients as if run whole.
+
+    Args:
+        linear: whether to check also that results for summands of the operands add up.
+        first: the number of leading ``splits`` that were checked before; each later split is checked alone
+            and together with each split before it.
+    """
     tries: list[_Cut] = []
     for number, split in enumerate(splits[first:], first):
         fewest, most = fewest_and_most(probe.size(split))
@@ -96,7 +101,7 @@ def holds(probe: Probe, splits: Sequence[Split], linear: bool, *, first: int = 0
 
 
 def _passes_sums(probe: Probe, whole: _Whole, seed: int) -> bool:
-    """Return whether the outputs for two summands add up, and each summand has the whole's gradients."""
+    """Return whether outputs for two summands of the operands add up, with equal gradients."""
     generator = torch.Generator().manual_seed(seed)
     noise = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in whole.values.items()}
     rest = {name: value - noise[name] for name, value in whole.values.items()}
@@ -111,7 +116,6 @@ def _passes_sums(probe: Probe, whole: _Whole, seed: int) -> bool:
 
 
 def _recombines(probe: Probe, whole: _Whole, cut: _Cut) -> bool:
-    """Return whether pieces make up the outputs and the gradients of the whole operator."""
     reads = {name: [split.reads[i] for split, _ in cut] for i, name in enumerate(whole.values)}
     writes = [[split.writes[i] for split, _ in cut] for i in range(len(whole.outputs))]
     dims = [[code if code >= 0 else None for code in codes] for codes in writes]
@@ -125,7 +129,7 @@ def _recombines(probe: Probe, whole: _Whole, cut: _Cut) -> bool:
         outputs, gradients = backward(probe, values, given)
         runs[at] = [*outputs, *gradients]
     learning = [of for name, of in reads.items() if probe.graph.tensors[name].requires_grad]
-    # Of each result the dims that are cut, the loops along which parts add up, and what they are divided by.
+    # For each result: the dims that are cut, the loops along which parts add up, and the sum's divisor.
     added = [[code in (SUM, MEAN) for code in codes] for codes in writes]
     added += [[dim is None for dim in of] for of in learning]
     wanted = [*whole.outputs, *whole.gradients]
@@ -171,6 +175,6 @@ def _parts(value: torch.Tensor) -> torch.Tensor:
 
 
 def fewest_and_most(size: int) -> tuple[int, int]:
-    """Return the fewest and the most equal parts in which a loop is tried."""
+    """Return the smallest and the largest number of equal parts into which a check splits a loop."""
     fewest = next(p for p in range(2, size + 1) if size % p == 0)
     return fewest, max((p for p in range(2, min(size, MOST_PARTS) + 1) if size % p == 0), default=fewest)

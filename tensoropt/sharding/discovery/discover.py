@@ -1,8 +1,8 @@
-"""Discovery: find how an operator without a rule splits, by running it.
+"""Discovery: find how an operator without a sharding rule can be split, by running it.
 
-Small random operands are run whole and cut. A cut is kept if outputs recombine (concatenation, sum, mean or
-equality), and outputs and gradients agree on several shapes and seeds, in two parts and single elements, and
-for pairs of loops.
+The operator runs on small random operands, whole and in pieces. A split is accepted if outputs recombine
+(concatenation, sum, mean or equality), and outputs and gradients agree for several shapes and seeds, for few
+and many parts, and together with other splits.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tensoropt.sharding.discovery.probes import (
 )
 
 _PROBE_SIZES = (6, 8, 10, 12, 14, 18, 20)
-"""Sizes of probes: even, so that they can be halved, and distinct, so that a mix-up of dims shows."""
+"""Sizes of small dims: even, so that they can be halved, and distinct, so that a mix-up of dims shows."""
 _LARGEST_PROBE = 1 << 17
-"""The most elements of an operand for running the operator at its own sizes; an assumption."""
+"""The most elements an operand may have to run the operator at the model's sizes; an assumption."""
 
 
 def _probes_of(op: Operator, graph: OperatorGraph) -> Iterator[Probe]:
@@ -86,7 +86,7 @@ def _value_matters(tensor: Tensor, value: Any) -> bool:
 
 
 _TOLERANCE = 1e-4
-"""Tolerance relative to the largest value; an assumption."""
+"""The tolerated error relative to the largest value; an assumption."""
 
 
 def _adds_up(probe: Probe, scales: Sequence[float]) -> bool:
@@ -117,17 +117,17 @@ def _alike(actual: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 _VERSION = 2
-"""A part of every key; increased when the search method changes."""
+"""A part of every key in the store; increased when the search method changes."""
 _MOST_TIES = 64
-"""The most ways tried to cut a dim together with other operands' dims; an assumption."""
+"""The most combinations of operands' dims that are tried for one split; an assumption."""
 _TRIAL_S = 60.0
-"""The seconds that all runs of an operator in a fork may take; most take a fraction of one."""
+"""The time limit in seconds for all runs of an operator in a fork; most take less than one second."""
 _LOST = "lost"
-"""The field of a record with the reason why the operator could not be tried."""
+"""The field of a stored record with the reason why the operator must not be tried again."""
 
 
 class Kept(Protocol):
-    """A store of findings (the profile store is one)."""
+    """The interface of a store of findings, such as the profile store."""
 
     def get(self, key: str, kind: str) -> Any: ...
 
@@ -136,14 +136,14 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Discovery:
-    """The findings about one operator.
+    """How one operator can be split, as found by running it.
 
     Attributes:
         splits: loops that may be split, alone or together.
-        linear: whether a partial sum may pass through.
-        additive: whether backward is linear in the gradient; a user's own may clip or normalise.
-        refused: the reason why no search was made, or "".
-        lost: whether it hung or crashed.
+        linear: whether partial sums of operands give partial sums of outputs.
+        additive: whether backward is linear in the gradient; a user's own operator may clip or normalise.
+        refused: the reason why the operator stays whole, or "".
+        lost: whether it hung, crashed or has a wrong fake kernel, so that it is not tried again.
     """
 
     splits: tuple[Split, ...] = ()
@@ -153,7 +153,7 @@ class Discovery:
     lost: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        """Return the findings as plain data; a refusal is included only for a lost operator."""
+        """Return the findings as plain data, with ``refused`` only for an operator that is ``lost``."""
         if self.lost:
             return {_LOST: self.refused}
         splits = [[list(s.reads), list(s.writes)] for s in self.splits]
@@ -169,7 +169,7 @@ class Discovery:
 
 
 def discover(op: Operator, graph: OperatorGraph, kept: Kept | None = None) -> Discovery:
-    """Return how the operator splits; ``kept`` is read first and written afterwards."""
+    """Return how an operator can be split; findings in the store ``kept`` are checked, new ones stored."""
     key = signature(op, graph)
     record = kept.get(key, kind="discovery") if kept is not None else None
     before = Discovery.from_record(record) if record is not None else None
@@ -251,7 +251,7 @@ def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
 
 
 def _tried_apart(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Discovery:
-    """Call :func:`_tried` in a fork, or in this process if its GPU backward forbids forks."""
+    """Call :func:`_tried` in a fork, or in this process if its earlier GPU backward forbids forks."""
 
     def child() -> Discovery | None:
         torch.set_num_threads(1)  # this process's OpenMP threads do not exist in its fork
@@ -299,7 +299,7 @@ def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
-    """Return a key of the operator's call: target, arguments, properties of operands."""
+    """Return the key of an operator's findings, from its target, arguments and operands' properties."""
     number: dict[str, int] = {}
 
     def named(name: str) -> str:
@@ -363,7 +363,7 @@ def _unsteady(probe: Probe) -> str:
 
 
 def _ignores(probe: Probe, operands: Collection[str]) -> bool:
-    """Return whether no result depends on the operands' values."""
+    """Return whether results stay the same when the values of the operands change."""
     try:
         values = probe.values(0)
         other = probe.run({**values, **{name: probe.values(1)[name] for name in operands}})

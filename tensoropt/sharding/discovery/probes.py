@@ -1,4 +1,4 @@
-"""An operator on small random tensors, run forward and backward; and the ways to cut it."""
+"""Probes: an operator run forward and backward on small random tensors; and the splits of its loops."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from tensoropt.ops.calls import LocalCall, in_domain
 from tensoropt.ops.registry import bind, samples_of
 
 SUM, WHOLE, MEAN = -1, -2, -3
-"""How parts of an output recombine if the loop does not index it: as a sum, as equal copies, as a mean."""
+"""How outputs of parts recombine if they lack the split loop: as a sum, as equal copies, as a mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One loop: the dim that it cuts of each operand, and the dim, SUM, WHOLE or MEAN of each output."""
+    """How operands and outputs are cut if one loop of an operator is split.
+
+    Attributes:
+        reads: the dim of each operand that is cut, or None.
+        writes: the dim of each output that is cut, or ``SUM``, ``WHOLE`` or ``MEAN``.
+    """
 
     reads: tuple[int | None, ...]
     writes: tuple[int, ...]
@@ -25,7 +30,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Probe:
-    """The operator on small tensors, as a graph of its own."""
+    """An operator on small tensors, and a graph with this operator only."""
 
     op: Operator
     graph: OperatorGraph
@@ -67,7 +72,7 @@ def call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]
 def backward(
     probe: Probe, values: Mapping[str, torch.Tensor], given: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the outputs, and the gradient of each operand that has one, given those of the outputs."""
+    """Return an operator's outputs, and its operands' gradients for the outputs' gradients ``given``."""
     tensors = probe.graph.tensors
     leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
     made = call(probe.op, leaves)
@@ -93,7 +98,7 @@ def is_pytorchs(op: Operator) -> bool:
 def sample_inputs(
     op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Return a value for every read tensor, in float64 if ``exact``; constants keep theirs."""
+    """Return a random value for each operand, in float64 if ``exact``; constants keep their values."""
     samples = samples_of(op.target)
     limits: dict[str, tuple[int, int]] = {}
     if samples.limits is not None:

@@ -1,8 +1,8 @@
 """Execution of resharding: the steps of :mod:`tensoropt.sharding.reshard.steps` on local tensors.
 
-One autograd function per edge issues its forward and backward steps. DTensor's ``redistribute`` agrees where
-it can express them (289 of 400 combinations on a 2x2 mesh); it refuses "anything -> Partial", issues one
-all-reduce per axis, and takes about 100 us per edge.
+One autograd function per resharding (edge) issues the steps of forward and backward. DTensor's
+``redistribute`` gives equal results for the 289 of 400 pairs of layouts on a 2x2 mesh that it supports. It
+refuses "anything -> Partial", issues one all-reduce per axis, and takes about 100 us per edge.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def as_sent(value: torch.Tensor) -> torch.Tensor:
 
 
 def as_received(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Inverse of :func:`as_sent` for a flat tensor of this dtype."""
+    """Return the tensor of this dtype from flat data, the inverse of :func:`as_sent`."""
     return torch.view_as_complex(value.view(-1, 2)) if dtype.is_complex else value
 
 
@@ -47,7 +47,7 @@ class _AllReduce:
         return x
 
     def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start reducing ``x`` in place; return a function that waits for it."""
+        """Start reducing ``x`` in place; return a function that waits for the sum."""
         sent = x.contiguous()
         under_way = dist.all_reduce(sent, group=self.group, async_op=True)
 
@@ -63,9 +63,8 @@ class _ReduceScatter:
     """A reduce-scatter over a group of ranks.
 
     Attributes:
-        atom: the atom that is cut.
-        parts, position: the number of pieces, and this rank's.
-        zigzag: whether pieces are cut in zig-zag order.
+        atom: the dim to cut, of the tensor viewed with one dim per atom (factor of a dim).
+        parts, position: the number of pieces, and the index of this rank's.
     """
 
     group: dist.ProcessGroup
@@ -81,7 +80,7 @@ class _ReduceScatter:
         return self._own(flat, pieces.shape[1:], x.shape[self.atom])
 
     def begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start to reduce-scatter ``x``, which may be overwritten; return a function to wait for it."""
+        """Start to reduce-scatter ``x``, which may be overwritten; return a function that waits for it."""
         size = x.shape[self.atom]
         # Not all of `x`, because it is not needed while the pieces are being sent.
         pieces = _pieces(x, self.atom, self.parts, zigzag=self.zigzag)
@@ -109,11 +108,11 @@ def _resized(sizes: Sequence[int], atom: int, size: int) -> _Sizes:
 
 
 _Move = Callable[[torch.Tensor], torch.Tensor]
-"""Applies one step of a resharding to this rank's shard, in the tensor's atom view."""
+"""Applies one step of a resharding to this rank's shard, viewed with one dim per atom."""
 
 
 class Ahead:
-    """The interface to prefetched parameters and gradients scattered one block later; here there are none."""
+    """The interface to prefetched parameters and gradients scattered one block later; here it has none."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a gathered parameter at its use; None if it must be gathered now."""
@@ -140,12 +139,12 @@ class _Standpoint(Protocol):
 
 
 class Rank(_Standpoint, Protocol):
-    """The rank that executes an edge.
+    """The interface of the rank that executes a resharding.
 
     Attributes:
-        micro_batch: the coordinate on axis 0.
+        micro_batch: the number of the current micro-batch, the rank's coordinate on axis 0.
         unsharded: parameters gathered once per step.
-        gathered: callback for parameters and copies that backward makes again.
+        gathered: a callback (result, source, edge) for gathered tensors that backward makes again.
         ahead: the prefetching of the current call.
     """
 
@@ -168,24 +167,24 @@ class Rank(_Standpoint, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class EdgeSpec:
-    """An edge as the executor needs it, compared by identity, so that lookups are fast.
+    """A resharding (edge) as the executor needs it, compared by identity, so that lookups are fast.
 
     Attributes:
-        name: the tensor's name, for messages and hooks.
-        atoms: global atom sizes, per dim.
+        atoms: global sizes of the atoms (factors) of each dim.
         mesh: axis sizes, micro-batches first.
-        source, target: layouts.
-        forward, backward: steps; backward is empty without gradient.
-        parameter: the source is a stored parameter.
+        source, target: the layouts before and after.
+        forward, backward: the steps of each direction; backward is empty without a gradient.
+        parameter: whether the source is a stored parameter.
         dtype: the dtype to which the source is cast before it moves, or None; its gradient is cast back.
-        back: the gradient's destination if not the source: the stored shard of an unsharded copy.
+        back: the layout to which the gradient goes, if not ``source``: the stored shard's, for an unsharded
+            copy.
         order: the memory order of the dims (:func:`tensoropt.profiling.workload.memory_orders`), which the
             result keeps as kernels were timed with it; None if contiguous.
         block: the block that prefetches the parameter or scatters its gradient, or None.
         behind: the last block that adds to a gradient scattered with this one; None if sent separately.
         readers: the number of groups that take a prefetched parameter.
-        zigzag: the atoms in zig-zag order; they divide evenly.
-        gathered_again: backward moves the activation again.
+        zigzag: the numbers of the atoms in zig-zag order, which divide evenly.
+        gathered_again: whether backward reshards the activation again.
     """
 
     name: str
@@ -206,14 +205,14 @@ class EdgeSpec:
     gathered_again: bool = False
 
     def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
-        """Return the steps, start and end of one direction; only the layouts' sharding codes matter."""
+        """Return one direction's steps, start layout and end layout; of these, only shard codes are valid."""
         if not backward:
             return self.forward, self.source, self.target
         ends = self.target, self.back or self.source
         return self.backward, *map(gradient_placements, ends)  # type: ignore[return-value]
 
     def as_it_lies(self) -> EdgeSpec:
-        """Return the edge for the tensor with its dims in memory order."""
+        """Return the same resharding of the tensor with its dims permuted to memory order."""
         if self.order is None:
             return self
         places = permuted_atoms(self.atoms, self.order)
@@ -235,19 +234,18 @@ class EdgeSpec:
 
     @property
     def made_again(self) -> bool:
-        """Whether backward makes the result again."""
+        """Whether backward makes the result again instead of having it saved."""
         gathered = any(step.kind == "all_gather" for step in self.forward)
         return self.gathered_again or (self.parameter and (gathered or self.dtype is not None))
 
 
 @dataclass(frozen=True)
 class Route:
-    """One direction of an edge for one rank and micro-batch, computed once, as a step follows hundreds.
+    """One direction of a resharding for one rank and micro-batch, computed once to be run in every step.
 
     Attributes:
         order, inverse: permutation of dims to memory order, and back; None if equal.
-        sizes: the atom sizes of the incoming shard; None if each dim is one atom.
-        moves: the operations on it.
+        sizes: the incoming shard's shape with one dim per atom; None if each dim is one atom.
         shape: the shape of the resulting shard; None if each dim is one atom.
     """
 
@@ -258,7 +256,7 @@ class Route:
     shape: _Sizes | None
 
     def go(self, value: torch.Tensor) -> torch.Tensor:
-        """Move a shard along the route."""
+        """Return a shard after all operations of the route."""
         if not self.moves:
             return value
         value = self._entered(value)
@@ -267,7 +265,7 @@ class Route:
         return self._left(value)
 
     def begin(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start moving a gradient, which may be overwritten, by one reduction; return a waiting function."""
+        """Start to reduce a gradient, which may be overwritten; return a function that waits for it."""
         (move,) = self.moves
         assert isinstance(move, _AllReduce | _ReduceScatter)
         wait = move.begin(self._entered(value))
@@ -285,12 +283,12 @@ class Route:
 
 
 def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False) -> torch.Tensor:
-    """Move a shard along an edge, or its gradient back."""
+    """Return a shard resharded as in forward, or a gradient resharded as in backward."""
     return _known_route(runtime, spec, backward=backward).go(value)
 
 
 def begin_reduction(runtime: Rank, gradient: torch.Tensor, spec: EdgeSpec) -> Callable[[], torch.Tensor]:
-    """Start moving a gradient, which may be overwritten, back along an edge; return a waiting function."""
+    """Start to reduce a gradient, which may be overwritten; return a function that waits for it."""
     return _known_route(runtime, spec, backward=True).begin(gradient)
 
 
@@ -315,7 +313,7 @@ def _route(runtime: Rank, spec: EdgeSpec, *, backward: bool) -> Route:
         if move is not None:
             moves.append(move)
         for axis in step.axes:
-            # These three cut along the atom of the end; all others leave nothing cut along the axis.
+            # These three shard along the axis as the end does; all other steps leave it unsharded.
             current[axis] = -1 if step.kind not in ("slice", "reduce_scatter", "all_to_all") else end[axis]
     return Route(
         spec.order,
@@ -353,7 +351,7 @@ def _pieces(x: torch.Tensor, atom: int, parts: int, *, zigzag: bool = False) -> 
 
 
 def _joined(pieces: torch.Tensor, atom: int, size: int, *, zigzag: bool = False) -> torch.Tensor:
-    """Inverse of :func:`_pieces` for an atom of this size."""
+    """Return the whole tensor, the inverse of :func:`_pieces` for an atom of this size."""
     parts, shard = pieces.shape[0], pieces.shape[atom + 1]
     if zigzag:
         return _zigzag_joined(pieces, atom)
@@ -372,7 +370,6 @@ def _zigzag_shard(x: torch.Tensor, atom: int, parts: int, position: int) -> torc
 
 
 def _zigzag_pieces(x: torch.Tensor, atom: int, parts: int) -> torch.Tensor:
-    """Return the shards in zig-zag order one after another, contiguous."""
     pieces = x.new_empty([parts, *_resized(x.shape, atom, x.shape[atom] // parts)])
     for position, piece in enumerate(pieces):
         piece.unflatten(atom, (2, -1)).copy_(_zigzag_shard(x, atom, parts, position))
@@ -380,7 +377,6 @@ def _zigzag_pieces(x: torch.Tensor, atom: int, parts: int) -> torch.Tensor:
 
 
 def _zigzag_joined(shards: torch.Tensor, atom: int) -> torch.Tensor:
-    """Return the whole of shards in zig-zag order, stacked in the first dim."""
     size = shards.shape[atom + 1] // 2
     first = [shard.narrow(atom, 0, size) for shard in shards]
     return torch.cat([*first, *(shard.narrow(atom, size, size) for shard in reversed(shards.unbind()))], atom)
@@ -437,7 +433,7 @@ def _reduce_scatter(runtime: Rank, step: ReshardingStep, whole: int, zigzag: fro
 
 
 def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
-    """Make atom ``step.atom`` whole and ``step.target`` sharded; both divide evenly."""
+    """Return the operation that makes atom ``step.atom`` whole and shards ``step.target``, both evenly."""
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     target = step.target
     if group is None:
@@ -511,13 +507,13 @@ class _Redistribute(torch.autograd.Function):
 
 
 def travel(runtime: Rank, x: torch.Tensor, spec: EdgeSpec) -> torch.Tensor:
-    """Return ``x`` cast and moved from ``spec.source`` to ``spec.target``, forward only."""
+    """Return ``x`` cast and resharded from ``spec.source`` to ``spec.target``, without autograd."""
     value = x if spec.dtype is None else x.to(spec.dtype)
     return run_steps(runtime, value, spec)
 
 
 def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` moved from ``spec.source`` to ``spec.target``, differentiably."""
+    """Return ``x`` resharded from ``spec.source`` to ``spec.target``, differentiably."""
     result = _Redistribute.apply(x, runtime, spec)
     if spec.made_again:
         runtime.gathered(result, x, spec)
@@ -525,7 +521,7 @@ def redistribute(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor
 
 
 def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of an input or constant; on a partial axis, zeros except at coordinate 0."""
+    """Return this rank's shard of an input or constant; of a partial sum, zeros except at coordinate 0."""
     sizes = _sizes(spec.atoms)
     # A folded constant is kept at size 1 where it does not change.
     x = x.expand([math.prod(dim) for dim in spec.atoms]).reshape(sizes) if sizes else x
@@ -544,11 +540,10 @@ def take_shard(runtime: _Standpoint, spec: EdgeSpec, x: torch.Tensor) -> torch.T
 
 @dataclass(frozen=True)
 class Packed:
-    """A rank's part in a coalesced collective, as flat data.
+    """One tensor's part in a collective that sends several tensors as flat data.
 
     Attributes:
-        group: the ranks.
-        parts: their number.
+        parts: the number of ranks.
         pack: shard or gradient -> sent data.
         unpack: received data -> result.
     """
@@ -560,7 +555,7 @@ class Packed:
 
 
 def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """Return a parameter's gathering in one step; small shards are padded."""
+    """Return a parameter's part in an all-gather of several parameters; small shards are padded."""
     (step,) = spec.forward
     ends = (spec.source, spec.target)
     own, whole = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)
@@ -582,7 +577,7 @@ def packed_gather(runtime: Rank, spec: EdgeSpec) -> Packed:
 
 
 def packed_scatter(runtime: Rank, spec: EdgeSpec) -> Packed:
-    """Return the reduction of a parameter's gradient in one step; small shards are padded."""
+    """Return a gradient's part in a reduce-scatter of several gradients; small shards are padded."""
     (step,) = spec.backward
     ends = (spec.target, spec.back or spec.source)
     whole, own = (_sizes(local_atoms(spec.atoms, end, spec.mesh, runtime.place)) for end in ends)

@@ -1,4 +1,4 @@
-"""Resharding: the collectives that convert one placement of a tensor into another."""
+"""Resharding: the collectives that convert one layout of a tensor into another."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COLLECTIVES = ("reduce_scatter", "all_to_all", "all_reduce", "all_gather")
 
 @dataclass(frozen=True, slots=True)
 class ReshardingStep:
-    """One step on one rank's shard, in the tensor's atom view.
+    """One collective or local operation, on a rank's shard viewed with one dim per atom (factor of a dim).
 
     Attributes:
-        axes: mesh axes of the (flattened) group, ascending.
+        axes: the mesh axes over which it runs, flattened to one group of ranks; ascending.
         atom: the atom that is sliced, scattered, gathered, padded or, by an all-to-all, made whole; -1 for
             none.
         target: for an all-to-all, the atom that becomes sharded.
@@ -35,8 +35,7 @@ class ReshardingStep:
     after: tuple[int, ...]
 
     def payload(self, mesh: Sequence[int]) -> int:
-        """Return the elements that a collective moves on one rank: gathered output, scattered input, or the
-        tensor.
+        """Return the number of elements in a rank's message: gathered output, scattered input, or the tensor.
 
         Uneven shards are padded to the largest.
         """
@@ -49,12 +48,12 @@ class ReshardingStep:
 
 
 def lies_inside(shape: Sequence[int], atom: int) -> bool:
-    """Return whether an atom has others on both sides, so that its pieces are not contiguous."""
+    """Return whether factors (atoms) above size 1 precede ``atom``, so its pieces are not contiguous."""
     return any(size > 1 for size in shape[: max(atom, 0)])
 
 
 def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
-    """Return the new position of each atom when the tensor's dims come in ``order``."""
+    """Return the new position of each atom (factor of a dim) when the dims come in ``order``."""
     starts, count = [], 0
     for dim in atoms:
         starts.append(count)
@@ -64,7 +63,7 @@ def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
 
 
 def permuted_steps(steps: Sequence[ReshardingStep], places: Sequence[int]) -> tuple[ReshardingStep, ...]:
-    """Return the steps for the tensor whose atoms have moved to ``places``."""
+    """Return the same steps for a permuted tensor, whose atom ``i`` now has the number ``places[i]``."""
 
     def moved(atom: int) -> int:
         return places[atom] if atom >= 0 else atom
@@ -80,19 +79,19 @@ def permuted_steps(steps: Sequence[ReshardingStep], places: Sequence[int]) -> tu
 
 @cache
 def forward_placements(layout: Layout) -> tuple[int, ...]:
-    """Return the placement of the tensor itself on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
+    """Return each axis's placement of the tensor itself: an atom's number, REPLICATE or PARTIAL."""
     return tuple(REPLICATE if code == PARTIAL_GRAD else code for code in layout)
 
 
 @cache
 def gradient_placements(layout: Layout) -> tuple[int, ...]:
-    """Return the placement of the tensor's gradient on each axis: ``j`` (sharded), REPLICATE or PARTIAL."""
+    """Return each axis's placement of the tensor's gradient: an atom's number, REPLICATE or PARTIAL."""
     swapped = {PARTIAL_GRAD: PARTIAL, PARTIAL: REPLICATE}
     return tuple(swapped.get(code, code) for code in layout)
 
 
 class _StepFinder:
-    """The state of one conversion: current placements and shard sizes."""
+    """The search for the steps of one resharding, with the placements and shard sizes reached so far."""
 
     def __init__(
         self, atoms: Sequence[int], mesh: Sequence[int], current: Sequence[int], goal: Sequence[int]
@@ -117,7 +116,7 @@ class _StepFinder:
         return [axis for axis, code in enumerate(placements) if code == atom]
 
     def leaving(self, atom: int) -> list[int]:
-        """Return the axes to remove from ``atom``: everything after the common prefix."""
+        """Return the axes that must stop sharding ``atom``: those after the common prefix with the goal."""
         now, then = self.axes_on(self.current, atom), self.goal_axes.get(atom, [])
         alike = list(takewhile(lambda pair: pair[0] == pair[1], zip(now, then, strict=False)))
         return now[len(alike) :]
@@ -135,7 +134,7 @@ class _StepFinder:
         self.steps.append(ReshardingStep(kind, tuple(axes), atom, target, before, self.sizes))
 
     def enter(self, source: int, kind: StepKind) -> None:
-        """Shard what can be sharded from ``source`` placements by ``kind`` steps, outermost axes first."""
+        """Add steps that shard along axes placed as ``source`` where that is possible, outermost first."""
         moved = source in self.current
         while moved:
             moved = False
@@ -216,12 +215,12 @@ class _StepFinder:
 def resharding_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[ReshardingStep, ...]:
-    """Return the steps from one-directional placements ``source`` to ``target``.
+    """Return the steps that reshard a tensor, or a gradient, from ``source`` to ``target``.
 
     Args:
-        atoms: global sizes of the tensor's atoms.
+        atoms: global sizes of the tensor's atoms (factors of its dims).
         mesh: axis sizes.
-        source, target: for each axis an atom, ``REPLICATE`` or ``PARTIAL``.
+        source, target: for each axis the number of an atom, ``REPLICATE`` or ``PARTIAL``.
     """
     if source == target:
         return ()
@@ -231,7 +230,7 @@ def resharding_steps(
 def move_pattern(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]
 ) -> object:
-    """Return a key that is equal for moves whose steps have equal kinds, axes and payloads."""
+    """Return a key that is equal for reshardings whose steps have equal kinds, axes and payloads."""
     numbers: dict[int, int] = {}
     parts: dict[int, int] = {}
     for axis, (before, after) in enumerate(zip(source, target, strict=True)):
@@ -251,7 +250,7 @@ def move_pattern(
 def edge_steps(
     atoms: tuple[int, ...], mesh: tuple[int, ...], source: Layout, target: Layout
 ) -> tuple[tuple[ReshardingStep, ...], tuple[ReshardingStep, ...]]:
-    """Return the (forward, backward) steps of an edge between layouts."""
+    """Return the (forward, backward) steps of a resharding between layouts."""
     forward = resharding_steps(atoms, mesh, forward_placements(source), forward_placements(target))
     backward = resharding_steps(atoms, mesh, gradient_placements(target), gradient_placements(source))
     return forward, backward

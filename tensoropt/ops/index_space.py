@@ -330,12 +330,12 @@ class AtomGraph:
         return gcd(*(self.atom_sizes(name)[position] for name, position in self.zigzag))
 
     def lost(self) -> dict[str, str]:
-        """Return, by target, the reason why discovery could not run the operator."""
+        """Return, by target, why discovery could not run an operator, or the fault of its fake kernel."""
         targets = self.graph.by_name
         return {
             targets[name].target: discovery.refused
             for name, discovery in self.discovered.items()
-            if discovery.lost
+            if discovery.lost or discovery.wrong
         }
 
     def atom_sizes(self, tensor: str) -> tuple[int, ...]:

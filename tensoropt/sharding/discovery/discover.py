@@ -143,7 +143,8 @@ class Discovery:
         linear: whether partial sums of operands give partial sums of outputs.
         additive: whether backward is linear in the gradient; a user's own operator may clip or normalise.
         refused: the reason why the operator stays whole, or "".
-        lost: whether it hung, crashed or has a wrong fake kernel, so that it is not tried again.
+        lost: whether it hung or crashed, so that it is not tried again.
+        wrong: whether its fake kernel gives wrong sizes. No store keeps this, as its author may mend it.
     """
 
     splits: tuple[Split, ...] = ()
@@ -151,6 +152,7 @@ class Discovery:
     additive: bool = True
     refused: str = ""
     lost: bool = False
+    wrong: bool = False
 
     def to_record(self) -> dict[str, Any]:
         """Return the findings as plain data, with ``refused`` only for an operator that is ``lost``."""
@@ -211,7 +213,7 @@ def _tried(op: Operator, graph: OperatorGraph, before: Discovery | None) -> Disc
         splits = tuple(split for split in found.splits if _fits(op, graph, split))
         found = replace(found, splits=splits, additive=additive)
     wrong = next(filter(None, (_fake_differs(op, graph, split) for split in found.splits)), "")
-    return Discovery(refused=wrong, lost=True, additive=additive) if wrong else found
+    return Discovery(refused=wrong, wrong=True, additive=additive) if wrong else found
 
 
 def _fits(op: Operator, graph: OperatorGraph, split: Split) -> bool:

@@ -6,12 +6,11 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import psutil
-from pydantic import TypeAdapter
 
 from tensoropt.files import write_text
 
@@ -80,16 +79,25 @@ class Job:
         write_text(folder / FILE, json.dumps(asdict(self)) + "\n")
 
 
-_RECORD = TypeAdapter(Job)
-
-
 def read_job(folder: Path) -> Job | None:
     """Return the job in a folder; None if it has no readable record."""
     try:
-        job = _RECORD.validate_json((folder / FILE).read_bytes())
-    except (OSError, ValueError):
+        data = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return _job(data) if isinstance(data, Mapping) and data.get("id") == folder.name else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    return job if job.id == folder.name else None
+
+
+def _job(data: Mapping[str, Any]) -> Job:
+    # Not by pydantic, which refuses file names that are not UTF-8.
+    values = {f.name: data[f.name] for f in fields(Job) if f.name in data}
+    values["arguments"] = tuple(map(str, values["arguments"]))
+    stages = values.get("stages", ())
+    values["stages"] = tuple(Stage(**{f.name: stage[f.name] for f in fields(Stage)}) for stage in stages)
+    values["server"] = tuple(values.get("server", (0, 0.0)))
+    if values.get("state") not in get_args(State):
+        raise ValueError(f"state {values.get('state')!r}")
+    return Job(**values)
 
 
 def this_server() -> tuple[int, float]:

@@ -7,7 +7,8 @@ stays so while the job runs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -67,7 +68,7 @@ def _notice(context: Context, _: Any, watched: Any) -> Any:
     if not ended:
         return no_update, no_update if active == before else active
     job = ended[0]
-    keys = _keys_of(job.id, context.manager)
+    keys = _keys_of(job.id, context.manager.results())
     more: list[Any] = [dcc.Link("open the result", href=f"/result?x={keys[-1]}")] if keys else []
     words = f"{job.title}: {job.state}" + (f": {job.error}" if job.error else ".")
     box = row(html.Span(words), *more, names="tight", key=job.id)
@@ -146,16 +147,17 @@ _ACTIONS: dict[str, Callable[[JobManager, str], Any]] = {
 """Actions by button."""
 
 
-def _keys_of(id: str, manager: JobManager) -> tuple[str, ...]:
-    return tuple(key for key, _ in manager.results() if key.startswith(f"job-{id}"))
+def _keys_of(id: str, results: Sequence[tuple[str, Path]]) -> tuple[str, ...]:
+    return tuple(key for key, _ in results if key.startswith(f"job-{id}"))
 
 
 def _cards(context: Context) -> dict[str, JobCard]:
     """Return the cards of all jobs by id, newest first."""
     now, manager = time.time(), context.manager
+    results = manager.results()  # once, as it looks into every folder
     cards = {}
     for job in manager.jobs()[:_SHOWN_JOBS]:
-        keys = _keys_of(job.id, manager)
+        keys = _keys_of(job.id, results)
         found = ""
         if len(keys) == 1:
             costs = context.library.costs_of(context.library.entry(keys[0]))

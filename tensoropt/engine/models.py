@@ -198,8 +198,7 @@ def load_model(spec: ModelSpec) -> CapturedModel:
     key = replace(spec, dtype=None, compute_dtype="float32"), _changed_ns(spec.source)
     if key not in _opened:
         if sum(value.nbytes for opened in _opened.values() for value in opened.values.values()) > _KEPT_BYTES:
-            _opened.clear()
-            _loaded.clear()
+            _forget_models()
         _opened[key] = _Opened.of(spec)
     if key not in _loaded:
         _loaded.clear()
@@ -207,6 +206,12 @@ def load_model(spec: ModelSpec) -> CapturedModel:
     if spec not in precisions:
         precisions[spec] = _opened[key].in_precision(spec)
     return precisions[spec]
+
+
+def _forget_models() -> None:
+    """Empty the cache of :func:`load_model`."""
+    _opened.clear()
+    _loaded.clear()
 
 
 def _changed_ns(source: str) -> int:

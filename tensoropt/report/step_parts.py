@@ -379,6 +379,10 @@ class Detail:
     parts: tuple[Part, ...] = ()
     places: tuple[Share, ...] = ()
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.operators)} operators, {len(self.timeline)} events"
+        return f"Detail of point {self.index + 1} ({counts})\n{self.headline()}"
+
     @property
     def peak(self) -> recording.MemoryAt:
         """The moment of the largest memory."""

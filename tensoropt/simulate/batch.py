@@ -40,6 +40,32 @@ from tensoropt.types import Floats, Indices
 
 
 @njit(cache=True, nogil=True)
+def sum_up(rows: Floats) -> None:
+    """Replace ``rows`` (moments, strategies) by their cumulative sums, as fast as memory is read."""
+    for moment in range(1, rows.shape[0]):
+        for n in range(rows.shape[1]):
+            rows[moment, n] += rows[moment - 1, n]
+
+
+@njit(cache=True, nogil=True)
+def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
+    """Return (strategies, 2) saved and other bytes at the first peak, from (moments, strategies) bytes."""
+    totals = np.zeros((kept.shape[1], 2))
+    if kept.shape[0] == 0:
+        return totals
+    for n in range(totals.shape[0]):
+        totals[n, 0], totals[n, 1] = kept[0, n], kept[0, n] + transient[0, n] + workspace[0, n]
+    for moment in range(1, kept.shape[0]):
+        for n in range(totals.shape[0]):
+            total = kept[moment, n] + transient[moment, n] + workspace[moment, n]
+            if total > totals[n, 1]:
+                totals[n, 0], totals[n, 1] = kept[moment, n], total
+    for n in range(totals.shape[0]):
+        totals[n, 1] -= totals[n, 0]
+    return totals
+
+
+@njit(cache=True, nogil=True)
 def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
     """Add each owner's figure ``table[which[owner]]`` to its row of ``target`` (rows, strategies).
 

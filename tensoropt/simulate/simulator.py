@@ -10,7 +10,7 @@ from operator import itemgetter
 import numpy as np
 
 from tensoropt.costs.process_memory import Sending
-from tensoropt.simulate.batch import Batch, Stack, add_all, add_rows
+from tensoropt.simulate.batch import Batch, Stack, add_all, add_rows, peaks, sum_up
 from tensoropt.simulate.clock import Clocked, Issue, clock
 from tensoropt.simulate.collectives import Reductions, coalesced, reductions
 from tensoropt.simulate.readings import Axes, Cells, MomentPlace
@@ -265,19 +265,18 @@ class StepColumns:
         if not self.host.any():
             return np.zeros(self.batch.count)
         # Not numpy's sum, whose order of additions depends on the number of strategies.
-        issued, before = np.cumsum(self.host, axis=0), self.batch.schedule.last - 1
+        issued, before = self.host.copy(), self.batch.schedule.last - 1
+        sum_up(issued)
         once = issued[-1] - issued[before] + self.issuing_buckets
         return issued[before] * micro + once
 
     def _memory(self) -> Floats:
         """Return (n, 5) bytes by kind at the first peak; turn changes of memory into bytes in use."""
         for changes in (self.kept, self.transient):
-            np.cumsum(changes, axis=0, out=changes)
-        alive = (self.kept + self.transient + self.workspace)[:-1]
-        peak = alive.argmax(axis=0), np.arange(self.batch.count)
-        kept = self.kept[peak]
+            sum_up(changes)
         # Transient bytes at the peak include the workspace, as on the memory curve.
-        return np.column_stack([self.lasting, kept, alive[peak] - kept])
+        at_peak = peaks(self.kept[:-1], self.transient[:-1], self.workspace[:-1])
+        return np.concatenate([self.lasting, at_peak], axis=1)
 
     def _terms(self) -> Floats:
         process, kinds = self.batch.prices.process, dict[Axes, dict[str, Flags]]()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tensoropt import Exploration, Point, Space
 from tensoropt.costs.device_fit import _ALLOCATOR_SHARE, _DRIVER_SHARE
 from tensoropt.exploration.export import write_frontier_csv
-from tensoropt.plan.plan import MeshInfo, ModelInfo
+from tensoropt.plan.plan import MeshInfo, ModelInfo, Plan
 
 MIB = 2.0**20
 
@@ -89,3 +91,12 @@ def csv_of(found: Exploration, folder: Path) -> list[dict[str, str]]:
 def costs(found: Exploration) -> list[tuple[float, float]]:
     """(bytes, seconds) of the frontier."""
     return [(point.memory_bytes, point.time_s) for point in found.points]
+
+
+def edited(plan: Plan, tmp_path: Path, change: Callable[[Any], None]) -> Path:
+    """The file of a plan whose data a function has changed."""
+    data = json.loads(plan.to_json())
+    change(data)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(data))
+    return path

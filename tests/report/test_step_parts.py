@@ -115,3 +115,4 @@ def test_the_headline_names_the_largest_part(gpus, details):
         top = max((part for part in told.parts if part.key == COMPUTING), key=lambda part: part.seconds)
         words = f"{top.title}, {100 * top.seconds / gpus.found.points[index].time_s:.0f} %"
         assert f"most of all {words} of the step" in told.headline()
+        assert words in repr(told)

@@ -162,6 +162,12 @@ def test_a_job_whose_dashboard_died_is_interrupted(managed):
     assert read_job(manager.folder / dead.id) == seen
 
 
+def test_a_job_on_a_file_whose_name_is_not_utf8_is_read_again(tmp_path):
+    job = Job(tmp_path.name, "caf\udce9.onnx", ("explore", "/data/caf\udce9.onnx"))
+    job.save(tmp_path)
+    assert read_job(tmp_path) == job
+
+
 def test_the_server_takes_its_jobs_along(managed):
     manager = managed(workers_app.endless)
     id = manager.submit(REQUEST).id

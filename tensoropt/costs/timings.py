@@ -15,15 +15,7 @@ from tensoropt.cluster import Cluster, Mesh, host_seconds
 from tensoropt.cluster.hosts import detected_hosts
 from tensoropt.cluster.local import most_ranks
 from tensoropt.console import about
-from tensoropt.costs.compute import (
-    MOST_SAMPLES,
-    Efficiencies,
-    RooflineCompute,
-    description,
-    fit_efficiencies,
-    measurement_prefix,
-    samples_of,
-)
+from tensoropt.costs import compute
 from tensoropt.profiling.cuda_kernels import Capability, capability_of, has_attention, has_recurrent
 from tensoropt.profiling.fact_finding import find_facts
 from tensoropt.profiling.facts import Facts
@@ -103,7 +95,7 @@ class CostContext:
         # CPU ranks of a host share caches and memory bandwidth, so their number is part of the key; a GPU has
         # its own.
         ranks = self.cluster.device_count // detected_hosts(self.cluster) if device is None else 1
-        return measurement_prefix(ranks, 1, self.training, device, self.kernels)
+        return compute.measurement_prefix(ranks, 1, self.training, device, self.kernels)
 
 
 _FACTS = "facts-16"
@@ -238,14 +230,14 @@ class Timings:
             return
         device, facts_of = on.cluster.device, self.facts.of
         # Not self.efficiencies, which is cached: the store contains more once this has measured.
-        estimate = RooflineCompute(device, on.settings.optimizer, self._fit()[1], on.kernels)
+        estimate = compute.RooflineCompute(device, on.settings.optimizer, self._fit()[1], on.kernels)
         found = measure_workloads(
             works.values(),
             on.pool,
             on.store,
             on.prefix,
             training=on.training,
-            describe=lambda work: description(work, facts_of(work), device),
+            describe=lambda work: compute.description(work, facts_of(work), device),
             expected_s=lambda work: sum(estimate.seconds(work, facts_of(work))),
             progress=on.progress,
             begins=self._begin,
@@ -276,20 +268,20 @@ class Timings:
             self.peaks = measure_peaks(on.pool, on.store, on.prefix, {"float32", *(self.dtypes & set(TIMED))})
 
     @cached_property
-    def efficiencies(self) -> Efficiencies:
+    def efficiencies(self) -> compute.Efficiencies:
         """Efficiencies fitted to the store's workloads of this device type and mode."""
         self.sampled, found = self._fit()
         return found
 
-    def _fit(self) -> tuple[RecordSample, Efficiencies]:
+    def _fit(self) -> tuple[RecordSample, compute.Efficiencies]:
         kind, mode = self.context.cluster.device_type, "train" if self.context.training else "inference"
-        drawn = self.context.store.sample(MOST_SAMPLES)
+        drawn = self.context.store.sample(compute.MOST_SAMPLES)
         records = [
             (key, record)
             for key, record in drawn.records
             if record.get("device_type") == kind and f"/{mode}/" in key
         ]
-        return drawn, fit_efficiencies(samples_of(records))
+        return drawn, compute.fit_efficiencies(compute.samples_of(records))
 
     @cached_property
     def optimizer_s_per_element(self) -> float | None:

@@ -18,16 +18,8 @@ import numpy as np
 from tensoropt.costs.device_fit import TIGHT
 from tensoropt.exploration.rates import RatesOf
 from tensoropt.exploration.recommended import Recommendation, recommended
+from tensoropt.plan import plan_names
 from tensoropt.plan.findings import Findings
-from tensoropt.plan.plan_names import (
-    HEURISTICS,
-    OWN,
-    SCHEDULES,
-    YOUR_JOB,
-    brief_name,
-    is_recomputed,
-    planner_title,
-)
 from tensoropt.plan.point import FRONTIER, SAME, Point
 from tensoropt.units import format_bytes, format_number, format_seconds, share_words, without_zeros
 
@@ -127,7 +119,7 @@ class Budgeted:
             return "there is no plan"
         if self.row is None:
             least = format_bytes(self.findings.needs[self.leanest])
-            name = brief_name(self.findings.names[self.leanest])
+            name = plan_names.brief_name(self.findings.names[self.leanest])
             return f"no plan fits; the leanest needs {least} ({name})"
         budget = None if self.limit_words else self.limit_bytes
         tight = " (tight)" if self.findings.verdict(self.row, budget) == TIGHT else ""
@@ -159,7 +151,7 @@ class Budgeted:
 
     def _called(self, base: Baseline) -> str:
         """Return a baseline's name with the variant that fits: ``DDP``, or ``DDP recomputed``."""
-        again = is_recomputed(self.findings.names[base.row])
+        again = plan_names.is_recomputed(self.findings.names[base.row])
         return f"{base.short} recomputed" if again else base.short
 
     def sentence(self) -> str:
@@ -256,7 +248,7 @@ def _baselines(findings: Findings, limit_bytes: float, chosen_s: float | None) -
         first, then = (times, needs) if fitting else (needs, times)
         row = min(fitting or rows, key=lambda r: (first[r], then[r]))
         point = findings.all_points[row]
-        title = f"{kind} ({planner_title(point.planner)})" if kind == _PLACED else kind
+        title = f"{kind} ({plan_names.planner_title(point.planner)})" if kind == _PLACED else kind
         found.append(baseline(title, row, point))
     local_s = findings.report.get("tried", {}).get(_DDP, {}).get("local_statistics_s")
     if local_s is not None and (rows := of_kind.get("DDP", [])):
@@ -304,16 +296,16 @@ def _listed(words: Sequence[str]) -> str:
 
 def _kinds(findings: Findings) -> Iterator[tuple[int, str]]:
     for row, planner in enumerate(findings.all_points.planners):
-        if planner in OWN:
+        if planner in plan_names.OWN:
             continue
-        if planner.startswith(YOUR_JOB):
-            yield row, planner_title(planner)
+        if planner.startswith(plan_names.YOUR_JOB):
+            yield row, plan_names.planner_title(planner)
         elif planner == "zero":
             stage = re.search(r"ZeRO-(\d)", findings.names[row])
-            yield row, _ZERO_TITLES[stage.group(1)] if stage else planner_title(planner)
-        elif planner in HEURISTICS:
+            yield row, _ZERO_TITLES[stage.group(1)] if stage else plan_names.planner_title(planner)
+        elif planner in plan_names.HEURISTICS:
             yield row, _PLACED
         elif schedule := findings.all_points[row].stages.schedule:
-            yield row, f"PP {SCHEDULES.get(schedule, schedule)}"
+            yield row, f"PP {plan_names.SCHEDULES.get(schedule, schedule)}"
         else:
-            yield row, _TITLES.get(planner, planner_title(planner))
+            yield row, _TITLES.get(planner, plan_names.planner_title(planner))

@@ -13,17 +13,10 @@ from tensoropt.cluster import Mesh
 from tensoropt.costs.prices import ClusterCosts
 from tensoropt.costs.process_memory import named_terms
 from tensoropt.evaluation.evaluate import Evaluation, evaluate_strategy, works_of
+from tensoropt.pipeline import timing
 from tensoropt.pipeline.costs import PipelinePrices, sources_at
 from tensoropt.pipeline.memory import memory_of_actions, memory_of_places, owned_by_place
 from tensoropt.pipeline.strategy import PipelinedStrategy
-from tensoropt.pipeline.timing import (
-    ScheduleTimes,
-    StageSeconds,
-    arriving_bytes,
-    departing_bytes,
-    sent_by_rank,
-    stored_bytes,
-)
 from tensoropt.profiling.cuda_kernels import Capability
 from tensoropt.profiling.facts import Facts
 from tensoropt.profiling.workload import Workload
@@ -66,7 +59,7 @@ class PipelineEvaluation:
 
     strategy: PipelinedStrategy
     stages: tuple[Evaluation, ...]
-    times: ScheduleTimes
+    times: timing.ScheduleTimes
     memory: np.ndarray
     time_s: float
     loads: tuple[_PlaceLoad, ...]
@@ -115,7 +108,7 @@ class PipelineEvaluation:
 
     def sent_by(self, rank: int) -> Counter[Collective]:
         """Return how often one rank issues each collective in a step."""
-        return sent_by_rank(self.strategy, rank, [stage.collectives(0) for stage in self.stages])
+        return timing.sent_by_rank(self.strategy, rank, [stage.collectives(0) for stage in self.stages])
 
 
 def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
@@ -164,7 +157,7 @@ def assemble(
         _seconds(strategy, number, stage, prices, communicating_apart=communicating_apart)
         for number, stage in enumerate(stages)
     ]
-    times = ScheduleTimes(
+    times = timing.ScheduleTimes(
         strategy.actions,
         seconds,
         blocking_sends=prices.cluster.device_type == "cpu",
@@ -234,19 +227,19 @@ def _seconds(
     prices: PipelinePrices,
     *,
     communicating_apart: bool,
-) -> StageSeconds:
+) -> timing.StageSeconds:
     parts, place = stage.metrics.parts, strategy.place_of(number)
     parameters = strategy.stages[number].graph.atoms.graph.parameters
     # Nothing leaves the last stage, and nothing goes back from the first.
     behind, before = strategy.place_of(number + 1), strategy.place_of(number - 1)
-    send_s = prices.message_s(place, behind, departing_bytes(strategy, number))
-    back_s = prices.message_s(place, before, arriving_bytes(strategy, number, learning=True))
+    send_s = prices.message_s(place, behind, timing.departing_bytes(strategy, number))
+    back_s = prices.message_s(place, before, timing.arriving_bytes(strategy, number, learning=True))
     # The step of a stage that waits for its host is longer by what the host takes to issue messages.
     issuing_s = _issuing_s(strategy, number, prices)
     longer = 1.0
     if issuing_s:
         longer = max((float(stage.metrics.host_s[0]) + issuing_s) / float(stage.metrics.time_s[0]), 1.0)
-    seconds = StageSeconds(
+    seconds = timing.StageSeconds(
         forward=_three(longer * parts.forward_s[0]),
         backward=_three(longer * parts.backward_s[0]),
         sync_s=longer * float(parts.end_s[0]),
@@ -281,7 +274,7 @@ def _tied_s(strategy: PipelinedStrategy, prices: PipelinePrices) -> float:
     for name in strategy.tied:
         if strategy.graph.atoms.graph.tensors[name].requires_grad:
             holders = [strategy.place_of(stage) for stage in strategy.holders(name)]
-            size = stored_bytes(strategy.stages[strategy.holders(name)[0]], name)
+            size = timing.stored_bytes(strategy.stages[strategy.holders(name)[0]], name)
             # A ring among few ranks: each sends its part on twice for every other rank.
             share = 2.0 * (len(holders) - 1) / len(holders)
             seconds += prices.message_s(holders[0], holders[-1], share * size)

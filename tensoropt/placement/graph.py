@@ -14,13 +14,7 @@ from tensoropt.graph import Tensor
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE, local_shape
 from tensoropt.ops.localise import localise
 from tensoropt.placement.batch_norms import in_steps, step_groups, steps_of_pieces
-from tensoropt.sharding.configurations import (
-    Configuration,
-    MicroBatchRefused,
-    batch_placements,
-    fits,
-    micro_batch_strategies,
-)
+from tensoropt.sharding import configurations
 from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
@@ -93,7 +87,7 @@ class PlacedOperator:
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
     group: Group | None = field(default=None, repr=False)
-    configuration: Configuration | None = field(default=None, repr=False)
+    configuration: configurations.Configuration | None = field(default=None, repr=False)
     index: int = 0
     count: int = 1
     parameters: tuple[str, ...] = ()
@@ -200,7 +194,7 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
         return False
     if any(codes[n] < 0 and codes[n] != PARTIAL for n in writes):
         return False
-    configuration = Configuration(group, (group.unsplit, strategy))
+    configuration = configurations.Configuration(group, (group.unsplit, strategy))
     # Two pieces represent any number: which collectives a call needs does not depend on how many there are.
     # Collectives that only count targets are allowed, because counts are known before the step.
     calls = (localise(configuration.placed(op.name, graph.atoms, (1, 2), None)) for op in operators)
@@ -208,7 +202,7 @@ def _pieces_stand_alone(graph: GroupGraph, group: Group, strategy: AxisStrategy)
 
 
 def _divides(graph: GroupGraph, group: Group, strategy: AxisStrategy, count: int) -> bool:
-    return fits(graph.atoms, group, (group.unsplit, strategy), (1, count), small_parts=False)
+    return configurations.fits(graph.atoms, group, (group.unsplit, strategy), (1, count), small_parts=False)
 
 
 def placed_graph(
@@ -260,11 +254,11 @@ def _batch_strategies(graph: GroupGraph, micro_batches: int) -> Mapping[str, Axi
     if micro_batches == 1:
         return {group.name: group.unsplit for group in graph.groups}
     try:
-        strategies = micro_batch_strategies(graph)
-    except MicroBatchRefused as refusal:
+        strategies = configurations.micro_batch_strategies(graph)
+    except configurations.MicroBatchRefused as refusal:
         raise PlanError(f"{micro_batches} micro-batches are refused: {refusal}; use 1 micro-batch") from None
     tensors = graph.atoms.graph.tensors
-    for name, code in batch_placements(graph).items():
+    for name, code in configurations.batch_placements(graph).items():
         if code == 0 and (samples := tensors[name].shape[0]) % micro_batches:
             raise PlanError(
                 f"{micro_batches} micro-batches do not divide the {samples} samples of {name}; use a divisor"
@@ -276,7 +270,7 @@ class _GraphBuilder:
     def __init__(self, graph: GroupGraph, splits: Splits, micro_batches: int, apart: Collection[str]):
         self.graph, self.splits = graph, splits
         self.micro, self.micro_batches = _batch_strategies(graph, micro_batches), micro_batches
-        self.configurations: dict[str, Configuration] = {}
+        self.configurations: dict[str, configurations.Configuration] = {}
         self.operators: list[PlacedOperator] = []
         self.made: set[Value] = set()
         self.cut: dict[str, Value] = {}
@@ -304,12 +298,14 @@ class _GraphBuilder:
     def _count(self, group: Group) -> int:
         return self.splits[group.name].pieces if group.name in self.splits else 1
 
-    def configuration(self, group: Group) -> Configuration:
+    def configuration(self, group: Group) -> configurations.Configuration:
         if group.name not in self.configurations:
             strategy = group.unsplit
             if group.name in self.splits:
                 strategy = self._strategy(group, *self.splits[group.name])
-            self.configurations[group.name] = Configuration(group, (self.micro[group.name], strategy))
+            self.configurations[group.name] = configurations.Configuration(
+                group, (self.micro[group.name], strategy)
+            )
         return self.configurations[group.name]
 
     def _strategy(self, group: Group, label: str, count: int) -> AxisStrategy:

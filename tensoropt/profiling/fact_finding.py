@@ -24,22 +24,8 @@ from torch.utils._pytree import tree_leaves
 from tensoropt.graph import iter_refs
 from tensoropt.ops.kernels import SingleDevice
 from tensoropt.ops.registry import reads_of
-from tensoropt.profiling.cuda_kernels import (
-    Capability,
-    CudaAttention,
-    CudaRecurrent,
-    has_attention,
-    has_recurrent,
-)
+from tensoropt.profiling import cuda_kernels, workload
 from tensoropt.profiling.facts import BackwardRun, CallMemory, CallWork, Facts, SplitFacts, flops_of
-from tensoropt.profiling.workload import (
-    TensorSpec,
-    Workload,
-    on_fake_tensors,
-    order_of,
-    random_tensor,
-    run_workload,
-)
 
 
 def _most(a: Any, b: Any) -> Any:
@@ -340,15 +326,17 @@ def _in_storage(value: torch.Tensor, elements: int) -> torch.Tensor:
     return value.new_empty(elements).as_strided(value.shape, value.stride())
 
 
-def find_facts(work: Workload, training: bool = True, capability: Capability | None = None) -> Facts:
+def find_facts(
+    work: workload.Workload, training: bool = True, capability: cuda_kernels.Capability | None = None
+) -> Facts:
     """Find a workload's facts on fake tensors, with CPU kernels or those of a GPU's compute capability."""
     if capability is None:
         return probe(work, training)[0]
-    with CudaAttention(capability):
-        if not has_recurrent(work):
+    with cuda_kernels.CudaAttention(capability):
+        if not cuda_kernels.has_recurrent(work):
             return probe(work, training, meta=True)[0]
         computed = probe(work, training)[0]
-        with CudaRecurrent():
+        with cuda_kernels.CudaRecurrent():
             kept = probe(work, training)[0]
     # The stand-in for cuDNN's layers creates storages, and computes nothing.
     return replace(
@@ -360,7 +348,7 @@ def find_facts(work: Workload, training: bool = True, capability: Capability | N
 
 
 def probe(
-    work: Workload, training: bool, of_kind: Sequence[Any] | None = None, *, meta: bool = False
+    work: workload.Workload, training: bool, of_kind: Sequence[Any] | None = None, *, meta: bool = False
 ) -> tuple[Facts, tuple[int, ...]]:
     """Return a workload's facts with CPU kernels, and all sizes and FLOP counts recorded on the way.
 
@@ -376,29 +364,31 @@ def probe(
         run = _Probe(work, tensors, training, of_kind)
         return run.observe(), tuple(run.live.sizes)
 
-    meta = meta or not (has_attention(work) or has_recurrent(work))
-    return on_fake_tensors(work, observe, KernelStorages(), meta=meta)
+    meta = meta or not (cuda_kernels.has_attention(work) or cuda_kernels.has_recurrent(work))
+    return workload.on_fake_tensors(work, observe, KernelStorages(), meta=meta)
 
 
-_SPLIT: dict[tuple[str, Capability | None], SplitFacts] = {}
+_SPLIT: dict[tuple[str, cuda_kernels.Capability | None], SplitFacts] = {}
 """A cache of the results of :func:`find_split_facts`, because layers repeat."""
 
 
-def find_split_facts(work: Workload, capability: Capability | None = None) -> SplitFacts:
+def find_split_facts(
+    work: workload.Workload, capability: cuda_kernels.Capability | None = None
+) -> SplitFacts:
     """Find the memory of a workload's split backward on fake tensors; arguments as for :func:`find_facts`."""
     key = work.key, capability
     if key not in _SPLIT:
-        kernels = nullcontext() if capability is None else CudaAttention(capability)
+        kernels = nullcontext() if capability is None else cuda_kernels.CudaAttention(capability)
         with kernels:
             last, facts = (
-                on_fake_tensors(work, partial(_split_facts, work, last=last), KernelStorages())
+                workload.on_fake_tensors(work, partial(_split_facts, work, last=last), KernelStorages())
                 for last in (True, False)
             )
             _SPLIT[key] = facts._replace(released_bytes=last.released_bytes)
     return _SPLIT[key]
 
 
-def _split_facts(work: Workload, tensors: dict[str, torch.Tensor], *, last: bool) -> SplitFacts:
+def _split_facts(work: workload.Workload, tensors: dict[str, torch.Tensor], *, last: bool) -> SplitFacts:
     return _Probe(work, tensors, training=True).observe_split(last=last)
 
 
@@ -409,7 +399,9 @@ class _Given(torch.autograd.Function):
     def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
         # Shapes, not tensors: a tensor that is kept for backward would be alive all the time.
         ctx.like = [
-            TensorSpec(tuple(r.shape), str(r.dtype).removeprefix("torch."), False, order=order_of(r))
+            workload.TensorSpec(
+                tuple(r.shape), str(r.dtype).removeprefix("torch."), False, order=workload.order_of(r)
+            )
             for r in results
         ]
         ctx.device = results[0].device
@@ -418,7 +410,7 @@ class _Given(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         # Created when backward begins, not before: they count as alive from then on.
-        return tuple(random_tensor(spec, ctx.device) for spec in ctx.like)
+        return tuple(workload.random_tensor(spec, ctx.device) for spec in ctx.like)
 
 
 class _Taken(torch.autograd.Function):
@@ -450,7 +442,7 @@ class _Probe:
 
     def __init__(
         self,
-        work: Workload,
+        work: workload.Workload,
         tensors: dict[str, torch.Tensor],
         training: bool,
         of_kind: Sequence[Any] | None = None,
@@ -586,7 +578,7 @@ class _Probe:
                     self.tensors[name] = _Taken.apply(self.tensors[name], name, taken)
         hooks = torch.autograd.graph.saved_tensors_hooks(pack or self._pack, self._unpack)
         with torch.set_grad_enabled(self.training), self.live, hooks:
-            run_workload(
+            workload.run_workload(
                 self.work, self.tensors, SingleDevice(), buffers=self.live.reshard, after=self._after_call
             )
 

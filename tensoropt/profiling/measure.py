@@ -6,16 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tensoropt.profiling import workload_timing
 from tensoropt.profiling.store import ProfileStore
 from tensoropt.profiling.timers import WallTimer
 from tensoropt.profiling.workload import Workload
-from tensoropt.profiling.workload_timing import (
-    OUT_OF_MEMORY,
-    TARGET_S,
-    joined,
-    repeats_within,
-    time_workloads,
-)
 from tensoropt.ranks.pool import RankPool
 from tensoropt.ranks.worker_process import RankError
 from tensoropt.types import Progress, silent
@@ -50,9 +44,9 @@ _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
 def _timing_s(work: Workload, visit_s: float) -> float:
     """Return the approximate seconds of measuring a workload; ``visit_s`` is one forward and backward."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
-    copies = max(1, min(WallTimer().copies(size), int(TARGET_S / max(visit_s, 1e-6))))
+    copies = max(1, min(WallTimer().copies(size), int(workload_timing.TARGET_S / max(visit_s, 1e-6))))
     # The first two laps over all copies, followed by the repeats.
-    visits = 2 * copies + repeats_within(visit_s)
+    visits = 2 * copies + workload_timing.repeats_within(visit_s)
     return _READY_S + copies * size * _MAKING_S_PER_BYTE + visits * visit_s
 
 
@@ -139,7 +133,9 @@ class _Batch:
                     results.append({"error": hung if failure.kind == "hung" else failure.summary})
                 if not results:
                     self.pool.restart()
-            lacking = [again and r.get("error", "").startswith(OUT_OF_MEMORY) for r in results]
+            lacking = [
+                again and r.get("error", "").startswith(workload_timing.OUT_OF_MEMORY) for r in results
+            ]
             done = list(zip(works, results, lacking, strict=False))
             short += [work for work, _, lacks in done if lacks]
             self.keep({work.key: record for work, record, lacks in done if not lacks})
@@ -154,7 +150,7 @@ class _Batch:
         failure = None
         try:
             self.pool.run(
-                time_workloads,
+                workload_timing.time_workloads,
                 works,
                 self.training,
                 timeout_s=allowed_s,
@@ -165,10 +161,10 @@ class _Batch:
         except BaseException:  # interrupted: received records are kept
             self.keep(
                 {
-                    w.key: joined(ranks)
+                    w.key: workload_timing.joined(ranks)
                     for w, ranks in zip(works, zip(*messages, strict=False), strict=False)
                     if not any("error" in record for record in ranks)
                 }
             )
             raise
-        return [joined(ranks) for ranks in zip(*messages, strict=False)], failure
+        return [workload_timing.joined(ranks) for ranks in zip(*messages, strict=False)], failure

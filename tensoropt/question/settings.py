@@ -14,17 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as model
 
+from tensoropt import units
 from tensoropt.errors import TensorOptError
 from tensoropt.profiling.optimizers import OPTIMIZERS, kind_of, short_optimizer, with_kind
-from tensoropt.units import (
-    read_counts,
-    read_number,
-    read_size,
-    read_whole,
-    share_words,
-    write_counts,
-    write_size,
-)
 
 if TYPE_CHECKING:
     from tensoropt.sharding.constraints import Constraints
@@ -117,7 +109,7 @@ class Setting:
 def _count_words(value: str | Sequence[int]) -> str:
     if value == "auto":
         return "1, 2, 4, 8 where they divide the batch"
-    return write_counts(value).replace(",", ", ")
+    return units.write_counts(value).replace(",", ", ")
 
 
 def _recompute_words(value: str) -> str:
@@ -222,14 +214,14 @@ class Settings:
         Setting(
             "counts to search; auto: 1,2,4,8 if they divide the batch; a pipeline of P stages has P times "
             "as many", "Micro-batches", _STEP, metavar="auto|1,2,4", title="{} micro-batches",
-            words=_count_words, assumed=True, read=read_counts, write=write_counts,
+            words=_count_words, assumed=True, read=units.read_counts, write=units.write_counts,
         ),
     ] = "auto"  # fmt: skip
     memory_bytes: Annotated[
         int | float | None,
         Setting(
             "fail if no plan fits this much per device", "Fail unless it fits", _SEARCH, flag="memory",
-            metavar="24GiB", none="no limit", read=read_size, write=write_size,
+            metavar="24GiB", none="no limit", read=units.read_size, write=units.write_size,
         ),
     ] = None  # fmt: skip
     epsilon: Annotated[
@@ -237,7 +229,7 @@ class Settings:
         AfterValidator(_gap),
         Setting(
             "allowed gap of the frontier, 0 for exact", "Allowed gap", _SEARCH, metavar="E", title="gap {}",
-            words=share_words, assumed=True, read=read_number, write="{:g}".format,
+            words=units.share_words, assumed=True, read=units.read_number, write="{:g}".format,
         ),
     ] = 1e-3  # fmt: skip
     max_points: Annotated[
@@ -245,7 +237,7 @@ class Settings:
         AfterValidator(_enough),
         Setting(
             "keep at most N points per table while searching", "Points kept", _SEARCH, metavar="N",
-            none="no limit", title="{} points kept", read=read_whole,
+            none="no limit", title="{} points kept", read=units.read_whole,
         ),
     ] = None  # fmt: skip
     method: Annotated[
@@ -322,7 +314,7 @@ class Settings:
         Setting(
             "expert rows of the busiest rank over the mean, up to all rows; an assumption, as the router's "
             "choices are unknown",
-            "Expert imbalance", _STEP, metavar="F", read=read_number, write="{:g}".format, of_step=True,
+            "Expert imbalance", _STEP, metavar="F", read=units.read_number, write="{:g}".format, of_step=True,
         ),
     ] = 1.0  # fmt: skip
     first: Annotated[

@@ -17,18 +17,8 @@ from typing import Any
 
 from tensoropt.cluster import rank_cores
 from tensoropt.errors import MeasurementError
+from tensoropt.ranks import worker_process
 from tensoropt.ranks.kernel_settings import KernelSettings
-from tensoropt.ranks.worker_process import (
-    EXIT_S,
-    RankError,
-    Timeout,
-    WorkerProcess,
-    died_during,
-    hangs_in,
-    kill_all,
-    raised_in,
-    start_worker,
-)
 
 _GRACE_S = 3.0
 """The seconds in which the other ranks must answer once one has failed; an assumption."""
@@ -78,7 +68,7 @@ class RankPool:
         self._prefixes = [list(prefix) for prefix in prefixes] if prefixes else [[]] * world_size
         # Ranks that share a GPU wait for each other in any case.
         self._cores = None if backend == "nccl" else rank_cores(world_size)
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[worker_process.WorkerProcess] = []
         self._directory = Path(tempfile.mkdtemp(prefix="tensoropt-pool-"))
         self._epoch = 0
         self._lock = threading.RLock()
@@ -112,11 +102,11 @@ class RankPool:
                 self._epoch += 1  # a new file: the last group's store still has its ranks' addresses
                 for rank, prefix in enumerate(self._prefixes):
                     log = self._directory / f"rank-{rank}.log"
-                    self._workers.append(start_worker(log, prefix, self._interface))
+                    self._workers.append(worker_process.start_worker(log, prefix, self._interface))
                 self._send_all("setup", [self._setup(rank) for rank in range(self.world_size)])
                 try:
                     self._collect("start", self._start_timeout_s)
-                except RankError as error:
+                except worker_process.RankError as error:
                     raise MeasurementError(f"the ranks do not start: {error}") from error
 
     def run(
@@ -168,7 +158,7 @@ class RankPool:
     def restart(self) -> None:
         """End the workers; the next run starts new ones."""
         with self._lock:
-            kill_all(self._workers)
+            worker_process.kill_all(self._workers)
 
     def interrupt(self) -> None:
         """End the workers, even during another thread's run, which then fails."""
@@ -183,7 +173,7 @@ class RankPool:
             for worker in self._workers:
                 with contextlib.suppress(OSError, ValueError):
                     worker.connection.send_bytes(pickle.dumps(("exit", None)))
-            deadline = time.monotonic() + EXIT_S
+            deadline = time.monotonic() + worker_process.EXIT_S
             for worker in self._workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -216,9 +206,9 @@ class RankPool:
         """Wait for all ranks and return their results; on a failure, reset or kill the workers and raise."""
         pending = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         results: list[Any] = [None] * self.world_size
-        failure: RankError | None = None
+        failure: worker_process.RankError | None = None
         died = False
-        timeout = Timeout(timeout_s)
+        timeout = worker_process.Timeout(timeout_s)
         while pending:
             ready = timeout.wait(list(pending))
             if not ready:
@@ -231,9 +221,9 @@ class RankPool:
                     died = True
                     # Another rank's error may only report that this one is gone, and may arrive first.
                     if failure is None or failure.kind != "died":
-                        failure = died_during(self._workers[rank], rank, task)
+                        failure = worker_process.died_during(self._workers[rank], rank, task)
                 except Exception as error:
-                    failure = failure or RankError(
+                    failure = failure or worker_process.RankError(
                         f"rank {rank}: the result of {task} cannot be read here ({error})",
                         rank=rank,
                         kind="raised",
@@ -247,17 +237,17 @@ class RankPool:
                     elif verdict == "ok":
                         results[rank] = content
                     else:
-                        failure = failure or raised_in(rank, task, content)
+                        failure = failure or worker_process.raised_in(rank, task, content)
             if failure is not None:
                 timeout.at_most(_GRACE_S)
         if failure is None and pending:
-            failure = hangs_in(
+            failure = worker_process.hangs_in(
                 {rank: self._workers[rank] for rank in sorted(pending.values())}, task, timeout_s
             )
         if failure is None:
             return results
         if pending or died or task in ("start", "reset"):
-            kill_all(self._workers)
+            worker_process.kill_all(self._workers)
         else:
             self.reset()
         raise failure from failure.cause
@@ -267,15 +257,15 @@ class RankPool:
         """Kill the workers on an error, so that no unread answers remain."""
         try:
             yield
-        except RankError:
+        except worker_process.RankError:
             raise  # _collect has already cleaned up the pool
         except BaseException:
-            kill_all(self._workers)
+            worker_process.kill_all(self._workers)
             raise
 
 
-def _clean_up(workers: list[WorkerProcess], directory: Path) -> None:
-    kill_all(workers)
+def _clean_up(workers: list[worker_process.WorkerProcess], directory: Path) -> None:
+    worker_process.kill_all(workers)
     shutil.rmtree(directory, ignore_errors=True)
 
 

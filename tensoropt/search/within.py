@@ -24,26 +24,13 @@ import numpy as np
 
 from tensoropt.frontier import Frontier, merge
 from tensoropt.frontier.tools import Points
+from tensoropt.search import shared
 from tensoropt.search.bounds import Bound, Highest, Lowest, Staircase, looseness, lowered, pruning_target
 from tensoropt.search.engine import MOST_SUMS, Messages, Pass, ProgramRunner, TooManySumsError, corners_of
 from tensoropt.search.hull import Hull, HullSearch
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.program import Program, TableTooLargeError
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
-from tensoropt.search.shared import (
-    CORNERS,
-    FEW_LINES,
-    MORE_LINES,
-    SearchResult,
-    SearchSettings,
-    build_program,
-    few_sums,
-    gaps,
-    lines_that_fit,
-    seeds,
-    unpruned,
-    useful_classes,
-)
 from tensoropt.search.sources import Source, pass_source
 
 _log = logging.getLogger(__name__)
@@ -98,7 +85,7 @@ class _Within:
     out.
     """
 
-    def __init__(self, settings: SearchSettings) -> None:
+    def __init__(self, settings: shared.SearchSettings) -> None:
         self.settings = settings
         self.sources: list[Source] = []
         self.left_out: list[tuple[Hull, Staircase]] = []
@@ -120,16 +107,16 @@ class _Within:
             inner = Highest((hull, Lowest((floor, inner))))
         return inner
 
-    def result(self, bound: Bound, *notes: str) -> SearchResult:
-        worst = gaps(self.incumbents, bound)[1]
+    def result(self, bound: Bound, *notes: str) -> shared.SearchResult:
+        worst = shared.gaps(self.incumbents, bound)[1]
         remarks = notes if worst > self.settings.epsilon else ()
-        return SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, remarks)
+        return shared.SearchResult(tuple(self.sources), merge(self.sources), bound, worst == 0.0, remarks)
 
-    def search(self, program: Program, order: Order) -> SearchResult | None:
+    def search(self, program: Program, order: Order) -> shared.SearchResult | None:
         search = HullSearch(program, self.settings.threads)
-        lines, seeded = FEW_LINES, 0
+        lines, seeded = shared.FEW_LINES, 0
         while True:
-            hull = search.find_hull(lines_that_fit(program, lines))
+            hull = search.find_hull(shared.lines_that_fit(program, lines))
             if hull is None and not self.left_out:
                 return None
             if hull is None:
@@ -137,15 +124,17 @@ class _Within:
                 # narrowed.
                 return self.result(self.bound(Staircase(np.zeros(0), np.zeros(0))))
             # More lines of the same graph include its earlier vertices.
-            self.sources = [*seeds(program.reduced, hull), *self.sources[seeded:]]
+            self.sources = [*shared.seeds(program.reduced, hull), *self.sources[seeded:]]
             seeded, bound = 2, self.bound(hull)
-            worst = gaps(self.incumbents, bound)[1]
+            worst = shared.gaps(self.incumbents, bound)[1]
             if self.settings.epsilon > 0 and program.work > _LARGE_WORK and worst > 0:
-                return SearchResult(tuple(self.sources), merge(self.sources), bound, False, (TOO_LARGE,))
+                return shared.SearchResult(
+                    tuple(self.sources), merge(self.sources), bound, False, (TOO_LARGE,)
+                )
             if worst <= self.settings.epsilon:
                 return self.result(bound)
             goal = self.goal
-            classes = useful_classes(program, search, hull, goal)
+            classes = shared.useful_classes(program, search, hull, goal)
             if not all(mask.any() for mask in classes.values()):
                 return self.result(self.bound(Highest((hull, goal))))
             left = sum(int(mask.sum()) for mask in classes.values())
@@ -156,21 +145,21 @@ class _Within:
                 # With fewer classes another order may be cheaper, but it could also fix operators; the given
                 # one fixes none and stays possible.
                 reordered = greedy_order(reduced, 0.1)
-                program = build_program(reduced, order if reordered.fixed else reordered)
+                program = shared.build_program(reduced, order if reordered.fixed else reordered)
                 search, seeded = HullSearch(program, self.settings.threads), 0
                 search.repeat(hull)
-            most = _MOST_LINES if narrows or self.left_out else MORE_LINES
+            most = _MOST_LINES if narrows or self.left_out else shared.MORE_LINES
             if not narrows and (search.complete or lines >= most):
                 return self._passes(program, search, hull)
-            lines = min(2 * lines if narrows or self.left_out else MORE_LINES, _MOST_LINES)
+            lines = min(2 * lines if narrows or self.left_out else shared.MORE_LINES, _MOST_LINES)
 
-    def _passes(self, program: Program, search: HullSearch, hull: Hull) -> SearchResult:
+    def _passes(self, program: Program, search: HullSearch, hull: Hull) -> shared.SearchResult:
         inside, outside = search.messages()
         engine = ProgramRunner(program, self.settings.threads)
         bound = self.bound(hull)
 
         def below(goal: Points) -> Messages:
-            corners = corners_of(hull, goal.memory, goal.time, CORNERS)
+            corners = corners_of(hull, goal.memory, goal.time, shared.CORNERS)
             return Messages.of(inside, outside, corners, self.settings.threads)
 
         for number, points in enumerate(_MOST_POINTS):
@@ -181,7 +170,7 @@ class _Within:
             if not pairs:
                 return self.result(self.bound(Highest((hull, goal))))
             is_wide = number == len(_TARGETED_PAIRS) - 1
-            if is_wide and (pairs <= _LAST_PAIRS or gaps(self.incumbents, bound)[0] < _FAR):
+            if is_wide and (pairs <= _LAST_PAIRS or shared.gaps(self.incumbents, bound)[0] < _FAR):
                 continue
             points, sums, last_pairs = self._limits(points, is_wide=is_wide, is_last=is_last)
             if is_last and pairs > last_pairs:
@@ -209,7 +198,7 @@ class _Within:
             if not (targeted or result.thinned):
                 staircase = Staircase(self.incumbents.memory, self.incumbents.time)
                 return self.result(self.bound(Highest((hull, Lowest((goal, staircase))))))
-            if gaps(self.incumbents, bound)[1] <= self.settings.epsilon:
+            if shared.gaps(self.incumbents, bound)[1] <= self.settings.epsilon:
                 break
         return self.result(bound, *([_UNPROVEN] if self.settings.epsilon > 0 else ()))
 
@@ -241,14 +230,16 @@ class _Within:
         return best if best is not None else below(pruning_target(incumbents, _CLOSENESS[first] * loose))
 
 
-def track_auto(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> SearchResult | None:
+def track_auto(
+    reduced: ReducedGraph, order: Order, settings: shared.SearchSettings
+) -> shared.SearchResult | None:
     """Return the frontier of a graph whose ``order`` fixes no operator; None if no strategy is possible.
 
     Only strategies at most ``settings.epsilon`` faster are missing, or a note says that this is not proven.
     """
-    program = build_program(reduced, order)
+    program = shared.build_program(reduced, order)
     # Bounds take a scalar pass per line, which does not pay off for small graphs.
-    if few_sums(program):
+    if shared.few_sums(program):
         with contextlib.suppress(TooManySumsError):
-            return unpruned(program, settings)
+            return shared.unpruned(program, settings)
     return _Within(settings).search(program, order)

@@ -14,15 +14,7 @@ from tensoropt.errors import InfeasibleError
 from tensoropt.processes import cores, in_forks
 from tensoropt.question.settings import Settings
 from tensoropt.search import TOO_LARGE, Staircase, TrackedFrontier
-from tensoropt.session.one_space import (
-    Built,
-    Found,
-    SearchedSpace,
-    SpacePart,
-    first_look,
-    neighbours_of_winners,
-    part_of,
-)
+from tensoropt.session import one_space
 from tensoropt.session.simulations import Simulations
 from tensoropt.sharding.constraints import ConstraintError
 from tensoropt.types import Progress
@@ -51,14 +43,14 @@ class SpaceSearch:
         outlines: the coarse frontiers that are found before a full search, by the space's number.
     """
 
-    built: list[Built]
+    built: list[one_space.Built]
     settings: Settings
     simulations: Simulations
     progress: Progress
-    found: dict[int, SearchedSpace] = field(default_factory=dict)
+    found: dict[int, one_space.SearchedSpace] = field(default_factory=dict)
     interrupted: int = 0
     refused: dict[int, str] = field(default_factory=dict)
-    every: list[Found] = field(default_factory=list)
+    every: list[one_space.Found] = field(default_factory=list)
     outlines: dict[int, TrackedFrontier] = field(default_factory=dict)
 
     def leave(self) -> None:
@@ -93,7 +85,7 @@ class SpaceSearch:
         points = sum(len(space.frontier or ()) for space in self.found.values())
         self.progress("search", len(self.built), len(self.built), f"{points} points")
 
-    def add(self, built: Built) -> bool:
+    def add(self, built: one_space.Built) -> bool:
         """Search one more space if its coarse frontier has a simulated strategy that beats all known ones by
         more than a trifle; return whether there is one."""
         number = len(self.built)
@@ -105,7 +97,7 @@ class SpaceSearch:
             return False
         outline = self.every[-1]
         if not self.settings.allows_gap:
-            first_look(outline, self.simulations)
+            one_space.first_look(outline, self.simulations)
         self._report(number, [number])
         own = self.simulations.spaces[number].simulated[outline.numbers[outline.numbers >= 0]]
         memory, time_s = (1.0 + _TRIFLE) * own.T
@@ -119,7 +111,7 @@ class SpaceSearch:
     def simulate(self) -> None:
         """Simulate further points: neighbours of the unbeaten ones, or all points if no gap is allowed."""
         if self.settings.allows_gap:
-            for done, count in enumerate(neighbours_of_winners(self.every, self.simulations)):
+            for done, count in enumerate(one_space.neighbours_of_winners(self.every, self.simulations)):
                 self.progress("simulate", done, done + 2, f"{count} neighbours of the best")
         else:
             for done, found in enumerate(self.every):
@@ -146,12 +138,14 @@ class SpaceSearch:
         for found in self._each(left, outline=False):
             self._add(found.space, found.frontier)
 
-    def _each(self, numbers: Sequence[int], *, outline: bool) -> list[Found]:
+    def _each(self, numbers: Sequence[int], *, outline: bool) -> list[one_space.Found]:
         threads = max(1, cores() // max(len(numbers), 1))
 
-        def alone(number: int) -> SpacePart:
+        def alone(number: int) -> one_space.SpacePart:
             known = self.simulations.copy()
-            return part_of(number, self.built[number], self.settings, known, threads, outline=outline)
+            return one_space.part_of(
+                number, self.built[number], self.settings, known, threads, outline=outline
+            )
 
         parts = in_forks(alone, numbers)
         for part in parts:
@@ -163,7 +157,7 @@ class SpaceSearch:
         return found
 
     def _add(self, number: int, frontier: TrackedFrontier | None = None) -> None:
-        self.found[number] = SearchedSpace(*self.built[number], frontier)
+        self.found[number] = one_space.SearchedSpace(*self.built[number], frontier)
 
     def _is_too_large(self, number: int) -> bool:
         return number in self.outlines and TOO_LARGE in self.outlines[number].notes

@@ -6,17 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensoropt.sharding.strategy import ParallelStrategy
+from tensoropt.verify import recorder
 from tensoropt.verify.findings import Differences, RunFindings, within_tolerance
 from tensoropt.verify.onnx_file import FileFindings
 from tensoropt.verify.predict import Place, Prediction
-from tensoropt.verify.recorder import (
-    compare_collectives,
-    compare_smaller,
-    counted,
-    rows_of,
-    shown_axes,
-    without_values,
-)
 from tensoropt.verify.reference import ModuleFindings
 
 _MOST_MEMORY = 1.03
@@ -116,23 +109,23 @@ def entry_of(
 
 
 def _shown(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{**row, "axes": shown_axes(row)} for row in rows]
+    return [{**row, "axes": recorder.shown_axes(row)} for row in rows]
 
 
 def _together(of_ranks: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    return rows_of(counted(row for rows in of_ranks for row in rows))
+    return recorder.rows_of(recorder.counted(row for rows in of_ranks for row in rows))
 
 
 def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
     """Return the differences between predicted and issued collectives, of one rank in each device group."""
     lines: dict[int, list[str]] = {}
     # Bytes that depend on values are compared on fake ranks only, which send the expected number.
-    shown = without_values if findings.numerics_ok is not None else list
+    shown = recorder.without_values if findings.numerics_ok is not None else list
     size = _ranks_of_a_place(strategy, predicted)
     for rank, rows in zip(findings.ranks_checked, findings.collectives_of_ranks, strict=True):
         # The first rank of each device group has the largest shards, for which collectives are predicted.
         # On other ranks collectives of uneven shards are smaller.
-        compare = compare_smaller if rank % size else compare_collectives
+        compare = recorder.compare_smaller if rank % size else recorder.compare_collectives
         if not lines.get(rank // size):
             differences = compare(shown(predicted.sent_by(rank)), shown(_shown(rows)))
             lines[rank // size] = [f"rank {rank}: {line}" for line in differences]

@@ -21,13 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tensoropt.placement import Placement, PlacementProblem
+from tensoropt.planners.placed.common import units
 from tensoropt.planners.placed.common.task_ranks import ranks_of
-from tensoropt.planners.placed.common.units import (
-    MemoryBook,
-    NoRoomError,
-    PlacedAnswer,
-    place_within_memory,
-)
 from tensoropt.types import Floats
 
 
@@ -42,18 +37,18 @@ class DposSchedule(NamedTuple):
     finish_s: float
 
 
-def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
+def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> units.PlacedAnswer:
     """Run algorithm 1 with less and less room until its placement fits when simulated.
 
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.
     """
-    return place_within_memory(
+    return units.place_within_memory(
         "dpos", problem, memory_limit_bytes, lambda memory: schedule_by_ranks(problem, memory).placement
     )
 
 
-def schedule_by_ranks(problem: PlacementProblem, memory: MemoryBook) -> DposSchedule:
+def schedule_by_ranks(problem: PlacementProblem, memory: units.MemoryBook) -> DposSchedule:
     """Run algorithm 1.
 
     Raises:
@@ -91,7 +86,7 @@ class _IdleSlots:
 
 
 class _DposScheduler:
-    def __init__(self, problem: PlacementProblem, memory: MemoryBook):
+    def __init__(self, problem: PlacementProblem, memory: units.MemoryBook):
         self.problem, self.units, self.memory = problem, memory.units, memory
         self.ranks = ranks_of(problem, self.units)
         self.device = [-1] * problem.size
@@ -173,7 +168,7 @@ class _DposScheduler:
             if times and (float(np.mean(times)), -len(times)) < best:
                 best, chosen = (float(np.mean(times)), -len(times)), device
         if chosen < 0:
-            raise NoRoomError(self.units.of[operator])
+            raise units.NoRoomError(self.units.of[operator])
         return chosen
 
     def _ready(self, operator: int) -> Floats:
@@ -193,7 +188,7 @@ class _DposScheduler:
         unit = self.units.of[operator]
         permitted = self.units.allowed[unit] & self.memory.room(unit)
         if not permitted.any():
-            raise NoRoomError(unit)
+            raise units.NoRoomError(unit)
         seconds = self.problem.forward_s[operator].tolist()
         finish = {
             d: self.slots[d].earliest(float(ready[d]), seconds[d]) + seconds[d]

@@ -15,14 +15,8 @@ from dataclasses import dataclass, replace
 
 from tensoropt.placement.graph import GroupSplit
 from tensoropt.placement.prices import PricedGraph
+from tensoropt.planners.placed.common import units
 from tensoropt.planners.placed.common.task_ranks import placed_ranks
-from tensoropt.planners.placed.common.units import (
-    MemoryBook,
-    NoRoomError,
-    PlacedAnswer,
-    place_within_memory,
-    units_of,
-)
 from tensoropt.planners.placed.dpos import DposSchedule, schedule_by_ranks
 
 
@@ -34,7 +28,7 @@ class _Trial:
 
 def placements(
     graph: PricedGraph, memory_limit_bytes: float | None, seed: int
-) -> tuple[tuple[PricedGraph, PlacedAnswer]]:
+) -> tuple[tuple[PricedGraph, units.PlacedAnswer]]:
     """Return the cut graph with its placement.
 
     Raises:
@@ -49,7 +43,7 @@ def placements(
             start = best.graph
             break
     problem = start.problem
-    answer = place_within_memory(
+    answer = units.place_within_memory(
         "os_dpos", problem, memory_limit_bytes, lambda memory: schedule_by_ranks(problem, memory).placement
     )
     cuts = [f"{name} along {dim} into {count}" for name, (dim, count) in cut.items()]
@@ -61,7 +55,7 @@ def placements(
 def _start(graph: PricedGraph, limit: float | None) -> tuple[PricedGraph, str]:
     """Return the graph to start from, and its name for the notes (section 5.2)."""
     batch = graph.data_parallel()
-    bytes_in_all = float(units_of(graph.problem).bytes.sum())
+    bytes_in_all = float(units.units_of(graph.problem).bytes.sum())
     if batch and (graph.problem.devices.within(limit) >= bytes_in_all).any():
         count = next(iter(batch.values()))[1]
         return graph.split(batch), f"data parallelism (the batch of {len(batch)} groups cut in {count})"
@@ -70,10 +64,10 @@ def _start(graph: PricedGraph, limit: float | None) -> tuple[PricedGraph, str]:
 
 def _trial(graph: PricedGraph, limit: float | None, counts_transients: bool) -> _Trial | None:
     problem = graph.problem
-    memory = MemoryBook(units_of(problem), problem.devices.within(limit), counts_transients)
+    memory = units.MemoryBook(units.units_of(problem), problem.devices.within(limit), counts_transients)
     try:
         return _Trial(graph, schedule_by_ranks(problem, memory))
-    except NoRoomError:
+    except units.NoRoomError:
         return None
 
 

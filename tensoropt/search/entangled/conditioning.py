@@ -14,27 +14,12 @@ import math
 import numpy as np
 
 from tensoropt.frontier import merge
+from tensoropt.search import shared
+from tensoropt.search.entangled import relaxation
 from tensoropt.search.entangled.fixing import colourings, preferred_classes, tie
-from tensoropt.search.entangled.relaxation import (
-    Relaxation,
-    affordable_order,
-    any_strategy,
-    every_assignment,
-    heuristic,
-    relax,
-    tighten,
-)
 from tensoropt.search.hull import HullSearch
 from tensoropt.search.order import Order, greedy_order
 from tensoropt.search.reduced_graph import ReducedGraph, restrict
-from tensoropt.search.shared import (
-    LINES,
-    SearchResult,
-    SearchSettings,
-    build_program,
-    lines_that_fit,
-    useful_classes,
-)
 from tensoropt.search.sources import Source
 from tensoropt.search.within import track_auto
 
@@ -53,7 +38,7 @@ _WORTH_ANOTHER_ROUND = 0.9
 """The graph is searched anew if at most this share of its classes is left."""
 
 
-def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchResult | None:
+def track_entangled(reduced: ReducedGraph, settings: shared.SearchSettings) -> shared.SearchResult | None:
     """Return the frontier of any reduced graph by our method; None if no strategy is possible.
 
     If operators have to be fixed, classes that the relaxation rules out are left out, until the search is
@@ -62,24 +47,24 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
     sources: list[Source] = []
     tried = 0
 
-    def pruned(p: ReducedGraph, order: Order) -> SearchResult | None:
+    def pruned(p: ReducedGraph, order: Order) -> shared.SearchResult | None:
         return track_auto(p, order, settings.after(sources))
 
     while True:
         # Every round leaves at most WORTH_ANOTHER_ROUND of the classes, so the loop ends.
-        order = affordable_order(reduced)
+        order = relaxation.affordable_order(reduced)
         if not order.fixed:
             return _together(sources, pruned(reduced, order))
-        bounded = relax(reduced, order)
+        bounded = relaxation.relax(reduced, order)
         if bounded is None:
             return _together(sources, None)
         total = math.prod(reduced.domains[f] for f in order.fixed)
         if total <= _FEW_ASSIGNMENTS:
-            every, exact = every_assignment(bounded.split, pruned)
+            every, exact = relaxation.every_assignment(bounded.split, pruned)
             sources += every
             if exact or not sources:
                 return _together(sources, None)
-            return heuristic(reduced, order, bounded, sources, total)
+            return relaxation.heuristic(reduced, order, bounded, sources, total)
         fixed = tuple(sorted({*greedy_order(reduced, 0.1, _FINE_TABLE).fixed, *order.fixed}))
         for classes in _guesses(reduced, bounded, fixed):
             inner = restrict(reduced, {f: np.arange(reduced.domains[f]) == c for f, c in classes.items()})
@@ -90,29 +75,31 @@ def track_entangled(reduced: ReducedGraph, settings: SearchSettings) -> SearchRe
             tried += 1
         # All guesses may be impossible; a depth-first search then gives some assignment, or reports that it
         # cannot.
-        sources = sources or list(any_strategy(bounded.split, pruned))
+        sources = sources or list(relaxation.any_strategy(bounded.split, pruned))
         if sources:
-            bounded = tighten(bounded, merge(sources))
+            bounded = relaxation.tighten(bounded, merge(sources))
         narrowed = _narrowed(reduced, bounded, settings, sources)
         if narrowed is None or (narrowed is reduced and not sources):
             return _together(sources, None)
         if narrowed is reduced:
-            return heuristic(reduced, order, bounded, sources, tried)
+            return relaxation.heuristic(reduced, order, bounded, sources, tried)
         reduced = narrowed
 
 
-def _together(sources: list[Source], rest: SearchResult | None) -> SearchResult | None:
+def _together(sources: list[Source], rest: shared.SearchResult | None) -> shared.SearchResult | None:
     if rest is None:
-        return SearchResult(tuple(sources), merge(sources), None, True) if sources else None
+        return shared.SearchResult(tuple(sources), merge(sources), None, True) if sources else None
     everything = (*sources, *rest.sources)
-    return SearchResult(everything, merge(everything), rest.bound, rest.exact, rest.notes)
+    return shared.SearchResult(everything, merge(everything), rest.bound, rest.exact, rest.notes)
 
 
 def _unbeaten(sources: list[Source]) -> list[Source]:
     return [sources[i] for i in np.unique(merge(sources).origin[:, 0]).tolist()]
 
 
-def _guesses(reduced: ReducedGraph, bounded: Relaxation, fixed: tuple[int, ...]) -> list[dict[int, int]]:
+def _guesses(
+    reduced: ReducedGraph, bounded: relaxation.Relaxation, fixed: tuple[int, ...]
+) -> list[dict[int, int]]:
     """Return classes of configurations worth trying for the fixed operators: those at hull vertices of graphs
     in which look-alikes choose alike, from the finest such graph, then those that the relaxation prefers.
     """
@@ -122,8 +109,8 @@ def _guesses(reduced: ReducedGraph, bounded: Relaxation, fixed: tuple[int, ...])
         order = greedy_order(tied, 0.1, _LARGEST_TIED)
         if order.fixed or order.total > _LARGEST_TIED:
             break
-        program = build_program(tied, order)
-        hull = HullSearch(program).find_hull(lines_that_fit(program, LINES))
+        program = shared.build_program(tied, order)
+        hull = HullSearch(program).find_hull(shared.lines_that_fit(program, shared.LINES))
         if hull is not None:
             # Colourings come from coarse to fine, and guesses are tried from the front.
             guesses = [{f: int(pick[colour[f], 0]) for f in fixed} for pick in hull.picks] + guesses
@@ -132,7 +119,10 @@ def _guesses(reduced: ReducedGraph, bounded: Relaxation, fixed: tuple[int, ...])
 
 
 def _narrowed(
-    reduced: ReducedGraph, bounded: Relaxation, settings: SearchSettings, sources: list[Source]
+    reduced: ReducedGraph,
+    bounded: relaxation.Relaxation,
+    settings: shared.SearchSettings,
+    sources: list[Source],
 ) -> ReducedGraph | None:
     """Return the graph without classes that cannot reach the frontier; itself if these are too few to matter;
     None if no class can reach the frontier.
@@ -140,7 +130,7 @@ def _narrowed(
     incumbents = settings.with_rivals(sources)
     if not len(incumbents):
         return reduced
-    kept = useful_classes(bounded.program, bounded.search, bounded.hull, incumbents)
+    kept = shared.useful_classes(bounded.program, bounded.search, bounded.hull, incumbents)
     masks = {v: kept[v].copy() for v in range(len(reduced.domains))}
     for f, same in bounded.split.copies.items():
         for t in same:

@@ -332,8 +332,8 @@ def _other_batches(library: Library, data: FrontierData, view: View) -> Iterator
 
 
 def seen_rows(data: FrontierData, view: View, chosen: int, most: int = 30) -> np.ndarray:
-    """Return the frontier's rows with a dot in the plot: at most ``most`` of those near the budget, or of all
-    if the view asks for all, notable ones first."""
+    """Return the rows of the frontier that are drawn as dots, at most ``most``, notable ones first. Only rows
+    near the budget are drawn, unless the view asks for all."""
     low, high = near(data, view, chosen)
     inside = np.flatnonzero((data.needs >= low) & (data.needs <= high))
     line = np.intersect1d(data.line, inside)

@@ -54,7 +54,7 @@ class Ring(NamedTuple):
 
 
 def ring_of(shard: OperatorShard, axes: tuple[int, ...], *, causal: bool) -> Ring:
-    """Return the ring over ``axes`` of a shard of attention, whose second operand are the keys."""
+    """Return the ring, over the mesh axes ``axes``, of one shard of an attention operator."""
     keys = shard.space.reads[1]
     sizes = shard.atoms.atoms[keys.tensor]
     # Their outermost atom is the one that is cut.

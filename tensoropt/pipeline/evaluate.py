@@ -136,7 +136,10 @@ def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: Cluster
 
 
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:
-    """Return whether each device group has the memory it needs; true if all groups have equal devices."""
+    """Return whether each device group has the memory that it needs.
+
+    Always true if all device groups are alike: their memory is then compared with the budget elsewhere.
+    """
     return all(peak <= prices.room(place) for place, peak in enumerate(evaluation.peaks.tolist()))
 
 

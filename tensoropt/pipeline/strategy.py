@@ -473,7 +473,7 @@ class PipelinedStrategy:
 
     @cached_property
     def forward_only(self) -> int:
-        """The number of first stages without backward, because nothing is trained up to their ends."""
+        """The number of leading stages without backward: neither they nor earlier stages train anything."""
         return next((n for n, part in enumerate(self.parts) if part.has_backward), len(self.parts))
 
     def shares_arriving(self, stage: int) -> bool:

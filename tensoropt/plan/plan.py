@@ -557,7 +557,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise PlanError(
-            f"{path} is not a plan: {where}: {first['msg']}; if an earlier version wrote it, choose it again"
+            f"{path} is not a plan: {where}: {first['msg']}; if an earlier version wrote it, choose the "
+            "point again"
         ) from error
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from error

@@ -233,7 +233,7 @@ class RecordedCosts:
         return RecordedCosts(self.recorded, cluster, self.settings, part)
 
     def compute(self) -> _RecordedCompute:
-        """Return the costs of workloads that all devices run at once."""
+        """Return the costs of workloads that all devices run at the same time, each on its own shard."""
         return self.part
 
     def compute_on(self, kind: DeviceKind) -> _RecordedCompute:

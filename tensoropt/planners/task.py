@@ -69,7 +69,8 @@ class PlanningTask:
     _placing: dict[int, PricedGraph] = field(default_factory=dict, repr=False, compare=False)
 
     def placing(self, micro_batches: int = 1) -> PricedGraph:
-        """Return the unsplit model with costs for placing planners, in ``micro_batches`` micro-batches."""
+        """Return the unsplit model with the costs of a step in ``micro_batches`` micro-batches, for planners
+        that place operators on single devices."""
         assert self.placed is not None, "this task was made without the costs of placed plans"
         if micro_batches not in self._placing:
             self._placing[micro_batches] = self.placed.price(micro_batches=micro_batches)

@@ -259,7 +259,7 @@ def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """Return the slowest device's duration of each queued repeat that all hosts had issued ahead."""
+    """Return the slowest device's duration of each repeat that all hosts issued before devices reached it."""
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
     ahead = seconds[~np.isnan(seconds)]
     if not len(ahead):

@@ -324,7 +324,8 @@ class HullSearch:
         return self._result()
 
     def repeat(self, hull: Hull) -> None:
-        """Solve every other line of a larger graph's hull at once; later rounds may solve those between."""
+        """Solve, in one call, every second line of the hull that was found for a graph with more classes;
+        later rounds may solve the lines between them."""
         if self._ends():
             self.solve(hull.weight_m[1:-1:2].tolist(), hull.weight_t[1:-1:2].tolist())
 

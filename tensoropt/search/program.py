@@ -224,7 +224,8 @@ class ProgramBuilder:
     def _strides(
         self, factor: _Factor, scope: _Scope, representatives: list[Indices], remove: int, values: Indices
     ) -> tuple[Indices, Indices]:
-        """Return the entries of a factor for every o and every k; equal queries get the same arrays."""
+        """Return the positions of a factor's entries as (for each entry of the result, for each configuration
+        of the removed variable), to be added. Equal arguments return the same arrays."""
         place = {u: d for d, u in enumerate(factor.scope)}
         key = (
             factor.shape,

@@ -121,8 +121,9 @@ def best_counts(simulations: Simulations) -> list[int]:
 
 
 def combining(limit: Restriction, simulations: Simulations, count: int) -> Restriction:
-    """Return a space's restriction under which groups combine only some axis strategies: those that they use
-    most in unbeaten strategies at a micro-batch count, and those that no simulated space offered."""
+    """Return a restriction of a space with one more mesh axis, in which each group may combine only some axis
+    strategies: those used most often in Pareto-optimal strategies at this micro-batch count, and those that
+    no simulated space offered."""
     best = simulations.frontier().origin
     graph = simulations.spaces[0].tables.graph
     used = {group.name: Counter[int]() for group in graph.groups}

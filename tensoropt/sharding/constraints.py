@@ -204,7 +204,10 @@ def _pin(name: str, entry: Any) -> Pin | StoredPin:
     pin = StoredPin(*given)
     for wanted in (w for choices in pin.axes.values() for w in choices):
         if not _is_stored(wanted):
-            raise ConstraintError(f"{name}: '{wanted}' is not a parameter storage; use S(0), sharded or R")
+            raise ConstraintError(
+                f"{name}: '{wanted}' is not a way to store a parameter; use S(0) for shards along dim 0, "
+                f"sharded for shards along any dim, or R for all of it on every device"
+            )
     return pin
 
 

@@ -104,7 +104,7 @@ class Gather(Enum):
 
 
 class Reduce(Enum):
-    """When a gradient is reduced to its parameter's storage."""
+    """When gradients are reduced across ranks: after each micro-batch, or once per step."""
 
     EACH_MICRO_BATCH = "each micro-batch"
     LAST_MICRO_BATCH = "last micro-batch"

@@ -295,7 +295,7 @@ class Readings:
         return self._layouts(("hub", name), Variable.of_hub(name), lambda: self.candidates.hubs(name))
 
     def gathered_again(self, name: str) -> Indices | None:
-        """Return 1 for each strategy whose backward gathers a tensor again; None if it is no choice."""
+        """Return 1 for each strategy whose backward gathers a tensor again; None if no strategy can do so."""
         return self.options[Variable.of_move(name)] if name in self.candidates.moves else None
 
     def _layouts(self, key: Hashable, chosen: str, layouts: Callable[[], Sequence[Layout]]) -> Column[Layout]:

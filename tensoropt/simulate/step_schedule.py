@@ -231,7 +231,8 @@ class StepSchedule:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, str]]:
-        """Parameter -> (first, last) group that gives it a gradient, or that uses it if none does."""
+        """Parameter -> the (first, last) group of operators that gives it a gradient; if none does, that
+        reads it."""
         users: dict[str, tuple[str, str]] = {}
         for idle in (False, True):
             of_kind: dict[str, tuple[str, str]] = {}

@@ -73,7 +73,7 @@ def test_what_is_read_is_kept_as_data() -> None:
         (pin("", {"x": "y"}), "one pattern"),
         (pin("a", {"x": "y"}, soft="yes"), "true or false"),
         (pin("a", {"x": "y"}, sofft=True), "did you mean 'soft'"),
-        ({"pin": [{"parameters": "a", "axes": {"x": "P/R"}}]}, "is not a parameter storage"),
+        ({"pin": [{"parameters": "a", "axes": {"x": "P/R"}}]}, "is not a way to store a parameter"),
         ({"together": "a"}, "'together' is a list"),
         ({"devices": [{"operators": "a"}]}, "either 'kinds', .* or 'devices', numbers of devices"),
         ({"devices": [{"operators": "a", "kinds": "H*", "devices": 0}]}, "either 'kinds', .* write two"),

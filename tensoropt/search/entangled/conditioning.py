@@ -100,8 +100,10 @@ def _unbeaten(sources: list[Source]) -> list[Source]:
 def _guesses(
     reduced: ReducedGraph, bounded: relaxation.Relaxation, fixed: tuple[int, ...]
 ) -> list[dict[int, int]]:
-    """Return classes of configurations worth trying for the fixed operators: those at hull vertices of graphs
-    in which look-alikes choose alike, from the finest such graph, then those that the relaxation prefers.
+    """Return choices of configurations to try first for the operators that are fixed.
+
+    The first ones are vertices of the hull of a smaller graph, in which equal operators must choose equally;
+    graphs in which fewer operators are tied come first. The last ones are those that the relaxation prefers.
     """
     guesses: list[dict[int, int]] = []
     for colour in colourings(reduced):

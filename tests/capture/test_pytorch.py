@@ -343,6 +343,15 @@ def test_other_questions_about_values_are_still_refused():
         capture(Call(lambda m, x: x.sum() if torch.isfinite(x).sum() > 3 else m.w.sum(), w=8), (X,))
 
 
+def test_distributions_do_not_validate_while_they_are_exported():
+    def forward(m, x):
+        return -torch.distributions.StudentT(3.0 + m.w.exp(), x, m.w.exp()).log_prob(x + 1.0).mean()
+
+    before = torch.distributions.Distribution._validate_args
+    capture(Call(forward, w=8), (X,))
+    assert torch.distributions.Distribution._validate_args is before
+
+
 def test_masks_are_folded_at_the_size_in_which_they_differ() -> None:
     """A billion equal entries, which nobody could write out here."""
 

@@ -1,5 +1,6 @@
 """Whole jobs under torchrun: scripts that end well, ranks that do not, several hosts. Real processes."""
 
+import re
 import signal
 import socket
 import subprocess
@@ -61,7 +62,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
 def test_a_script_ends_as_it_should(tmp_path, end):
     code, output = finished(torchrun(*script(tmp_path, end=end)))
     assert code == 0, output
-    said = [line.split(": ")[1] for line in output.splitlines() if "trained to" in line]
+    said = re.findall(r"trained to (\d+\.\d{6})", output)  # two ranks may write into one line
     assert len(said) == 2
     assert len(set(said)) == 1
     assert "terminate called" not in output
@@ -106,7 +107,7 @@ def test_a_killed_rank_is_named_first(tmp_path):
 
 @pytest.mark.slow
 def test_a_hanging_rank_ends_the_job(tmp_path):
-    assert "rank 0 waited 5 s for another rank" in struck(tmp_path, signal.SIGSTOP, 5)
+    assert "rank 0 waited 15 s for another rank" in struck(tmp_path, signal.SIGSTOP, 15)
 
 
 @pytest.mark.slow

@@ -18,6 +18,6 @@ def test_a_row_for_the_frontier_and_every_planner_under_every_limit():
     assert [(r["planner"], r["limit_bytes"]) for r in rows] == [
         (name, limit) for limit in limits for name in ("frontier", "data_parallel", "optcnn")
     ]
-    assert not any("leanest needs" in note for r in rows[:3] for note in r["notes"])
-    assert all("leanest needs" in r["notes"][0] for r in rows[4:])
+    assert not any("leanest plan needs" in note for r in rows[:3] for note in r["notes"])
+    assert all("leanest plan needs" in r["notes"][0] for r in rows[4:])
     assert {p.planner for p in points} <= {"data_parallel", "optcnn"}

@@ -50,7 +50,7 @@ def test_refusals_name_the_first_difference() -> None:
         (changed(data, "stored", weight, to=["R", "ahead"]), "belong on the micro-batch axis"),
         (changed(data, "mesh", to=[1, 0]), "mesh"),
         (changed(data, "mesh", to=[1, 7]), "does not divide|divide"),
-        (changed(data, "hubs", to=None), "no 'hubs'"),
+        (changed(data, "hubs", to=None), "no section 'hubs'"),
     ):
         with pytest.raises(PlanError, match=message):
             Strategy.from_data(wrong, graph)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -18,10 +17,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tensoropt.capture.lines import asking_frame
 from tensoropt.errors import CaptureError
 
-_LIBRARY = str(Path(torch.__file__).parent)
 _MODULE = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 _LIBRARIES = frozenset({"torch", "transformers", "tensoropt", "numpy", "builtins", "functools"})
@@ -197,7 +194,7 @@ class _Data(TorchFunctionMode):
         self.model = model
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in (_GET, _SET) or not _is_the_models():
+        if func not in (_GET, _SET):
             return func(*args, **(kwargs or {}))
         if func == _GET:
             return args[0].detach()
@@ -216,10 +213,3 @@ class _Data(TorchFunctionMode):
 
 
 _GET, _SET = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
-
-
-def _is_the_models() -> bool:
-    """Return whether the current call of PyTorch comes from the model's code or from ``torch.nn``."""
-    frame = asking_frame()
-    file = "" if frame is None else frame.f_code.co_filename
-    return not file.startswith(_LIBRARY) or file.startswith(f"{_LIBRARY}/nn/")

@@ -1,1 +1,1 @@
-"""The execution of strategies on a rank: lowering, parameters, gradients, evaluation."""
+"""The execution of a strategy on one rank: lowering to an fx graph, parameters, gradients, evaluation."""

@@ -1,4 +1,4 @@
-"""The division of a global batch among ranks, each of which passes only its own rows."""
+"""The division of a global batch among ranks, when each rank passes only its own rows to the model."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from tensoropt.sharding.strategy import Strategy
 class BatchShare:
     """This rank's rows of the global batch.
 
-    Each micro-batch is cut into ``world`` parts; the share of rank ``i`` is part ``i`` of every micro-batch.
+    Each micro-batch is cut into ``world`` parts. The share with index ``i`` is part ``i`` of each.
 
     Args:
         strategy: the plan; None if all ranks pass the global batch.
-        axes, divided: the mesh axes that cut the batch, and the inputs to cut; by default as the plan does.
+        axes: the mesh axes that split the batch; by default those along which the plan splits it.
+        divided: the names of the inputs to split; by default all inputs with a batch dim.
 
     Attributes:
         axes: the mesh axes along which ranks have different rows; the first is outermost.
-        index, world: the number of this rank's share, and the number of shares.
-        divided: the inputs that are passed in shares; each call gathers those that are also in ``gathered``.
+        index, world: the index of this rank's share, and the number of shares.
+        divided: the names of the inputs of which each rank passes only its rows.
+        gathered: those of them that each call all-gathers, because the plan splits them in another way.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class BatchShare:
         return torch.Size((shape[0] // self.world, *shape[1:]))
 
     def as_passed(self, name: str, atoms: Atoms, layout: Layout) -> tuple[Atoms, Layout]:
-        """Return the factors of an input's dims as a rank passes it, and its layout without that cut."""
+        """Return the factors of an input's dims as a rank passes it, and the layout that is left to split."""
         if name not in self.divided or name in self.gathered:
             return atoms, layout
         (first, *rest), *others = atoms
@@ -81,7 +83,7 @@ class BatchShare:
         return ((first // self.world, *rest), *others), left
 
     def with_whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
-        """Return the inputs, gathering those in ``names`` that are passed in shares; a collective."""
+        """Return the inputs after all-gathering those in ``names`` of which ranks pass only their rows."""
         if self.world == 1:
             return inputs
         return [
@@ -90,7 +92,7 @@ class BatchShare:
         ]
 
     def rows_of_all(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all shares, concatenated; a collective. Shares may differ in length."""
+        """All-gather a tensor's rows from all shares and concatenate them; shares may differ in length."""
         if self.world == 1:
             return value
         group = self.runtime.group(self.axes)
@@ -147,7 +149,7 @@ def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut_by(strategy: Strategy, name: str, layout: Layout) -> tuple[int, ...]:
-    """Return the device axes that cut the outermost factor of the batch dim; none in zig-zag order."""
+    """Return the mesh axes that split the outermost factor of an input's batch dim; none in zig-zag order."""
     mesh = strategy.mesh
     axes = [axis for axis, code in enumerate(layout) if code == 0 and mesh[axis] > 1]
     if 0 in strategy.zigzag_atoms(name):

@@ -1,7 +1,8 @@
-"""Reduce the gradient of a linear operator's input while its weight's gradient is computed.
+"""Overlap the reduction of a linear operator's input gradient with the product for its weight gradient.
 
-Autograd sees one function for the operator and the resharding of its input (:func:`linear_beside`), whose
-backward runs both products and the collective. :mod:`tensoropt.sharding.groups` chooses where.
+The operator and the backward of its input's resharding are one autograd function (:func:`linear_beside`),
+whose backward runs both matrix products and the collective. :mod:`tensoropt.sharding.groups` chooses the
+operators to which this applies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> _Pair:
-    """Return ``x`` resharded outside autograd, and a link: a tensor whose gradient becomes that of ``x``."""
+    """Reshard ``x`` outside autograd; return it, and a tensor whose gradient becomes that of ``x``."""
     # A compiler orders kernels itself: it is given the edge and the product as they are.
     if torch.compiler.is_compiling():
         moved = redistribute(runtime, spec, x)
@@ -37,12 +38,12 @@ def linear_beside(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> _Pair:
-    """Return ``value`` for its further readers, and the linear operator's result.
+    """Return the resharded input ``value`` for its other readers, and the linear operator's result.
 
     Args:
         spec: the resharding that made ``value``.
         transposed: whether the weight is stored as (outputs, inputs).
-        link: the tensor from :func:`bring` that takes the gradient of ``value`` back.
+        link: the second result of :func:`bring`, which receives the reduced gradient of ``value``.
     """
     if torch.compiler.is_compiling():
         value = redistribute(runtime, spec, value) if not spec.forward else value

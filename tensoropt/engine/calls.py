@@ -21,18 +21,18 @@ _REMEDY = "call it with the arguments that it was explored with, or explore it w
 
 @dataclass(frozen=True)
 class _InputSlot:
-    """A placeholder for one leaf of the captured call, by number."""
+    """A stand-in for one value (pytree leaf) of the captured call's arguments, by its index."""
 
     index: int
 
 
 class CallingConvention:
-    """Flattens calls of ``forward`` as the capture did, however the arguments are passed.
+    """Flattens the arguments of ``forward`` as the capture did, whether passed by position or by keyword.
 
     Arguments are matched by name. A missing argument has its default; None in ``**kwargs`` counts as missing.
 
     Args:
-        share: the division of the batch into rows that ranks pass; by default every rank passes all.
+        share: the rows of the global batch that this rank passes; None if every rank passes all rows.
         ignored: a function that returns :func:`~tensoropt.engine.other_batches.ignored_targets` of the graph.
     """
 
@@ -85,11 +85,11 @@ class CallingConvention:
         return _listed(self.labels[i] for i, value in enumerate(self.example) if value is not None)
 
     def input_names(self) -> list[str]:
-        """Return the names of the graph's inputs as the user knows them."""
+        """Return the user's name of each graph input: an argument of ``forward``, or a path inside of one."""
         return [self.labels[i] for i, value in enumerate(self.example) if isinstance(value, torch.Tensor)]
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Return the graph's inputs for a call; a batch with fewer rows is filled up.
+        """Return the graph's inputs for a call; a batch with fewer rows than the plan's is padded.
 
         Raises:
             PlanError: the call differs from the captured one in more than the values of its tensors.
@@ -126,7 +126,7 @@ class CallingConvention:
         return True
 
     def names_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, str]:
-        """Return the graph's name of each tensor in a call, by ``id``; PlanError for an unknown argument."""
+        """Return ``id`` of a tensor in a call -> its name in the graph; PlanError for an unknown argument."""
         bound, named = self._bound(args, kwargs), {}
         for place, value in _places(bound):
             expected = self.wanted.get(place)
@@ -140,7 +140,7 @@ class CallingConvention:
         return named
 
     def shape(self, index: int) -> torch.Size:
-        """Return the shape in which a rank passes a tensor of the example call."""
+        """Return the shape in which a rank passes the tensor with this index in the example call."""
         shape: torch.Size = self.example[index].shape
         return shape if self.share is None else self.share.shape(self.name_of[index], shape)
 
@@ -214,8 +214,8 @@ class CallingConvention:
             )
         if value.requires_grad and torch.is_grad_enabled():
             raise PlanError(
-                f"a plan computes gradients of the model's parameters only, but {name} requires one; pass "
-                f"{name}.detach(), or explore a module that also computes {name}"
+                f"a plan computes gradients of the model's parameters only, but {name} requires a gradient; "
+                f"pass {name}.detach(), or explore a module that also computes {name}"
             )
         return True
 

@@ -40,7 +40,7 @@ def unsplit_strategy(graph: GroupGraph) -> Strategy:
 
 
 class TargetCounts:
-    """Counts the targets of every mean loss in a whole batch, before its micro-batches run.
+    """Counts the targets of each mean loss in a whole batch, by which every micro-batch's loss is divided.
 
     Attributes:
         reads: the names of the inputs and buffers from which the targets are computed.
@@ -78,7 +78,7 @@ class TargetCounts:
     def count(
         self, inputs: Sequence[torch.Tensor], buffers: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return, by loss operator, the number or total weight of the targets that are not ignored."""
+        """Return loss operator -> number (or total weight) of its targets that are not ignored."""
         if self.module is None:
             return {}
         # The kept part reads no parameter (_targets refuses it), but keeps their places among the arguments.
@@ -108,7 +108,7 @@ class Engine(ABC, Generic[_S]):
     Attributes:
         uncompiled: the reason why ``torch.compile`` must skip the model; "" if it may compile it.
         regathered: the saved-tensor hooks that keep autograd from saving gathered and cast parameters.
-        buffers: all buffers by graph name; current on the ranks that read them.
+        buffers: all buffers by graph name; only ranks that read a buffer have its current value.
         after_backward: a function that is called when a deferred backward has made all gradients.
         shards: this rank's parts of parameters and gradients.
         counts: the counter of mean losses' targets; None if losses need no count before the step.
@@ -153,10 +153,10 @@ class Engine(ABC, Generic[_S]):
 
     @abstractmethod
     def lowered_call(self, call: CallGraph) -> LoweredCall:
-        """Lower a call in eval mode; PlanError if it factors a parameter's dims otherwise than the plan."""
+        """Lower the graph of a call in eval mode; PlanError if it needs other factors of parameters' dims."""
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
-        """Broadcast ``value`` from the device group ``place``, in place if it is contiguous."""
+        """Broadcast ``value`` from the device group number ``place`` to all ranks; in place if contiguous."""
         return value
 
     def _make_counts(self) -> TargetCounts | None:
@@ -246,7 +246,7 @@ class Engine(ABC, Generic[_S]):
         return torch.stack(list(parts)).sum(0) if self.training else torch.cat(list(parts))
 
     def _on_all_ranks(self, tensor: Tensor, value: torch.Tensor | None, place: int) -> torch.Tensor:
-        """Broadcast a result from the device group ``place``; ``value`` is None on other ranks."""
+        """Broadcast a tensor's ``value`` from device group number ``place``; it is None on other ranks."""
         dtype = getattr(torch, tensor.dtype)
         if value is None:
             value = torch.empty(tensor.shape, dtype=dtype, device=self.runtime.device)

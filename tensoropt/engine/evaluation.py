@@ -1,7 +1,7 @@
 """Evaluation of a parallelized model: all of its outputs, for calls of any shape.
 
-The plan's graph computes only the loss, for one batch shape. Other calls in eval mode without gradients are
-captured once per form: their arguments and tensor shapes, except for the number of rows (samples).
+The plan's graph computes only the loss, for one batch shape. Other calls in eval mode without gradients get
+a graph of their own: one for each form (structure of the arguments, and tensor shapes without the rows).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PREFIX = "model."
 
 
 class _EvaluatedModel(Protocol):
-    """The parts of :class:`~tensoropt.engine.parallel_model.ParallelModel` that evaluation uses."""
+    """The interface of :class:`~tensoropt.engine.parallel_model.ParallelModel` that evaluation uses."""
 
     model: nn.Module
     source: OperatorGraph
@@ -62,7 +62,7 @@ class _EvaluatedModel(Protocol):
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of the model as this rank passes it.
+    """The arguments of one call of the model on this rank, flattened.
 
     Attributes:
         values: the leaves of the arguments' pytree.
@@ -95,7 +95,6 @@ class _Call:
         return f"{self.spec} {leaves}"
 
     def described(self, labels: Mapping[str, str]) -> str:
-        """Return its tensors' names and shapes as text; ``labels`` maps graph names to the user's names."""
         return ", ".join(f"{labels[self.names[i]]} {tuple(self.values[i].shape)}" for i in self.tensors)
 
     def example(self, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -116,16 +115,16 @@ class _Call:
 
 
 class _Form:
-    """The graph of all calls with one form and number of rows, captured and lowered for this rank.
+    """The lowered graph for all calls with the same argument structure, tensor shapes and number of rows.
 
     Args:
         loss: a function from the model's output to its loss, if the model does not return the loss.
-        everything: whether to compute all outputs, and not the loss alone.
+        everything: whether to compute all outputs instead of the loss alone.
 
     Attributes:
-        results: the positions of the results in the model's output.
+        results: the structure of the model's output, from which it is rebuilt.
         by_rows: for each result, whether it has a batch dim.
-        fills: whether a row affects only its own results and the loss, so that rows can be added.
+        fills: whether a row affects only its own results and the loss, so that padding rows can be added.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ def _on_meta(parallel: _EvaluatedModel) -> nn.Module:
 
 
 class CallEvaluator:
-    """Evaluates calls of a parallelized model.
+    """Runs a parallelized model's calls in eval mode without gradients.
 
     Args:
         loss: a function from the model's output to its loss, if the model does not return the loss.
@@ -287,7 +286,7 @@ class CallEvaluator:
     def _form_for(
         self, call: _Call, rows: Sequence[int], everything: bool
     ) -> tuple[_Form, Mapping[str, int]]:
-        """Return the lowered graph for a call and, if rows must be added, each input's ignored target."""
+        """Return the lowered graph for a call and, if it needs padding rows, input -> target to ignore."""
         if not call.divided:
             return self._form(call, 0, everything), {}
         form = self._form(call, self.rows, everything)
@@ -334,7 +333,7 @@ class CallEvaluator:
         return self._forms[key]
 
     def _agreed(self, call: _Call, everything: bool) -> tuple[list[int], bool]:
-        """Return each rank's row count, and whether the plan's graph fits all; PlanError if calls differ."""
+        """Return all ranks' row counts, and whether the plan's graph fits; PlanError if calls differ."""
         if self.parallel.together is None:
             return [call.rows], call.fits
         own = [self.index, call.rows, text_hash(call.form), int(call.fits)]

@@ -1,8 +1,8 @@
 """Prefetch parameters one block ahead, and reduce-scatter gradients one block after their backward.
 
 A block is a repeated part of the model, such as a layer. When a block begins, the engine waits for all
-collectives in flight, gathers the next block's parameters and, in backward, scatters the previous block's
-gradients, each in one coalesced collective per process group and dtype.
+collectives in flight, gathers the next block's parameters and, in backward, reduce-scatters the previous
+block's gradients, each in one coalesced collective per process group and dtype.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[tor
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Start one coalesced reduce-scatter of flat tensors; ``values`` then has the tensors to keep alive."""
+    """Start one coalesced reduce-scatter; ``values`` then holds the tensors to keep alive until it ends."""
     # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
     if len(values) == 1 or values[0].device.type != "cpu":
         return _scatter(values, group)
@@ -79,7 +79,7 @@ def wait(value: torch.Tensor) -> torch.Tensor:
 
 
 def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | None = None) -> EdgeSpec:
-    """Return a resharding (edge) of a strategy for execution; ``order``: the dims in memory order."""
+    """Return a strategy's resharding ``steps`` in executable form; ``order``: the dims in memory order."""
     edge = steps.edge
     return EdgeSpec(
         edge.tensor,
@@ -102,12 +102,12 @@ def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | Non
 
 
 class _Sum(NamedTuple):
-    """A gradient that waits to be scattered.
+    """A parameter's gradient that waits for its reduce-scatter.
 
     Attributes:
-        spec: the edge (resharding) of a use of the parameter.
+        spec: the resharding that one use of the parameter needs.
         value: the sum over all uses so far.
-        own: whether nothing else refers to the tensor.
+        own: whether nothing else refers to ``value``, so that it may be changed in place.
     """
 
     spec: EdgeSpec
@@ -119,7 +119,7 @@ class _PendingCollective(NamedTuple):
     """A collective in flight.
 
     Attributes:
-        specs: the edges of the parameters in it.
+        specs: the reshardings of the parameters in it.
         routes: the functions that pack and unpack each parameter.
         sent: tensors to keep alive until it completes.
         arriving: its results.
@@ -142,13 +142,13 @@ def begin_block(
     following: Sequence[EdgeSpec],
     *shards: torch.Tensor,
 ) -> None:
-    """Wait for a block's parameters and prefetch the next block's; a node of the lowered graph."""
+    """Wait for a block's parameters and prefetch the next block's; called by a node of the lowered graph."""
     if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
         runtime.ahead.begin(block, own, following, shards)
 
 
 def begin_block_backward(runtime: Runtime, block: int, made: torch.Tensor) -> None:
-    """Begin a block's backward when autograd reaches the node of ``made``; a node of the lowered graph."""
+    """Call :meth:`CallAhead.begin_backward` when autograd reaches the node that made the tensor ``made``."""
     ahead = runtime.ahead
     if torch.compiler.is_compiling() or not isinstance(ahead, CallAhead) or ahead.is_backward:
         return
@@ -163,9 +163,9 @@ class CallAhead(Ahead):
 
     Args:
         behind: block -> the block that follows it in backward.
-        recomputed: block -> the edges of parameters that recomputation reads.
+        recomputed: block -> reshardings of the parameters that its recomputation reads.
         deliver: a function that receives a parameter's name and the shard of its gradient.
-        begun: the calls whose backward has begun; this call adds itself.
+        begun: a list of the calls whose backward has begun, to which this call adds itself.
         copies: the unsharded parameters that this call's forward gathers block by block.
     """
 
@@ -219,8 +219,8 @@ class CallAhead(Ahead):
         """Wait for a block's parameters and prefetch the next block's, in forward.
 
         Args:
-            own: the edges of the block's parameters.
-            following: the edges of the next block's parameters.
+            own: the reshardings of the block's parameters.
+            following: the reshardings of the next block's parameters.
             shards: the shards of the parameters in ``own``, then in ``following``.
         """
         self.arrive()
@@ -236,7 +236,7 @@ class CallAhead(Ahead):
 
     @torch.no_grad()
     def begin_copies(self, blocks: Iterable[int]) -> None:
-        """Gather the unsharded parameters of some blocks, block by block."""
+        """Start to gather the unsharded parameters of some blocks, block by block."""
         if self._copies is not None:
             for block in blocks:
                 self._copying += self._sent(self._copies.of(block))
@@ -256,7 +256,7 @@ class CallAhead(Ahead):
         return whole if spec.readers == 1 else whole.detach()
 
     def note(self, spec: EdgeSpec) -> None:
-        """Record that backward will take a gathered parameter again (:meth:`take_again`)."""
+        """Record that backward needs a gathered parameter again, which :meth:`take_again` then returns."""
         assert spec.block is not None
         counts = self._noted.setdefault(spec.block, {})
         counts[spec] = counts.get(spec, 0) + 1
@@ -265,7 +265,7 @@ class CallAhead(Ahead):
 
     @torch.no_grad()
     def begin_backward(self, block: int) -> None:
-        """Begin a block's backward, unless it has begun already."""
+        """Begin a block's backward: prefetch the next block's parameters, and scatter finished gradients."""
         if block in self._begun:
             return
         self._begun.add(block)
@@ -297,7 +297,7 @@ class CallAhead(Ahead):
         return whole
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Keep a gradient, and scatter the sum after the backward of the first block with the parameter."""
+        """Add a gradient to its parameter's sum, which is scattered after the last block that adds to it."""
         assert spec.behind is not None
         self._register()
         sums, key = self._gradients.setdefault(spec.behind, {}), (spec.name, spec.target)
@@ -311,7 +311,7 @@ class CallAhead(Ahead):
         return True
 
     def collect_last(self, spec: EdgeSpec, gradient: torch.Tensor) -> None:
-        """Keep a gradient accumulated over all micro-batches, to be scattered as in :meth:`collect`."""
+        """Keep a gradient summed over micro-batches, to be scattered after its block's backward."""
         assert spec.block is not None
         self._register()
         self._last.setdefault(spec.block, []).append(_Sum(spec, gradient, own=False))
@@ -363,7 +363,7 @@ class CallAhead(Ahead):
 
     @torch.no_grad()
     def arrive(self) -> None:
-        """Wait for all collectives in flight, and pass on their results."""
+        """Wait for all collectives in flight; keep gathered parameters, and deliver scattered gradients."""
         for collective in self._gathering:
             for spec, route, flat in collective.wait():
                 self._ready[spec] = functools.partial(route.unpack, flat)
@@ -405,11 +405,11 @@ def _coalesced(
 
 
 class UnshardedParameters:
-    """This rank's unsharded parameters: copies that are gathered once per step (``runtime.unsharded``).
+    """This rank's unsharded parameters: copies that are gathered once per step (ZeRO-1 and 2).
 
     Attributes:
         values: parameter -> its copy, as the last step gathered it.
-        unreduced: parameter -> unsharded gradient, accumulated in the stored dtype and reduced last.
+        unreduced: parameter -> unsharded gradient, summed over micro-batches, then reduce-scattered.
         last: whether the running micro-batch is the last of several.
     """
 

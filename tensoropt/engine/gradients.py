@@ -1,7 +1,7 @@
 """Gradients of a running plan: flat, persistent buckets, reduced once per step.
 
 Autograd accumulates partial sums in views of the buckets. In the last backward of a step each bucket is
-all-reduced over its axes as soon as its last gradient is complete.
+all-reduced over its mesh axes as soon as its last gradient is complete.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _DeferredBackward(torch.autograd.Function):
 def defer_backward(
     anchor: torch.Tensor, loss: torch.Tensor, step: _S, finish: Callable[[_S, torch.Tensor], None]
 ) -> torch.Tensor:
-    """Return a loss for the script whose backward calls ``finish(step, gradient of the loss)``, once.
+    """Return a copy of ``loss`` for the script; its backward calls ``finish(step, gradient of the loss)``.
 
     Args:
         anchor: any tensor that requires a gradient, as autograd skips functions without such an input.
@@ -81,7 +81,7 @@ def storage_key(value: torch.Tensor) -> int:
 
 
 class Pending(DeferredStep):
-    """A step whose gradients wait for ``backward()``; ``saved`` if a later step took the buckets."""
+    """A step whose gradients wait for ``backward()``; ``saved``: copies, if a later step took the buckets."""
 
     saved: list[torch.Tensor] | None = None
 
@@ -94,9 +94,9 @@ class Gradients:
         flats: the flat buffer of each bucket; None for one that needs no reduction.
         views: parameter -> gradient in the shard's shape: a view of a flat buffer, or a tensor of its own.
         owners: parameter -> the tensor whose ``.grad`` a user sees: the leaf, or its DTensor.
-        delivered: the parameters whose gradients come through :meth:`add_late` in each call.
-        one_call: whether the running backward is that of one call, so that buckets can start before its end.
-        shown: parameter -> the gradient shown as ``owners[name].grad``, in the memory of the view.
+        delivered: the parameters whose gradients are reduce-scattered and come through :meth:`add_late`.
+        one_call: whether backward runs for a single call, so that full buckets are reduced before it ends.
+        shown: parameter -> the tensor shown as ``owners[name].grad``, which shares the view's memory.
     """
 
     def __init__(self, runtime: Runtime, buckets: tuple[Bucket, ...], leaves: Mapping[str, torch.Tensor]):
@@ -169,7 +169,7 @@ class Gradients:
             owner.grad = None
 
     def _adopt(self) -> None:
-        """Copy what the script left in ``.grad`` to the buckets: zeros if cleared, or its own tensor."""
+        """Copy the parameters' ``.grad``, as the script left them, into the buckets; None counts as zeros."""
         for name, view in self.views.items():
             grad = self.owners[name].grad
             if grad is None:
@@ -205,7 +205,7 @@ class Gradients:
     # -- a backward -------------------------------------------------------------------------------
 
     def occupy(self, pending: Pending | None = None) -> None:
-        """Prepare the buckets for a new accumulation, and set aside contents that are still needed.
+        """Prepare the buckets for another backward, and set aside gradients in them that are still needed.
 
         Args:
             pending: the step that will own these gradients, if they wait for the user's ``backward()``.
@@ -242,7 +242,7 @@ class Gradients:
         self._parts = {name: parts.sums + parts.others for name, parts in self.delivered.items()}
 
     def begin_last(self) -> None:
-        """Begin the last micro-batch's backward, in which a bucket is reduced with its last gradient."""
+        """Begin the last micro-batch's backward, in which each bucket is reduced after its last gradient."""
         self._eager = True
 
     def _set_aside(self, *, keep_local: bool) -> None:
@@ -282,7 +282,7 @@ class Gradients:
         self._wait()
 
     def _may_stay(self, name: str, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient may stay in autograd's tensor: not reduced, and in memory of its own."""
+        """Return whether autograd's tensor can store the gradient: unreduced, and in memory of its own."""
         if self.flats[self._bucket_of[name]] is not None or gradient.layout is not torch.strided:
             return False
         # A slice of a larger tensor would keep all of that alive until the next step.
@@ -328,7 +328,7 @@ class Gradients:
 
     @contextmanager
     def of_earlier(self) -> Iterator[None]:
-        """A context in which added gradients count as an earlier micro-batch's and complete no bucket."""
+        """A context in which adding gradients starts no reduction, as in micro-batches before the last."""
         eager, self._eager = self._eager, False
         try:
             yield
@@ -343,7 +343,7 @@ class Gradients:
         self._absent = set()
 
     def hide(self) -> None:
-        """Show the previous gradients in ``.grad`` while those of micro-batches wait for ``backward()``."""
+        """Show the gradients from before this step in ``.grad`` until the script calls ``backward()``."""
         self.start_rest()
         hidden = {}
         for index, bucket in enumerate(self.buckets):
@@ -415,7 +415,7 @@ class Gradients:
                     piece.zero_()
 
     def finish(self, factor: torch.Tensor | None = None) -> None:
-        """Reduce what remains, multiply all by ``factor``, add the gradients set aside, and show the sums."""
+        """Reduce remaining buckets, multiply all by ``factor``, add gradients set aside, show the sums."""
         self._collect()
         self.wait()
         if factor is not None:

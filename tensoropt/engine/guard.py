@@ -176,7 +176,7 @@ class Guard:
         self._buffers: list[tuple[str, dict[str, Any], str, Mapping[str, torch.Tensor], str]] = []
 
     def watch_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Record the model's present state, with the parallelized parameters by state-dict key."""
+        """Record the state that :meth:`check` compares with; ``parameters`` has state-dict keys."""
         for name, module in self.model.named_modules():
             self._watched += _watched(name, module)
             if name and "training" in _names(module):
@@ -190,7 +190,7 @@ class Guard:
             self._parameters.append((key, parameter, storage._cdata, local, local.data_ptr(), trained, hooks))
 
     def watch_buffer(self, key: str, owner: dict[str, Any], attribute: str, buffers: Any, name: str) -> None:
-        """Require that a buffer of the model is the engine's ``buffers[name]``."""
+        """Require that the buffer ``key``, at ``owner[attribute]``, stays the engine's ``buffers[name]``."""
         self._buffers.append((key, owner, attribute, buffers, name))
 
     def check(self) -> None:
@@ -265,7 +265,7 @@ def keep_in_place(model: nn.Module, owned: frozenset[str]) -> None:
 def _apply(
     module: nn.Module, path: str, owned: frozenset[str], fn: Callable[..., Any], recurse: bool = True
 ) -> nn.Module:
-    """Replace ``nn.Module._apply`` for a parallelized model."""
+    """Stand in for ``nn.Module._apply``: refuse to change tensors in ``owned``, and convert all others."""
     tensors = list(_tensors(module, path, recurse))
     looked_at: set[tuple[Any, ...]] = set()
     for key, value, _ in tensors:

@@ -47,7 +47,7 @@ class Lowered:
 
     Attributes:
         module: the module; its arguments are this rank's inputs, parameters and buffers, in this order.
-        program: the program that ``module`` runs.
+        program: the operator calls and reshardings that ``module`` runs.
         ahead: block -> reshardings of the parameters that backward prefetches for recomputed operators.
         gathers: whether backward gathers or casts parameters again.
     """
@@ -73,7 +73,9 @@ def _runs(node: Node, call: fx.Node) -> NodeRuns:
 
 
 class Interpretation:
-    """Translates a program into an fx graph; subclasses handle further kinds of nodes.
+    """Translates one rank's program (operator calls and reshardings) into an fx graph.
+
+    Subclasses handle further kinds of program nodes.
 
     Attributes:
         context: the rank or shard whose operator calls are being added.
@@ -249,7 +251,7 @@ class Interpretation:
 def lower(
     strategy: Strategy, runtime: Runtime, *, evaluating: bool = False, share: BatchShare | None = None
 ) -> Lowered:
-    """Lower a strategy for the rank of ``runtime``.
+    """Lower a strategy to the fx graph of the rank of ``runtime``.
 
     Args:
         evaluating: whether to lower a training graph as in eval mode.

@@ -29,7 +29,7 @@ class CallGraph:
 
     Attributes:
         groups: the graph, captured for inference.
-        planned: a parameter's name here -> its name in the plan; all others are whole on every rank.
+        planned: parameter in this graph -> its name in the plan; others are whole on every rank.
         divided: the inputs with a batch dim.
         by_rows: the results with a batch dim.
     """
@@ -45,11 +45,11 @@ class CallGraph:
 
 
 class LoweredCall(ABC):
-    """The graph of a call, lowered for this rank."""
+    """The graph of a call in eval mode, lowered for this rank."""
 
     @abstractmethod
     def __call__(self, inputs: Sequence[torch.Tensor], read: Read) -> list[torch.Tensor]:
-        """Return the results; those with a batch dim have only this rank's rows. A collective."""
+        """Return the results, with this rank's rows where there is a batch dim; every rank must call it."""
 
     def whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
         """Return the inputs, with those in ``names`` gathered from all ranks; a collective."""
@@ -95,7 +95,7 @@ class ShardedCall(LoweredCall):
 def given_result(
     source: OperatorGraph, name: str, inputs: Sequence[torch.Tensor], buffer: Read
 ) -> torch.Tensor:
-    """Return a result that is an input, a buffer or a constant of the graph; PlanError for a parameter."""
+    """Return a result that no operator computes: an input, buffer or constant. PlanError for a parameter."""
     tensor = source.tensors[name]
     if tensor.kind == "parameter":
         raise PlanError(

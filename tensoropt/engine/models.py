@@ -31,13 +31,13 @@ class ModelSpec:
     """A model as picklable data, from which every rank builds the same one.
 
     Attributes:
-        source: the model's reference, as for :func:`tensoropt.load_model`.
+        source: the model's origin: ``zoo:NAME``, ``file.py:function`` or ``FILE.onnx``.
         seed: the seed of weights and example inputs.
         dtype: ``float64`` for double precision, or None.
         settings: pairs of a name and a value: ``batch``, or for a zoo model also its own settings.
         compute_dtype: the dtype of the computation: ``bfloat16`` for mixed precision.
         onnx: the sizes that an ONNX file leaves open.
-        mode: the mode of capture.
+        mode: ``train`` or ``inference``.
         device: ``cpu``, ``cuda`` for the current GPU, or ``meta`` without values.
         expert_imbalance: the predicted rows of the busiest rank of experts, divided by the mean over ranks.
     """
@@ -209,7 +209,6 @@ def load_model(spec: ModelSpec) -> CapturedModel:
 
 
 def _forget_models() -> None:
-    """Empty the cache of :func:`load_model`."""
     _opened.clear()
     _loaded.clear()
 

@@ -27,7 +27,7 @@ _MOVES = frozenset(f"aten.{name}" for name in (
 
 
 def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
-    """Return the target that the loss ignores, by input with targets, or why it cannot ignore rows."""
+    """Return input with targets -> target that the loss ignores; a reason if the loss cannot ignore rows."""
     source = graph.atoms.graph
     if not source.training:
         return "the plan is for inference"

@@ -34,7 +34,7 @@ _LISTED = 3
 
 
 def is_state_of(parameter: torch.Tensor, field: str, value: Any) -> bool:
-    """Return whether an optimizer's state field is laid out like its parameter, unlike a step counter."""
+    """Return whether an optimizer's state field has the parameter's shape and layout, unlike a step count."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and field != "step"
 
 
@@ -55,7 +55,7 @@ class _StaleParameters:
             warnings.warn(
                 f"something still refers to the parameters that the model had before parallelize "
                 f"({', '.join(names[:_LISTED])}{more}): a list of parameters, a copy for averaging, a loss. "
-                "They are not trained; take the model's parameters again (optimizers were changed over)",
+                "They are not trained; take the model's parameters again (optimizers have them already)",
                 stacklevel=4,
             )
 
@@ -64,7 +64,7 @@ ATTRIBUTE = "_tensoropt"
 
 
 class ParallelModel:
-    """The connection between a user's model and its engine, at ``model._tensoropt``.
+    """The connection between a user's model and its engine, stored as ``model._tensoropt``.
 
     :meth:`install` replaces the model's parameters, buffers and forward. If all ranks run the same program,
     parameters become DTensors. Otherwise a rank's own parameters are plain tensors, and all others are empty.
@@ -74,7 +74,7 @@ class ParallelModel:
         shapes, dtypes: state-dict key -> shape and dtype in the model.
         parameters: graph name -> the model's parameter.
         evaluator: the runner of calls in eval mode without gradients; None for inference plans.
-        outputs: the results of those calls: ``all`` or ``loss``.
+        outputs: the results of calls in eval mode: ``all`` or ``loss``.
         attributes, hooks: the model's earlier attributes, and the hooks added to it.
     """
 
@@ -104,7 +104,7 @@ class ParallelModel:
     def install(
         self, *, compare_ranks: bool = True, loss: Callable[[Any], torch.Tensor] | None = None
     ) -> None:
-        """Make the model run by the engine, in place.
+        """Replace the model's forward, parameters and buffers by the engine's, in place.
 
         Args:
             compare_ranks: whether to compare the ranks' inputs in the first calls and regularly later.
@@ -501,7 +501,7 @@ def _refuse_copy(*_: Any) -> Any:
 
 
 def parallel_of(model: nn.Module) -> ParallelModel:
-    """Return the connection that :func:`tensoropt.parallelize` attached; PlanError if there is none."""
+    """Return what :func:`tensoropt.parallelize` attached to a model; PlanError if it is not parallelized."""
     parallel = getattr(model, ATTRIBUTE, None)
     if parallel is None and hasattr(getattr(model, "module", None), ATTRIBUTE):
         raise PlanError(

@@ -1,4 +1,4 @@
-"""Parameters of a running plan: local shards for the graph, DTensors for everything else."""
+"""Parameters of a running plan: shards for the lowered graph, DTensors for scripts and checkpoints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LocalParameters(ABC):
         """Return the number of ranks with the same part of a parameter."""
 
     def shard_index(self, name: str) -> tuple[int, ...]:
-        """Return the coordinates of this rank's part; ranks with equal coordinates have equal parts."""
+        """Return the mesh coordinates of this rank's part; ranks with equal ones have equal parts."""
         return ()
 
     def replica_axes(self, name: str) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def local_leaves(
     Args:
         tensors: the parameters, in the graph's order.
         values: whole parameters by graph name; read one at a time, in the mapping's order, and copied.
-        shard: see :meth:`LocalParameters.shard`.
+        shard: a function from a parameter's name and whole value to this rank's part.
     """
     trained = {tensor.name: tensor.requires_grad for tensor in tensors}
     # In one expression: a name for the whole value would keep it alive while the next one is made.
@@ -193,7 +193,6 @@ def _runs(rows: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _is_strided(value: DTensor) -> bool:
-    """Return whether a rank's part of a DTensor may consist of several blocks."""
     return any(isinstance(placement, _StridedShard) for placement in value.placements)
 
 
@@ -308,7 +307,6 @@ class ParameterShards(LocalParameters):
         return prod(self.runtime.mesh[axis] for axis in self.replica_axes(name))
 
     def distributed(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Return a shard as a DTensor; on one device, unchanged."""
         mesh, layout = self.runtime.device_mesh, self.strategy.stored[name]
         if mesh is None:
             return part

@@ -18,7 +18,7 @@ from tensoropt.sharding.regions import autocast_now, no_backward
 
 @dataclass(frozen=True)
 class NodeRuns:
-    """How often a node of a region's graph runs.
+    """Whether a node of a region's graph runs once, or also in the second forward.
 
     Attributes:
         again: whether the second forward, in backward, runs the node.
@@ -42,7 +42,7 @@ class PartlyRecomputed:
 
     Args:
         root: the module with the attributes that the nodes name.
-        inputs, outputs: the nodes outside that the region reads, and its nodes that are read outside.
+        inputs, outputs: nodes outside whose results the region reads; its nodes that others read.
         nodes: the region's nodes in order, with how often each runs.
         saving: saved-tensor hooks for operators that run once.
     """
@@ -153,7 +153,7 @@ def _copied(
 
 
 class _Lies(NamedTuple):
-    """A tensor's position in the storage of a node's result.
+    """A tensor's position (shape, strides, offset) in the storage of a node's result.
 
     Attributes:
         owner: the number of the node that made the storage; ``item``, which of its results.
@@ -173,7 +173,7 @@ class _Lies(NamedTuple):
 
 
 class _Given:
-    """A saved input of the second forward, kept alive by the saved tensors that claim it."""
+    """An input of the second forward, alive as long as a saved tensor that needs it (``claims``)."""
 
     __slots__ = ("__weakref__", "_unpack", "claims", "learns", "value", "version")
 

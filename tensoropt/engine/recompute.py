@@ -1,4 +1,4 @@
-"""Recomputed regions of a lowered graph: their nodes become a module that runs again in backward."""
+"""Activation checkpointing: nodes of a lowered graph become a module that runs again in backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensoropt.sharding.reshard.redistribute import Ahead, EdgeSpec, travel
 
 
 class _Note(NamedTuple):
-    """The object that autograd saves in place of a view of a tensor that backward makes again."""
+    """The object that autograd saves in place of a view of a tensor; ``make`` recreates that tensor."""
 
     make: Callable[[], torch.Tensor]
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ def _copy_in(value: torch.Tensor) -> _Copy | None:
 
 
 def gather_again(runtime: Runtime, made: torch.Tensor, *copies: torch.Tensor) -> None:
-    """Remake saved copies when backward reaches the node of ``made``; a node of the lowered graph."""
+    """Regather those ``copies`` that autograd saved, when backward reaches the node that made ``made``."""
     if torch.compiler.is_compiling() or made.grad_fn is None:
         return
     for value in copies:
@@ -82,13 +82,13 @@ def _make(copy: weakref.ref[_Copy], runtime: Runtime, _: Any) -> None:
 
 
 def keep_gathered(runtime: Runtime, gathered: torch.Tensor) -> None:
-    """Call :meth:`RegatheredParameters.keep`; a node of the lowered graph."""
+    """Let autograd save ``gathered`` (:meth:`RegatheredParameters.keep`); called by a node of the graph."""
     if not torch.compiler.is_compiling():
         runtime.kept(gathered)
 
 
 class RegatheredParameters:
-    """Saved-tensor hooks that save, in place of a gathered or cast tensor, a note to make it again."""
+    """Saved-tensor hooks that save, in place of a gathered or cast tensor, a function that remakes it."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime

@@ -25,7 +25,7 @@ def mark_loss(loss: torch.Tensor) -> None:
 
 
 def refuse_requests() -> None:
-    """Refuse, in this process from now on, gradients of a plan's loss that only autograd could compute."""
+    """Make ``torch.autograd.grad`` and ``create_graph=True`` raise a PlanError for a plan's loss."""
     run = getattr(torch.autograd, _RUN, None)  # not public
     if run is None or hasattr(run, "__wrapped__"):
         return

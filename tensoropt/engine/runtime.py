@@ -34,7 +34,7 @@ _STEP = 6364136223846793005  # Knuth's multiplier of a linear congruence modulo 
 
 @functools.lru_cache(maxsize=8)
 def _weights(device: torch.device, count: int) -> torch.Tensor:
-    """Return cached odd multipliers, one per word, so that a change of a single word changes the sum."""
+    """Return cached multipliers of 8-byte words; they are odd, so that changing one word changes the hash."""
     generator = torch.Generator().manual_seed(44)
     drawn = torch.randint(-(1 << 63), (1 << 63) - 1, (count,), generator=generator)
     return (drawn | 1).to(device)
@@ -212,7 +212,7 @@ _MODES = ("in evaluation under no_grad", "in evaluation", "in training under no_
 
 
 def mode_of(training: bool, gradients: bool) -> int:
-    """Return the index of a call's mode in :data:`_MODES`."""
+    """Return a number for a call's mode: training or eval, with or without gradients (:data:`_MODES`)."""
     return 2 * training + gradients
 
 
@@ -267,7 +267,7 @@ def _same(value: Any) -> Any:
 
 
 class Runtime:
-    """A rank's position on the mesh, with its process groups; the context of its kernels.
+    """A rank's position on the mesh, its process groups, and the state of the current step for kernels.
 
     Axis 0 is the micro-batch axis, whose coordinate changes over time. The other axes number the ranks in
     row-major order.
@@ -279,8 +279,8 @@ class Runtime:
 
     Attributes:
         step, micro_batch: the number of the current step, and of the current micro-batch.
-        counts: the counts of mean losses over the whole batch, by operator.
-        gathered, kept: callbacks for a tensor that backward gathers again, or that autograd saves after all.
+        counts: mean loss operator -> number of targets in the whole batch, over all micro-batches.
+        gathered, kept: functions that let backward regather a tensor, or let autograd save it after all.
         saving: the saved-tensor hooks (pack, unpack).
         unsharded: the parameters that are gathered once per step, by name.
         ahead: the prefetching of parameters in the current call.
@@ -399,7 +399,7 @@ class Runtime:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """The coordinates on all axes, that of the micro-batch first."""
+        """This rank's coordinates on all mesh axes; the first is the number of the current micro-batch."""
         return (self.micro_batch, *self.position)
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
@@ -467,7 +467,7 @@ class Runtime:
         return arrive
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count summed over ``axes``; if micro-batches are among them, the one in ``counts``."""
+        """Return a loss's number of targets, summed over ``axes``; for micro-batches read from ``counts``."""
         if self.mesh[0] == 1 or 0 not in axes:
             return self.all_reduce(value, axes)
         return self.counts[name]

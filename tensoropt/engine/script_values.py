@@ -120,7 +120,7 @@ class JobRanks:
 
 
 def leave() -> None:
-    """Tell waiting ranks that this rank leaves the job."""
+    """Record in every job that this rank leaves it, for ranks that wait for this one."""
     for job in list(_alive):
         job.left()
 
@@ -158,7 +158,6 @@ def read_whole(mesh: DeviceMesh, job: JobRanks) -> None:
 
 
 def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the ``item()`` of a DTensor, equal on all ranks."""
     (value,) = args
     job = _of_mesh.get(value.device_mesh)
     if job is None or all(placement.is_replicate() for placement in value.placements):
@@ -299,9 +298,9 @@ def _elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     for value in args:
         if isinstance(value, torch.Tensor) and value.dim() and value.shape != example.shape:
             raise PlanError(
-                f"{example.key}, of which this rank has {tuple(example.shape)} under this plan, is combined "
-                f"with a tensor of shape {tuple(value.shape)}; compute this inside of the model's forward, "
-                "or choose a sharded plan"
+                f"{example.key}, of which this rank has a part of shape {tuple(example.shape)} by the plan, "
+                f"is combined with a tensor of shape {tuple(value.shape)}; compute this inside of the "
+                "model's forward, or choose a sharded plan"
             )
     result = func(*args, **kwargs).as_subclass(SpreadValue)
     result.together, result.share = example.together, example.share
@@ -409,7 +408,7 @@ def spread(value: torch.Tensor, copies: int = 1) -> _SpreadGradient:
 
 
 class _SpreadGradient(torch.Tensor):
-    """A gradient or a part of one, which ``copies`` ranks have; empty on ranks without the parameter."""
+    """This rank's part of a gradient, which ``copies`` ranks have; empty on ranks without the parameter."""
 
     copies: int = 1
 

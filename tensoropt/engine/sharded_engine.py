@@ -1,4 +1,4 @@
-"""One training step of a sharded plan: micro-batches, unsharded parameters, gradients, buffers."""
+"""The engine of sharded plans: micro-batches, unsharded parameters, gradients and buffers of a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ShardedEngine(Engine[Pending]):
 
     Args:
         values: whole parameters and buffers by graph name, on any device.
-        runtime: this rank's position; by default its place in the ``torch.distributed`` job.
+        runtime: this rank's position on the mesh; by default that in the ``torch.distributed`` job.
         device: the device to compute on; by default that of the values.
 
     Attributes:
@@ -218,7 +218,7 @@ def _why_uncompiled(strategy: Strategy) -> str:
 
 
 def _in_own_memory(value: torch.Tensor) -> torch.Tensor:
-    """Copy a scalar loss to memory of its own, as that of PyTorch's mse_loss keeps all terms alive."""
+    """Copy a scalar loss whose storage is larger: that of PyTorch's mse_loss would keep all terms alive."""
     if torch.compiler.is_compiling():
         return value
     if value.numel() == 1 and value.untyped_storage().nbytes() > value.element_size():

@@ -1,6 +1,6 @@
 """Execution of plans in running jobs.
 
-In: a plan and a model. Out: the model running by the plan on the ranks of a ``torchrun`` job
+In: a plan and a model. Out: the model, parallelized as the plan says, on the ranks of a ``torchrun`` job
 (:func:`parallelize`), and checkpoints that move between plans. :mod:`tensoropt.verify` compares plans with
 the unsplit model.
 """

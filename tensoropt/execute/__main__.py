@@ -1,4 +1,4 @@
-"""The command ``torchrun --nproc-per-node N -m tensoropt.execute plan.json``."""
+"""The command ``torchrun --nproc-per-node N -m tensoropt.execute plan.json``, which trains a plan's model."""
 
 import os
 import sys

@@ -85,7 +85,7 @@ def _load_settings(
     if scheduler is not None:
         if "scheduler" not in settings:
             raise PlanError(
-                f"checkpoint {file.parent} holds no scheduler; pass it to save_checkpoint, or leave it out"
+                f"checkpoint {file.parent} holds no scheduler; pass one to save_checkpoint, or none here"
             )
         scheduler.load_state_dict(settings["scheduler"])
     parallel_of(model).engine.runtime.step = settings["step"]
@@ -103,14 +103,14 @@ def _load_groups(
                 location = f"in group {where[name]}" if name in where else "in none"
                 raise PlanError(
                     f"the optimizer has {name} in group {number}, but in checkpoint {file.parent} it is "
-                    f"{location}; make the optimizer's groups as they were"
+                    f"{location}; give it the parameter groups that the saved optimizer had"
                 )
     missing = where.keys() - {name for names in own for name in names}
     if missing or len(own) != len(saved):
         also = f" that also had {', '.join(sorted(missing)[:3])}" if missing else ""
         raise PlanError(
             f"checkpoint {file.parent} was saved from an optimizer with {len(saved)} groups{also}, this one "
-            f"has {len(own)}; make the optimizer's groups as they were"
+            f"has {len(own)}; give it the parameter groups that the saved optimizer had"
         )
     for group, settings in zip(optimizer.param_groups, saved, strict=True):
         for key, value in settings.items():
@@ -243,7 +243,7 @@ def load_checkpoint(
     """Load a checkpoint saved under any plan of the same model; every rank must call it.
 
     Args:
-        optimizer: the receiver of state and group settings; its groups must have the same parameters.
+        optimizer: the optimizer that gets the saved state and settings; it must have the same groups.
         scheduler: the learning-rate scheduler; anything with ``load_state_dict()``.
 
     Returns:
@@ -276,7 +276,7 @@ def load_checkpoint(
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create a fresh optimizer's state, by a step of PyTorch's that changes no values."""
+    """Create the state of a fresh optimizer by an optimizer step that changes no parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kept = [p.grad for p in parameters]
     optimizer.zero_grad(set_to_none=True)  # with gradients, the optimizer would not count as fresh

@@ -1,6 +1,6 @@
-"""Kinds of strategies and their engines, which only this module distinguishes.
+"""The strategies and engines of each kind of plan (sharded, pipeline, placed).
 
-It resolves plans in any form (an object, a file, a strategy) to a :class:`ResolvedPlan`.
+A plan in any form (an object, a file, a strategy) becomes a :class:`ResolvedPlan`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def engine_of(
 
 
 def strategy_from_data(data: Mapping[str, Any], graph: GroupGraph) -> ParallelStrategy:
-    """Return the strategy, of any kind, that :meth:`ParallelStrategy.to_data` wrote.
+    """Rebuild a strategy of any kind from the data that :meth:`ParallelStrategy.to_data` returned.
 
     Raises:
         PlanError: the data belong to another model.
@@ -83,7 +83,7 @@ def strategy_from_data(data: Mapping[str, Any], graph: GroupGraph) -> ParallelSt
 
 
 def strategy_of_plan(plan: Plan, graph: GroupGraph) -> ParallelStrategy:
-    """Return a plan's strategy for its model's grouped graph.
+    """Return a plan's strategy for the graph of its model, with operators in groups.
 
     Raises:
         PlanError: the plan is for another model.
@@ -156,7 +156,7 @@ class ResolvedPlan:
         """Capture the model of ``weights`` for the plan.
 
         Args:
-            weights: the source of the model's buffers, which the capture folds into constants.
+            weights: the model and the source of its weights; buffers are set first, as captures read them.
             args, kwargs: an example call at the global batch size.
             loss: a function from the model's output to the loss, unless the model returns the loss.
 

@@ -40,8 +40,7 @@ class _Cell:
     visits: list[int] = field(default_factory=list)
 
     def make(self, device: str) -> torch.Tensor:
-        """Return a tensor of the same shape and dtype, with the model's value unless one is on the meta
-        device."""
+        """Return a copy of the model's tensor on ``device``, without values if either is the meta device."""
         own = self.own.detach()
         if device == "meta" or own.is_meta:
             value = torch.empty_like(own, device=device)
@@ -51,7 +50,7 @@ class _Cell:
 
 
 class _Watch(TorchDispatchMode):
-    """Records the tensors that operators touch."""
+    """Records which of the model's tensors operators read or write."""
 
     def __init__(self, cells: dict[int, _Cell]):
         super().__init__()
@@ -166,7 +165,7 @@ class Initialisation:
                     shape = None if replacement is None else tuple(replacement.shape)
                     raise PlanError(
                         f"init_weights gave {cell.names[0]} the shape {shape} instead of "
-                        f"{tuple(cell.own.shape)}; it has to keep shapes"
+                        f"{tuple(cell.own.shape)}; it must keep the shapes of tensors"
                     )
                 if alive is not None and cell in alive:
                     alive[cell] = replacement

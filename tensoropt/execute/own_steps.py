@@ -29,10 +29,10 @@ def steps_file(plan: str | os.PathLike[str]) -> Path:
 
 
 class OwnSteps:
-    """Times the training steps that a script runs by an engine.
+    """Times a script's training steps, and writes the durations of all ranks to a file.
 
     Args:
-        plan: the plan's file; the durations are written beside it.
+        plan: the plan's file, beside which the durations are written.
     """
 
     def __init__(self, engine: Engine, plan: str | os.PathLike[str]):

@@ -1,4 +1,4 @@
-"""``parallelize``: run a user's own model by a plan, inside the user's own training script.
+"""``parallelize``: run a user's own model as a plan says, inside the user's own training script.
 
 The model stays the same object. Its parameters become DTensors over the engine's shards, and its forward
 becomes the engine's, so that optimizers, gradient clipping, ``state_dict`` and distributed checkpoints see
@@ -88,10 +88,10 @@ def _tensors_of(model: nn.Module) -> str:
 
 
 def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
-    """Raise a PlanError if ranks differ in a property without which weights cannot be compared.
+    """Raise a PlanError if ranks differ in model, plan or settings, so that weights cannot be compared.
 
     Args:
-        texts: the texts of :data:`_FACTS`; only the model's if this rank refuses it.
+        texts: this rank's properties in the order of :data:`_FACTS`; only the first if it raised an error.
     """
     hashes = [text_hash(text) for text in texts] + [0] * (len(_FACTS) - len(texts))
     refuses = len(texts) < len(_FACTS)
@@ -124,7 +124,7 @@ _DEVICE_TYPES = ("cpu", "cuda")
 
 
 def rank_device(device: str | torch.device) -> torch.device:
-    """Return ``device`` as this rank's: ``cuda`` without a number is the GPU of torchrun's ``LOCAL_RANK``.
+    """Return this rank's device: for ``cuda`` without a number, the GPU of torchrun's ``LOCAL_RANK``.
 
     A GPU becomes the process's current one, for code that uses the default GPU (NCCL, the script).
 
@@ -205,7 +205,7 @@ def parallelize(
     outputs: Literal["all", "loss"] = "all",
     tune: bool = False,
 ) -> _M:
-    """Make ``model`` run by ``plan`` on the ranks of this job, in place.
+    """Parallelize ``model`` by ``plan`` over the ranks of this job, in place.
 
     Every rank must call it with the same weights, and later pass the same global batch, or its share of it;
     each computes its part. In training the model returns its output with only the loss filled in.
@@ -234,7 +234,7 @@ def parallelize(
             parallelized model then returns it.
         seed: the seed of dropout, and of ``init_weights``.
         as_measured: whether to run CPU ranks of a torchrun job as they were measured, so that a step takes
-            the predicted time: PyTorch with one thread, the batch scheduling class, and if possible a core
+            the predicted time: PyTorch with one thread, Linux's batch scheduling, and if possible one core
             per rank, shared with its data-loader workers. False leaves this to the script.
         sync_weights: whether to send rank 0's weights and buffers to the other ranks, one at a time.
             Otherwise ranks with different weights (drawn with other seeds or none) are refused.

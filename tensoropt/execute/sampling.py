@@ -19,7 +19,7 @@ from tensoropt.errors import PlanError
 
 
 def part_of_rank(rows: int, share: BatchShare) -> Sequence[int]:
-    """Return the numbers of this rank's consecutive rows of a batch; none if some rank would have no row."""
+    """Return this rank's consecutive row indices in a batch; none if the batch has fewer rows than shares."""
     if rows < share.world:
         return range(0)
     return range(rows * share.index // share.world, rows * (share.index + 1) // share.world)
@@ -88,7 +88,7 @@ class PlanSampler(Sampler[int]):
         if 0 < last < world:
             raise PlanError(
                 f"the last of the batches of {rows} rows from {len(dataset)} samples has {last}, which "
-                f"cannot be divided among {world} ranks; pass drop_last=True, or other samples"
+                f"cannot be divided among {world} ranks; pass drop_last=True, or another number of samples"
             )
 
     def set_epoch(self, epoch: int) -> None:
@@ -130,5 +130,5 @@ class PlanSampler(Sampler[int]):
 
 
 def sampler(model: nn.Module, dataset: Sized, **settings: Any) -> PlanSampler:
-    """Return a sampler of this rank's rows for a parallelized model; see :class:`PlanSampler`."""
+    """Return a :class:`PlanSampler` of this rank's rows of a data set; ``settings`` are its arguments."""
     return PlanSampler(model, dataset, **settings)

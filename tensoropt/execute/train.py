@@ -50,7 +50,7 @@ class OtherDevicesError(PlanError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code. Errors are one sentence on standard error, with code 2.
 
-    Without ``arguments`` it takes the process's own, and reserves the standard output.
+    Without ``arguments`` it reads the process's own, and sends what the model prints to standard error.
     """
     try:
         options = _parser().parse_args(arguments)
@@ -93,7 +93,6 @@ def _run(options: argparse.Namespace, answers: TextIO) -> int:
 
 
 def _check_trainable(plan: Plan) -> None:
-    """Raise :class:`PlanError` if a plan cannot be trained without a script."""
     if plan.model.mode != "train":
         raise PlanError(
             "the plan is for inference, but this command trains; explore with --mode train, or run the plan "
@@ -104,7 +103,7 @@ def _check_trainable(plan: Plan) -> None:
 
 
 def device_type(plan: Plan, cpu: bool) -> str:
-    """Return the type of device to run a plan on: its own, or ``cpu`` if ``cpu`` is set or it names none.
+    """Return the device type to run a plan on: the plan's, or ``cpu`` if it has none or ``cpu`` is true.
 
     Raises:
         OtherDevicesError: the plan is for GPUs, and this host has fewer GPUs than ranks; or it mixes GPUs and
@@ -152,7 +151,7 @@ def _out_of_memory(error: Exception, rank: int) -> str | None:
     signs = ("not enough memory", "can't allocate memory", "out of memory")
     if isinstance(error, MemoryError) or any(sign in str(error) for sign in signs):
         first = (str(error) or "no memory left").splitlines()[0]
-        return f"rank {rank} is out of memory ({first}); choose a leaner plan of the frontier"
+        return f"rank {rank} is out of memory ({first}); choose a plan that needs less memory"
     return None
 
 
@@ -184,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device]:
-    """Join this torchrun job's process group; yield this rank's device, with CPU cores as in measurements."""
+    """Join the torchrun job's process group; yield this rank's device. CPU ranks are pinned to cores."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if world != plan.devices:
         raise PlanError(
@@ -289,7 +288,7 @@ def _train(
 
 
 def _beside_prediction(plan: Plan, kind: str | None = None) -> str:
-    """Return the text after a measured duration: the prediction, and its devices if they differ.
+    """Return text on the predicted duration, to follow a measured one; with its devices if they differ.
 
     Args:
         kind: the kind of GPU that ran the plan; None for CPU ranks.

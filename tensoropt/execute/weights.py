@@ -119,7 +119,7 @@ _REMEDY = "pass checkpoint= or init_weights=, or build the model on the CPU"
 
 
 class WeightSource:
-    """The values of a model's tensors by state-dict key: from files, else drawn, else the model's own.
+    """The values of a model's tensors: from files, else drawn by ``init_weights``, else the model's own.
 
     Args:
         model: the model, on any device; tensors on the meta device have no value.
@@ -166,7 +166,7 @@ class WeightSource:
         return not drawn and self._stored_as(names) is None
 
     def own(self) -> dict[str, torch.Tensor]:
-        """Return the tensors whose values are the model's own, by the first of their names."""
+        """Return the tensors that neither files nor ``init_weights`` set, by the first of their names."""
         tensors = dict(_tensors(self.model))
         return {names[0]: tensors[names[0]].detach() for names in self.names if self._is_own(names)}
 
@@ -175,7 +175,7 @@ class WeightSource:
         return {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
 
     def values(self, names: Iterable[str]) -> _Values:
-        """Return a mapping with these tensors' values, which are made on demand."""
+        """Return a mapping from names to whole values, which are read or drawn on access."""
         return _Values(self, names)
 
     def fill_buffers(self) -> None:
@@ -184,7 +184,7 @@ class WeightSource:
         self._fill([names for names in self.names if names[0] in buffers and not self._is_own(names)])
 
     def fill_unused(self, used: Iterable[str]) -> None:
-        """Set tensors on the meta device that no step reads, whole and on the CPU."""
+        """Give values, whole and on the CPU, to tensors on the meta device that are not in ``used``."""
         used, tensors = set(used), dict(_tensors(self.model))
         self._fill([names for names in self.names if not used & {*names} and tensors[names[0]].is_meta])
 
@@ -256,7 +256,7 @@ class _Values(Mapping[str, torch.Tensor]):
 
 
 class GraphValues(Mapping[str, torch.Tensor]):
-    """The values of a captured model for engines, by graph name; buffers are the model's own tensors.
+    """A captured model's whole parameters and buffers by graph name; buffers are the model's own tensors.
 
     Raises:
         PlanError: a constant of the graph has no value, or the model lacks a tensor.

@@ -1,4 +1,4 @@
 """Plans in other libraries' training loops: one module per library, imported on use.
 
-In: a model and a plan. Out: the library's own trainer, running the model by the plan.
+In: a model and a plan. Out: the library's own trainer, with the model parallelized as the plan says.
 """

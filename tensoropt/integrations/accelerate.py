@@ -27,13 +27,13 @@ from accelerate import Accelerator  # noqa: E402
 class PlanAccelerator(Accelerator):
     """An ``Accelerator`` whose model runs by a plan, in a ``torchrun`` job.
 
-    ``prepare`` takes a model, its optimizer, scheduler and loaders as usual. Losses, norms and rates equal
-    those of an ``Accelerator`` in one process with the plan's global batch and the loaders' own samplers. A
-    loader's ``batch_size`` is the global batch or a rank's share; for an ``IterableDataset`` the share; for
-    evaluation in the data's order any global batch.
+    ``prepare`` takes a model, its optimizer, scheduler and loaders as usual. Losses, gradient norms and
+    learning rates equal those of an ``Accelerator`` in one process with the plan's global batch and the same
+    samplers. A loader's ``batch_size`` is the global batch size or a rank's share of it. With an
+    ``IterableDataset`` it is the share. For evaluation in the data's order it may be any global batch size.
 
     Args:
-        plan: a plan or its file; None for a parallelized model.
+        plan: a plan or its file; None if the model is parallelized already.
         more: arguments of ``Accelerator``.
 
     Raises:
@@ -46,8 +46,8 @@ class PlanAccelerator(Accelerator):
         for name in ("split_batches", "dispatch_batches"):
             if getattr(self, name):
                 raise PlanError(
-                    f"PlanAccelerator cannot follow {name}=True: each rank loads the rows of the batch that "
-                    f"its place in the plan asks for; leave {name} out"
+                    f"PlanAccelerator cannot follow {name}=True: each rank loads those rows of the batch "
+                    f"that the plan assigns to it; leave {name} out"
                 )
         self._plan = plan
 
@@ -57,7 +57,7 @@ class PlanAccelerator(Accelerator):
         return super().prepare(*args, device_placement=device_placement)
 
     def prepare_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
-        """Make the model run by the plan, unless it does already, and return it."""
+        """Parallelize the model by the plan, unless that is done already, and return it."""
         if model in self._models:
             return model
         if self._models:

@@ -48,8 +48,8 @@ class PlanStrategy(ModelParallelStrategy):
     equal those of a ``Trainer`` in one process with the plan's global batch. The module needs no change and
     no ``configure_model``.
 
-    Checkpoints are folders that any plan of the model can resume; with ``weights_only=True`` they are files
-    for ``load_from_checkpoint``.
+    Checkpoints are folders, from which training can resume under any plan of the model. With
+    ``weights_only=True`` they are files for ``load_from_checkpoint``.
 
     Args:
         plan: a plan or its file; None if ``configure_model`` calls :func:`tensoropt.parallelize`.

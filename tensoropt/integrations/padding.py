@@ -37,8 +37,6 @@ def padded(loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
 
 
 class _PlanLength:
-    """A collate function that calls the loader's own and pads to the plan's length."""
-
     def __init__(self, collate: Callable[[Any], Any], model: nn.Module):
         parallel = parallel_of(model)
         self.collate, self.shapes = collate, parallel.input_shapes()
@@ -81,7 +79,6 @@ class _PlanLength:
         return self.token if name.endswith("input_ids") else 0
 
     def _say(self, mask: torch.Tensor) -> None:
-        """Report once that batches are padded, with the first one's share of padding."""
         worker = get_worker_info()
         if not self.speaks or self.said or (worker is not None and worker.id):
             return

@@ -28,12 +28,12 @@ _DRAWS = "the beginning of an epoch, in which all ranks draw its batches; iterat
 def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -> DataLoader[Any]:
     """Return a loader of this rank's rows of the batches that the loader's own batch sampler draws.
 
-    The loader's batches are the plan's global ones, or ranks' shares, of which consecutive ones are joined.
-    For evaluation in the data's order, global batches may have any size. A loader without samplers
-    (``IterableDataset``), or whose sampler gives this rank its share, is returned unchanged.
+    The loader's batches have the size of the plan's global batch, or of a rank's share; consecutive shares
+    are then joined. For evaluation in the data's order, global batches may have any size. A loader without
+    samplers (``IterableDataset``), or whose sampler gives this rank its share, is returned unchanged.
 
     Args:
-        parts: whether batches are ranks' shares, whatever their size.
+        parts: whether each of the loader's batches is a rank's share, whatever its size.
 
     Raises:
         PlanError: the batch size is not the plan's, batches cannot be divided, or the sampler's shares are
@@ -169,7 +169,7 @@ class _RankBatches(Sampler[list[Any]]):
 
 
 def prepared_by(accelerator: Any, loader: DataLoader[Any], model: nn.Module) -> DataLoader[Any]:
-    """Return accelerate's loader around a loader of this rank's rows, padded to the plan's length."""
+    """Wrap a loader of this rank's rows in accelerate's loader, and pad batches to the plan's length."""
     from accelerate.data_loader import prepare_data_loader
 
     stream = isinstance(loader.dataset, IterableDataset)

@@ -45,10 +45,10 @@ class PlanTrainer(Trainer):
 
     Losses, gradient norms, schedules and metrics equal those of a ``Trainer`` in one process with the global
     batch. ``per_device_train_batch_size`` is the plan's global batch divided by ``model.data_world``;
-    ``per_device_eval_batch_size`` is free.
+    ``per_device_eval_batch_size`` may have any value.
 
-    Checkpoints have the model as ``save_pretrained`` writes it, and the folder ``plan`` with the optimizer's
-    state, which any plan of the model can resume.
+    A checkpoint has the model as ``save_pretrained`` writes it, and a folder ``plan`` with the optimizer's
+    state, from which training can resume under any plan of the model.
 
     Args:
         model: a model of ``transformers`` or ``peft`` with initial weights; or, without ``plan``, a
@@ -113,7 +113,7 @@ class PlanTrainer(Trainer):
         return model
 
     def _prepared_loader(self, loader: DataLoader[Any], *_: Any, **__: Any) -> DataLoader[Any]:
-        """Return a loader of this rank's rows, given one with as many rows per batch."""
+        """Return a loader of this rank's rows, given a loader with batches of the size of a rank's share."""
         model = self._parallel.model
         return prepared_by(self.accelerator, divided(loader, model, parts=True), model)
 

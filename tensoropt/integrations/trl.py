@@ -1,7 +1,7 @@
 """TRL's ``SFTTrainer`` for a model that runs by a plan.
 
-Texts become batches as in TRL. The loss is the plan's. TRL would compute the same number from hidden states
-and the head's weight, which need not be whole on any rank.
+Texts become batches as in TRL. The loss is that of the parallelized model. TRL would compute the same loss
+from hidden states and the output layer's weight, of which a rank may have a shard only.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
     """An ``SFTTrainer`` whose model runs by a plan, in a ``torchrun`` job; every rank makes one.
 
     Losses, gradient norms, schedules and token counts equal those of an ``SFTTrainer`` in one process.
-    Metrics of logits (``entropy``, ``mean_token_accuracy``) are left out. Batches are padded to the explored
-    length, which ``max_length`` may not exceed. Batches and checkpoints are as for
-    :class:`~tensoropt.integrations.transformers.PlanTrainer`.
+    Metrics of logits (``entropy``, ``mean_token_accuracy``) are left out. Batches are padded to the plan's
+    sequence length, which ``max_length`` may not exceed. Batch sizes and checkpoints follow the rules
+    of :class:`~tensoropt.integrations.transformers.PlanTrainer`.
 
     Args:
         model: the model, as for ``PlanTrainer``, with its adapters if any.
@@ -102,8 +102,6 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
 
 
 def _check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> None:
-    """Refuse TRL's own arguments that a plan cannot follow."""
-
     def asks(name: str) -> Any:
         return getattr(args, name, None)  # plain TrainingArguments lack TRL's
 
@@ -143,7 +141,6 @@ def _check_arguments(model: nn.Module, args: Any, more: Mapping[str, Any]) -> No
 
 
 def _adds_to_loss(model: Any, coefficient: float | None) -> bool:
-    """Return whether TRL would add a mixture of experts' auxiliary loss."""
     config = model.config.get_text_config() if hasattr(model, "config") else None
     if not hasattr(config, "output_router_logits"):
         return False

@@ -116,7 +116,7 @@ def _with_degrees(keys: Keys, job: LaunchedJob) -> LaunchedJob:
     tensor, context = keys.degree(p + "tp_size"), keys.degree(p + "cp_size")
     replicas, shards = keys.degree(p + "dp_replicate_size"), keys.degree(p + "dp_shard_size")
     keys.unlike(p + "sp_size", "not part of the prediction", (None, 1))
-    keys.unlike(p + "cp_comm_strategy", "predicted as a gather", (None, "allgather"))
+    keys.unlike(p + "cp_comm_strategy", "predicted with an all-gather", (None, "allgather"))
     said = any(keys.given(p + name) for name in ("dp_replicate_size", "dp_shard_size"))
     return replace(
         job,
@@ -168,7 +168,6 @@ _SEVERAL = "# On each machine: --machine_rank, --main_process_ip and --main_proc
 
 
 def _refusal(job: LaunchedJob) -> str:
-    """Return the part of a job that accelerate's YAML cannot express; "" if it can express all."""
     degrees = {
         "tensor parallelism, for which the script prepares the model": job.tensor,
         "context parallelism, for which the script splits the data": job.context,
@@ -187,7 +186,6 @@ def _refusal(job: LaunchedJob) -> str:
 
 
 def _variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs on the same number of devices that accelerate's YAML can express, most similar first."""
     like = as_data_parallel(job, NAME)
     # Other ranks' memory savings are approximated by shards; accelerate has no stage 1.
     stages = dict.fromkeys((job.stage if like.data == job.data else 3, 3, 0))

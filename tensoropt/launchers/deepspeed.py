@@ -100,7 +100,6 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
 
 
 def _refusal(job: LaunchedJob) -> str:
-    """Return the part of a job that DeepSpeed's JSON cannot express; "" if it can express all."""
     degrees = {
         "tensor parallelism inside attention and MLP": job.tensor,
         "context parallelism": job.context,
@@ -116,7 +115,6 @@ def _refusal(job: LaunchedJob) -> str:
 
 
 def _variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs on the same number of devices that DeepSpeed's JSON can express, the most similar first."""
     like = as_data_parallel(job, NAME)
     # Shards replace the memory savings of tensor parallelism or stages.
     stages = [job.stage] if like.data == job.data else [3, 1]

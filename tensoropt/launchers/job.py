@@ -33,15 +33,15 @@ class LaunchedJob:
 
     Attributes:
         launcher: one of :data:`~tensoropt.launchers.registry.LAUNCHERS`.
-        data: data-parallel degree over all nodes; None for the devices that other degrees leave.
+        data: data-parallel degree over all nodes; None if it is devices / product of other degrees.
         replicas: number of groups of data-parallel ranks that each hold a full set of shards (HSDP).
         tensor, context, places: degrees of tensor, context and pipeline parallelism.
         ring: whether context-parallel ranks pass keys and values around.
         experts: number of ranks over which experts are split.
         stage: ZeRO stage, 0 (no sharding) to 3.
         root_once: whether stage 3 gathers parameters outside the blocks once per step, as in PyTorch's FSDP.
-        sequence_parallel: whether activations between tensor-parallel products are split along the sequence.
-        gathered_inputs: whether the products' inputs are gathered again in backward instead of saved for it.
+        sequence_parallel: whether tensor parallelism splits activations between matrix products by sequence.
+        gathered_inputs: whether inputs of these products are gathered again in backward instead of saved.
         recompute: the part of a block that is recomputed (a name of :mod:`tensoropt.sharding.recipes`).
         every, first: recompute every ``every``-th block, or only the ``first`` blocks of each pipeline stage.
         stages_per_place, schedule: number of pipeline stages per pipeline rank, and their schedule.
@@ -49,7 +49,7 @@ class LaunchedJob:
         micro_batches, sequence: micro-batches per step, and tokens per sample; None if not given.
         dtype, optimizer: compute dtype, and a name of ``--optimizer``; "" if not given.
         nodes, block_classes: number of nodes, and class names of the repeated blocks, for written configs.
-        notes: the parts of the config that predictions leave out.
+        notes: sentences on settings that predictions leave out or replace.
     """
 
     launcher: str
@@ -137,14 +137,14 @@ class LaunchedJob:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher whose configs can be read and written.
+    """A launcher of training jobs, such as torchtitan, with functions that read and write its configs.
 
     Attributes:
         about: an example of the text that follows its name and a colon on the command line.
         read: returns the job of a config.
         write: returns the config of a job which the launcher can express.
         refusal: returns the part of a job that the launcher cannot express; "" if it can express all.
-        variants: returns jobs of the same degrees that the launcher can express, the most similar first.
+        variants: returns jobs on as many devices that the launcher can express, the most similar first.
         names_blocks: whether its config lists the model's block classes.
     """
 
@@ -158,8 +158,7 @@ class Launcher:
 
 
 def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:
-    """Return the job with all devices as data-parallel ranks, without shards or recomputation. Its
-    micro-batches have at least one sample per rank."""
+    """Return the job as plain data parallelism, with at least one sample per rank in each micro-batch."""
     data = (job.data or 1) * job.tensor * job.context * job.places
     steps = job.micro_batches
     if steps and job.batch:
@@ -176,12 +175,12 @@ def beyond(degrees: Mapping[str, int]) -> str:
 
 
 def recipes_near(job: LaunchedJob, known: Sequence[str]) -> list[str]:
-    """Return the job's recomputed part if the launcher knows it, else all parts that the launcher knows."""
+    """Return the part of blocks that the job recomputes if it is in ``known``, else all of ``known``."""
     return [job.recompute] if job.recompute in known else list(known)
 
 
 class Keys:
-    """A config's settings by dotted name, which remember the settings that were read.
+    """The settings of a config by dotted name; it records which were read, and notes on predictions.
 
     Args:
         values: the config as nested mappings.
@@ -200,7 +199,7 @@ class Keys:
         return self._values.get(name, default)
 
     def given(self, name: str) -> bool:
-        """Return whether a setting is in the config with a value."""
+        """Return whether the config gives a setting a value other than ``auto``."""
         return self._values.get(name) not in (None, "auto")
 
     def number(self, name: str, default: int | None = None) -> int | None:
@@ -235,7 +234,7 @@ class Keys:
         return value.strip().lower() in ("true", "yes", "1") if isinstance(value, str) else bool(value)
 
     def word(self, name: str, known: Mapping[str, Any], default: str) -> Any:
-        """Return the meaning of a setting's word; the default's meaning, with a note, if it is unknown."""
+        """Return the value in ``known`` for a setting's text; for other texts, the default's, with a note."""
         value = str(self.take(name, default))
         by_name = {key.lower(): meaning for key, meaning in known.items()}
         if value.lower() in by_name:
@@ -248,14 +247,14 @@ class Keys:
         self.notes.append(words)
 
     def unlike(self, name: str, words: str, usual: Sequence[Any] = (None, False, "", 0, "none")) -> None:
-        """Note that the prediction leaves out a setting, if its value is not a usual one."""
+        """Add the note ``words`` on a setting that predictions leave out, if its value is not a usual one."""
         value = self.take(name)
         if value not in usual and value != []:
             self.note(f"{name} = {value}: {words}")
 
     def left(self, harmless: Sequence[str]) -> tuple[str, ...]:
-        """Return all notes, and one on settings that were never read, except switched-off ones and harmless
-        ones: patterns of names that cost neither time nor memory."""
+        """Return all notes, the last on settings that are on but were never read. ``harmless`` are patterns
+        of names to leave out, which cost neither time nor memory."""
         unknown = [
             f"{name} = {value}"
             for name, value in self._values.items()

@@ -1,4 +1,4 @@
-"""The reader and writer of Megatron-LM's arguments, as of ``pretrain_gpt.py``, or in a script or file.
+"""The reader and writer of Megatron-LM's arguments (of ``pretrain_gpt.py``), given as text or in a file.
 
 Names and defaults are those of ``megatron/training/arguments.py``.
 """
@@ -164,7 +164,7 @@ def _stages_per_place(keys: Keys, places: int) -> int:
 
 
 def _sharded(keys: Keys) -> tuple[int, int, bool]:
-    """Return the ZeRO stage, the replicas, and whether parameters outside the blocks are gathered once."""
+    """Return ZeRO stage, replicas, and whether parameters outside blocks are gathered once per step."""
     strategy = keys.word("data-parallel-sharding-strategy", _SHARDED, "optim_grads_params")
     replicas = keys.degree("num-distributed-optimizer-instances")
     state = 1 if keys.true("use-distributed-optimizer") else 0
@@ -177,7 +177,7 @@ def _sharded(keys: Keys) -> tuple[int, int, bool]:
 
 
 def _recomputed(keys: Keys) -> tuple[str, int | None]:
-    """Return the recomputed part, and the number of recomputed blocks at each stage's start; None for all."""
+    """Return a block's recomputed part, and how many first blocks of a stage recompute it; None for all."""
     usual = "selective" if keys.true("recompute-activations") else ""
     granularity, method = str(keys.take("recompute-granularity", usual)), keys.take("recompute-method")
     layers = keys.number("recompute-num-layers", 1) or 1
@@ -204,7 +204,6 @@ def _recomputed(keys: Keys) -> tuple[str, int | None]:
 
 
 def _refusal(job: LaunchedJob) -> str:
-    """Return the part of a job that Megatron-LM cannot express; "" if it can express all."""
     if job.schedule not in ("1f1b", "interleaved_1f1b") and job.places > 1:
         return f"the schedule {job.schedule}"
     if job.gathered_inputs != job.sequence_parallel:
@@ -215,7 +214,6 @@ def _refusal(job: LaunchedJob) -> str:
 
 
 def _variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs of the same degrees that Megatron-LM can express, the most similar first."""
     schedule = "interleaved_1f1b" if job.stages_per_place > 1 else "1f1b"
     common = replace(job, launcher=NAME, every=1, schedule=schedule, root_once=False)
     ways = (True, False) if job.tensor > 1 else (False,)
@@ -229,7 +227,6 @@ def _variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 
 def _write(job: LaunchedJob) -> str:
-    """Return the arguments of a job which Megatron-LM can express."""
     fsdp, full, part = job.stage > 1, job.recompute == FULL, job.recompute not in (NOTHING, FULL)
     micro_batch = max((job.batch or 0) // (job.data or 1) // (job.micro_batches or 1), 1)
     # What is True is a switch, and what is False or None is left out.

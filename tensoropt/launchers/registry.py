@@ -45,7 +45,7 @@ def _content(name: str, given: str) -> str:
 
 
 def write_job(job: LaunchedJob) -> str:
-    """Return the config of a job, for its launcher.
+    """Return the config with which the job's launcher runs it.
 
     Raises:
         JobError: the launcher cannot express the job; the message names the part.

@@ -2,7 +2,7 @@
 
 Names and defaults are those of ``torchtitan/config/job_config.py``, versions 0.2; from 0.3 on, configs are
 Python functions. As in its ``parallelize_llama``, tensor parallelism also splits the sequence between
-products, and FSDP keeps parameters gathered after forward only if told to, or with a pipeline.
+matrix products, and FSDP keeps parameters gathered after forward only if told to, or with a pipeline.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _read(text: str) -> LaunchedJob:
     stage = 2 if reshard == "never" or (reshard == "default" and places > 1) else 3
     if stage == 2:
         keys.note(GATHERED_ONCE)
-    keys.unlike(p + "context_parallel_rotate_method", "predicted as a gather", (None, "allgather"))
+    keys.unlike(p + "context_parallel_rotate_method", "predicted with an all-gather", (None, "allgather"))
     keys.unlike(p + "disable_loss_parallel", "predicted with a loss whose vocabulary is split")
     keys.unlike(p + "enable_async_tensor_parallel", "predicted as collectives without overlap")
     keys.unlike(p + "pipeline_parallel_split_points", "predicted with equal numbers of blocks per stage")
@@ -114,7 +114,7 @@ def _read(text: str) -> LaunchedJob:
 
 
 def _accumulation(keys: Keys, data: int | None) -> tuple[int | None, int, int | None]:
-    """Return the batch, the samples of a data-parallel rank at once, and the accumulated micro-batches."""
+    """Return samples per step, samples per pass of a data-parallel rank, and micro-batches per step."""
     local = keys.number("training.local_batch_size", keys.number("training.batch_size", 8)) or 1
     whole = keys.number("training.global_batch_size", -1) or -1
     at_once = keys.number("parallelism.pipeline_parallel_microbatch_size", 1) or 1
@@ -143,7 +143,6 @@ def _recomputed(keys: Keys) -> tuple[str, int]:
 
 
 def _refusal(job: LaunchedJob) -> str:
-    """Return the part of a job that torchtitan cannot express; "" if it can express all."""
     if job.stage in (1, 2) and job.places == 1:
         return f"ZeRO-{job.stage}: its FSDP gathers parameters in every micro-batch"
     if job.stage == 0 and (job.tensor > 1 or job.context > 1):
@@ -160,7 +159,6 @@ def _refusal(job: LaunchedJob) -> str:
 
 
 def _variants(job: LaunchedJob) -> list[LaunchedJob]:
-    """Return jobs of the same degrees that torchtitan can express, the most similar first."""
     stage = 0 if job.stage == 0 and job.tensor == job.context == job.places == 1 else 3
     common = replace(
         job, launcher=NAME, stage=stage if job.places == 1 else 2, root_once=stage == 3 and job.places == 1,

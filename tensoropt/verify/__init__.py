@@ -1,4 +1,4 @@
-"""Verification of plans: run them beside the unsplit model, and compare what happens with predictions.
+"""Verification of plans: compare them with the unsplit model, and their steps with predictions.
 
 A plan is ``ok`` if numbers agree up to rounding, replicas agree, each rank issues the predicted collectives,
 ranks issue common ones in the same order, and none needs over 3 % more memory than predicted.

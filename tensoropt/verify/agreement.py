@@ -18,7 +18,7 @@ class JointCall(NamedTuple):
     Attributes:
         kind: the collective's kind; ``send`` or ``ring_send`` at both ends of a message.
         ranks: the ranks of the process group, or the sender and the receiver.
-        bytes: the size in bytes; 0 if values of tensors decide it on each rank.
+        bytes: the size in bytes; 0 if it depends on values of tensors (expert routing).
     """
 
     kind: str
@@ -42,7 +42,7 @@ _Shared = dict[tuple[int, tuple[int, ...]], list[JointCall]]
 def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
     """Return a line for each process group with two ranks that issue their common calls in different orders.
 
-    Messages in either direction are compared apart, as a rank may send or receive first.
+    Messages in the two directions are compared separately, as a rank may send or receive first.
 
     Args:
         issued: each rank's calls in order.
@@ -64,7 +64,7 @@ def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
 
 
 def _by_partner(rank: int, calls: Sequence[JointCall]) -> _Shared:
-    """Return the calls that a rank shares with each other rank, with messages of each direction apart."""
+    """Return (other rank, ends of a message or ()) -> the calls in which both ranks take part, in order."""
     shared: _Shared = defaultdict(list)
     for call in calls:
         ends = call.ranks if call.kind in _MESSAGES else ()

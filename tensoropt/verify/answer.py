@@ -31,7 +31,7 @@ def answer_of(
 
     Args:
         device_type: the device type of the predictions.
-        module: the comparison of the unsplit graph with its module, if made.
+        module: the comparison of the captured graph with its PyTorch module, if made.
         file: the comparison of an ONNX file with its import, if any.
 
     Returns:
@@ -54,7 +54,9 @@ def answer_of(
 def entry_of(
     strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings, *, compares_memory: bool = True
 ) -> dict[str, Any]:
-    """Return the report of one strategy: ``ok`` as in :mod:`tensoropt.verify`, None for what was not checked.
+    """Return the report of one strategy; None stands for what was not checked.
+
+    Its ``ok`` follows the rules of :mod:`tensoropt.verify`.
 
     Args:
         compares_memory: whether these ranks' kernels save the same tensors as the predicted devices'.
@@ -117,7 +119,7 @@ def _together(of_ranks: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def _unlike(strategy: ParallelStrategy, predicted: Prediction, findings: RunFindings) -> list[str]:
-    """Return the differences between predicted and issued collectives, of one rank in each device group."""
+    """Return differences between predicted and issued collectives, for one rank in each device group."""
     lines: dict[int, list[str]] = {}
     # Bytes that depend on values are compared on fake ranks only, which send the expected number.
     shown = recorder.without_values if findings.numerics_ok is not None else list

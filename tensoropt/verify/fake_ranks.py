@@ -1,4 +1,4 @@
-"""Checks on one rank of a job of any size, with fake tensors and a fake process group."""
+"""Checks of a plan without its devices: one rank at a time, with fake tensors and a fake process group."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def step_times(step: RunStep, count: int) -> list[float]:
 
 @contextlib.contextmanager
 def fake_job(rank: int, world_size: int) -> Iterator[None]:
-    """Make this process a rank of a job without other ranks; PlanError if it is a rank of a real job."""
+    """Make this process a rank of a job whose other ranks do not exist; PlanError if it is in a real job."""
     if dist.is_initialized():
         raise PlanError(
             "this process is already a rank of a real job; check plans on fake ranks in a process of its own"
@@ -140,7 +140,7 @@ def fake_job(rank: int, world_size: int) -> Iterator[None]:
 
 
 def check_on_fake_ranks(loaded: CapturedModel, strategy: ParallelStrategy, optimizer: str) -> RunFindings:
-    """Check a strategy's collectives and memory on some fake ranks, which represent all others."""
+    """Check a strategy's collectives and memory on those fake ranks that represent all ranks."""
     calls, sent, memory = {}, [], []
     for rank in strategy.representatives:
         # One rank at a time: a process can be only one rank of one job.

@@ -101,7 +101,7 @@ def within_tolerance(
 
 
 def is_rounding(single: Differences, double: Differences) -> bool:
-    """Return whether differences in the model's precision are rounding, given those in double precision."""
+    """Return whether differences are rounding: 1e6 times smaller in float64, or within its tolerances."""
     shrunk = {}
     for kind, narrow in single.compared.items():
         # NaN is within no tolerance: a kind that was compared in one precision only counts as a fault.
@@ -116,7 +116,7 @@ class NarrowDistance:
 
     Attributes:
         split: the norm of the plan's difference on this rank over the norm of the values in float64.
-        unsplit: the same for the unsplit model.
+        unsplit: the norm of the unsplit model's difference over that norm.
         kinked: whether the model has kinks (:func:`tensoropt.verify.reference.has_kinks`).
     """
 
@@ -126,7 +126,10 @@ class NarrowDistance:
 
 
 def near_enough(distance: NarrowDistance, precision: str) -> bool:
-    """Return whether a plan's gradients are about as near to those in float64 as the unsplit model's are."""
+    """Return whether a plan's gradients are at most 10 times as far from float64 as the unsplit model's.
+
+    If the model has kinks, a fixed distance (:data:`_KINKED_DISTANCE`) is also allowed.
+    """
     allowed = _DISTANCE_FACTOR * distance.unsplit
     if distance.kinked:
         allowed = max(allowed, _KINKED_DISTANCE.get(precision, 0.0))
@@ -169,9 +172,9 @@ class RunFindings:
         numerics_ok: whether differences are rounding and replicas agree.
         compared_in: the precision of ``differences``.
         narrow: the differences in the model's own precision, if double precision decided.
-        collectives_of_ranks: each checked rank's rows (:func:`tensoropt.verify.recorder.summarise`).
-        ranks_unlike: the lines of :func:`tensoropt.verify.agreement.disagreements`.
-        memory_tracked: :func:`tensoropt.verify.fake_ranks.tracked_memory` of the rank with the highest peak.
+        collectives_of_ranks: each checked rank's collectives (:func:`tensoropt.verify.recorder.summarise`).
+        ranks_unlike: the orders that differ (:func:`tensoropt.verify.agreement.disagreements`).
+        memory_tracked: the sizes from :func:`~.fake_ranks.tracked_memory` on the rank with the highest peak.
         memory_tracked_of_ranks: each checked rank's peak memory in bytes.
         time_measured_s: the median over steps of the slowest rank's time.
         error: why the strategy could not run, or that it is correct in double precision only.
@@ -209,7 +212,7 @@ class RunFindings:
 
     @property
     def collectives_issued(self) -> list[dict[str, Any]]:
-        """The collectives and messages of all ranks."""
+        """The collectives and messages of the whole job, one row per distinct one."""
         return all_sent(self.collectives_of_ranks)
 
     @property

@@ -39,7 +39,7 @@ class FileFindings:
 
 
 def verify_file(spec: ModelSpec) -> FileFindings | None:
-    """Compare an ONNX file's import with the evaluator on example inputs; None for other models."""
+    """Compare an imported ONNX file with onnx's evaluator on example inputs; None for other models."""
     if not is_onnx(spec.source):
         return None
     if Path(spec.source).stat().st_size > _LARGEST_BYTES:

@@ -55,7 +55,7 @@ class Place:
         return RankPool(ranks, timeout_s=timeout_s, backend=self.backend, share_gpu=self.shared)
 
     def keeps_as_predicted(self, strategy: ParallelStrategy, device_type: str) -> bool:
-        """Return whether kernels here save the same tensors for backward as kernels on ``device_type``."""
+        """Return whether kernels on these ranks save the same tensors as kernels on ``device_type``."""
         operators = strategy.graph.atoms.graph.operators
         recurrent = any(reserve_of(op.target) is not None for op in operators)
         return not self.shared and (self.kind == "cuda" or "cuda" not in device_type or not recurrent)
@@ -70,8 +70,10 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
     """Return the ranks on which to check strategies for ``devices`` devices of a cluster.
 
     Args:
-        device_type: the cluster's, ``cpu``, ``cuda`` or ``cuda and cpu``.
-        wanted: ``ranks`` for this machine's CPU ranks, ``share-gpu`` for ranks on its first GPU, or ``fake``.
+        device_type: the cluster's: ``cpu``, ``cuda`` or ``cuda and cpu``.
+        name: the cluster's name.
+        wanted: ``auto`` for the cluster's kind of device, or fake ranks if this machine lacks them; ``ranks``
+            for this machine's CPU ranks; ``share-gpu`` for ranks on its first GPU; or ``fake``.
 
     Raises:
         TensorOptError: there are too many devices for ``ranks``, or there is no GPU to share.
@@ -135,10 +137,11 @@ class Prediction:
     """The predicted collectives, memory and time of one step of a strategy.
 
     Attributes:
-        collectives: one rank's rows (:func:`tensoropt.verify.recorder.rows_of`), with mesh axes from 0. For
-            pipelines and placed plans all ranks' rows; the axes of a message are its sender and receiver.
+        collectives: one row per distinct collective (:func:`tensoropt.verify.recorder.rows_of`): those of one
+            rank or, for pipelines and placed plans, of all ranks. Mesh axes are numbered from 0. The axes of
+            a message are its sender and receiver.
         memory_bytes: the peak memory of the rank that needs most.
-        of_ranks: each rank's rows in a pipeline.
+        of_ranks: each rank's collectives in a pipeline.
         of_places: the peak memory of one rank per device group of a pipeline, or of each device of a placed
             plan, in bytes; empty for other plans.
     """
@@ -225,7 +228,7 @@ def predict_placed(graph: PricedGraph, placement: Placement) -> tuple[PlacedStra
 def predict(
     drawn: Sequence[tuple[Strategy | PipelinedStrategy, Mesh]], costs: CostSource
 ) -> list[tuple[ParallelStrategy, Prediction]]:
-    """Return sharded and pipelined strategies with predictions, measuring only the costs that these need."""
+    """Return strategies with their predictions, after measuring the costs that these need and no others."""
     # All strategies' work at once, by key: what several of them share is measured once.
     works = [of_stage for strategy, _ in drawn for of_stage in stage_works(strategy)]
     every = {work.key: work for of_stage in works for work in of_stage.values()}

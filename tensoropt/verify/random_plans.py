@@ -1,4 +1,4 @@
-"""Verification of random legal strategies of a model."""
+"""Verification of random legal strategies of a model, to find mistakes in sharding, lowering and costs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def verify_random(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> dict[str, Any]:
-    """Verify random legal strategies of a model; returns what :func:`tensoropt.verify.verify_plan` does.
+    """Verify random legal strategies; return a report like that of :func:`tensoropt.verify.verify_plan`.
 
     Such strategies combine choices that no frontier has, to find mistakes in sharding, lowering and costs.
 
@@ -58,12 +58,12 @@ def verify_random(
         cluster: the cluster whose meshes are drawn.
         count: the number of strategies.
         seed: the seed of weights and strategies.
-        dtype: ``float32`` or ``bfloat16``, as for :func:`tensoropt.explore`.
+        dtype: ``float32``, or ``bfloat16`` for mixed precision.
         onnx: options for the import of an ONNX file.
-        where: as for :func:`tensoropt.verify.verify_plan`.
+        where: the ranks to run on; the values are those of :func:`tensoropt.verify.verify_plan`.
         placed: whether to draw placed plans instead, with splits or micro-batches.
         pipeline: the pipeline degree if only pipelines are drawn; by default a third are, of any degree.
-        progress: as in :func:`tensoropt.explore`.
+        progress: True for a bar, False for none, or a function; by default a bar if a person is watching.
 
     Raises:
         TensorOptError: no strategies are requested, or the ranks are not available.

@@ -57,7 +57,7 @@ _GATHERED_AGAIN_CHANCE = 0.5
 
 
 def micro_strategies(graph: GroupGraph, count: int) -> Mapping[str, AxisStrategy]:
-    """Return how the micro-batch axis splits each group of operators; may raise MicroBatchRefused."""
+    """Return group -> its split by micro-batches; MicroBatchRefused if the model cannot run in them."""
     if count > 1:
         return micro_batch_strategies(graph)
     return {g.name: g.unsplit for g in graph.groups}
@@ -72,7 +72,9 @@ def random_strategy(
     given: Mapping[str, Configuration] | None = None,
     stored_so: Mapping[str, Layout] | None = None,
 ) -> Strategy:
-    """Return a legal strategy with random configurations and layouts of hubs and stored parameters.
+    """Return a legal strategy with random splits of operators and layouts of parameters.
+
+    Hubs (tensors with several readers) also get random layouts.
 
     Args:
         mesh: the number of micro-batches, then the sizes of the mesh axes.
@@ -119,7 +121,7 @@ def random_strategy(
 def random_following(
     graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], rng: random.Random
 ) -> dict[str, Configuration]:
-    """Return configurations of most groups. Each mesh axis splits the batch, the sequence, or random dims."""
+    """Return configurations of most groups; a mesh axis splits the batch, the sequence, or random dims."""
     along = {"batch": batch_strategies(graph, everywhere=False), "sequence": sequence_strategies(graph)}
     themes = [rng.choice(("batch", "sequence", "")) for _ in mesh[1:]]
     drawn = {}
@@ -222,7 +224,7 @@ def _any_way(
     rng: random.Random,
     recompute: float,
 ) -> PipelinedStrategy:
-    """Return a random pipeline with a schedule of ``ways``; if the model rules one out, try another."""
+    """Return a random pipeline, with a schedule and micro-batch count of ``ways`` that the model allows."""
     left = list(ways)
     while True:
         way = rng.choice(left)
@@ -244,7 +246,9 @@ def pipeline_degrees(graph: GroupGraph, cluster: Cluster) -> tuple[int, ...]:
 def random_pipeline(
     graph: GroupGraph, mesh: Sequence[int], schedule: str, rng: random.Random, recompute: float = 0.0
 ) -> PipelinedStrategy:
-    """Return a legal pipeline with random cuts and stage strategies; stages recompute some tensors at random.
+    """Return a legal pipeline with random cuts and stage strategies.
+
+    Stages recompute some tensors, drawn at random, instead of receiving them.
 
     Args:
         mesh: the number of micro-batches, the pipeline degree, then the axis sizes within a stage.
@@ -309,7 +313,7 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
 
 
 def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
-    """Return configurations that receive tensors in the layouts in which the stage before sends them."""
+    """Return configurations with which a stage receives tensors in the layouts that the one before sends."""
     configurations = {}
     for name in part.arriving:
         group = part.graph.group_of[arriving_group(name)]
@@ -322,7 +326,7 @@ def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
 def random_splits(
     groups: GroupGraph, devices: int, rng: random.Random, share: float = 0.3
 ) -> Mapping[str, tuple[str, int]]:
-    """Return random splits (dim, pieces) of some groups. ``share``: the probability that a group is split."""
+    """Return random splits (dim, pieces) of groups, each of which is split with probability ``share``."""
     splits = {}
     for group in groups.groups:
         if rng.random() < share and (choices := split_choices(groups, group, devices)):
@@ -343,7 +347,7 @@ def random_placement(graph: PlacedGraph, devices: int, rng: random.Random) -> Pl
 
 
 def graph_of_reads(graph: PlacedGraph) -> nx.DiGraph:
-    """Return the graph of operators' dependencies; its nodes are positions in ``graph.operators``."""
+    """Return the graph of dependencies between operators; its nodes are indices in ``graph.operators``."""
     makers = {v: i for i, op in enumerate(graph.operators) for v in op.writes}
     found = nx.DiGraph()
     found.add_nodes_from(range(len(graph.operators)))

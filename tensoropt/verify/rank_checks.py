@@ -24,7 +24,7 @@ from tensoropt.verify.reference import Results, first_step
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """The checks to make; picklable.
+    """The checks that every rank makes of a plan; picklable.
 
     Attributes:
         optimizer: the name of the plan's optimizer.
@@ -47,7 +47,7 @@ class _RankNumerics:
 
     Attributes:
         loss: the difference of the loss, or of outputs in inference.
-        gradient, parameter, buffer: the largest difference of each kind.
+        gradient, parameter, buffer: the largest difference of each kind, and the tensor's name.
         not_finite: the number of NaN and infinite values of the unsplit model's results, by name.
         rounding: the unsplit model's rounding under mixed precision, otherwise None.
         replicas: (shard index, digest of results) by parameter.
@@ -71,11 +71,11 @@ class RankFindings:
     """The results of one rank's checks of a plan; picklable.
 
     Attributes:
-        collectives: the rows of the collectives of a step.
+        collectives: the step's collectives, one row per distinct one.
         calls: the collectives and messages with other ranks, in order.
         precision: the lowest precision in the model.
-        times_s: the durations of the timed steps.
-        memory: :func:`~.fake_ranks.tracked_memory`, if requested.
+        times_s: the durations of the timed steps in seconds.
+        memory: sizes from :func:`~.fake_ranks.tracked_memory`, if requested.
         numerics: the comparison with the unsplit model, if requested.
     """
 
@@ -117,7 +117,7 @@ def check_plan(
 def narrow_distance(
     rank: int, world_size: int, spec: ModelSpec, strategy_data: Mapping[str, Any], options: CheckOptions
 ) -> NarrowDistance:
-    """Return how far this rank's gradients, or outputs in inference, are from those in double precision."""
+    """Measure how far this rank's gradients (in inference: outputs) are from those in double precision."""
     loaded, wide = load_model(spec), load_model(replace(spec, dtype="float64", compute_dtype="float32"))
     exact, unsplit = reference.reference(wide, options.seed), reference.reference(loaded, options.seed)
     strategy = strategy_from_data(strategy_data, loaded.graph)

@@ -40,8 +40,8 @@ def verify_strategies(
     """Run strategies on ranks of this machine and compare them with the unsplit model.
 
     Args:
-        strategies: the results of :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data`.
-        pool: as many ranks as each strategy has devices.
+        strategies: strategies as data, from :meth:`tensoropt.sharding.strategy.ParallelStrategy.to_data`.
+        pool: ranks, as many as each strategy has devices.
         progress: a function called after each strategy, with the stage ``run``.
 
     Raises:
@@ -69,7 +69,7 @@ def _may_be_rounding(findings: RunFindings) -> bool:
 def _decide_in_double(
     model: ModelSpec, data: Mapping[str, Any], pool: RankPool, options: CheckOptions, narrow: RunFindings
 ) -> RunFindings:
-    """Return ``narrow`` with a second comparison, in double precision, which tells rounding from a fault.
+    """Return ``narrow`` with a comparison in double precision, which tells rounding from a fault.
 
     Rounding across a kink (a ReLU at zero) changes gradients by whole elements: 7 % on a ResNet with 2x2
     images, 55 % in bfloat16 on a small VGG. In double precision that is a billion times rarer, and a wrong

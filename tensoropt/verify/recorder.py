@@ -183,7 +183,7 @@ def rows_of(counts: Mapping[Collective, int]) -> list[dict[str, Any]]:
 
 
 def all_sent(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of a whole job: the messages that each rank sends, and the collectives of rank 0."""
+    """Return the whole job's rows: the messages that each rank sends, and the collectives of rank 0."""
     # A collective is issued by all that take part: counting it on rank 0 counts it once.
     sent = (row for rank, rows in enumerate(ranks) for row in rows if row["kind"] == "send" or rank == 0)
     return rows_of(counted(sent))
@@ -210,7 +210,7 @@ def without_values(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def compare_collectives(
     predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """Return a line for each collective whose predicted and issued numbers differ."""
+    """Return a line for each collective whose predicted and issued counts differ."""
     left, right = counted(predicted), counted(issued)
     return [
         f"{c.kind} of {c.bytes} bytes {_between(c)}: predicted {left[c]}, issued {right[c]}"
@@ -224,7 +224,7 @@ _Kind = tuple[str, tuple[int, ...]]
 
 
 def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each kind and axes with more bytes or other counts than predicted."""
+    """Return a line for each (kind, mesh axes) with another count, or more bytes in total, than predicted."""
 
     def totals(rows: Iterable[Mapping[str, Any]]) -> tuple[Counter[_Kind], Counter[_Kind]]:
         counts, sizes = Counter[_Kind](), Counter[_Kind]()
@@ -244,7 +244,6 @@ def compare_smaller(predicted: Iterable[Mapping[str, Any]], issued: Iterable[Map
 
 
 def _between(collective: Collective) -> str:
-    """Return words for the mesh axes of a collective, or the two ends of a message."""
     if collective.kind == "send":
         return f"from device {collective.axes[0]} to {collective.axes[1]}"
     return f"over axes {list(collective.axes)}"
@@ -254,8 +253,8 @@ class MemoryTracker(TorchDispatchMode):
     """Counts the size in bytes of all live tensors, by storage, and its peak.
 
     Storages made while active are counted, and those given to :meth:`add`. Storages given to :meth:`exclude`
-    (inputs, constants, buffers) are not, and a storage that replaces such a one counts only with the
-    difference in size. Memory inside kernels and process groups is invisible.
+    (inputs, constants, buffers) are not. A storage that replaces an excluded one counts with the difference
+    of their sizes. Memory inside kernels and process groups is invisible.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs of the unsplit model, as captured graph and as PyTorch module, to compare a plan's results with."""
+"""Runs of the unsplit model, as a graph and as a PyTorch module, with which a plan's results are compared."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def outputs_difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
 
 
 def named_difference(got: Mapping[str, Tensor], want: Mapping[str, Tensor], floor: float = 0.0) -> float:
-    """Return the largest :func:`difference` between ``got`` and ``want`` of any tensor, by name."""
+    """Return the largest relative :func:`difference` of a tensor in ``got`` from that in ``want``."""
     return max((difference(value, want[name], floor=floor) for name, value in got.items()), default=0.0)
 
 
@@ -81,15 +81,15 @@ def _smooth_optimizers(floor: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Results:
-    """The tensors that a run of a model leaves, by name.
+    """The results of running the unsplit model: tensors by name.
 
     Attributes:
         outputs: the loss alone in training, all outputs in inference.
-        after: the parameters after some optimizer steps, by optimizer.
+        after: optimizer -> parameters after two of its steps.
         buffers: the buffers after these optimizer steps.
-        floor: the least divisor of gradients' relative differences.
+        floor: the lower bound of the divisor in relative differences of gradients.
         rounding: the differences that mixed precision makes; None in float32.
-        ran_on: the device.
+        ran_on: the device of the run.
         repeated: the outputs of a second call, before any optimizer step.
         stepped: the buffers after the second call.
     """
@@ -106,7 +106,6 @@ class Results:
 
     @property
     def not_finite(self) -> dict[str, int]:
-        """The number of NaN and infinite values by tensor, of tensors that have any."""
         outputs = {f"output {i}": value for i, value in enumerate(self.outputs)}
         gradients = {f"gradient of {name}": value for name, value in self.gradients.items()}
         after = {
@@ -132,7 +131,7 @@ def first_step(engine: Engine, loaded: CapturedModel) -> tuple[tuple[Tensor, ...
 def after_steps(
     engine: Engine, loaded: CapturedModel, floor: float
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """Train some steps with each optimizer, then restore the engine. Return the parameters by optimizer, and
+    """Train two steps with each optimizer, then restore the engine. Return the parameters by optimizer, and
     the buffers, after the steps; both are empty in inference."""
     after: dict[str, dict[str, Tensor]] = {}
     buffers: dict[str, Tensor] = {}
@@ -327,7 +326,6 @@ def _against_module(loaded: CapturedModel, ref: Results, seed: int, device: torc
 
 
 def _own_step(loaded: CapturedModel, model: torch.nn.Module, own: torch.nn.Module, call: Any) -> ModelStep:
-    """Return the results of a training step of the PyTorch module itself, which is called twice."""
     subject = run_as_it_trains(model if isinstance(model, WithLoss) else WithLoss(model, None))
     by_name = dict(own.named_parameters(remove_duplicate=False))
     trained = (str(t.key) for t in loaded.captured.graph.parameters if t.requires_grad)

@@ -76,7 +76,7 @@ def predict_and_run(
     """Predict strategies, run them, and return the report (:func:`tensoropt.verify.answer.answer_of`).
 
     Args:
-        predict_all: a function from cost sources to strategies with their predictions.
+        predict_all: a function from a source of costs to strategies with their predictions.
         pool: the ranks of :func:`ranks_with`.
         store: the profile store; None for this machine's.
         numerics: whether to compare numbers, which takes most of the time.
@@ -128,7 +128,7 @@ def verify_plan(plan: Plan, *, where: Wanted = "auto", progress: ProgressChoice 
     Args:
         where: ``auto`` for the plan's own devices if this machine has them, else fake ranks; ``ranks`` for
             this machine's CPU ranks; ``share-gpu`` for untimed ranks on its first GPU; or ``fake``.
-        progress: as in :func:`tensoropt.explore`.
+        progress: True for a bar, False for none, or a function; by default a bar if a person is watching.
 
     Returns:
         The keys of :func:`tensoropt.verify.answer.answer_of`. ``plans`` has one entry, whose keys

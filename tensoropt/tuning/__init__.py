@@ -1,1 +1,1 @@
-"""The tuning of plans by measuring their steps on this machine."""
+"""The choice of a faster plan by measuring the steps of plans on this machine (``tensoropt tune``)."""

@@ -32,7 +32,7 @@ _BOUNDS = 0.25, 4.0
 def priced(
     strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals = NO_RESIDUALS
 ) -> tuple[float, float]:
-    """Return the predicted seconds of a step, and of its collectives; unmeasured operators are timed."""
+    """Return predicted durations of a step and of its collectives, in s; unmeasured operators are timed."""
     if not isinstance(strategy, PlacedStrategy):  # placed strategies' prices time missing work themselves
         works = {work.key: work for of in stage_works(strategy) for work in of.values()}
         if new := works.keys() - costs.timings.records.keys():
@@ -53,7 +53,7 @@ def priced(
 
 @dataclass
 class Learned:
-    """The correction factors observed in several plans' steps.
+    """The ratios of measured to predicted costs that several plans' steps showed (correction factors).
 
     Attributes:
         costs: the source of measured costs, without correction factors.
@@ -70,7 +70,7 @@ class Learned:
         return Residuals({**self.known.factors, **factors})
 
     def learn(self, strategy: ParallelStrategy, mesh: Mesh, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Compare a strategy's measurements on all ranks with its predicted costs; record the factors."""
+        """Compare a strategy's step, measured on all ranks, with its predicted costs; record their ratios."""
         step_s, sent_s = (statistics.median(seconds) for seconds in seconds_of(ranks))
         priced_s, priced_sent_s = priced(strategy, mesh, self.costs)
         if sent_s and isinstance(strategy, Strategy):

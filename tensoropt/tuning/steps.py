@@ -1,4 +1,4 @@
-"""The measurement of a plan on its ranks: durations of steps and of collectives."""
+"""Measurement of a plan's steps on its ranks: the durations of steps and of their collectives."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Stamps = list[tuple[str, float, float]]
 def run_steps(
     rank: int, world_size: int, spec: ModelSpec, strategy: Mapping[str, Any], optimizer: str, steps: int
 ) -> dict[str, Any]:
-    """Measure a strategy on one rank of the pool.
+    """Measure the steps of a strategy on one rank; all ranks of the pool run this function.
 
     Args:
         steps: the number of timed steps, after a warm-up.
 
     Returns:
-        ``steps``: (start, end) of each step; ``collectives``: name, start and end of the collectives in each
-            step.
+        ``steps``: (start, end) of each step, in seconds; ``collectives``: for each step, the name, start and
+            end of its collectives.
     """
     loaded = load_model(spec)
     engine = engine_of(strategy_from_data(strategy, loaded.graph), loaded.values)
@@ -48,7 +48,7 @@ def run_steps(
 
 
 def seconds_of(ranks: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return the duration in seconds of each step, and of its collectives.
+    """Return the duration in seconds of each step, and that of all its collectives together.
 
     A collective lasts from the last rank's call to the last rank's return, excluding waits for computation.
     """
@@ -66,7 +66,7 @@ def _span(stamps: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def _collectives_stamped() -> Iterator[_Stamps]:
-    """Record the times of collectives, each of which is waited for at once, as gloo shares the cores."""
+    """Record start and end of collectives, waiting for each at once, as gloo runs on the ranks' cores."""
     stamps: _Stamps = []
     originals = {name: getattr(dist, name) for name in _COLLECTIVES}
 

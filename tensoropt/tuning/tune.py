@@ -51,14 +51,14 @@ _STDERR = 2
 
 @dataclass
 class Tuning:
-    """The state and result of a tuning, saved after every decision.
+    """The state and result of a run of :func:`tune`, saved after every decision.
 
     Attributes:
         plan: the plan measured as fastest.
         measured_s, predicted_s: duration of its step in seconds: the measured median, and predicted at
             current costs.
         begun_s, begun_predicted_s: the same durations for the first plan.
-        decisions: candidates and reasons, in order.
+        decisions: the plans run, with their durations and the decision on each, in order.
         tried: hash keys of the measured plans.
         done: why the tuning ended, in words; "" before.
     """
@@ -79,7 +79,7 @@ class Tuning:
 
     @property
     def drift(self) -> float:
-        """The relative error of the plan's prediction."""
+        """The relative error of the predicted step time of the plan."""
         return abs(self.predicted_s / self.measured_s - 1.0)
 
 
@@ -101,13 +101,13 @@ def tune(
 
     Args:
         target: an exploration's folder, or a plan file beside one.
-        point: the number of the first point, from 1; by default the fastest within ``memory_bytes``.
+        point: the number, from 1, of the plan to begin with; by default the fastest within ``memory_bytes``.
         memory_bytes: memory limit per device; by default the device's memory, or the plan file's own need.
-        rounds: the most candidates that are tried.
+        rounds: the largest number of other plans to try.
         job: a command that trains by the plan in ``{plan}`` with ``parallelize(..., tune=True)``; by default
             the model's steps are run alone.
         store: the profile store; by default the user's.
-        say: called with each decision.
+        say: a function that is called with a line about each decision.
 
     Raises:
         TensorOptError: the plan is not for this machine's CPU ranks, or its exploration is missing.
@@ -150,7 +150,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
 
 
 def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
-    """Return the tuning's own profile store, a copy of the user's, since factors belong to one model."""
+    """Return a copy of the user's profile store, since correction factors belong to one model."""
     new = not (folder / _STORE).exists()
     own = ProfileStore(folder / _STORE)
     if new:
@@ -163,7 +163,7 @@ def _end_of(gain: float, drift: float) -> str:
     """Return why a tuning ends; "" if it tries the best other plan.
 
     Args:
-        gain: that plan's predicted relative gain.
+        gain: the predicted reduction in step time by that plan, relative to the current plan's.
     """
     other = f"the best other plan is predicted to be {abs(gain):.1%} {'faster' if gain > 0 else 'slower'}"
     if drift < _DRIFT:
@@ -231,7 +231,7 @@ class _Tuner:
         return state
 
     def _best(self, memory_bytes: float | None, state: Tuning) -> Plan | None:
-        """Return the fastest untried plan at current costs; None, with the reason, if there is none."""
+        """Return the fastest untried plan at current costs; None, and a reason in ``state.done``, if none."""
         found, _ = recost(self.exploration, store=self.store, progress=self.progress, old_points=False)
         fitting = [
             index

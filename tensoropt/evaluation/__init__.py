@@ -1,1 +1,1 @@
-"""A model prepared for cost tables, and its strategies simulated, as points of a frontier."""
+"""The preparation of a captured model for cost tables, and the simulation of its strategies' steps."""

@@ -1,4 +1,4 @@
-"""Simulation of the strategies of cost tables, which become points with simulated figures."""
+"""Simulation of the training steps of strategies, whose memory and time become points of a frontier."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMet
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
-    """Return the searched space of these tables: the names of all configurations and options."""
+    """Return the choices of strategies in these tables: the names of all configurations and options."""
     names = tuple(n for n, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
     groups = {}
     for group in tables.graph.groups:
@@ -91,7 +91,7 @@ def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[s
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Strategies of one searched space with their simulated figures, in order; compared by identity."""
+    """Strategies of the same cost tables with their simulated memory, time and other figures, in order."""
 
     batch: Batch
     metrics: StepMetrics
@@ -101,9 +101,11 @@ class Evaluation:
     def point(
         self, row: int, space: Space, number: int, *, additive: tuple[float, float], planner: str = "frontier"
     ) -> Point:
-        """Return strategy ``row`` as a point of the space with this number; no proof is attached.
+        """Return strategy ``row`` as a point of a frontier, without a proof of optimality.
 
-        ``additive``: the search's own memory in bytes and time in seconds.
+        Args:
+            number: the number of ``space`` in the frontier.
+            additive: memory in bytes and time in seconds by the search's additive cost model.
         """
         p = self.metrics
         of_source = p.sources[row]
@@ -142,7 +144,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Simulates strategies of one space's tables; what they have in common is derived once."""
+    """Simulates strategies of the same cost tables; their step schedule is made once."""
 
     def __init__(self, tables: CostTables, overlap: Overlap):
         self.candidates, self.prices, self.overlap = TableCandidates(tables), tables.prices, overlap
@@ -154,7 +156,7 @@ class Evaluator:
         return [self.rows(*self.candidates.rows(part)) for part in parts]
 
     def rows(self, choices: Mapping[str, Indices], options: Mapping[str, Indices]) -> Evaluation:
-        """Simulate strategies that are given as one array of choices per variable."""
+        """Simulate strategies, given by arrays: entry i is the i-th strategy's choice for a variable."""
         batch = Batch(self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule)
         return Evaluation(batch, simulate(batch), choices, options)
 

@@ -10,9 +10,9 @@ from tensoropt.sharding.groups import Group, GroupGraph
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
-    """Return notes on operators that no searched mesh splits, with sizes that a mesh axis would divide.
+    """Return sentences on operators that no searched mesh splits, with sizes that a mesh axis would divide.
 
-    They cover groups with a rule: one sentence per kind of operator and sizes, the longest loop nests first.
+    There is one per kind of operator and loop sizes; the largest product of loop sizes comes first.
 
     Args:
         but: the groups to leave out, because constraints decide their splits.

@@ -1,4 +1,4 @@
-"""A model prepared for costs: micro-batch counts, the share of its FLOP that can be split, model FLOP."""
+"""A captured model prepared for cost tables: its micro-batch counts, splittable FLOP, and total FLOP."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Problem:
 
     @cached_property
     def sequence(self) -> dict[str, str]:
-        """Group -> label of its split along the sequence, for groups that have one."""
+        """Group -> label (loop that a mesh axis splits) of its split along the sequence, if it has one."""
         labels = {name: s.label for name, s in sequence_strategies(self.graph).items()}
         return {name: str(label) for name, label in labels.items() if label not in (WHOLE, PASSED_ON)}
 
@@ -63,7 +63,12 @@ class Problem:
 
 
 def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float = 1.0) -> Problem:
-    """Return a captured model with its operators grouped, and their micro-batch splits."""
+    """Group the operators of a captured model, and find how micro-batches split them.
+
+    Args:
+        kept: a store of the splits found by running operators without a rule.
+        expert_imbalance: rows of the busiest expert-parallel rank, divided by the mean over ranks.
+    """
     graph = replace(captured.graph, expert_imbalance=expert_imbalance)
     return prepare_graph(graph, captured, kept)
 
@@ -71,7 +76,7 @@ def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float
 def prepare_graph(
     operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
 ) -> Problem:
-    """Group the operators of a graph; ``kept`` is a store of findings on operators without a rule.
+    """Group the operators of a graph; ``kept`` stores the splits found by running operators without a rule.
 
     Raises:
         TensorOptError: the graph has no operators.
@@ -125,7 +130,7 @@ def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping
 
 
 def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[float, float]:
-    """Return the shares of forward FLOP in groups whose operators all have rules, and in splittable groups.
+    """Return the shares of forward FLOP in groups with sharding rules only, and in splittable groups.
 
     Args:
         whole: the groups, unsplit; a splittable one can be split along two or more dims.

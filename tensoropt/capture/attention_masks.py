@@ -29,8 +29,9 @@ _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
 
 def _hides(value: Any, inverted: bool) -> str | None:
-    """Return what a mask ``[..., queries, keys]`` hides, None for any mask that is not recognised. A boolean
-    mask is True at visible positions (hidden ones if ``inverted``); any other mask is added to the scores."""
+    """Return what a mask ``[..., queries, keys]`` hides: ``nothing``, ``future`` (the keys after each query),
+    or None for any other mask. A boolean mask is True at visible positions (at hidden ones if ``inverted``);
+    a mask of numbers is added to the scores."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.dim() < 2:
         return None
     boolean = value.dtype == torch.bool
@@ -52,10 +53,10 @@ def _hides(value: Any, inverted: bool) -> str | None:
 
 
 class MaskReader:
-    """A reader of a graph's constant masks, which finds out once per mask what the mask hides.
+    """A reader of a graph's constant attention masks, which examines each mask once.
 
     Attributes:
-        flagged: number of attention calls whose mask was dropped or replaced by the flag.
+        flagged: number of attention calls whose mask was dropped or replaced by ``is_causal``.
         by_hand: number of attention computations written out by hand that became one call.
     """
 
@@ -65,13 +66,13 @@ class MaskReader:
         self.flagged = self.by_hand = 0
 
     def known(self, node: Any) -> bool:
-        """Return whether the value of ``node`` is known and may influence the graph."""
+        """Return whether ``node`` is a constant on whose value the graph may depend."""
         if not isinstance(node, torch.fx.Node) or node not in self._folder:
             return False
         return self._read_stored or self._folder.decides(node)
 
     def number(self, node: Any) -> float | None:
-        """Return the number that all elements of an argument or a constant have; None if there is none."""
+        """Return the one number that all elements of an argument or constant equal; else None."""
         if isinstance(node, (int, float)):
             return float(node)
         if not self.known(node):
@@ -83,8 +84,8 @@ class MaskReader:
         return None if value.is_meta or value.numel() != 1 else float(value)
 
     def hides(self, node: Any, *, inverted: bool = False) -> str | None:
-        """Return what a mask hides, None if the mask is not recognised or its value is not known. True means
-        hidden if ``inverted``, otherwise visible."""
+        """Return what a constant mask hides: ``nothing``, ``future`` (the keys after each query), or None for
+        any other mask. A boolean mask is True at visible positions, at hidden ones if ``inverted``."""
         if not self.known(node):
             return None
         value = self._folder.value(node)
@@ -98,8 +99,8 @@ class MaskReader:
         notes = []
         if self.flagged:
             notes.append(
-                f"{self.flagged} attention masks are left out: those that hide the future are replaced by "
-                "the flag is_causal, the others hide nothing"
+                f"{self.flagged} attention masks are left out: causal masks are replaced by the flag "
+                "is_causal, and the others hide nothing"
             )
         if self.by_hand:
             notes.append(
@@ -163,11 +164,11 @@ def _untransposed(node: torch.fx.Node) -> torch.fx.Node | None:
 
 def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.Node] | None:
     """Insert an equivalent causal attention call before ``node`` if ``node`` is the last product of
-    ``softmax(q k^T * scale + causal mask) v``; return the inserted calls, or None if it is not.
+    ``softmax(q k^T * scale + causal mask) v``. Return the inserted calls, or None for any other node.
 
-    Nothing else may read the intermediate results, all of which must have one floating-point dtype. There may
-    be no dropout: with dropout, attention runs in its math form even under the flag, which stores the
-    attention weights, and the mask is small next to these weights.
+    The intermediate results must have one floating-point dtype and no other readers. A computation with
+    dropout is left unchanged: PyTorch's attention with dropout stores its weights even under the flag, and
+    the mask is small next to these weights.
     """
     if str(node.target) not in _BY_HAND or len(node.all_input_nodes) != 2:
         return None
@@ -205,7 +206,7 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.N
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:
-    """Return the node behind calls that return their operand; None if another node reads their results."""
+    """Return the call of which ``node`` is a mere copy or view; None if another node reads such a result."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and _readers(node) == 1:
         source = renamed(node)
         if source is None:

@@ -36,7 +36,7 @@ _HOOKS = "BackwardHookFunction"
 
 @dataclass
 class _Exporting:
-    """The state of an export that calls of autograd functions read.
+    """The settings and state of an export, which every call of an autograd function reads.
 
     Attributes:
         reentrant: function called in place of a reentrant checkpoint.
@@ -76,7 +76,7 @@ def own_backwards(reentrant: Callable[..., Any], *, keep: bool = True) -> Iterat
 
 
 class _Replaced:
-    """The code that ``Function.apply`` runs during an export. It refers to ``__class__`` because Python
+    """The code that replaces ``Function.apply`` during an export. It mentions ``__class__`` because Python
     requires that replaced code has the same closure cells as the original."""
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -87,7 +87,7 @@ class _Replaced:
 
 
 def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the result of calling ``cls.apply`` while a model is exported."""
+    """Call ``cls.apply`` during an export; a model's own function with a gradient becomes one operator."""
     exporting: _Exporting | None = getattr(_local, "exporting", None)
     if exporting is None or exporting.inside:
         return apply(cls, *args, **kwargs)

@@ -59,11 +59,12 @@ class _Layer:
     """A layer of experts, recognised by reading its operators in order from the sort of expert numbers.
 
     Attributes:
-        role: role of each tensor that depends on the sorted order: ``ids``, ``order``, ``token``, ``counts``,
-            ``ends``, ``inverse``, ``rows``, ``factors``, ``scaled``, ``back``, ``by token``.
-        body: calls on the sorted rows (one row per token and chosen expert) that the new operator runs.
-        named: name of a tensor in the body, by its name in the graph.
-        weights: names of the tensors other than rows that the body reads, in order.
+        role: what each tensor that depends on the sorted order contains, by name: ``ids``, ``order``,
+            ``token``, ``counts``, ``ends``, ``inverse``, ``rows``, ``factors``, ``scaled``, ``back``, ``by
+            token``.
+        body: calls that compute the experts on sorted rows (one row per token and chosen expert).
+        named: name that each tensor of the graph has inside the body.
+        weights: names of the weights and biases that the body reads, in order.
         gone: names of the operators that the new operator replaces.
     """
 
@@ -186,7 +187,7 @@ class _Layer:
         self.role[op.outputs[0]] = "counts"
 
     def _is_inverse(self, op: Operator) -> bool:
-        """Return whether ``op`` inverts the sorted order, by writing 0, 1, 2, ... at the order's indices."""
+        """Return whether ``op`` inverts the permutation ``order``, by writing 0, 1, 2, ... at its indices."""
         _, places, values, *_ = op.args
         if not all(isinstance(value, Ref) for value in (*places, values)):
             return False
@@ -211,8 +212,8 @@ class _Layer:
         self.role[op.outputs[0]] = "rows"
 
     def _weight(self, name: str) -> Mapping[str, str]:
-        """Return {``name``: the weight's name in the body}. A transposed parameter is transposed inside the
-        body, so that the new operator reads the parameter itself."""
+        """Map a weight's name to its name in the body. A transposed parameter is transposed inside the body,
+        so that the new operator reads the parameter itself."""
         maker = self.graph.producer.get(name)
         if maker is not None and maker.target == TRANSPOSE and len(self.graph.consumers[name]) == 1:
             (source, *dims), shape = maker.args, self.graph.tensors[name].shape

@@ -1,4 +1,4 @@
-"""``torch.export`` of a model as it trains, without code that runs only under export or to generate text.
+"""Export of a model with ``torch.export``, so that the traced code is the code that runs in training.
 
 Checkpointed code (``torch.utils.checkpoint``) is traced once, with the gradients that it has in the model.
 Which blocks are recomputed is a choice of the plan.
@@ -47,7 +47,8 @@ _WRITTEN_OUT = {torch.ops.aten.instance_norm.default: _instance_norm}
 
 
 class _Checkpoints:
-    """Replacements of a model's own checkpoints that recompute nothing; ``notes`` are for the user."""
+    """Replacements for a model's activation checkpoints that recompute nothing; ``notes`` are for
+    the user."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -90,13 +91,14 @@ _Exported = tuple[torch.export.ExportedProgram, EagerStep | None, tuple[str, ...
 def export(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
 ) -> _Exported:
-    """Return (functional program, the module's own step or None in inference, notes for the user).
+    """Return (functional program, outcome of the module's own step or None in inference, notes for the user).
 
-    Some models skip code under a compiler that the graph needs (T5 and its relatives make their mask in eager
-    mode only). If the export fails, the model is therefore exported a second time as in eager mode.
+    Under a compiler, some models skip code that the graph needs (T5 and its relatives make their mask in
+    eager mode only). If the export fails, it is therefore repeated with ``torch.compiler.is_compiling()``
+    false.
 
     Raises:
-        Exception: both attempts failed. It is the error of the second one, which is about the model itself.
+        Exception: both attempts failed. The second error is raised, because it is about the model itself.
     """
     try:
         return _export(subject, args, kwargs, training)
@@ -152,11 +154,11 @@ def _export(
 def _as_it_trains(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[_Checkpoints, list[str]]]:
-    """While open, the model's code runs as it is captured: without caches and recomputation, and with every
-    check of values passed.
+    """While open, run the model's code in the form that is captured: without key/value caches and
+    recomputation, and with every check of values passed.
 
     Yields:
-        The replaced checkpoints, and a list of notes on the branches taken, filled while the code runs.
+        The replaced checkpoints, and a list of notes on branches taken, which is filled while the code runs.
     """
     on_meta = any(tensor.is_meta for tensor in tensors_of(subject, (args, kwargs)))
     checkpoints = _Checkpoints()
@@ -175,7 +177,7 @@ def _as_it_trains(
 
 
 def run_as_it_trains(subject: torch.nn.Module) -> Callable[..., Any]:
-    """Return a function that calls ``subject`` as its code runs during capture (:func:`_as_it_trains`)."""
+    """Return a function that calls ``subject`` in the form that is captured (:func:`_as_it_trains`)."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _unheard(), _as_it_trains(subject, args, kwargs):
@@ -235,7 +237,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Suppress output of the model's code, which was already printed during the export."""
+    """Suppress what the model's code prints, because it printed the same during the export."""
     nowhere = io.StringIO()
     with _no_log(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield

@@ -35,7 +35,8 @@ _WIDER = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"comple
 
 
 def in_double(graph: OperatorGraph) -> OperatorGraph:
-    """Return the graph with every narrower tensor, constant and dtype argument in double precision."""
+    """Return the graph in double precision: narrower floating-point tensors, constants and dtypes are
+    widened."""
     return replace(
         graph,
         tensors={
@@ -108,7 +109,7 @@ class _Rebuilt(nn.Module):
             if tensor.kind == "constant":
                 if name not in graph.constants:
                     raise CaptureError(
-                        f"the constant {name} has no data: the model was captured on the meta device"
+                        f"the constant {name} has no data (meta device); capture the model with its weights"
                     )
                 # Stored narrowed to one element where it does not change.
                 self._values[name] = graph.constants[name].expand(tensor.shape)
@@ -164,21 +165,19 @@ _META = torch.device("meta")
 
 def off_the_cpu(model: nn.Module, call: Any) -> bool:
     """Return whether any tensor of the model, or of an example call (any pytree), is on a device other than
-    the CPU. The answer is False if any of them is a fake tensor, which is captured as it is.
-    """
+    the CPU; False if any of them is a fake tensor, because fake tensors are captured unchanged."""
     tensors = tensors_of(model, call)
     fake = any(isinstance(t, FakeTensor) for t in tensors)
     return not fake and any(t.device.type != "cpu" for t in tensors)
 
 
 def tensors_of(model: nn.Module, call: Any) -> list[torch.Tensor]:
-    """Return the tensors that a model stores, and those of a call (any pytree)."""
+    """Return all tensors of a model (parameters and buffers) and of a call (any pytree)."""
     values = (*model.parameters(), *model.buffers(), *pytree.tree_leaves(call))
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def on_meta(call: Any) -> Any:
-    """Return an example call with its tensors on the meta device."""
     return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().to(_META), call)
 
 
@@ -233,7 +232,7 @@ _OVERWRITTEN = "modified by an inplace operation"
 
 @dataclass(frozen=True)
 class EagerStep:
-    """The outcome of the module's own forward and backward, run without values.
+    """The outcome of one forward and backward of the model itself, run on tensors without values.
 
     Attributes:
         trained: names of the parameters that get a gradient.
@@ -267,8 +266,7 @@ def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 @contextlib.contextmanager
 def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
-    """While open, replace the model's tensors with tensors without values; yield the call with replaced
-    tensors."""
+    """While open, the tensors of a model and of a call have no values; yield the call."""
     tensors = tensors_of(subject, call)
     fake = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
     if fake is not None:
@@ -288,7 +286,8 @@ def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
 
 
 def check_structure(graph: OperatorGraph, step: EagerStep, prefix: str) -> tuple[str, ...]:
-    """Compare which parameters the graph and the module's own step train; return notes for the user.
+    """Compare which parameters get a gradient in the graph and in the model itself; return notes for the
+    user.
 
     Args:
         prefix: prefix of names in ``step`` that is removed to get the user's own names.

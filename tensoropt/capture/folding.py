@@ -32,15 +32,15 @@ would take seconds."""
 
 
 class Folder:
-    """The values of the nodes that depend on constants only.
+    """The constants found during capture: values of nodes that depend on no input and no parameter.
 
-    A model on the meta device must give the same graph as the model with weights. So no decision may depend
-    on *stored* values (buffers, tensors in the model's code, and results computed from them), which are
-    unknown on the meta device. Stored values share a constant if they are computed in the same way, other
-    values if they are equal.
+    The graph must be the same whether the model has values or is on the meta device, where *stored* values
+    (buffers, tensors in the model's code, and results computed from them) are unknown. So no decision depends
+    on stored values. Two stored values share a constant if they are computed in the same way; two other
+    values share one if they are equal.
 
     Attributes:
-        live: line of the model's code, by name of each node whose result is too large for a constant.
+        live: line of the model's code, by name of each node whose result is too large to be a constant.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Folder:
         return node in self._known
 
     def give(self, node: torch.fx.Node, value: Tensor, *, stored: bool = False) -> None:
-        """Set a node's value; ``stored`` marks a value that is unknown if the model is on the meta device."""
+        """Record the value of a node; ``stored`` if the value is unknown for a model on the meta device."""
         self._known[node] = value.detach()
         if stored:
             self._stored.add(node)
@@ -76,7 +76,8 @@ class Folder:
 
     def can_fold(self, node: torch.fx.Node) -> bool:
         """Return whether a node can become a constant: its operands are known, it draws no random numbers,
-        and its result is small enough. A result that is too large is noted in ``live``."""
+        and its result is small enough. If the result is too large, the node's line is recorded in ``live``.
+        """
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return False  # random numbers are drawn anew in every step
         if not all(source in self for source in node.all_input_nodes):
@@ -104,12 +105,12 @@ class Folder:
             self._stored.add(node)
 
     def once(self, key: Any, value: Tensor) -> Tensor:
-        """Return the first value that was passed with an equal ``key``, so that layers share one tensor."""
+        """Return the first value that was given for ``key``, so that layers share one tensor."""
         made: Tensor = self._results.setdefault(key, (value, ()))[0]
         return made
 
     def keep(self, node: torch.fx.Node, name: str, shape: tuple[int, ...]) -> str:
-        """Record a folded node's value, which an operator of the graph reads; return the constant's name.
+        """Add the value of a node that an operator reads to the constants; return the constant's name.
 
         Equal constants share a name. Equal stored values share memory, but not a name.
         """
@@ -166,7 +167,7 @@ def _evaluate(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _pointwise(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Compute an elementwise call with size 1 along dims where no operand changes; expand the result.
+    """Compute an elementwise call on operands narrowed to size 1 where they do not change; expand the result.
 
     A mask of 2,048 equal samples of 8,192 tokens then takes 64 MiB instead of 128 GiB.
     """
@@ -193,7 +194,7 @@ def _digest(value: Tensor) -> bytes:
 
 
 def kept_constants(constants: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
-    """Return, by constant, (first constant that is the same tensor, its size in bytes as stored)."""
+    """Return, by constant's name, (name of the first constant with the same tensor, stored size in bytes)."""
     first: dict[int, str] = {}
     return {n: (first.setdefault(id(v), n), v.numel() * v.element_size()) for n, v in constants.items()}
 
@@ -246,7 +247,7 @@ def checks_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def filled(node: torch.fx.Node, folder: Folder) -> Tensor | None:
-    """Return the result of a call that fills a tensor with one number, as one expanded element, else None."""
+    """Return the result of a call that fills a tensor with one number, as one expanded element; else None."""
     target, value = str(node.target), node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
@@ -278,9 +279,9 @@ _MAYBE_RENAMES = frozenset({
 
 
 def renamed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the operand that a call returns unchanged, or None. Such calls are copies, views of equal shape
-    and dtype, dropouts that drop nothing, and concatenations with empty tensors only.
-    """
+    """Return the operand that a call returns unchanged, or None for a call that changes it. Unchanged are
+    copies, views of equal shape and dtype, dropouts that drop nothing, and concatenations with empty tensors
+    only."""
     target, value = str(node.target), node.meta["val"]
     source: Any = node.args[0] if node.args else None
     if target == "aten.dropout.default":
@@ -336,7 +337,7 @@ def viewed_shape(node: torch.fx.Node, folder: Folder) -> tuple[int, ...] | None:
 
 
 def _arange_dim(value: Tensor, size: int) -> int | None:
-    """Return the only dim along which an index tensor changes, if it counts ``0 .. size - 1`` there."""
+    """Return the dim along which an index tensor counts ``0 .. size - 1``, equal along others; else None."""
     if value.is_meta or value.dtype == torch.bool:
         return None
     if size == 1:

@@ -1,10 +1,11 @@
 """Modes that watch a model's PyTorch calls during export: they refuse calls, put tensors on the meta device,
-and answer branches on values.
+and decide branches on values.
 
 ``torch.export`` refuses to branch on a tensor's value. Branches that do not affect what a step costs are
-answered here, with a note for the user: guards that only raise or warn, tests of whether values are finite,
+decided here, with a note for the user: guards that only raise or warn, tests of whether values are finite,
 and layers that are dropped at random (LayerDrop, Fan et al., arXiv 1909.11556). A tensor that depends on no
-input and no stored tensor has the same value in every call, so a branch on it is taken as in eager mode."""
+input and no stored tensor has the same value in every call, so a branch on it is taken as in eager mode.
+"""
 
 from __future__ import annotations
 
@@ -112,9 +113,8 @@ class _ForwardCalls(TorchFunctionMode):
         return self.passing(frame)
 
     def passing(self, frame: FrameType | None) -> bool | None:
-        """Return the value of a test with which nothing is raised or warned; None if the test decides more
-        than raising or warning. PyTorch's own guards are passed in the same way as the model's.
-        """
+        """Return the outcome of a test with which a guard (code that only raises or warns) is passed; None if
+        the test decides anything else. PyTorch's own guards are passed in the same way as the model's."""
         for asking in (asking_frame(_FOLDER), frame):
             answer = None if asking is None else _passing(asking)
             if answer is not None:
@@ -139,17 +139,17 @@ class _ForwardCalls(TorchFunctionMode):
             setattr(result, _CHANCE, (args[1] > chance) == (name in _BELOW))
 
     def noted(self, frame: FrameType | None, answer: bool, question: str, branch: str) -> bool:
-        """Return ``answer``, and add a note on the line that tests a value and on the branch taken."""
+        """Add a note on the line that tests a value and on the branch taken; return ``answer``."""
         where = "the model" if frame is None else line_of(frame)
         self.notes.append(f"{where} {question}; the graph takes {branch}")
         return answer
 
 
 def _passing(frame: FrameType) -> bool | None:
-    """Return the value of the test in ``frame`` with which a guard is passed; None if there is no guard.
+    """Return the outcome of the test at a frame's current line with which a guard is passed, else None.
 
     A guard may combine tests with ``and``, ``or`` and ``not``. The position in the line identifies the test,
-    and each test gets the value with which the whole guard is passed.
+    and each test gets the outcome with which the whole guard is passed.
     """
     for node in _guards(frame.f_code.co_filename):
         # Only the lines of the question: inside the body the model is past it.
@@ -177,9 +177,8 @@ def _questions(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]
 
 
 def _places(frame: FrameType) -> Iterator[tuple[int, int]]:
-    """Yield (line, column) of a frame's current instruction, and of the one before. At a branch, the current
-    instruction has the position of the whole statement, and the one before that of the test.
-    """
+    """Yield (line, column) of a frame's current instruction, then of the previous instruction. At a branch,
+    the first is the position of the whole statement, and the second that of the test."""
     positions = list(frame.f_code.co_positions())
     for index in (frame.f_lasti // 2, frame.f_lasti // 2 - 1):
         line, _, column, _ = positions[index] if 0 <= index < len(positions) else (None,) * 4
@@ -241,9 +240,8 @@ def _guarded_numbers(answers: _ForwardCalls) -> contextlib.AbstractContextManage
 
 
 def _open_functions() -> contextlib.AbstractContextManager[object]:
-    """While open, a mode sees the calls and guards inside functions of ``torch.nn.functional``, and not each
-    function as one call. Operands of tensor subclasses are still dispatched.
-    """
+    """While open, modes see each call and guard inside a function of ``torch.nn.functional``, instead of one
+    call of that function. Operands of tensor subclasses are still dispatched."""
 
     def is_dispatched(*operands: Any) -> bool:
         plain = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)

@@ -53,9 +53,8 @@ def calling_frame() -> FrameType | None:
 
 
 def asking_frame(*outside: str) -> FrameType | None:
-    """Return the innermost frame that calls PyTorch, possibly in PyTorch's own code. Function modes, which
-    pass a call on, are skipped, and so are files whose names begin with one of ``outside``.
-    """
+    """Return the innermost frame that calls PyTorch, which may itself be PyTorch's code. Skipped are function
+    modes, and files whose names begin with one of ``outside``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_name == "__torch_function__" or frame.f_code.co_filename.startswith(outside)
@@ -141,7 +140,6 @@ def failing_line(error: BaseException) -> str:
 
 
 def _places(trace: str) -> list[tuple[str, int]]:
-    """Return the files and lines that the text of a traceback names."""
     found = re.findall(r'^\s*File "([^"\n]+)", line (\d+), in \S', trace, re.MULTILINE)
     return [(file, int(line)) for file, line in found]
 

@@ -1,4 +1,4 @@
-"""``torch.no_grad`` and ``torch.inference_mode`` inside a model, preserved through decomposition.
+"""Preservation of ``torch.no_grad`` and ``torch.inference_mode`` inside a model through decomposition.
 
 Decomposition inlines the calls of such a region and forgets that they ran without gradients. The results of
 the region are therefore detached beforehand. This file also sets a model's mode (training or evaluation)

@@ -1,4 +1,4 @@
-"""Names of operators and constants that depend on the computation and on nothing else.
+"""Names of operators and constants that depend only on the computation, and so are equal on all devices.
 
 A plan refers to operators by name, but ``torch.export`` numbers its nodes differently on each device.
 """

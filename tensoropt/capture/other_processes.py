@@ -45,7 +45,7 @@ def no_other_processes() -> Iterator[list[str]]:
 
 
 def refuse_communication(run: Callable[[Any], object], build: Callable[[], Any] = lambda: None) -> None:
-    """Run a model's step as one of two pretended ranks.
+    """Run a model's step as one of two pretended ranks, and refuse the model if the step communicates.
 
     Args:
         run: function that runs the step of the model that ``build`` returned.

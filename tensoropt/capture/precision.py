@@ -40,10 +40,10 @@ def with_compute_dtype(graph: OperatorGraph, dtype: str) -> OperatorGraph:
 
 
 class _Policy:
-    """A pass that decides in which dtype each operator reads its operands, then one that inserts the casts.
+    """A pass that decides in which dtype each operator reads its operands, and then inserts the casts.
 
     Attributes:
-        now: dtype of each tensor after the pass, by name.
+        now: dtype of each tensor in the result, by name.
         carries: names of tensors that depend on a parameter or a floating-point input. No other operand makes
             an operator compute in float32.
         read_as: dtype of each floating-point operand, by operator and tensor.
@@ -65,7 +65,6 @@ class _Policy:
         self.casts: dict[tuple[str, str], str] = {}
 
     def apply(self) -> OperatorGraph:
-        """Return the graph with its casts inserted."""
         for op in self.graph.operators:
             self._decide(op)
         # After all decisions: how a parameter is seen depends on all of its readers.
@@ -138,7 +137,7 @@ class _Policy:
         return dict.fromkeys(floats, _NARROW if narrow else _WIDE)
 
     def _made(self, op: Operator, dtypes: Mapping[str, str]) -> tuple[str, ...] | None:
-        """Return the dtypes of the outputs, found by a call on the meta device; None if the call fails."""
+        """Return the dtypes of a call's results, found on the meta device; None if the call fails there."""
         read = [(n, self.graph.tensors[n].shape, dtypes.get(n, self.now[n])) for n in op.inputs()]
         place = {name: f"t{i}" for i, name in enumerate(dict.fromkeys(op.inputs()))}
         args = map_refs((op.args, tuple(op.kwargs.items())), lambda n: Ref(place[n]))
@@ -148,7 +147,7 @@ class _Policy:
         return self.results[key]
 
     def _parameters(self) -> None:
-        """Give parameters the dtype bfloat16 if all operators read them so, with float32 master weights."""
+        """Store in bfloat16, with float32 masters, each parameter that all operators read in bfloat16."""
         wants: dict[str, set[str]] = {}
         for operands in self.read_as.values():
             for name, dtype in operands.items():

@@ -73,7 +73,7 @@ def _without_idle_gradients(graph: OperatorGraph) -> OperatorGraph:
     notes = graph.notes
     if idle:
         few = ", ".join(idle[:5]) + (", ..." if len(idle) > 5 else "")
-        notes = (*notes, f"{len(idle)} parameters are only read without gradient, and not trained: {few}")
+        notes = (*notes, f"{len(idle)} parameters get no gradient from the loss, and are not trained: {few}")
     return replace(graph, tensors=tensors, operators=tuple(operators), notes=notes)
 
 

@@ -1,5 +1,5 @@
-"""A wrapper module that returns only the tensors of a model's output, and the structure from which the output
-is rebuilt and in which the loss is found."""
+"""A wrapper module that returns only the tensors of a model's output, and the structure of that output, which
+serves to rebuild the output and to find the loss in it."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ class Returned:
 
 
 class Cell:
-    """An object that stores the structure of a module's last output, because export forbids that forward sets
-    the module's own attributes."""
+    """A holder for the structure of a module's last output. Export forbids that forward sets the module's own
+    attributes, but not that it changes this object."""
 
     results: OutputPlaces | None = None
     returned: Returned | None = None

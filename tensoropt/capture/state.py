@@ -1,5 +1,5 @@
-"""State that forward changes: new values of buffers are results of the graph; other changes are refused or
-noted.
+"""Checks of state that forward changes: new values of buffers become results of the graph; other changes are
+refused or noted.
 
 Export would silently lose assignments to buffers (except the outermost module's), changes through ``.data``,
 and changes of a module's other state (parameters, plain tensors, lists, Python numbers).

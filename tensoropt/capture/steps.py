@@ -1,4 +1,4 @@
-"""One step of a model, after which the model's state is restored, and the differences between two steps.
+"""One training step that leaves the model's state unchanged, and the differences between two such steps.
 
 If NaN and infinity are not at the same positions in both steps, the difference is infinite: ``max`` keeps
 infinity, but not NaN.
@@ -177,12 +177,11 @@ class ModelStep:
 
     @property
     def finite(self) -> bool:
-        """Whether all losses and gradients are finite."""
         return all(bool(value.isfinite().all()) for value in (*self.losses, *self.gradients.values()))
 
 
 class Apart(NamedTuple):
-    """The largest relative differences between two steps, with names of the gradient and of the buffer."""
+    """The largest relative differences between two steps, with the names of the gradient and the buffer."""
 
     loss: float
     gradient: Worst
@@ -211,7 +210,7 @@ def run_step(
 
 
 def apart(actual: ModelStep, expected: ModelStep, floor: float | None = None) -> Apart:
-    """Return the largest relative differences of a step from an expected one, for buffers that both have.
+    """Return the largest relative differences between two steps; buffers that only one step has are left out.
 
     Args:
         floor: least value by which differences of gradients are divided; by default ``GRADIENT_FLOOR`` times

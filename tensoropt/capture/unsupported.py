@@ -98,7 +98,7 @@ _TAKE_FUNCTIONS = frozenset(
 
 
 def higher_order(name: str) -> Unsupported:
-    """Return the row for an operator that takes functions as arguments."""
+    """Return the table's row for an operator that takes functions as arguments."""
     return Unsupported(
         f"uses {name if name in _TAKE_FUNCTIONS else 'an operator'}, which takes functions",
         "write what it computes in plain calls: torch.where for a branch, a Python loop (which is unrolled) "
@@ -147,8 +147,8 @@ _OF_MESSAGES = (
 
 
 def of_error(error: BaseException) -> Unsupported | None:
-    """Return the row that explains an error of PyTorch; None if no row does, or if the model's own code
-    raised the error, whose message then says nothing about PyTorch."""
+    """Return the table's row that explains an error of PyTorch; None if there is none, or if the model's own
+    code raised the error, whose message then says nothing about PyTorch."""
     if raised_by_model(error) is not None:
         return None
     for frame in frames_of(error):
@@ -163,7 +163,7 @@ def of_error(error: BaseException) -> Unsupported | None:
 
 
 def kind_of_tensor(value: torch.Tensor) -> tuple[str, str] | None:
-    """Return (kind, remedy) of a tensor that no plan supports (sparse, nested, quantized), otherwise None."""
+    """Return (kind, remedy) of a tensor that no plan supports (sparse, nested, quantized), else None."""
     kind = ""
     if value.is_nested:
         kind = "a nested tensor"
@@ -192,7 +192,7 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def _refuse_at_the_call(kind: Unsupported) -> None:
-    """Raise the error of a row for the current call; do nothing if no code of the model makes the call."""
+    """Raise a row's error with the model's line that makes the current call; do nothing if there is none."""
     frame = None if getattr(_own, "calls", False) else calling_frame()
     if frame is not None:
         raise kind.refused("the model", quoted_line(frame))
@@ -203,7 +203,7 @@ _own = threading.local()
 
 @contextlib.contextmanager
 def own_calls() -> Iterator[None]:
-    """While open, refuse no calls: the capture itself makes them, although the model's code runs."""
+    """While open, refuse no calls, because the capture itself makes them."""
     before, _own.calls = getattr(_own, "calls", False), True
     try:
         yield

@@ -1,1 +1,1 @@
-"""The properties of operators: an :class:`~tensoropt.ops.calls.OpSpec` for each, in one registry."""
+"""The properties of operators (splits, one rank's call, cost class, precision), in one registry."""

@@ -1,4 +1,4 @@
-"""Attention in blocks: the queries that a rank has, and kernels for some queries over some keys."""
+"""Attention in blocks: which queries a rank has, and kernels for some queries over some keys."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Block = tuple[torch.Tensor, torch.Tensor]
 
 
 class QueryPiece(NamedTuple):
-    """One rank's part of one factor (atom) of the queries' dim.
+    """One rank's part of one factor (atom) of the queries' dim, to locate its queries in the sequence.
 
-    Element ``i`` is query ``(first + i) * stride``, where ``first = start + coordinate(axes) * step``; in
-    zig-zag order the second half begins at ``mirror - first``.
+    Local element ``i`` adds ``(first + i) * stride`` to a query's position, where ``first = start +
+    coordinate(axes) * step``. In zig-zag order (two chunks per rank) the second half begins at ``mirror -
+    first``.
     """
 
     size: int
@@ -36,7 +37,8 @@ class QueryPiece(NamedTuple):
 
 
 def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...]:
-    """Return a rank's part of each atom of the queries, dim -2 of ``output``; by default a busiest rank's."""
+    """Return the rank's part of each factor (atom) of the queries' dim, dim -2 of ``output``. A shard without
+    a coordinate stands for a rank with the most work."""
     sizes = shard.atoms.atoms[output.tensor][-2]
     before = sum(len(dim) for dim in shard.atoms.atoms[output.tensor][:-2])
     layout = shard.layout(output, written=True)
@@ -61,7 +63,7 @@ def query_pieces(shard: OperatorShard, output: Operand) -> tuple[QueryPiece, ...
 
 
 class Stretch(NamedTuple):
-    """A run of ``length`` local rows from ``first`` on, which begins at ``position`` of the sequence."""
+    """A run of ``length`` local rows, from row ``first``, that begins at ``position`` in the sequence."""
 
     first: int
     position: int
@@ -69,7 +71,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stretch]:
-    """Return a rank's runs of consecutive queries, in the order of its rows."""
+    """Return the runs of consecutive queries that a rank has, in the order of its local rows."""
     starts = [p.start + (context.coordinate(p.axes) * p.step if p.axes else 0) for p in pieces]
     outer, *inner = pieces
     if outer.mirror is None:
@@ -82,7 +84,7 @@ def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stret
 
 
 def _contiguous(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int]) -> Iterator[Stretch]:
-    """Yield the runs of consecutive queries, from local row ``row`` on; ``pieces`` begin at ``starts``."""
+    """Yield runs of consecutive queries, from local row ``row`` on; ``starts``: first index of each piece."""
     # Positions follow one another within the innermost pieces that are whole, and one piece outside them.
     inner, extents = len(pieces) - 1, [piece.size * piece.stride for piece in pieces]
     while inner > 0 and not starts[inner] and extents[inner] == pieces[inner - 1].stride:
@@ -102,12 +104,12 @@ _CPU_FLASH, _CUDA_FLASH, _BY_PRODUCTS = "flash on CPU", "flash on CUDA", "produc
 def block_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, device_type: str | None = None, *, masked: bool = False
 ) -> str:
-    """Return the name of a block's kernel: the device's flash kernel or, where that fails, matrix products.
+    """Return the name of a block's kernel: the device's flash kernel if possible, else matrix products.
 
-    CUDA's flash kernel takes 16-bit types, heads of up to 256 in multiples of 8, and no mask.
+    CUDA's flash kernel takes 16-bit types, head sizes up to 256 that are multiples of 8, and no mask.
 
     Args:
-        device_type: the device type of the run, for fake tensors; by default the tensors'.
+        device_type: type of the device that will run the kernel; by default the device of ``q``.
     """
     if has_torch_function((q, k, v)):
         kernel: str = handle_torch_function(block_kernel, (q, k, v), q, k, v, device_type, masked=masked)
@@ -124,10 +126,10 @@ def block_kernel(
 
 
 class Queries(NamedTuple):
-    """Some queries, the keys and values that they see, and how scores are masked and scaled.
+    """The operands of attention for one block: queries, the keys and values that they see, mask and scale.
 
     Attributes:
-        mask: the tensor added to the scores, in the queries' dtype or wider; it broadcasts to them.
+        mask: tensor that is added to the scores and broadcasts to them, in the queries' dtype or wider.
         causal: whether query ``i`` sees only the first ``i + 1`` keys.
     """
 
@@ -198,7 +200,7 @@ def _scores(of: Queries) -> torch.Tensor:
 
 
 def finite(lse: torch.Tensor) -> torch.Tensor:
-    """Return log-sum-exps with 0 in place of -inf, for queries that see no key."""
+    """Replace -inf with 0 in log-sum-exps; -inf belongs to queries that see no key."""
     return lse.masked_fill(lse == float("-inf"), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""One rank's part of an operator and the call that computes it, as plain data."""
+"""Descriptions of operators, of one rank's shard of an operator, and of the call that computes the shard."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ RING_SEND = "ring_send"
 
 @dataclass(frozen=True, slots=True)
 class InnerCollective:
-    """A collective inside a kernel.
+    """A collective that a kernel runs itself.
 
     Attributes:
-        bytes: its size in bytes: for :data:`BY_VALUES` the busiest rank's, for :data:`RING_SEND` a message's.
-        count: whether it sums a number that can be counted before the step (a mean's targets).
-        beside: the share of the kernel's work that overlaps with such collectives; 0 if the kernel waits.
+        bytes: size in bytes: the busiest rank's for :data:`BY_VALUES`, a message's for :data:`RING_SEND`.
+        count: whether it sums a number that can be counted before the step, such as that of a mean's targets.
+        beside: share (0 to 1) of the kernel's work that overlaps with such collectives; 0 for none.
     """
 
     kind: str
@@ -47,11 +47,11 @@ class InnerCollective:
 
 @dataclass(frozen=True)
 class LocalCall:
-    """One rank's call as hashable, picklable data.
+    """One rank's call of an operator or kernel, as hashable, picklable data.
 
-    ``function`` names an ATen overload (``aten.linear.default``) or a kernel (``kernels.dropout``), called as
-    ``kernel(context, name, *static, *args, **kwargs)``. ``args``/``kwargs`` hold a :class:`Ref` per local
-    tensor.
+    ``function`` names an ATen overload (``aten.linear.default``) or a kernel of this project
+    (``kernels.dropout``), called as ``kernel(context, name, *static, *args, **kwargs)``. A :class:`Ref` in
+    ``args`` or ``kwargs`` stands for a local tensor.
     """
 
     function: str
@@ -63,11 +63,11 @@ class LocalCall:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it runs one of this project's kernels, not PyTorch's operator."""
+        """Whether the call runs one of this project's kernels, and not an operator of PyTorch."""
         return self.function.split(".")[0] in _KERNEL_NAMESPACES
 
     def arguments(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, with ``tensors(name)`` for each :class:`Ref`, and literals resolved."""
+        """Return (args, kwargs), with ``tensors(name)`` for each :class:`Ref`, and dtypes for their names."""
         args = tuple(literal(map_refs(a, tensors)) for a in self.args)
         return args, {k: literal(map_refs(v, tensors)) for k, v in self.kwargs.items()}
 
@@ -82,12 +82,12 @@ def literal(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class OperatorShard:
-    """One rank's part of an operator; without a coordinate, the largest part.
+    """One rank's shard of an operator; without a coordinate, the largest shard.
 
     Attributes:
-        choices: for each mesh axis (the micro-batch axis first), the loop to split or a negative code.
-        mesh: the sizes of all axes, the number of micro-batches first.
-        zigzag: whether sequences are cut in zig-zag order.
+        choices: per mesh axis, the number of the loop that the axis splits, or a negative code for no loop.
+        mesh: sizes of all axes; axis 0 is the number of micro-batches.
+        zigzag: whether sequences are cut in zig-zag order (two chunks per rank, for equal causal work).
     """
 
     op: Operator
@@ -102,11 +102,11 @@ class OperatorShard:
         return self.atoms.spaces[self.op.name]
 
     def split(self, loops: Collection[int]) -> tuple[int, ...]:
-        """Return the mesh axes with more than one part that split any of ``loops``."""
+        """Return the mesh axes of size above 1 that split any of ``loops``."""
         return tuple(a for a, c in enumerate(self.choices) if c in loops and self.mesh[a] > 1)
 
     def steps(self, size: int, axes: Sequence[int]) -> int | tuple[int, ...]:
-        """Return the distance between shards of a loop; per axis where nested shards are uneven."""
+        """Return the distance between starts of shards; one per axis if nested axes cut the loop unevenly."""
         parts = prod(self.mesh[axis] for axis in axes)
         if len(axes) < 2 or size % parts == 0:
             return chunk(size, parts, 0)[1]
@@ -135,7 +135,7 @@ class OperatorShard:
         return self.shape(self.space.writes[index], written=True)
 
     def loop_named(self, prefix: str) -> list[int]:
-        """Return the loops with this name in a rule: one, or one per factor (atom) of a dim."""
+        """Return the numbers of the loops that a rule calls ``prefix``: one, or one per atom (factor)."""
         return [
             i for i, d in enumerate(self.space.dims) if d.name == prefix or d.name.startswith(prefix + ".")
         ]
@@ -159,7 +159,7 @@ _Adjust = Callable[[Operator, OperatorGraph, dict[str, torch.Tensor], torch.Gene
 
 
 class CostClass(StrEnum):
-    """Classes of operators that reach similar shares of a device's peak; profile stores have the names."""
+    """Classes of operators that reach similar shares of a device's peak. Profile stores save these names."""
 
     MATRIX = "matrix product"
     CONVOLUTION = "convolution"
@@ -173,7 +173,7 @@ class CostClass(StrEnum):
 
 
 class Precision(Enum):
-    """The precision of an operator under mixed precision; by default that of its operands."""
+    """How an operator computes under mixed precision. An operator without an entry follows its operands."""
 
     NARROW = "bfloat16"
     WIDE = "float32"
@@ -181,7 +181,7 @@ class Precision(Enum):
 
 
 class Domain(StrEnum):
-    """The values of an operand for which an operator is defined, without errors or invalid reads."""
+    """The values that an operand must have so that the operator neither fails nor reads invalid memory."""
 
     UNIT = "between 0 and 1"
     DEFINITE = "positive definite matrices"
@@ -200,15 +200,15 @@ def in_domain(drawn: torch.Tensor, domain: Domain) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The constraints on random operands under which an operator is well defined.
+    """Constraints on random operands, under which an operator is well defined.
 
     Attributes:
-        positive: whether floats lie in (0, 1) in rule checks and discovery.
-        domains: number of an input -> its domain, in timings too.
-        limits: a function that returns the range of each index operand.
-        timed: whether timings draw indices within ``limits``, not 0 and 1.
-        row_ends: numbers of two inputs: the ends of groups of rows, and the rows.
-        adjust: a function that changes the drawn values at the end.
+        positive: whether floating-point operands are drawn from (0, 1), except in timings.
+        domains: values that an input must have, by its position; also in timings.
+        limits: function that returns the range of each index operand.
+        timed: whether timings draw indices from the whole range of ``limits``; otherwise only 0 and 1.
+        row_ends: positions of two inputs: the end of each group of rows, and the rows.
+        adjust: function that changes the drawn values in place at the end.
     """
 
     positive: bool = False
@@ -220,7 +220,7 @@ class Samples:
 
 
 class LinearOperands(NamedTuple):
-    """The argument positions of a linear operator; ``transposed`` if the weight is (outputs, inputs)."""
+    """The positions of a linear operator's arguments; ``transposed`` if the weight is (outputs, inputs)."""
 
     read: int
     weight: int
@@ -232,31 +232,31 @@ class LinearOperands(NamedTuple):
 class OpSpec:
     """The description of an operator, or of several similar ones.
 
-    Samples, classes and precision apply to every overload of ``targets`` and ``without_rule``, the rest to
-    ``targets``.
+    ``samples``, ``cost_class``, ``precision``, ``launches`` and ``draws`` apply to every overload of
+    ``targets`` and ``without_rule``; other attributes apply to ``targets`` only.
 
     Attributes:
         targets: ATen overloads, such as ``aten.linear.default``.
-        without_rule: names, without namespace and overload, of operators that have no rule.
-        rule: the function that describes the index space; without one, discovery looks for splits.
-        localiser: a function that returns a shard's call; by default the same call on smaller tensors.
-        kernels: the kernels that such calls use, by the names in profile stores and saved explorations.
-        samples: random operands for the rule checker, discovery and timings.
-        cost_class: the cost class of the operator and of ``kernels``.
-        reads: how often one kernel reads its operands: twice if every result depends on all of them.
-        launches: whether it launches work on a device.
-        precision: the precision under mixed precision.
-        flops: FLOP counters by schema (``aten::_grouped_mm``) that PyTorch lacks.
-        reserve: overload -> numbers that cuDNN reserves per step, unit and layer in training; an estimate
-            (:mod:`tensoropt.profiling.cuda_kernels`).
-        random: whether its own call draws random numbers; then the rule checker compares localised calls.
-        draws: a function that tells which calls draw random numbers, if PyTorch's tag says so for all.
-        batch_statistics: whether it needs the whole batch's statistics, so that training refuses
-            micro-batches.
-        evaluated: a function that returns the call in eval mode.
-        counted_targets: whether it is a mean over targets that are not ignored, counted before the step.
-        equal_shards: whether shards must be equal, because its kernel derives a shard's place from its size.
-        linear: the positions of its operands, if it is linear in its input and has no kernel here.
+        without_rule: operators that have no rule, as names without namespace and overload.
+        rule: function that describes the loops; without one, running the operator in pieces finds its splits.
+        localiser: function that returns the call for a shard; by default the same call on smaller tensors.
+        kernels: kernels that such calls use, by the names in profile stores and saved explorations.
+        samples: constraints on random operands for rule checks, discovery of splits, and timings.
+        cost_class: class of speed of the operator and of ``kernels``.
+        reads: number of times that a kernel reads its operands; 2 if each result depends on all elements.
+        launches: whether a call launches a kernel on a device.
+        precision: precision under mixed precision; None follows the operands.
+        flops: FLOP counters that PyTorch lacks, by schema (``aten::_grouped_mm``).
+        reserve: by overload, the estimated number of values that cuDNN keeps for backward per time step,
+            hidden unit and layer (:mod:`tensoropt.profiling.cuda_kernels`).
+        random: whether PyTorch's call draws random numbers; rule checks then compare with the unsplit kernel.
+        draws: function that tells which calls draw random numbers, if PyTorch's tag says so for all.
+        batch_statistics: whether it uses the whole batch's statistics; training then refuses micro-batches.
+        evaluated: function that returns the call in eval mode.
+        counted_targets: whether it may be a mean over targets that are not ignored, counted before the step.
+        equal_shards: whether shards must have equal sizes, because the kernel derives a shard's start from
+            them.
+        linear: positions of the arguments, if it is linear in its input and needs no kernel of this project.
     """
 
     targets: tuple[str, ...] = ()
@@ -281,7 +281,7 @@ class OpSpec:
 
 
 def aten(names: str, rule: Rule | None = None, **fields: Any) -> OpSpec:
-    """Return the description of the ATen overloads in ``names``: ``mm.default bmm.default``.
+    """Return the description of several ATen overloads, named in one text: ``mm.default bmm.default``.
 
     Args:
         fields: other fields of :class:`OpSpec`.

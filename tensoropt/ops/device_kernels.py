@@ -1,4 +1,4 @@
-"""The types of devices for which PyTorch's operators have a kernel."""
+"""A check whether PyTorch has a kernel of an operator for a type of device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A model's ``torch.autograd.Function`` classes as operators that are never split.
+"""A model's own ``torch.autograd.Function`` classes as operators, which are never split.
 
-The target of such an operator is the class's name with a hash of its code and non-tensor arguments, in the
+The name of such an operator is the class's name with a hash of its code and non-tensor arguments, in the
 namespace ``tensoropt_functions``.
 """
 
@@ -29,7 +29,7 @@ _SIMPLE = (
 
 
 class NotConstant(Exception):  # noqa: N818 - says what an argument is; capture makes an error of it
-    """Raised for an argument whose value cannot be compared between processes."""
+    """Raised for an argument that cannot be written as a text which is equal in every process."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class FunctionCall:
     """A call of a ``torch.autograd.Function``, without its tensors.
 
     Attributes:
-        leaves, spec: the leaves and structure of its arguments' pytree, with a :class:`Slot` for each tensor.
-        results: its results, with a :class:`Slot` for each tensor.
-        single: whether it returns one value, and not a tuple.
+        leaves, spec: leaves and structure of the arguments' pytree, with a :class:`Slot` for each tensor.
+        results: results of the call, with a :class:`Slot` for each tensor.
+        single: whether the function returns one value, and not a tuple.
     """
 
     cls: type[torch.autograd.Function]
@@ -60,12 +60,12 @@ class FunctionCall:
         return sum(isinstance(leaf, Slot) for leaf in self.leaves)
 
     def run(self, tensors: Sequence[Any]) -> Any:
-        """Run the function itself, with ``tensors`` in place of the slots."""
+        """Call the function with ``tensors`` in place of the slots."""
         leaves = [tensors[leaf.index] if isinstance(leaf, Slot) else leaf for leaf in self.leaves]
         return apply(self.cls, *pytree.tree_unflatten(leaves, self.spec))
 
     def returned(self, made: Sequence[torch.Tensor]) -> Any:
-        """Return the function's result, given the tensors in it."""
+        """Return the function's result, with the tensors ``made`` in place of the slots."""
         results = [made[value.index] if isinstance(value, Slot) else value for value in self.results]
         return results[0] if self.single else tuple(results)
 
@@ -87,7 +87,7 @@ _tracing = False
 
 
 def set_tracing(tracing: bool) -> bool:
-    """Set whether autograd sees each operator as one node, as in traces; return the previous setting."""
+    """Set whether autograd sees each such operator as one node, as a trace needs; return the former value."""
     global _tracing
     before, _tracing = _tracing, tracing
     return before
@@ -111,7 +111,7 @@ class _TracedOperator(torch.autograd.Function):
 
 
 def operator_of(call: FunctionCall) -> Any:
-    """Return the operator of a call; NotConstant if its code or arguments cannot be compared as text."""
+    """Return the operator for a call; raise NotConstant if its code or arguments have no comparable text."""
     words = re.sub(r"\W", "_", call.cls.__qualname__.replace("<locals>", "")).strip("_")
     name = f"{re.sub('_+', '_', words)}_{_digest(call)}"
     if name not in _calls:
@@ -163,7 +163,7 @@ def _digest(call: FunctionCall) -> str:
 
 
 def _constant_text(value: Any) -> str:
-    """Return a constant as text, equal in every process; NotConstant if it has no such text."""
+    """Return a text for a constant that is equal in every process; raise NotConstant if there is none."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, _SIMPLE):
@@ -194,7 +194,7 @@ _OF_EVERY_CLASS = frozenset({
 
 
 def _code_of(cls: type) -> Iterator[str]:
-    """Yield the code of a class and its bases as text, up to PyTorch's own class."""
+    """Yield the code of a class and of its bases as text, up to ``torch.autograd.Function``."""
     for base in cls.__mro__:
         if base is torch.autograd.Function:
             return

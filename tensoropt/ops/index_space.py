@@ -1,8 +1,7 @@
-"""Index spaces: the loop nest of an operator, and how its loops address its tensors.
+"""Index spaces: an operator as a nest of loops, and which loops run over each dim of its tensors.
 
 ``linear`` is ``y[b,s,o] = sum_i x[b,s,i] * w[o,i] + bias[o]``: four loops, three operands read, one written.
-A configuration assigns one loop, or none, to each mesh axis; placements follow from
-:func:`operand_placement`.
+Each mesh axis splits one loop or none; :func:`operand_placement` derives the placements of tensors.
 """
 
 from __future__ import annotations
@@ -26,16 +25,17 @@ class LoopDim:
     """One loop of an operator's loop nest.
 
     Attributes:
-        name: its name, unique within the operator.
-        size: its global trip count.
-        splittable: whether a mesh axis may cut it.
-        uneven: whether it may be cut unevenly (vocabularies, output features).
-        growing: whether later elements take more work, as in causal attention.
-        along: for a joint loop, the loops of different operands that it cuts at once; the kernel exchanges
-            data between the parts.
-        aligned: whether the loops of ``along`` run over the same positions; only the first may be cut alone.
-        small_parts: whether it may be cut unevenly into parts of any size (samples, positions, heads).
-        blocks: whether only the outermost factor may be cut, because the kernel finds a part by its start.
+        name: unique name within the operator.
+        size: number of iterations on all ranks together.
+        splittable: whether a mesh axis may split the loop.
+        uneven: whether an axis may cut it into unequal shards if these are large (vocabularies).
+        growing: whether later iterations take more work, as in causal attention.
+        along: for a joint loop, the loops of different operands that one axis splits at once; the kernel
+            exchanges data between the ranks.
+        aligned: whether the loops of ``along`` run over the same positions; then only the first must be
+            splittable.
+        small_parts: whether unequal shards may have any size but 0 (samples, positions, heads).
+        blocks: whether only the outermost factor may be split, because the kernel finds a shard by its start.
     """
 
     name: str
@@ -49,20 +49,21 @@ class LoopDim:
     blocks: bool = False
 
     def cut_together(self, dims: Sequence[LoopDim]) -> bool:
-        """Return whether one axis may cut all loops of ``along``; ``dims`` are the operator's loops."""
+        """Return whether one axis may split all loops of ``along``; ``dims`` are the operator's loops."""
         cut = [dims[loop].splittable for loop in self.along]
         return cut[0] if self.aligned else all(cut)
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that an operator reads or writes, and the loops that address it.
+    """A tensor that an operator reads or writes, and the loops that run over its dims.
 
     Attributes:
-        dims: for each tensor dim its loops, outermost first; none if its size is 1, or if it is never split.
-        added: whether it is added outside the contraction, like a bias.
-        synced: contracted loops that the kernel reduces itself (a batch norm's statistics).
-        means: loops of an average, by whose parts the kernel divides, so that the parts add up.
+        dims: numbers of the loops of each tensor dim, outermost first; none for size 1 or a dim never split.
+        added: whether the operand is added outside the summation, like a bias.
+        synced: summed loops over which the kernel itself reduces (a batch norm's statistics).
+        means: loops over which the operator averages; its kernel divides each shard's result, so that they
+            add up.
     """
 
     tensor: str
@@ -73,7 +74,7 @@ class Operand:
 
     @property
     def loops(self) -> tuple[int, ...]:
-        """Its loops in order; after refinement, one per factor (atom) of a dim."""
+        """The numbers of the operand's loops in order; after refinement, one per factor (atom) of a dim."""
         return tuple(loop for dim in self.dims for loop in dim)
 
 
@@ -82,13 +83,13 @@ class IndexSpace:
     """The loops and operands of one operator.
 
     Attributes:
-        reads, writes: the operands in argument and output order.
-        linear: whether it is linear in all activations jointly, so that partial sums may pass through.
-        cheap: whether it only moves or rescales data, so that it follows its producer's splits.
-        known: whether a rule or discovery made it, and not the fallback.
-        discovered: whether discovery made it, by running the operator in pieces.
-        additive: whether the backward of a sum of gradients is the sum of their backwards, so that they may
-            be added afterwards.
+        reads, writes: operands in argument order, and results in output order.
+        linear: whether the operator is linear in all activations jointly, so that partial sums may pass
+            through.
+        cheap: whether the operator only moves or rescales data, so that it takes over its producer's splits.
+        known: whether a rule or discovery made the space; False for the fallback without loops.
+        discovered: whether discovery made the space, by running the operator in pieces.
+        additive: whether backward is linear in the gradient, so that partial gradients may be added after it.
     """
 
     dims: tuple[LoopDim, ...]
@@ -102,10 +103,11 @@ class IndexSpace:
 
 
 def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
-    """Return an operand's placement code on an axis with this choice (table in the README of ``ops``).
+    """Return the placement code of an operand on a mesh axis that splits the loop ``choice``.
 
-    ``choice`` is a loop, or ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. A sharded operand's code is the loop's
-    position among the operand's loops; after refinement, the number of the dims' factor (atom).
+    ``choice`` may also be ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. For a sharded operand, the code is the
+    position of the split loop among the operand's loops; after refinement, the number of the dims' factor
+    (atom). The README of ``ops`` has the table of all cases.
     """
     if choice < 0:
         return choice
@@ -136,14 +138,14 @@ Rule = Callable[["Builder"], None]
 
 
 class Opaque(Exception):  # noqa: N818 - a signal, not an error
-    """Raised by a rule that cannot describe a call; the operator is then kept whole."""
+    """Raised by a rule that cannot describe a call; the operator is then not split."""
 
 
 def alike(names: str) -> Callable[[Rule], Rule]:
-    """Mark arguments that mean the same for a part of the operands, so that a rule need not read them.
+    """Return a decorator that names arguments of a rule that mean the same for a shard, and may stay unread.
 
     Args:
-        names: their names, separated by blanks; ``*`` for all that are no tensors.
+        names: names of arguments, separated by blanks; ``*`` for all that are no tensors.
     """
 
     def marked(rule: Rule) -> Rule:
@@ -166,10 +168,10 @@ def need_not_ask(rule: Rule, argument: str) -> bool:
 
 
 class Builder:
-    """Collects the loops and operands of one operator.
+    """A collector of the loops and operands of one operator, filled by the operator's rule.
 
-    Labels say, for each tensor dim, its loop, its loops (outermost first), or None if it is never split. Dims
-    of size 1 have no loop.
+    A label gives the loops of one tensor dim: a loop's number, several (outermost first), or None for a dim
+    that is never split. Dims of size 1 have no loop.
     """
 
     def __init__(self, op: Operator, graph: OperatorGraph):
@@ -192,7 +194,7 @@ class Builder:
         return self.op.kwargs.get(name, default) if name is not None else default
 
     def tensor(self, value: Any) -> Tensor:
-        """Return the tensor of an argument; Opaque if it is None."""
+        """Return the tensor to which an argument refers; raise Opaque if it refers to none."""
         if not isinstance(value, Ref):
             raise Opaque(f"{self.op.name}: expected a tensor, found {value!r}")
         return self.graph.tensors[value.name]
@@ -213,10 +215,10 @@ class Builder:
     # -- loops ------------------------------------------------------------------------------------
 
     def loop(self, name: str, size: int, *, splittable: bool = True, **flags: Any) -> int:
-        """Add a loop to the nest; a repeated name gets a number.
+        """Add a loop and return its number; a name that is taken gets a numeral.
 
         Args:
-            flags: ``uneven``, ``growing``, ``small_parts``, ``blocks``, as in :class:`LoopDim`.
+            flags: ``uneven``, ``growing``, ``small_parts`` and ``blocks`` of :class:`LoopDim`.
         """
         used = {loop.name for loop in self._loops}
         numbered = (f"{name}{number}" for number in count(2))
@@ -226,10 +228,10 @@ class Builder:
         return len(self._loops) - 1
 
     def together(self, name: str, loops: Sequence[int], *, aligned: bool = False) -> None:
-        """Add a joint loop, which cuts loops of different operands at once along one axis.
+        """Add a joint loop, by which one axis splits loops of different operands at once.
 
         Args:
-            aligned: whether they run over the same positions; the first then decides whether they can be cut.
+            aligned: whether the loops run over the same positions; then only the first must be splittable.
         """
         # Of its size only the loops' own count, which `fits` in configurations.py divides.
         sizes = [self._loops[loop].size for loop in loops]
@@ -237,11 +239,11 @@ class Builder:
         self._loops.append(replace(dim, splittable=dim.cut_together(self._loops)))
 
     def loops(self, shape: Sequence[int], prefix: str = "d", **flags: bool) -> list[int]:
-        """Add one loop per dim of a shape: ``d0``, ``d1``, ..."""
+        """Add one loop per dim of a shape, called ``d0``, ``d1``, ...; return their numbers."""
         return [self.loop(f"{prefix}{i}", size, **flags) for i, size in enumerate(shape)]
 
     def around(self, touched: Collection[int], *, added: bool = False) -> list[Loops]:
-        """Read the first argument with one new loop per dim; the ``touched`` dims stay whole."""
+        """Describe the first argument with one new loop per dim; the dims ``touched`` stay whole."""
         labels: list[Loops] = [
             None if i in touched else self.loop(f"d{i}", size) for i, size in enumerate(self.shape)
         ]
@@ -249,7 +251,7 @@ class Builder:
         return labels
 
     def along(self, *touched: int) -> list[Loops]:
-        """Read the first argument as in :meth:`around`, and write every result with the same loops."""
+        """Describe the first argument and all results with one loop per dim; dims ``touched`` stay whole."""
         labels = self.around(touched)
         for index in range(len(self.op.outputs)):
             self.write(labels, index)
@@ -270,13 +272,13 @@ class Builder:
         return Operand(name, tuple(dims), **fields)
 
     def read(self, value: Any, labels: Sequence[Loops], *, added: bool = False) -> None:
-        """Describe a tensor argument by the loops of its dims; None is ignored."""
+        """Describe a tensor argument by one label (its loops) per dim; an argument None is skipped."""
         if isinstance(value, Ref):
             # A list, because a tensor that is read twice (`x @ x.T`) is addressed differently each time.
             self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added=added))
 
     def write(self, labels: Sequence[Loops], index: int = 0, **loops: Sequence[int]) -> None:
-        """Describe an output by the loops of its dims; ``loops``: ``synced`` and ``means`` of its operand."""
+        """Describe an output by one label per dim; ``loops``: values of :class:`Operand`'s other fields."""
         name = self.op.outputs[index]
         self._writes[name] = self._operand(name, labels, **{kind: tuple(of) for kind, of in loops.items()})
 
@@ -289,7 +291,7 @@ class Builder:
         )
 
     def build(self, known: bool = True) -> IndexSpace:
-        """Return the index space; tensors that were not described have no loops."""
+        """Return the index space; tensors that the rule did not describe are never split."""
         reads = []
         for name in self.op.inputs():
             described = self._reads.get(name)
@@ -304,14 +306,14 @@ class Builder:
 
 @dataclass(frozen=True)
 class AtomGraph:
-    """An operator graph with loops refined into atoms: the finest factors of dims that views need.
+    """An operator graph whose loops are refined into atoms: the finest factors of dims that any view needs.
 
     Attributes:
         graph: the operator graph.
-        spaces: operator -> index space; loop ``j`` of an operand is atom ``j`` of its tensor.
-        atoms: tensor -> atom sizes of each dim.
-        discovered: operator without a rule -> result of discovery.
-        zigzag: (tensor, position) of atoms in zig-zag order (:mod:`tensoropt.sharding.zigzag`).
+        spaces: index space of each operator; loop ``j`` of an operand is atom ``j`` of its tensor.
+        atoms: sizes of the atoms of each dim, by tensor.
+        discovered: splits found by running an operator in pieces, by operator without a rule.
+        zigzag: (tensor, number of the atom) of atoms of sequences (:mod:`tensoropt.sharding.zigzag`).
     """
 
     graph: OperatorGraph
@@ -321,16 +323,15 @@ class AtomGraph:
     zigzag: frozenset[tuple[str, int]] = frozenset()
 
     def may_zigzag(self, mesh: Sequence[int]) -> bool:
-        """Return whether sequences can be cut in zig-zag order on this mesh: into two chunks per rank."""
+        """Return whether this mesh can cut sequences into two chunks per rank, as zig-zag order needs."""
         return bool(self.zigzag) and self._common_divisor % (2 * prod(mesh[1:])) == 0
 
     @cached_property
     def _common_divisor(self) -> int:
-        """The greatest common divisor of the sizes of all atoms in zig-zag order."""
         return gcd(*(self.atom_sizes(name)[position] for name, position in self.zigzag))
 
     def lost(self) -> dict[str, str]:
-        """Return, by target, why discovery could not run an operator, or the fault of its fake kernel."""
+        """Return, by target, why splits could not be discovered: a crash, a hang, or a wrong fake kernel."""
         targets = self.graph.by_name
         return {
             targets[name].target: discovery.refused
@@ -344,5 +345,5 @@ class AtomGraph:
 
 
 def canonical(tensor: Tensor, code: int) -> int:
-    """Return the canonical placement code: for a tensor without a gradient, R in place of R/P."""
+    """Return ``code``, but R for R/P (whole, with partial gradients) if the tensor has no gradient."""
     return REPLICATE if code == PARTIAL_GRAD and not tensor.requires_grad else code

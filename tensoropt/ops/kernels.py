@@ -1,4 +1,4 @@
-"""Kernels that several families share (means whose parts add up), and the context of a kernel."""
+"""The context in which a rank's kernels run, and kernels for means, which several families share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensoropt.ops.overloads import resolve_overload
 
 
 class ShardContext(Protocol):
-    """A rank as its kernels see it: coordinates, and collectives, by default those of a single rank."""
+    """What kernels know of their rank: coordinates and collectives, by default those of one rank alone."""
 
     @property
     def seed(self) -> int: ...
@@ -27,14 +27,14 @@ class ShardContext(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether no other ranks run, even if the kernel computes one shard of many."""
+        """Whether this process runs without other ranks, even if a kernel computes one shard of many."""
 
     def coordinate(self, axes: tuple[int, ...]) -> int:
-        """Return this rank's index within the flattened group of ``axes``, the first outermost."""
+        """Return this rank's index among the ranks along ``axes``; the first axis is outermost."""
         return 0
 
     def all_reduce(self, value: torch.Tensor, axes: tuple[int, ...], op: str = "sum") -> torch.Tensor:
-        """Return ``value`` reduced over the group of ``axes``; not differentiable."""
+        """Return ``value`` reduced over the ranks along ``axes``; not differentiable."""
         return value
 
     def all_to_all(
@@ -44,24 +44,24 @@ class ShardContext(Protocol):
         sent: Sequence[int] | None = None,
         received: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Exchange rows within the group of ``axes``, in rank order; not differentiable.
+        """Exchange rows of ``value`` among the ranks along ``axes``, in rank order; not differentiable.
 
         Args:
-            sent, received: numbers of rows to and from each rank; by default equal.
+            sent, received: number of rows to each rank, and from each rank; by default equal.
         """
         return value.clone()
 
     def send_around(self, value: torch.Tensor, axes: tuple[int, ...]) -> Callable[[], torch.Tensor]:
-        """Begin to send ``value`` to the next rank of the group of ``axes``, in a ring; not differentiable.
+        """Begin to send ``value`` to the next rank of a ring along ``axes``; not differentiable.
 
-        Return a function that awaits the previous rank's value of that shape; until then ``value`` must not
-        change.
+        Return a function that waits for the previous rank's value of equal shape; until then ``value`` must
+        not change.
         """
         # The copy arrives; the function holds `value` as a sending rank would.
         return partial(_received, value.clone(), value)
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count summed over ``axes``, including those of all micro-batches."""
+        """Return a count summed over the ranks along ``axes`` and over all micro-batches."""
         return value
 
 
@@ -70,7 +70,7 @@ def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
 
 
 def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence[int]) -> int:
-    """Return the start of a rank's shard; ``steps``: the distance between shards, or one for each axis."""
+    """Return where a rank's shard starts; ``steps`` is the distance between shards, or one for each axis."""
     if isinstance(steps, int):
         return context.coordinate(axes) * steps
     return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))
@@ -78,7 +78,7 @@ def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence
 
 @dataclass(eq=False)
 class SingleDevice(ShardContext):
-    """The context of an unsplit run, or of a measurement on a single rank."""
+    """The context of a rank without others: an unsplit run, or a measurement."""
 
     seed: int = 0
     step: int = 0
@@ -93,7 +93,7 @@ class SingleDevice(ShardContext):
 def _mean_as_sum(
     context: ShardContext, name: str, target: str, count: int, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Return a part of a mean over split dims: the sum (``target``) divided by the global count."""
+    """Return a shard's part of a mean over split dims: its sum (``target``) divided by the global count."""
     total: torch.Tensor = resolve_overload(target)(*args, **kwargs)
     return total / count
 

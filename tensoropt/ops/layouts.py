@@ -1,6 +1,7 @@
-"""Placements: how a tensor and its gradient are placed on one mesh axis, and on the whole mesh.
+"""Placements: how one mesh axis places a tensor and its gradient; layouts: the placements on all axes.
 
-A placement is one of four pairs (forward, gradient), as a small integer that is fast to hash and compare.
+A placement is an integer: for a shard, the number of the split factor of the tensor's dims (atom); otherwise
+a negative code for a pair (forward, gradient).
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _CODES = {name: code for code, name in _NAMES.items()}
 
 
 def placement_name(code: int) -> str:
-    """Return the name of a placement in plans: ``S(n)``, ``R``, ``R/P``, ``P/R``."""
+    """Return the name of a placement in plans, such as ``S(n)`` (split), ``R`` (whole) or ``R/P``."""
     return f"S({code})" if code >= 0 else _NAMES[code]
 
 
 def placement_code(name: str) -> int:
-    """Return the code of a placement's name in plans; ``ValueError`` for any other text."""
+    """Return the code of a placement, given its name in plans; ``ValueError`` for any other text."""
     if name.startswith("S(") and name.endswith(")"):
         return int(name[2:-1])
     if name not in _CODES:
@@ -58,7 +59,7 @@ def layout_names(layout: Layout) -> tuple[str, ...]:
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Return the (offset, length) of shard ``index`` of ``parts``, cut as in ``torch.chunk`` and DTensor."""
+    """Return the (start, length) of shard ``index`` of ``parts``, cut as in ``torch.chunk`` and DTensor."""
     # Rounded up, with smaller or empty last shards: optimizers and checkpoints see shards as DTensors, so the
     # cuts have to agree.
     step = -(-size // parts)
@@ -67,7 +68,7 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 def flat_index(mesh: Sequence[int], coordinate: Sequence[int], axes: Sequence[int]) -> int:
-    """Return a rank's index within the flattened group of ``axes``, the first outermost."""
+    """Return a rank's index among the ranks along ``axes``; the first axis is outermost."""
     index = 0
     for axis in axes:
         index = index * mesh[axis] + coordinate[axis]
@@ -77,7 +78,7 @@ def flat_index(mesh: Sequence[int], coordinate: Sequence[int], axes: Sequence[in
 def local_atoms(
     atoms: Atoms, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int] | None = None
 ) -> Atoms:
-    """Return the atom sizes of the shard at ``coordinate``; by default of the largest shard."""
+    """Return the sizes of each dim's factors (atoms) in the shard at ``coordinate``, or in the largest."""
     sizes = [size for dim in atoms for size in dim]
     for axis, code in enumerate(layout):
         if code >= 0:
@@ -92,5 +93,5 @@ def local_atoms(
 def local_shape(
     atoms: Atoms, layout: Layout, mesh: tuple[int, ...], coordinate: tuple[int, ...] | None = None
 ) -> tuple[int, ...]:
-    """Return the shape of the shard of a tensor at ``coordinate``; by default of the largest shard."""
+    """Return the shape of a tensor's shard at ``coordinate``; by default of the largest shard."""
     return tuple(math.prod(dim) for dim in local_atoms(atoms, layout, mesh, coordinate))

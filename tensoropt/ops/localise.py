@@ -1,4 +1,4 @@
-"""Conversion of an operator, with a choice per mesh axis, to the call that computes one shard."""
+"""Conversion of an operator, given the loop that each mesh axis splits, to the call for one shard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _localised(shard: OperatorShard) -> LocalCall:
 
 
 def _averaged(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Divide outputs that are averages over split loops, so that the parts add up."""
+    """Return a call that divides averages over split loops by the number of shards, so that they add up."""
     parts = [prod(shard.mesh[a] for a in shard.split(o.means)) for o in shard.space.writes]
     if all(count == 1 for count in parts):
         return call
@@ -49,7 +49,7 @@ def _averaged(shard: OperatorShard, call: LocalCall) -> LocalCall:
 
 
 def draws_numbers(op: Operator) -> bool:
-    """Return whether the operator's own call draws random numbers."""
+    """Return whether PyTorch's own call of an operator draws random numbers."""
     # Capture refuses a model's own function that does, and a saved graph names such a function without
     # containing it.
     if op.target.startswith(f"{FUNCTIONS}."):

@@ -18,12 +18,12 @@ _REGISTERED_BY = {"transformers": "transformers.integrations.moe"}
 
 
 class OwnFunctionError(TensorOptError, AttributeError):
-    """An operator that exists only where the model is loaded."""
+    """Raised for an operator that exists only in processes where its model is loaded."""
 
 
 @cache
 def resolve_overload(name: str) -> Callable[..., Any]:
-    """Return the overload with this name (``aten.linear.default``).
+    """Return the PyTorch operator with a name such as ``aten.linear.default``.
 
     Raises:
         AttributeError: there is none.
@@ -54,9 +54,9 @@ def packet_of(target: str) -> str:
 
 
 def returns_one_tensor(target: str) -> bool:
-    """Return whether the operator returns a single tensor.
+    """Return whether an operator returns a single tensor.
 
-    Capture names ``native_dropout`` as ``dropout``, so the name alone does not show this.
+    An output's name (``dropout.0``) does not show this, because capture drops a result of ``native_dropout``.
     """
     returns = resolve_overload(target)._schema.returns  # type: ignore[attr-defined]
     return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)

@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits: their encodings (schemes), and linear layers that multiply by them."""
+"""Weights of 8 or 4 bits: their encodings (schemes), and linear layers that compute with them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Scheme(NamedTuple):
     """An encoding of a matrix as bytes.
 
     Attributes:
-        table: the numbers that half bytes stand for; empty for ``int8``.
+        table: the 16 numbers that 4-bit codes stand for; empty for ``int8``.
         nested: whether the scales are encoded as bytes, too.
     """
 
@@ -48,7 +48,7 @@ class Scheme(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> Scheme:
-        """Return the scheme with a name; TensorOptError if there is none."""
+        """Return the scheme called ``name``; raise TensorOptError if there is none."""
         if name not in SCHEMES:
             raise TensorOptError(
                 f"'{name[:40]}' is not a scheme for storing weights as bytes; {suggest(name, SCHEMES)}"
@@ -61,13 +61,13 @@ class Scheme(NamedTuple):
 
 
 class WeightBytes(NamedTuple):
-    """A quantised matrix, or some of its rows and blocks.
+    """A quantised matrix, or some of its rows and blocks (inputs that share a scale).
 
     Attributes:
-        codes: ``[outputs, inputs]`` int8, or ``[outputs, inputs / 2]`` uint8.
-        scales: ``[outputs]``, or ``[outputs, blocks]``; uint8 codes if they are nested.
-        nested: ``[outputs, groups]``, the scales of groups of scales.
-        offset: the mean of nested scales.
+        codes: ``[outputs, inputs]`` int8, or two 4-bit codes per byte in ``[outputs, inputs / 2]`` uint8.
+        scales: ``[outputs]`` for int8, else ``[outputs, blocks]``, as uint8 codes if they are nested.
+        nested: ``[outputs, groups]``, one scale for each group of scales.
+        offset: mean of all scales, added to the decoded ones.
     """
 
     codes: torch.Tensor
@@ -97,7 +97,7 @@ def _pairs(table: tuple[float, ...]) -> list[list[float]]:
 
 
 def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
-    """Quantise a matrix ``[outputs, inputs]``; TensorOptError if blocks do not divide its inputs."""
+    """Quantise a matrix ``[outputs, inputs]``; raise TensorOptError unless blocks divide the inputs."""
     scheme, (rows, columns) = Scheme.of(name), weight.shape
     wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32)).contiguous()
     if not scheme.table:
@@ -124,7 +124,6 @@ def quantised(weight: torch.Tensor, name: str) -> WeightBytes:
 
 
 def _nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
-    """Return, for each value, the index of the nearest number of a table, as uint8."""
     numbers = torch.tensor(table, dtype=values.dtype, device=values.device)
     ordered, places = numbers.sort(stable=True)
     found = torch.bucketize(values, (ordered[1:] + ordered[:-1]) / 2)
@@ -132,7 +131,7 @@ def _nearest(values: torch.Tensor, table: tuple[float, ...]) -> torch.Tensor:
 
 
 def _dequantised(stored: WeightBytes, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return the matrix ``[outputs, inputs]``, computed in float32 or wider and rounded once."""
+    """Return the matrix ``[outputs, inputs]`` in ``dtype``, computed in float32 or wider and rounded once."""
     scheme, codes = Scheme.of(name), stored.codes
     rows, columns = codes.shape[0], codes.shape[1] * scheme.per_byte
     made = torch.empty(rows, columns, dtype=dtype, device=codes.device)
@@ -158,7 +157,6 @@ def _parts(rows: int, columns: int) -> Iterator[slice]:
 
 
 def _scales(stored: torch.Tensor, nested: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
-    """Return the scales ``[rows, blocks]`` that nested codes stand for."""
     table = torch.tensor(nested_table(), dtype=nested.dtype, device=stored.device)
     scales = table.index_select(0, stored.flatten().int()).view(*nested.shape, -1)
     scales = scales.mul_(nested.unsqueeze(-1)).view(stored.shape)
@@ -194,7 +192,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 class QuantisedProduct(torch.autograd.Function):
-    """``x @ weight.T + bias`` with a frozen quantised weight, which backward dequantises again."""
+    """``x @ weight.T + bias`` with a frozen quantised weight; forward and backward each dequantise it."""
 
     forward = staticmethod(_product)
     setup_context = staticmethod(_remember)
@@ -221,11 +219,11 @@ def _shape_of_product(x: torch.Tensor, codes: torch.Tensor, *_: Any) -> torch.Te
 
 
 class QuantisedLinear(nn.Module):
-    """A linear layer with a frozen quantised weight, in parameters named as in :class:`WeightBytes`.
+    """A linear layer with a frozen quantised weight, whose parameters are the fields of :class:`WeightBytes`.
 
     Args:
         bias: the layer's bias, or None.
-        compute: the dtype of the product; by default the input's. The result has the input's dtype.
+        compute: dtype of the product; by default the input's. The result has the input's dtype.
     """
 
     def __init__(
@@ -245,7 +243,6 @@ class QuantisedLinear(nn.Module):
         self.out_features, self.in_features = stored.codes.shape[0], stored.codes.shape[1] * per_byte
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``x`` ``[..., inputs]`` times the weight, plus the bias."""
         read = x if self.compute is None else x.to(self.compute)
         product: torch.Tensor = torch.ops.tensoropt_quantised.linear(
             read, self.codes, self.scales, self.nested, self.offset, self.bias, self.scheme

@@ -1,4 +1,4 @@
-"""The registry of operators: the specs of all families, and functions that look them up."""
+"""The registry of operators: the descriptions of all families, and functions that look them up."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _NOTHING_SAID = OpSpec()
 
 
 def spec_of(target: str) -> OpSpec:
-    """Return the spec of an overload; one of default values if no family describes it."""
+    """Return the description of an overload; default values if no family describes it."""
     return _BY_TARGET.get(target, _NOTHING_SAID)
 
 
 def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
-    """Return the index space of one operator; without a rule, a space without loops."""
+    """Return the loops and operands of one operator; without a rule, the operator has no loops."""
     builder = Builder(op, graph)
     rule = spec_of(op.target).rule
     # Not known: callers may let discovery look for splits.
@@ -79,10 +79,10 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
 
 
 def _unread(op: Operator, consulted: Container[int | str]) -> list[str]:
-    """Return the names of an ATen call's arguments that its rule has not read, except tensors and defaults.
+    """Return the names of arguments that a rule has not read, except tensors and values at their default.
 
     Args:
-        consulted: positions and names of the arguments that it has read.
+        consulted: positions and names of the arguments that the rule has read.
     """
     if not op.target.startswith("aten."):
         return []
@@ -102,7 +102,7 @@ def samples_of(target: str) -> Samples:
 
 
 def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    """Yield the name and upper bound of each index operand of a call; ``shape``: name -> local shape."""
+    """Yield (name, upper bound) of each index operand; ``shape`` is a function from a name to a shape."""
     samples = _KERNEL_SAMPLES.get(call.function) if call.is_kernel else samples_of(call.function)
     if samples is None or samples.limits is None or not samples.timed:
         return
@@ -111,17 +111,17 @@ def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> It
 
 
 def precision_of(target: str) -> Precision | None:
-    """Return an operator's precision under mixed precision; None if it is that of its operands."""
+    """Return how an operator computes under mixed precision; None if it follows its operands."""
     return _PRECISION.get(packet_of(target))
 
 
 def cost_class_of(function: str) -> CostClass | None:
-    """Return the roofline class of an operator or kernel, or None."""
+    """Return the cost class (operators of similar efficiency) of an operator or kernel, or None."""
     return _COST_CLASS.get(packet_of(function))
 
 
 def is_dense_transformer(targets: Iterable[str]) -> bool:
-    """Return whether operators are those of a transformer without experts or other kinds of layers."""
+    """Return whether operators include attention, but no experts, convolutions or recurrent layers."""
     names = set(targets)
     classes = set(map(cost_class_of, names))
     of_others = {CostClass.CONVOLUTION, CostClass.RECURRENT} & classes
@@ -129,12 +129,12 @@ def is_dense_transformer(targets: Iterable[str]) -> bool:
 
 
 def reads_of(function: str) -> int:
-    """Return how often a function, as one kernel, reads its operands."""
+    """Return how often the kernel of a function reads its operands."""
     return _READS.get(function, 1)
 
 
 def launches(function: str) -> bool:
-    """Return whether a function launches work on a device."""
+    """Return whether a call of a function launches a kernel on a device."""
     return packet_of(function).rstrip("_") not in _NO_LAUNCH
 
 
@@ -144,7 +144,7 @@ def flops_of(schema: str) -> FlopCount | None:
 
 
 def reserve_of(target: str) -> int | None:
-    """Return how many numbers cuDNN reserves per step, unit and layer; None for other operators."""
+    """Return how many values cuDNN keeps for backward per time step, unit and layer, or None."""
     return spec_of(target).reserve.get(target)
 
 
@@ -154,7 +154,7 @@ def draws_of(target: str) -> Callable[[Operator], bool] | None:
 
 
 def evaluated(op: Operator, call: LocalCall) -> LocalCall:
-    """Return the form in eval mode of an operator's local call."""
+    """Return the call that replaces an operator's local call in eval mode."""
     change = spec_of(op.target).evaluated
     return call if change is None else change(op, call)
 
@@ -170,7 +170,7 @@ def resolve_function(name: str) -> Callable[..., Any]:
 
 
 def bind(call: LocalCall, context: ShardContext) -> Callable[..., Any]:
-    """Return a callable of ``(*args, **kwargs)`` that runs a local call in a rank's context."""
+    """Return a function of ``(*args, **kwargs)`` that runs a local call on the rank of ``context``."""
     function = resolve_function(call.function)
     if not call.is_kernel:
         return function

@@ -1,6 +1,6 @@
-"""Attention for a part of the queries: one kernel per block of keys, merged by log-sum-exps.
+"""Attention for a part of the queries: one kernel per block of keys; log-sum-exps serve to merge the results.
 
-Keys and values are whole on every rank, or go around a ring (Liu et al., arXiv 2310.01889).
+Every rank has all keys and values, or ranks send them around a ring (Liu et al., arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ RING = "ring"
 
 
 class Ring(NamedTuple):
-    """A ring of ranks and their keys.
+    """A ring of ranks around which keys and values are sent.
 
     Attributes:
-        axes, parts: the mesh axes, and the number of ranks.
-        place: the position in the ring of a rank with the most work; None if this rank's own is known.
-        keys: for each position in the ring, (position in the sequence, length) of its runs of keys.
-        rows: the largest number of keys of a rank, for the size of messages.
+        axes, parts: mesh axes along which the ring lies, and the number of its ranks.
+        place: for estimates, the position in the ring of a rank with the most work; None on a running rank.
+        keys: for each position in the ring, (start in the sequence, length) of each run of keys there.
+        rows: largest number of keys that a rank has, which determines the size of messages.
     """
 
     axes: tuple[int, ...]
@@ -78,7 +78,7 @@ def ring_of(shard: OperatorShard, axes: tuple[int, ...], *, causal: bool) -> Rin
 
 
 def ring_collectives(shard: OperatorShard, ring: Ring) -> tuple[InnerCollective, ...]:
-    """Return a rank's messages of keys, values and, in backward, gradients; only the last is exposed."""
+    """Return a rank's messages (keys, values, their gradients); only the last does not overlap with work."""
     elements = 0
     for operand in shard.space.reads[1:3]:
         shape = shard.shape(operand, written=False)
@@ -106,13 +106,13 @@ def ring_attention(
     """Return attention of a rank's queries over the keys of all ranks of a ring.
 
     Args:
-        ring: a :class:`Ring`.
-        pieces: the rank's part of each atom of the queries' dim, if ``causal``.
+        ring: data of a :class:`Ring`.
+        pieces: the rank's part of each factor (atom) of the queries' dim, if ``causal``.
         q: ``[..., heads, local queries, d]``.
         k, v: ``[..., key heads, local keys, d]``; query head ``h`` reads key head ``h // (heads / key
             heads)``.
         mask: broadcasts to ``[..., heads, local queries, all keys]``; bool or additive, without gradient.
-        scale: by default ``1 / sqrt(d)``.
+        scale: factor of the scores; by default ``1 / sqrt(d)``.
     """
     of_ranks = Ring(*ring)
     queries = stretches(context, pieces) if causal else None
@@ -130,10 +130,11 @@ def causal_attention_in_blocks(
     v: Tensor,
     scale: float | None,
 ) -> Tensor:
-    """Return causal attention of a rank's queries over all keys, as in a ring of this rank alone.
+    """Return causal attention of a rank's queries over all keys, which this rank has.
 
     Args:
-        pieces, q, k, v, scale: as for :func:`ring_attention`; keys and values are whole.
+        pieces: the rank's part of each factor (atom) of the queries' dim.
+        q: ``[..., heads, local queries, d]``; ``k`` and ``v`` are ``[..., key heads, all keys, d]``.
     """
     keys = k.shape[-2]
     alone = Ring((), 1, 0, (((0, keys),),), keys)
@@ -144,7 +145,7 @@ class _Pair(NamedTuple):
     """A block of attention: some of the rank's queries and some of the keys.
 
     Attributes:
-        rows, columns: (first, end) of the queries, and of the keys, among the local ones.
+        rows, columns: (first, end) of the queries among the rank's, and of the keys among those at hand.
         causal: whether query ``i`` sees only the first ``i + 1`` of these keys.
     """
 
@@ -154,7 +155,7 @@ class _Pair(NamedTuple):
 
 
 class _Turns:
-    """A rank's steps around the ring, and the keys that its ``queries`` see in each; None sees all."""
+    """A rank's steps around the ring; in each, the rank's queries see the keys of one rank."""
 
     def __init__(self, context: ShardContext, ring: Ring, queries: Sequence[Stretch] | None):
         self.context, self.ring, self.queries = context, ring, queries
@@ -164,7 +165,6 @@ class _Turns:
         return ((self.place - step) % self.ring.parts for step in range(self.ring.parts))
 
     def send(self, value: Tensor) -> Callable[[], Tensor]:
-        """Begin to send to the next rank; return a function that awaits what the previous one sends."""
         return self.context.send_around(value, self.ring.axes)
 
     def pairs(self, place: int, queries: int) -> Iterator[_Pair]:
@@ -208,7 +208,7 @@ def _seen(queries: Stretch, keys: Stretch) -> Iterator[_Pair]:
 
 
 class _Message(NamedTuple):
-    """The layout of one message: keys, then values, each in its memory order."""
+    """The layout of one message: keys, then values, each in the memory order of its tensor."""
 
     keys: torch.Size
     values: torch.Size
@@ -330,7 +330,7 @@ def _cut(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, pair: _Pair, scal
 
 
 def _nothing_seen(q: Tensor, v: Tensor) -> Block:
-    """Return attention over no keys, in at least float32 and in the memory order of fused kernels."""
+    """Return (zeros, log-sum-exps of -inf), in float32 or wider and in the memory order of fused kernels."""
     wide = torch.promote_types(q.dtype, torch.float32)
     *lead, heads, queries = q.shape[:-1]
     out = q.new_zeros((*lead, queries, heads, v.shape[-1]), dtype=wide).transpose(-3, -2)
@@ -338,7 +338,7 @@ def _nothing_seen(q: Tensor, v: Tensor) -> Block:
 
 
 def _merge(out: Tensor, lse: Tensor, block: Block) -> None:
-    """Merge the attention over another block of keys into ``out`` and ``lse``, in place."""
+    """Merge attention over another block of keys into the output and log-sum-exp so far, in place."""
     total = torch.logaddexp(lse, block[1])
     least = finite(total)
     out.mul_((lse - least).exp_().unsqueeze(-1))

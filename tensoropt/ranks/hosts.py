@@ -2,7 +2,7 @@
 
     torchrun --nnodes 2 --nproc-per-node 8 ... -m tensoropt measure links --cluster hosts.yaml
 
-The first process runs the command; the others run functions that it sends them over torch.distributed.
+The first process runs the command. The others wait for functions that it sends over torch.distributed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _COMMAND_DAYS = 30
 
 
 def in_job() -> bool:
-    """Return whether this is one of several processes started by ``torchrun`` or with its variables."""
+    """Return whether torchrun's variables say that this process is one of several in a job."""
     return os.environ.keys() >= _VARIABLES and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
-    """Call ``find`` once per host of the job; return all results, or raise ClusterError on every rank."""
+    """Call ``find`` once per host of the job; return all results. All ranks raise a host's ClusterError."""
     own = _of_host(find)
     with _joined("gloo") as control:
         return _of_hosts(own, control)
 
 
 def _of_host(find: Callable[[], Any]) -> Any:
-    """Return, on a host's first process, the result in a tuple or the error's text; None on others."""
+    """Call ``find`` on a host's first process; return (result,) or the error's text. Others return None."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return None
     try:
@@ -61,7 +61,7 @@ def _of_hosts(own: Any, control: Any) -> list[Any]:
 
 
 def _gathered(own: Any, control: Any) -> list[Any]:
-    """Return the value of each process in the order of ranks; a collective."""
+    """Return the value ``own`` of every process, in the order of ranks; all processes must call this."""
     import torch.distributed as dist
 
     values: list[Any] = [None] * dist.get_world_size()
@@ -83,7 +83,7 @@ def _joined(backend: str) -> Iterator[Any]:
 
 
 def _interface() -> str:
-    """Return the network interface set for gloo, else that towards the first host; "" to let gloo decide."""
+    """Return gloo's network interface: the one set, else that towards the first host; "" lets gloo decide."""
     if given := os.environ.get("GLOO_SOCKET_IFNAME"):
         return given
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -101,11 +101,11 @@ def _interface() -> str:
 
 
 class HostRanks(RankPool):
-    """The processes of a job as a pool of ranks, which the first one, rank 0, uses.
+    """A pool of ranks made of the processes of a ``torchrun`` job; rank 0 sends the others their work.
 
     Args:
-        clusters: each host's own cluster, in the order of ranks.
-        control: the process group for calls.
+        clusters: the devices of each host as a cluster, in the order of ranks.
+        control: process group over which functions and results are sent.
     """
 
     def __init__(self, clusters: Sequence[Cluster], backend: str, control: Any):
@@ -119,7 +119,7 @@ class HostRanks(RankPool):
         return len(self._clusters)
 
     def check(self, cluster: Cluster) -> None:
-        """Raise ClusterError unless a cluster describes the hosts of this job."""
+        """Raise ClusterError unless ``cluster`` has the devices of this job's hosts."""
         each = self.world_size // self.hosts
         asked = [kind.name for kind in cluster.devices]
         if asked != [kind.name for host in self._clusters for kind in host.devices[:each]]:
@@ -147,7 +147,7 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Call as :meth:`RankPool.run` does; messages arrive at the end, ``timeout_s`` is ignored."""
+        """Run ``function`` on all ranks, without time-out; return results by rank. Messages come last."""
         with self._lock:
             _send((KernelSettings.now(), function, args), self._control)
             answers = _gathered(_answer(function, args), self._control)
@@ -162,7 +162,7 @@ class HostRanks(RankPool):
 
 
 def _send(call: Any, control: Any) -> Any:
-    """Broadcast the next call from the first process; return it."""
+    """Broadcast ``call`` from the first process to all others; every process returns it."""
     import torch.distributed as dist
 
     sent = [call]
@@ -171,7 +171,7 @@ def _send(call: Any, control: Any) -> Any:
 
 
 def _answer(function: Callable[..., Any], args: tuple) -> tuple[list, Any, Any]:
-    """Call a function as a rank; return its messages, its failure or None, and its result."""
+    """Call a function on this rank; return (its messages, its failure or None, its result)."""
     import torch.distributed as dist
 
     messages: list[Any] = []
@@ -187,12 +187,12 @@ _job: list[HostRanks] = []
 
 
 def job_ranks() -> HostRanks | None:
-    """Return the ranks of the job whose command this process runs; None outside of :func:`run_in_job`."""
+    """Return all ranks of the job if :func:`run_in_job` runs a command in this process, else None."""
     return _job[0] if _job else None
 
 
 def _pinned() -> str:
-    """Pin this process to a GPU or core for measurements; return the backend of its process group."""
+    """Pin this process to a GPU or core for measurements; return the backend, ``nccl`` or ``gloo``."""
     import torch
 
     local, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -206,7 +206,7 @@ def _pinned() -> str:
 
 
 def run_in_job(command: Callable[[], int]) -> int:
-    """Run a command on the first process of a job with all others as its ranks; return its exit code.
+    """Run a command on the first process of a job, with all processes as its ranks; return the exit code.
 
     Raises:
         ClusterError: a host's devices cannot be found.

@@ -17,8 +17,8 @@ class KernelSettings:
     """PyTorch's settings of GPU kernels; the defaults are PyTorch's.
 
     Attributes:
-        matmul, convolution, recurrent: the format of float32 numbers in cuBLAS and cuDNN.
-        fp16_reduction, bf16_reduction: whether products may accumulate in these types.
+        matmul, convolution, recurrent: format in which cuBLAS and cuDNN multiply float32 numbers.
+        fp16_reduction, bf16_reduction: whether products of that type may also accumulate in it.
         benchmark: whether cuDNN times its algorithms and uses the fastest.
         cudnn_deterministic, deterministic: whether only deterministic algorithms run, in cuDNN or anywhere.
     """
@@ -47,7 +47,7 @@ class KernelSettings:
         return cls(**values, deterministic=torch.are_deterministic_algorithms_enabled())
 
     def apply(self) -> None:
-        """Set this process to these settings."""
+        """Make these the settings of this process."""
         import torch
 
         now = asdict(self.now())
@@ -63,18 +63,18 @@ class KernelSettings:
                 setattr(*_places()[name], value)
 
     def of(self, device_type: str) -> KernelSettings:
-        """Return the settings that matter on a device type, with defaults for all others."""
+        """Return these settings, with PyTorch's defaults for those that do not affect a type of device."""
         return self if device_type == "cuda" else KernelSettings(deterministic=self.deterministic)
 
     @property
     def words(self) -> str:
-        """The settings that differ from PyTorch's defaults, for keys and people; "" if none differs."""
+        """The settings that differ from PyTorch's defaults, as ``name=value,...``; "" if none differs."""
         own = asdict(KernelSettings())
         return ",".join(f"{name}={value}" for name, value in asdict(self).items() if value != own[name])
 
 
 def _places() -> dict[str, tuple[Any, str]]:
-    """Return the object and the attribute in which PyTorch keeps each setting."""
+    """Return, for each setting, the object and the attribute in which PyTorch keeps it."""
     import torch
 
     backends: Any = torch.backends  # whose stubs lack some of them

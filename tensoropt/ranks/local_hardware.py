@@ -1,4 +1,4 @@
-"""Functions that recognize clusters that are this machine, whose ranks can be started and measured."""
+"""Functions that tell whether a cluster is this machine, so that ranks can be started and timed on it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _undo: list[Callable[[], None]] = []
 
 
 def pin(local_rank: int, local_ranks: int) -> Callable[[], None]:
-    """Limit this process to one thread, pinned to a core of its own if possible; return a function that
-    undoes it.
+    """Limit this process to one thread, pinned to a core of its own if there are enough; return a function
+    that undoes it.
 
     Args:
-        local_rank, local_ranks: the rank on this host, and the number of ranks on it.
+        local_rank, local_ranks: number of this rank on the host, and of all ranks on the host.
     """
     threads = torch.get_num_threads()
     cores = rank_cores(local_ranks)
@@ -54,7 +54,7 @@ _LOCAL_SOURCES = (THIS_MACHINE, "NVML")
 
 
 def has_local_cores(cluster: Cluster) -> bool:
-    """Return whether a cluster's devices are this machine's cores: ``local``, or kind ``CPU-core``."""
+    """Return whether a cluster's devices are this machine's CPU cores: detected, or of kind ``CPU-core``."""
     if cluster.device_type != "cpu":
         return False
     return cluster.source == THIS_MACHINE or {kind.name for kind in cluster.device_kinds} == {ANY_CORE}
@@ -83,7 +83,7 @@ def why_no_gpu() -> str:
 
 
 def local_notes(cluster: Cluster) -> tuple[str, ...]:
-    """Return why this machine's GPUs are not used or not timed; empty if CPU ranks were requested."""
+    """Return notes on why this machine's GPUs are not used or timed; none if CPU ranks were requested."""
     local, shown = cluster.name.startswith("local"), os.environ.get("CUDA_VISIBLE_DEVICES")
     if cluster.source == THIS_MACHINE and local and shown in ("", "-1") and torch.backends.cuda.is_built():
         return (f"CUDA_VISIBLE_DEVICES='{shown}' shows no GPU: plans are for CPU ranks",)
@@ -99,7 +99,7 @@ def local_notes(cluster: Cluster) -> tuple[str, ...]:
     if not reason and not torch.distributed.is_nccl_available():
         reason = f"PyTorch {torch.__version__} is built without NCCL; install a build that has it"
     if not reason and len(cluster.device_kinds) > 1:
-        reason = "ranks must be of one kind; select GPUs with CUDA_VISIBLE_DEVICES"
+        reason = "ranks must have GPUs of one kind; select such GPUs with CUDA_VISIBLE_DEVICES"
     if not reason:
         names = ", ".join(local_gpus()) or "none"
         remedy = "look at CUDA_VISIBLE_DEVICES and set CUDA_DEVICE_ORDER=PCI_BUS_ID"
@@ -113,8 +113,8 @@ def local_notes(cluster: Cluster) -> tuple[str, ...]:
 def local_backend(cluster: Cluster) -> str | None:
     """Return the backend for timing a cluster's ranks on this machine, ``gloo`` or ``nccl``; else None.
 
-    GPUs must have been found by NVML, be usable by PyTorch in the same order, and be of one kind. A preset is
-    never this machine.
+    GPUs must have been found by NVML, be usable by PyTorch in the same order, and be of one kind. A preset
+    never counts as this machine.
     """
     if cluster.device_type == "cpu":
         return "gloo" if has_local_cores(cluster) else None
@@ -129,7 +129,7 @@ def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
     None.
 
     Args:
-        mixed: whether hosts may have devices of several kinds, as for links.
+        mixed: whether a job's devices may be of several kinds, as when links are timed.
 
     Raises:
         ClusterError: the job has other hosts, or there are too many ranks for this machine.

@@ -32,11 +32,11 @@ class RankPool:
     collection or the process. One run is executed at a time; other threads wait.
 
     Args:
-        timeout_s: the time-out of one run, and of a collective, in seconds.
+        timeout_s: time-out of one run, and of a collective, in seconds.
         backend: ``gloo``, or ``nccl`` with GPU r for rank r.
-        share_gpu: whether all ranks run on the first GPU, with gloo; times are then meaningless.
-        interface: the network interface of gloo, the loopback by default.
-        prefixes: per rank, a command before the worker's (such as ``ip netns exec NAME``).
+        share_gpu: whether all ranks run on the first GPU, with gloo; measured times are then meaningless.
+        interface: network interface of gloo, the loopback by default.
+        prefixes: for each rank, words put before the worker's command (such as ``ip netns exec NAME``).
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RankPool:
 
     @property
     def hosts(self) -> int:
-        """The number of hosts of the ranks."""
+        """The number of hosts on which the ranks run."""
         return 1
 
     @property
@@ -92,7 +92,7 @@ class RankPool:
         self.close()
 
     def start(self) -> None:
-        """Start the workers if none are running, as ``run`` does; raise MeasurementError on failure."""
+        """Start the workers if none are running (``run`` does so, too); raise MeasurementError on failure."""
         with self._lock:
             if self._closed:
                 raise MeasurementError("this pool is closed; make a new one")
@@ -146,7 +146,7 @@ class RankPool:
                 )
 
     def reset(self) -> None:
-        """Replace the process group without restarting the processes."""
+        """Replace the process group of the ranks without restarting the processes."""
         with self._lock:
             if not self._workers:
                 return
@@ -167,7 +167,7 @@ class RankPool:
                 worker.process.kill()
 
     def close(self) -> None:
-        """End all workers; further calls have no effect."""
+        """End all workers for good; further calls of this method have no effect."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
@@ -224,7 +224,7 @@ class RankPool:
                         failure = worker_process.died_during(self._workers[rank], rank, task)
                 except Exception as error:
                     failure = failure or worker_process.RankError(
-                        f"rank {rank}: the result of {task} cannot be read here ({error})",
+                        f"rank {rank}: the result of {task} cannot be unpickled ({error}); return plain data",
                         rank=rank,
                         kind="raised",
                     )

@@ -1,7 +1,7 @@
 """A worker process of a :class:`~tensoropt.ranks.pool.RankPool`, which imports functions by name and runs
 them.
 
-It is started as ``python -c "… main()" CONNECTION LIFELINE`` with two file descriptors.
+The pool starts it as ``python -c "… main()" CONNECTION LIFELINE`` with two file descriptors.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _hosts = 1
 
 
 def tell(content: Any) -> None:
-    """Send the parent a message before the called function ends; do nothing outside a pool."""
+    """Send the process that runs the pool a message before the called function ends; else do nothing."""
     if _hear is not None:
         _hear(content)
 
 
 @contextmanager
 def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
-    """Pass the messages of :func:`tell` to a function during the block."""
+    """While open, pass the messages of :func:`tell` to the function ``hear``."""
     global _hear
     before, _hear = _hear, hear
     try:
@@ -49,16 +49,17 @@ def heard_by(hear: Callable[[Any], object]) -> Iterator[None]:
 
 
 def is_on(hosts: int) -> None:
-    """Set the number of hosts of this pool's ranks."""
+    """Record on how many hosts the ranks of this worker's pool run."""
     global _hosts
     _hosts = hosts
 
 
 def common_clock() -> Callable[[], float]:
-    """Return a clock, in seconds, that is synchronised over the ranks of the group; a collective.
+    """Return a clock, in seconds, that all ranks of the process group share; all must call this function.
 
-    On one host it is the monotonic clock. On several it has an offset to rank 0's, from the quickest of some
-    round trips, and is off by at most half of that trip. Clocks drift, so use it for one short measurement.
+    On one host it is the monotonic clock. On several it is shifted to rank 0's clock by the quickest of 20
+    round trips, with an error of at most half of that trip. Clocks drift, so use it for one short
+    measurement.
     """
     if _hosts == 1:
         return time.perf_counter
@@ -97,7 +98,7 @@ def _seconds_behind() -> float:
 
 
 def main() -> None:
-    """Execute messages ``(verb, content)`` and send their results until the connection closes."""
+    """Receive messages ``(verb, content)``, execute them and send results until the connection closes."""
     global _hear
     connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
     _hear = lambda content: connection.send_bytes(pickle.dumps(("told", content)))  # noqa: E731
@@ -123,7 +124,7 @@ def main() -> None:
 
 
 def _freeze_imported(setup: dict[str, Any]) -> None:
-    """Exclude modules from garbage collections, which would take a third of a second in timed steps."""
+    """Exclude imported modules from garbage collection, which would take a third of a second of a step."""
     if len(sys.modules) >= setup.get("frozen_modules", 0) + _MANY_MODULES:
         setup["frozen_modules"] = len(sys.modules)
         gc.collect()  # what is garbage now could not be freed later
@@ -187,7 +188,7 @@ def _connect(setup: dict[str, Any]) -> None:
 
 
 def failure_of(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Return an error in a form that can be sent: its last line, its traceback, and itself if picklable."""
+    """Return an error as (last line, traceback, itself pickled or None), which can be sent."""
     summary = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_exception(error))
     try:

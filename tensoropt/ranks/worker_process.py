@@ -1,4 +1,4 @@
-"""A worker process as its pool sees it, the errors for its failures, and calls in forks."""
+"""A pool's side of a worker process: its start and end, the errors for its failures, and calls in forks."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class WorkerProcess:
     """A worker process that has been started.
 
     Attributes:
-        connection: the pipe for ``(verb, content)`` messages and their answers.
-        lifeline: one end of a pipe; the worker exits when it closes.
-        log: the path of the file with the worker's output.
+        connection: pipe for ``(verb, content)`` messages and their answers.
+        lifeline: file descriptor of a pipe's end; the worker exits when it is closed.
+        log: path of the file with the worker's output.
     """
 
     process: subprocess.Popen[bytes]
@@ -70,7 +70,7 @@ def start_worker(log: Path, prefix: Sequence[str], interface: str) -> WorkerProc
     """Start a worker process, which then waits for messages.
 
     Args:
-        prefix: a command before the worker's.
+        prefix: words put before the worker's command.
         interface: gloo's network interface.
     """
     ours, theirs = socket.socketpair()
@@ -112,13 +112,13 @@ _LOG_TAIL, _LAST_WORDS = 2000, 200  # characters of a worker's own output that a
 
 
 class RankError(MeasurementError):
-    """The error if a run fails on a rank; the message's first paragraph names the failure, the rest has its
-    stack.
+    """The error of a run that fails on a rank. The message's first paragraph names the failure, the rest has
+    its stack.
 
     Attributes:
         rank: the rank that failed first.
         kind: ``raised``, ``died`` or ``hung``.
-        cause: the exception, if it could be sent.
+        cause: the exception raised there, if it could be sent.
     """
 
     def __init__(self, message: str, *, rank: int, kind: str, cause: BaseException | None = None) -> None:
@@ -141,7 +141,7 @@ def _tail(worker: WorkerProcess) -> str:
 
 
 def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> RankError:
-    """Return the error of a rank whose function raised."""
+    """Return the error for a rank whose function raised; ``content`` describes the exception."""
     summary, trace, pickled = content
     # Not every exception can be pickled or rebuilt; text and traceback are always present.
     cause: BaseException | None = None
@@ -154,7 +154,7 @@ def raised_in(rank: int, task: str, content: tuple[str, str, bytes | None]) -> R
 
 
 def died_during(worker: WorkerProcess, rank: int, task: str) -> RankError:
-    """Return the error of a rank whose connection closed, with its process's exit code and last output."""
+    """Return the error for a rank whose connection closed, with the process's exit code and last output."""
     try:
         code: int | None = worker.process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
@@ -192,8 +192,7 @@ _PASSING = re.compile(r"[\\/]torch[\\/]|typing_extensions\.py$")
 
 
 def _stands(stack: str) -> str:
-    """Return the innermost public function of the main thread's stack, and the line outside PyTorch that
-    called it."""
+    """Return the main thread's innermost public function, and the line outside PyTorch that called it."""
     frames = _FRAME.findall(stack.rpartition("most recent call first")[2])
     called = next((f"{file}:{line}" for file, line, _ in frames if not _PASSING.search(file)), "")
     inner = next((name for *_, name in frames if not name.startswith("_")), "")
@@ -201,7 +200,7 @@ def _stands(stack: str) -> str:
 
 
 def _write_stack(worker: WorkerProcess, deadline: float) -> None:
-    """Make faulthandler write a worker's stack to its log, and wait for it."""
+    """Make a worker's faulthandler write its stack to its log, and wait until it has."""
     written = len(worker.output())
     with contextlib.suppress(OSError):
         worker.process.send_signal(signal.SIGUSR1)
@@ -216,11 +215,11 @@ class Timeout:
         self._all_s, self._until = seconds, time.monotonic() + seconds
 
     def renew(self) -> None:
-        """Start counting again after a sign of life."""
+        """Start the full time again, because another process has shown that it is alive."""
         self._until = max(self._until, time.monotonic() + self._all_s)
 
     def at_most(self, seconds: float) -> None:
-        """Wait at most ``seconds`` from now on."""
+        """Shorten the limit to ``seconds`` from now; :meth:`renew` no longer extends it."""
         self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:
@@ -230,7 +229,7 @@ class Timeout:
 
 
 def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
-    """Return a function's result from a fork; raise MeasurementError if it raises, dies or takes too long."""
+    """Return a function's result from a fork; raise MeasurementError if it fails, dies or takes too long."""
     ours, theirs = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads: the child uses only its own
@@ -255,7 +254,7 @@ def call_in_fork(function: Callable[[], Any], allowed_s: float) -> Any:
 
 
 def _child(function: Callable[[], Any], connection: Any) -> None:
-    """Run the function in the fork and never return, as exit handlers belong to the parent."""
+    """Run the function in the fork and never return, because exit handlers belong to the parent."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
         faulthandler.disable()  # a crash is a valid answer in this process

@@ -26,8 +26,9 @@ _AMOEBA = (
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell found by architecture search, whose states ``out`` are concatenated. State n + 2 is the sum of
-    operations 2n and 2n + 1; an operation is (number of the state that it reads, kind)."""
+    """A cell found by architecture search. States 0 and 1 are its inputs; state n + 2 is the sum of
+    operations 2n and 2n + 1. An operation is (number of the state that it reads, kind). The states ``out``
+    are concatenated."""
 
     operations: tuple[tuple[int, str], ...]
     out: tuple[int, ...]
@@ -61,7 +62,7 @@ class _Active(nn.Module):
 
 
 class _Halve(nn.Module):
-    """A halving of the resolution by two 1x1 convolutions, of the even and of the odd pixels."""
+    """A halving of the resolution: one 1x1 convolution of the even pixels and one of the odd pixels."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -104,7 +105,7 @@ def _operation(kind: str, c: int, stride: int) -> nn.Module:
 class _SearchedCell(nn.Module):
     """One cell, which reads the outputs of the last cell (``previous``) and of the one before (``before``).
 
-    ``halves``: whether this cell halves the resolution. ``halved``: whether the last cell did.
+    ``halves`` says whether this cell halves the resolution, ``halved`` whether the last cell did.
     """
 
     def __init__(
@@ -178,9 +179,8 @@ _CLIP = "Radford et al., Learning Transferable Visual Models, ICML 2021 (section
 
 
 class _Tower(nn.Module):
-    """Dense layers over the mean embedding of ``ids (b, length)`` and ``features (b, features)``; the result
-    is ``(b, hidden[-1])``.
-    """
+    """Dense layers: mean embedding of ``ids (b, length)``, ``features (b, features)`` to ``(b,
+    hidden[-1])``."""
 
     def __init__(self, vocabulary: int, embedding: int, features: int, hidden: tuple[int, ...]) -> None:
         super().__init__()

@@ -46,8 +46,8 @@ _INSTEAD = "write a function that returns (model, args), and give file.py:functi
 
 
 def from_config(name: str) -> Callable[..., Recipe]:
-    """Return a builder of a config's model. The builder has the parameters ``batch`` and, if the model reads
-    tokens, ``sequence``.
+    """Return a function that builds the model of a config. It has the parameters ``batch`` and, if the model
+    reads tokens, ``sequence``.
 
     Args:
         name: ``hf:ID``, a folder with a ``config.json``, or that file; ``HF_HUB_OFFLINE`` is respected.
@@ -77,7 +77,7 @@ def from_config(name: str) -> Callable[..., Recipe]:
 
 
 def builder(network: Any, config: Any) -> Callable[..., Recipe]:
-    """Return a builder of a model of the class ``network`` of ``transformers``.
+    """Return a function that builds a model of the class ``network`` of ``transformers``.
 
     Raises:
         ZooError: unsupported inputs or labels; the caller puts the class's name before the message.
@@ -114,7 +114,7 @@ def builder(network: Any, config: Any) -> Callable[..., Recipe]:
 
 
 def _check(network: Any, config: Any, taken: Mapping[str, Any], known: list[str], head: Any) -> None:
-    """Raise :class:`ZooError` for a class without a loss, or with unsupported inputs or labels."""
+    """Raise :class:`ZooError` for a model class without a loss, or with unsupported inputs or labels."""
     if not {"labels", "start_positions", "return_loss"} & set(taken):
         import transformers
 
@@ -140,7 +140,7 @@ def _refuse_unknown(architecture: str, transformers: Any) -> Any:
 
 
 def _size(config: Any, *names: str, usual: int | None = None) -> Any:
-    """Return the first of the fields ``names`` in a config or in a config nested in it, else ``usual``."""
+    """Return the first of the fields ``names`` that a config, or one nested in it, has; else ``usual``."""
     inner = [getattr(config, part, None) for part in getattr(config, "sub_configs", ())]
     for one in (config, *inner):
         for name in names:

@@ -54,7 +54,7 @@ class Bottleneck(nn.Module):
 def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int = 32) -> nn.Sequential:
     """Return stem and stages of a ResNet, ``(b, 3, s, s) -> (b, 32 * stem * width, s / output_stride, ...)``.
 
-    Stages after ``output_stride`` is reached keep the resolution, and dilate their convolutions (DeepLab).
+    From the resolution ``s / output_stride`` on, stages keep it and dilate their convolutions (DeepLab).
     """
     require_at_least(1 / stem, f"the first stage has {stem} times as many channels", width=width)
     layers: list[nn.Module] = [
@@ -74,7 +74,7 @@ def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int 
 
 
 class _Classifier(nn.Module):
-    """A classifier: ``features``, the mean over the image, one dense layer, and cross entropy."""
+    """A classifier: the layers ``features``, the mean over the image, one dense layer, and cross entropy."""
 
     def __init__(self, features: nn.Module, channels: int, classes: int) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ _VGG = "Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015 (tab
 
 
 class Chain(nn.Module):
-    """A classifier: ``features``, flattened, then ``classifier`` and cross entropy."""
+    """A classifier: the layers ``features``, flattening, the layers ``classifier``, and cross entropy."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and ``feed``, each with a layer norm before and a residual: ``(b, s, d) -> (b, s, d)``."""
+    """Attention, then ``feed``, each with a layer norm before and a residual: ``(b, s, d) -> (b, s, d)``."""
 
     def __init__(self, hidden: int, heads: int, dropout: float, feed: nn.Module, causal: bool = True) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ _GSHARD = "Lepikhin et al., GShard, ICLR 2021; Jiang et al., Mixtral of Experts,
 
 
 class Experts(nn.Module):
-    """Gated feed-forward experts ``(b, s, d) -> (b, s, d)``; each token goes to its ``chosen`` best experts.
+    """Gated feed-forward experts ``(b, s, d) -> (b, s, d)``; a router sends each token to ``chosen`` of them.
 
     An expert takes at most ``slack`` times its equal share of tokens; for further tokens it returns zeros.
     """

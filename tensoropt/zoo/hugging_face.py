@@ -40,7 +40,7 @@ class ModelLoss(nn.Module):
         return self.network(**inputs, **self._options).loss
 
     def save_pretrained(self, folder: str | os.PathLike[str], **settings: Any) -> None:
-        """Save the model in its package's format; of a model with adapters, save only the adapters."""
+        """Save the model in the format of ``transformers``, or only its adapters if it has adapters."""
         self.network.save_pretrained(folder, **settings)  # type: ignore[operator]
 
 

@@ -1,6 +1,6 @@
 """LoRA: low-rank adapters beside frozen linear layers (Hu et al., ICLR 2022), made by the package ``peft``.
 
-Adapters are an option behind a model's name, so that command lines and plans build the same model:
+Adapters are requested behind a model's name, so that command lines and plans build the same model:
 ``gpt2?lora=r=16,alpha=32,targets=c_attn``.
 """
 
@@ -146,7 +146,7 @@ def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collec
 
 
 def _store_in_bytes(model: nn.Module, scheme: str, kept: nn.Module | None) -> None:
-    """Quantise the weights of frozen linear layers except ``kept``, as bitsandbytes does."""
+    """Quantise the weights of all frozen linear layers except ``kept``, as bitsandbytes does."""
     from transformers.pytorch_utils import Conv1D
 
     owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
@@ -173,7 +173,7 @@ def _output_of(model: nn.Module) -> nn.Module | None:
 
 
 def _package_model(model: nn.Module) -> str | None:
-    """Return the path of the ``transformers`` model that holds all parameters; None if there is none."""
+    """Return the module path of the ``transformers`` model that has all parameters, or None."""
     transformers = import_extra("transformers", LORA, "lora")
     for path, module in model.named_modules():
         if isinstance(module, transformers.PreTrainedModel):
@@ -197,7 +197,7 @@ def _targets(model: nn.Module, lora: Lora) -> list[str] | str | None:
 
 
 def _linear_layers(model: nn.Module) -> list[str]:
-    """Return the names of the linear layers whose forward is called (not so in ``nn.MultiheadAttention``)."""
+    """Return the names of linear layers whose forward is called (not those in ``nn.MultiheadAttention``)."""
     from transformers.pytorch_utils import Conv1D
 
     inside = {

@@ -1,6 +1,6 @@
 """Sequence models and perceptrons: LSTM language models, GNMT, the first Transformer, MLPs.
 
-LSTMs are built from unrolled cells or from whole ``nn.LSTM`` layers, which give different graphs.
+LSTMs are built from unrolled single steps or from whole ``nn.LSTM`` layers, which give different graphs.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _GNMT = "Wu et al., Google's Neural Machine Translation System, 2016"
 class LSTMCell(nn.Module):
     """One LSTM step: ``x (b, in), h (b, hidden), c (b, hidden)`` to the new ``h, c``.
 
-    Each gate has linear layers of its own, so that splitting a gate's features splits the hidden state.
+    Each gate has linear layers of its own, so that a split of its features also splits the hidden state.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:

@@ -71,7 +71,7 @@ def require_one_of(values: Collection[int], **options: int) -> None:
 class ZooEntry:
     """One registered model.
 
-    ``batch``: default batch in samples. ``requires``: package of the extra ``zoo`` that the builder imports.
+    ``batch`` is its default batch size in samples. ``requires`` is a package that its builder imports.
     """
 
     name: str
@@ -132,7 +132,7 @@ _ENTRIES: dict[str, ZooEntry] = {}
 def register(
     name: str, *, paper: str, size: _Size, batch: int, requires: str | None = None, **fixed: Any
 ) -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
-    """Return a decorator that registers a builder under ``name``, with ``fixed`` as new defaults of options.
+    """Return a decorator that registers a builder under ``name``; ``fixed`` are new defaults of options.
 
     The first line of the builder's docstring is the model's description. ``requires`` names a package that
     the builder imports when it is called.
@@ -239,7 +239,7 @@ def read_options(name: str, written: str, known: Mapping[str, Any]) -> dict[str,
         known: all options of the model, with their defaults.
 
     Raises:
-        ZooError: as in :func:`read_name`.
+        ZooError: an unknown, repeated or empty option, a malformed value, or one out of range.
         TensorOptError: ``lora`` cannot be read.
     """
     options: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Find the modules of a model that are alike, before any of their code runs."""
+"""Functions that find modules of equal structure in a model, so that one trace can serve all of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ class Layout:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """Return the layout of ``tensor``."""
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         return cls(shape, stride, tensor.dtype, tensor.device, tensor.requires_grad)
 
@@ -45,9 +44,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Block:
-    """A module that may be alike to others.
+    """A module, with a description by which modules of equal structure are found.
 
     Attributes:
+        likeness: description of the module's classes, shapes and contents; equal for alike modules.
         simple: numbers, flags and texts that the module holds, which may differ between alike modules.
         objects: other objects that the module holds, such as a config; alike modules hold the same objects.
     """
@@ -58,16 +58,16 @@ class Block:
     objects: Sequence[Any]
 
     def state(self) -> Any:
-        """Return the module's state apart from tensor values, to be compared before and after a call."""
+        """Return the module's state except tensor values; states before and after a call are compared."""
         block = _block(self.module)
         return block.likeness, repr(block.simple), [_shallow(value) for value in self.objects]
 
 
 def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[Block]:
-    """Return the outermost modules that are alike to another module of the model.
+    """Return the outermost modules that have the same structure as another module of the model.
 
     Args:
-        apart: likenesses of modules that are not returned; submodules of these modules may be returned.
+        apart: structures (likenesses) of modules that are left out; their submodules may be returned.
     """
     blocks = {m: _block(m) for m in model.modules() if m is not model and _may_stand_for_others(m)}
     alike = Counter(block.likeness for block in blocks.values())
@@ -86,7 +86,7 @@ def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[B
 
 
 def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
-    """Return, by likeness, the attributes whose numbers, flags or texts differ between alike modules."""
+    """Return, by likeness (a module structure), the attributes in which modules of that structure differ."""
     first: dict[Likeness, Block] = {}
     places_of: dict[Likeness, set[Place]] = {}
     for block in blocks:
@@ -102,7 +102,8 @@ def same_value(first: Any, second: Any) -> bool:
 
 
 def stored_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return (name, tensor) for all names of parameters and buffers, in an order equal for alike modules."""
+    """Return (name, tensor) of all parameters and buffers, once per name, in an order that alike modules
+    share."""
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
@@ -146,11 +147,11 @@ def _is_simple(value: Any) -> bool:
 
 
 def _identity(value: Any, paths: Mapping[int, str], objects: list[Any]) -> Any:
-    """Return what identifies an attribute's value in a likeness: the path of a module inside the block, the
-    contents of a container, the ``id`` of most other objects.
+    """Return what identifies an attribute's value when two modules are compared: the path of a module inside
+    the block, the contents of a container, the ``id`` of most other objects.
 
     Args:
-        objects: list to which the objects identified by ``id`` are added.
+        objects: list to which every object identified by ``id`` is appended.
     """
 
     def contents(inner: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Run a model's code, tracing calls of its repeated blocks or replacing such calls with one operator each."""
+"""Tracing of a model's repeated blocks: each is traced twice, and later calls become one operator each."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ OPS = torch.ops.tensoropt_blocks
 
 
 class Unlike(Exception):  # noqa: N818 - never reaches a user; it says what is to be traced one by one
-    """Raised when one block's trace cannot represent the blocks that are alike to it.
+    """Raised when the trace of one block cannot represent the blocks of equal structure.
 
     Attributes:
-        likeness: the likeness of the modules that have to be traced one by one.
+        likeness: description of the structure of the modules that have to be traced one by one.
     """
 
     def __init__(self, likeness: Likeness, why: str):
@@ -73,7 +73,8 @@ class Traced:
     confirmed: bool = False
 
     def stands_for(self, block: Block, call: Any) -> bool:
-        """Return whether this trace represents the call ``call`` of ``block``."""
+        """Return whether this trace also represents a call of ``block`` with the modes and arguments
+        ``call``."""
         if self.block.likeness != block.likeness or self.call != call:
             return False
         return all(same_value(self.block.simple[place], block.simple[place]) for place in self.reads)
@@ -90,10 +91,10 @@ class TracedBlocks:
 
     Args:
         model: the exported model.
-        apart: likenesses of modules that are traced one by one.
+        apart: likenesses (descriptions of structure) of modules that are traced one by one.
 
     Attributes:
-        called: the blocks of all calls, indexed by the call's number.
+        called: the block of each call, indexed by the call's number.
         traced: the calls that were traced.
     """
 
@@ -109,10 +110,10 @@ class TracedBlocks:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """While open, calls of blocks that are already traced become one operator each.
+        """While open, replace each call of a block whose kind is already traced with one operator.
 
         Raises:
-            Unlike: one trace cannot represent all alike modules.
+            Unlike: one trace cannot represent all modules of equal structure.
         """
         global _active
         before, _active = _active, self
@@ -237,7 +238,7 @@ def _all_known(leaves: Sequence[Any]) -> bool:
 
 
 def _same(before: tuple[list[Any], pytree.TreeSpec], after: tuple[list[Any], pytree.TreeSpec]) -> bool:
-    """Return whether two flattened structures of arguments hold the same objects (calls may extend lists)."""
+    """Return whether two flattened arguments hold the same objects; a call may have extended a list."""
     return before[1] == after[1] and all(a is b for a, b in zip(before[0], after[0], strict=True))
 
 
@@ -260,7 +261,7 @@ def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Seq
 
 @contextlib.contextmanager
 def _watched(block: Block, places: set[Place]) -> Iterator[tuple[set[Place], set[str]]]:
-    """While open, record which attributes in ``places`` a block's code reads, and which ones it sets."""
+    """While open, record attributes in ``places`` that a block's code reads, and names of those it sets."""
     reads: set[Place] = set()
     written: set[str] = set()
     parts = dict(block.module.named_modules(remove_duplicate=False))

@@ -1,4 +1,4 @@
-"""Copy the nodes of a traced block to each place in the program where an alike block was called."""
+"""Replacement of each operator that stands for a block with a copy of the traced block's nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_out(blocks: TracedBlocks, exported: torch.export.ExportedProgram) -> N
         exported: a functional and decomposed program, whose graph is changed in place.
 
     Raises:
-        Unlike: a block's trace cannot represent another block that is alike to it.
+        Unlike: the trace of a block cannot represent another block of equal structure.
     """
     graph = exported.graph
     stored = _Stored.of(blocks.model, exported)
@@ -78,7 +78,7 @@ class _Stored:
         return cls({node: name for name, node in nodes.items()}, changed, node_of)
 
     def counterparts(self, module: nn.Module, other: nn.Module) -> dict[fx.Node, fx.Node]:
-        """Map the placeholders of ``module``'s stored tensors to those of ``other``'s, name by name."""
+        """Map each placeholder of ``module``'s parameters and buffers to ``other``'s of the same name."""
         pairs = zip(stored_tensors(module), stored_tensors(other), strict=True)
         return {self.node_of[id(a)]: self.node_of[id(b)] for (_, a), (_, b) in pairs if id(a) in self.node_of}
 
@@ -122,7 +122,8 @@ class _Body:
                 raise Unlike(likeness, f"{inner.name} is read outside it")
 
     def computes_as(self, other: _Body, stored: _Stored) -> bool:
-        """Return whether the nodes equal those of ``other``, apart from the stored tensors that they read."""
+        """Return whether this block computes the same as ``other``, apart from the parameters and buffers it
+        reads."""
         if len(self.nodes) != len(other.nodes):
             return False
         own = dict(zip(other.nodes, self.nodes, strict=True))
@@ -144,7 +145,7 @@ class _Body:
     def copied(
         self, repeat: fx.Node, stored: _Stored, module: nn.Module, paths: Mapping[int, str]
     ) -> list[fx.Node]:
-        """Copy the nodes in front of ``repeat``, reading ``module``'s stored tensors; return the outputs."""
+        """Copy the block's nodes before ``repeat``, reading ``module``'s parameters; return the outputs."""
         counterparts = stored.counterparts(self.traced.block.module, module)
         new = {node: _arguments(repeat)[0][_arguments(node)[1]] for node in self.given}
         before, after = paths[id(self.traced.block.module)], paths[id(module)]

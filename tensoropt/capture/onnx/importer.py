@@ -28,13 +28,13 @@ from tensoropt.capture.onnx.weights import (
 
 @dataclass(frozen=True)
 class Call:
-    """One ONNX node, as its converter receives it.
+    """One ONNX node, as the function that converts it receives it.
 
     Attributes:
         op: name of the ONNX operator.
         operands: one value per input; None if an optional input is left out.
         attributes: attributes of the node by name, as Python values, tensors, or ONNX graphs.
-        wanted: for each output, whether the output is read.
+        wanted: for each output, whether any node reads it.
         batch: (batch size in the file, requested batch size), if a fixed size was replaced.
         run: function that evaluates a subgraph on given inputs and returns the subgraph's outputs.
     """
@@ -105,7 +105,7 @@ class Call:
 
 
 def positive(dim: int, dims: int) -> int:
-    """Return the number of a dim, counted from the front.
+    """Return a dim counted from the front; a negative ``dim`` counts from the end of ``dims`` dims.
 
     Raises:
         OnnxError: there is no such dim.
@@ -146,7 +146,8 @@ _FAILED: Any = object()
 
 
 class _Scope(NamedTuple):
-    """The values of one graph so far, and its initializers, which are read when a node needs them."""
+    """The values computed so far in one ONNX graph, by name, and its initializers, which are read on first
+    use."""
 
     values: dict[str, Any]
     stored: Mapping[str, onnx.TensorProto]
@@ -273,7 +274,7 @@ class Importer:
         try:
             results = convert(self._call(node, operands, scope, live))
         except RecursionError:
-            raise OnnxError(f"{label(node)} is nested too deep") from None
+            raise OnnxError(f"{label(node)} is nested too deep; export a flatter model") from None
         except OnnxError as error:
             self.problems.append(f"{label(node)}: {error}")
         except Exception as error:  # a converter met attributes or shapes that its operator does not allow

@@ -51,7 +51,7 @@ def load_onnx(
     loss: str | None = None,
     device: str = "cpu",
 ) -> fx.GraphModule:
-    """Return the module of :func:`import_onnx`, ready to run and to train."""
+    """Import an ONNX file by :func:`import_onnx`, and return only the PyTorch module."""
     return import_onnx(path, dims, outputs=outputs, loss=loss, device=device).module
 
 

@@ -57,22 +57,18 @@ class OnnxValue:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the dims."""
         return tuple(self.meta.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The element type."""
         return self.meta.dtype
 
     @property
     def ndim(self) -> int:
-        """The number of dims."""
         return self.meta.dim()
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
         return self.meta.numel()
 
     @property
@@ -131,7 +127,7 @@ class FxBuilder:
     # -- leaves -----------------------------------------------------------------------------------
 
     def known(self, data: torch.Tensor, hint: str = "") -> Traced:
-        """Return a constant; ``hint`` is its name if it becomes a buffer."""
+        """Return a value with known data; ``hint`` is its name if it becomes a buffer."""
         return OnnxValue(self, torch.empty_like(data, device="meta"), data, hint=hint)
 
     def constant(self, data: Any, dtype: torch.dtype | None = None) -> Traced:
@@ -178,7 +174,6 @@ class FxBuilder:
         return key
 
     def _is_free(self, key: str) -> bool:
-        """Return whether a key is unused and no submodule, tensor or attribute is in its way."""
         module = self.root
         *path, last = key.split(".")
         for part in path:
@@ -195,7 +190,7 @@ class FxBuilder:
         return self._record("call_function", func, func, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the method ``args[0].name(*args[1:])`` like :meth:`call`."""
+        """Call ``args[0].name(*args[1:])`` at once on constants; otherwise add the call as a node."""
         return self._record("call_method", name, getattr(torch.Tensor, name), args, kwargs)
 
     def _record(
@@ -231,7 +226,7 @@ class FxBuilder:
                 self.reserve(result.untyped_storage().nbytes())
 
     def reserve(self, count_bytes: int) -> None:
-        """Add to the total size of folded constants, before ``count_bytes`` are allocated.
+        """Add ``count_bytes``, which are about to be allocated, to the total size of folded constants.
 
         Raises:
             OnnxError: the total exceeds :data:`FOLDED_BYTES`.

@@ -151,7 +151,7 @@ class _TrainedConstants:
         return name in self.declared or name in self.placed or name in self.combined
 
     def holds(self, name: str, data: torch.Tensor) -> bool:
-        """Return whether a constant with these values is a weight."""
+        """Return whether the constant ``name``, which has the values ``data``, is a trained weight."""
         if not data.is_floating_point():
             return False
         if name in self.declared:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: batch, heads and queries may be split; keys stay whole or circulate."""
+"""Scaled dot-product attention: batch, heads and queries may be split; keys stay whole or go round a ring."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _MATH_FORM = "kernels.attention_with_dropout"
 
 @alike("dropout_p scale")
 def _attention(b: Builder) -> None:
-    """``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
+    """Describe ``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
-    Queries may be split if there is no dropout; a causal flag then becomes blocks of keys that depend on the
-    rank. Keys may be split along with as many queries (``ring``), unless the mask is trained. Grouped-query
-    attention (``enable_gqa``) allows splits of key/value heads, or of the query heads of every group.
+    Queries may be split if there is no dropout; with a causal flag, each rank then computes blocks of keys.
+    An axis may split queries and keys together (the loop ``ring``) if there are equally many and the mask is
+    not trained. Grouped-query attention (``enable_gqa``) allows splits of key/value heads, or of each group's
+    query heads.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.arg(7, "enable_gqa", False)
@@ -110,7 +111,7 @@ def _attention_with_dropout(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """Compute attention in its math form with counter-based dropout of the weights."""
+    """Compute attention as matrix products and softmax, with counter-based dropout of the weights."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]
@@ -149,13 +150,15 @@ def _backward_flops(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> in
 
 
 def _skipping(count: FlopCount, position: int) -> FlopCount:
-    """Return the FLOP count of a kernel that skips what a causal mask hides, about half of the blocks.
+    """Return the FLOP count of a kernel that skips the blocks hidden by a causal mask, about half of all
+    blocks.
 
-    Such a kernel is 1.7 to 1.8 times faster (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2). The
-    efficient kernel, cuDNN's and the CPU's (``FlashAttentionKernel.cpp``) skip the same.
+    Such a kernel is 1.7 to 1.8 times faster (Dao, FlashAttention-2, arXiv 2307.08691, section 3.1.2).
+    PyTorch's efficient kernel, cuDNN's and the CPU's (``FlashAttentionKernel.cpp``) skip these blocks, too.
 
     Args:
-        position: the position of ``is_causal`` among the arguments.
+        count: FLOP counter that ignores masks.
+        position: position of ``is_causal`` among the arguments.
     """
 
     def counted(*args: Any, **kwargs: Any) -> int:

@@ -1,4 +1,4 @@
-"""A batch norm in steps: sums over each piece of the batch, statistics of the total, normalised pieces."""
+"""A batch norm in three steps: sums of each piece of a batch, statistics of the batch, normalised pieces."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _BY_STATISTICS = "kernels.batch_norm_by_statistics"
 
 
 class BatchNormSteps(NamedTuple):
-    """A batch norm as three operators, so that pieces of a batch exchange nothing but sums.
+    """A batch norm as three operators, so that devices with pieces of a batch exchange only sums.
 
     Attributes:
-        sums: the operator that sums a piece.
-        statistics: the operator that makes mean and variance of the batch, and the new running ones.
-        normalised: the operator that makes the result, under the batch norm's name.
-        tensors: the sums and the statistics, each of shape (2, channels).
+        sums: operator that sums a piece's values and squares.
+        statistics: operator that computes the batch's mean and variance, and the new running statistics.
+        normalised: operator that computes the result, under the batch norm's name.
+        tensors: results of ``sums`` and ``statistics``, each of shape (2, channels).
     """
 
     sums: Operator
@@ -35,7 +35,7 @@ class BatchNormSteps(NamedTuple):
 
 
 def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSteps | None:
-    """Return the steps of a training batch norm, without its results 1 and 2; None for other operators."""
+    """Return a training batch norm as three steps, without its saved statistics; None for other operators."""
     if op.target != BATCH_NORM or op.args[5] is not True:
         return None
     x, weight, bias, running_mean, running_var, _, momentum, eps = op.args
@@ -66,7 +66,7 @@ def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSt
 
 
 def steps_before(op: Operator, producer: Mapping[str, Operator]) -> tuple[Operator, Operator] | None:
-    """Return the operators (sums, statistics) of the batch norm in steps that ends with this one, or None."""
+    """Return (sums, statistics), the operators before ``op``, the last step of a batch norm; else None."""
     if op.target != _BY_STATISTICS:
         return None
     statistics = producer[op.args[1].name]
@@ -77,7 +77,7 @@ def steps_before(op: Operator, producer: Mapping[str, Operator]) -> tuple[Operat
 
 
 def _batch_norm_sums(b: Builder) -> None:
-    """Allow splits of channels, and of the batch with partial sums."""
+    """Allow splits of channels and of the batch; ranks that split the batch get partial sums."""
     shape = b.tensor(b.arg(0)).shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
     b.read(b.arg(0), [n, c] + [None] * (len(shape) - 2))
@@ -85,7 +85,6 @@ def _batch_norm_sums(b: Builder) -> None:
 
 
 def _batch_norm_statistics(b: Builder) -> None:
-    """Allow splits of channels."""
     c = b.loop("channels", b.tensor(b.arg(0)).shape[1])
     b.read(b.arg(0), [None, c])
     for index in (1, 2):
@@ -96,7 +95,6 @@ def _batch_norm_statistics(b: Builder) -> None:
 
 
 def _batch_norm_by_statistics(b: Builder) -> None:
-    """Allow splits of batch and channels; the statistics are an operand."""
     _, c = by_channel(b, 2, 3)
     b.read(b.arg(1), [None, c])
 
@@ -105,9 +103,9 @@ def _batch_norm_by_statistics(b: Builder) -> None:
 
 
 class _Sums(torch.autograd.Function):
-    """The sums of a piece's values and squares per channel, in float64.
+    """The sums per channel of a piece's values and of their squares, in float64.
 
-    They come from the piece's own mean and variance, so that nothing cancels (Chan, Golub and LeVeque,
+    They are computed from the piece's mean and variance, which avoids cancellation (Chan, Golub and LeVeque,
     *Updating Formulae and a Pairwise Algorithm for Computing Sample Variances*, 1979).
     """
 
@@ -180,7 +178,7 @@ class _ByStatistics(torch.autograd.Function):
 
 
 def batch_norm_sums(context: ShardContext, name: str, x: torch.Tensor, training: bool) -> torch.Tensor:
-    """Return the sums of ``x`` and its squares, (2, channels) float64; zeros in eval mode."""
+    """Return the sums of ``x`` and of its squares, ``(2, channels)`` in float64; zeros in eval mode."""
     if not training:
         return x.new_zeros((2, x.shape[1]), dtype=torch.float64)
     sums: torch.Tensor = _Sums.apply(x)
@@ -197,7 +195,11 @@ def batch_norm_statistics(
     count: int,
     training: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return mean and variance (2, channels) of ``count`` values per channel, and the new running ones."""
+    """Return (mean and variance as ``(2, channels)``, new running mean, new running variance).
+
+    Args:
+        count: number of values per channel in the whole batch.
+    """
     dtype = torch.promote_types(running_mean.dtype, torch.float32)
     if not training:
         return torch.stack((running_mean, running_var)).to(dtype), running_mean, running_var
@@ -215,7 +217,7 @@ def batch_norm_by_statistics(
     bias: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """Return the batch norm of ``x`` with the statistics of :func:`batch_norm_statistics`."""
+    """Return ``x`` normalised by the batch's mean and variance (``statistics``, of shape (2, channels))."""
     result: torch.Tensor = _ByStatistics.apply(x, statistics, weight, bias, eps)
     return result
 

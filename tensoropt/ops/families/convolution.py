@@ -1,4 +1,4 @@
-"""Convolutions and transposed convolutions; each shard has its share of the groups."""
+"""Convolutions and transposed convolutions: batch, groups and channels may be split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _is_transposed(op: Operator) -> bool:
 
 @alike("stride padding output_padding dilation")
 def _convolution(b: Builder) -> None:
-    """Allow splits of the batch, and of groups or, without groups, of input and output channels."""
+    """Allow splits of the batch and of groups; with one group, of input and output channels instead."""
     transposed = _is_transposed(b.op)
     x, w, bias, groups = b.arg(0), b.arg(1), b.arg(2, "bias"), b.arg(6, "groups", 1)
     shape, weight = b.tensor(x).shape, b.tensor(w).shape
@@ -38,7 +38,7 @@ def _convolution(b: Builder) -> None:
 
 
 def _local_convolution(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return the call with this shard's share of the groups."""
+    """Return the call of one shard, with the number of groups that the shard has."""
     if not shard.split(shard.loop_named("groups")):
         return call
     channels = shard.atoms.graph.tensors[shard.op.inputs()[0]].shape[1]

@@ -1,4 +1,4 @@
-"""Embeddings and embedding bags: a split of the vocabulary gives partial sums."""
+"""Embeddings and embedding bags: ranks that split the vocabulary compute partial sums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEAN_OF_BAG, _MAXIMUM = 1, 2
 
 @alike("padding_idx sparse")
 def _embedding(b: Builder) -> None:
-    """``y[..., h] = sum_v [index[...] == v] w[v, h]``: the vocabulary is a contracted loop."""
+    """Describe ``y[..., h] = sum_v [index[...] == v] w[v, h]``, in which the vocabulary is summed over."""
     w, index = b.arg(0), b.arg(1)
     vocabulary, hidden = b.tensor(w).shape
     # Scaling gradients by frequency counts over the whole batch, which no shard sees.
@@ -36,9 +36,10 @@ def _embedding(b: Builder) -> None:
 
 @alike("padding_idx sparse")
 def _embedding_bag(b: Builder) -> None:
-    """``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
+    """Describe ``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
 
-    The vocabulary is contracted, except for maxima. Bags may be split if constant offsets show equal lengths.
+    The vocabulary may be split, except for maxima. Bags may be split if the offsets are constants that show
+    equally long bags.
     """
     w, index, offsets = b.arg(0), b.arg(1), b.arg(2)
     by_frequency, mode, factors, last = b.arg(3), b.arg(4), b.arg(6), b.arg(7)
@@ -96,10 +97,11 @@ def _vocabulary_embedding(
     padding_idx: int = -1,
     *_: Any,
 ) -> torch.Tensor:
-    """Return the rows in this rank's vocabulary shard, and zeros for all others: a partial sum.
+    """Look up rows in this rank's shard of the vocabulary; rows of other ranks are zeros (a partial sum).
 
     Args:
-        axes, steps: the axes that split the vocabulary, and the distance between shards.
+        axes: mesh axes that split the vocabulary.
+        steps: distance in rows between the starts of shards.
     """
     start = start_of(context, axes, steps)
     # Rows of other ranks are looked up as the nearest of ours, then zeroed, so that no size depends on
@@ -128,12 +130,13 @@ def _embedding_bag_kernel(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute ``aten.embedding_bag`` of some bags, or of the vocabulary split over ``axes`` as a partial sum.
+    """Compute ``aten.embedding_bag`` for a shard of the bags, or a partial sum for a shard of the vocabulary.
 
     Args:
-        steps: the distance between shards of the vocabulary.
-        offsets: the offsets of the whole batch.
-        factors: per item, the factor of its row.
+        axes: mesh axes that split the vocabulary; empty if only bags are split.
+        steps: distance in rows between the starts of shards of the vocabulary.
+        offsets: first item of each bag of the shard, counted in the whole batch.
+        factors: weight of each item.
     """
     bag = torch.ops.aten.embedding_bag.padding_idx
     offsets = offsets - offsets[0]  # those of the whole batch, made relative to the first bag of the shard

@@ -1,4 +1,4 @@
-"""Mixtures of experts: products with one weight matrix per group of rows, and the counts that form groups."""
+"""Operators of mixtures of experts: products with a matrix per group of rows, and counts of grouped rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ COUNTS = frozenset(("aten.histc.default", "aten.bincount.default"))
 
 
 def _grouped_mm(b: Builder) -> None:
-    """``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows sorted by expert end at ``offs[e]``.
+    """Describe ``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows are sorted by expert ``e`` and end at
+    ``offs[e]``.
 
-    Rows, output and input features (Megatron's pair inside every expert) may be split, and experts, as a
-    partial sum.
+    Rows, output and input features may be split, and experts, which gives partial sums.
     """
     x, w, offs = b.arg(0), b.arg(1), b.arg(2, "offs")
     left, right = b.tensor(x).shape, b.tensor(w).shape
@@ -40,7 +40,7 @@ def _grouped_mm(b: Builder) -> None:
 
 @alike("bins minlength")
 def _histogram(b: Builder) -> None:
-    """Allow splits of the values, with partial counts; the bins stay whole."""
+    """Allow splits of the counted values, which give partial counts; the bins stay whole."""
     if len(b.op.inputs()) > 1 or len(b.output().shape) != 1:
         raise Opaque(b.op.name)
     # Equal bounds stand for the least and the largest value, which a part of the values does not know.
@@ -51,7 +51,6 @@ def _histogram(b: Builder) -> None:
 
 
 def _local_grouped_mm(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of the kernel that selects this rank's rows."""
     rows, experts = shard.split(shard.loop_named("rows")), shard.split(shard.loop_named("experts"))
     if not rows and not experts:
         return call
@@ -70,13 +69,13 @@ def _grouped_mm_kernel(
     weight: torch.Tensor,
     offs: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the grouped matrix product of some of the rows with some of the experts.
+    """Return the grouped matrix product of this rank's rows with this rank's experts.
 
-    Sizes do not depend on values: the rank's rows are rolled to the front and back.
+    No tensor's size depends on values: rows of this rank's experts are rolled to the front, and results back.
 
     Args:
-        target: the operator that multiplies.
-        row_axes, expert_axes: the axes that split the rows, and the experts.
+        target: PyTorch's operator that multiplies.
+        row_axes, expert_axes: mesh axes that split the rows, and those that split the experts.
         x: this rank's ``[rows, in]``, globally sorted by expert.
         weight: this rank's ``[experts, in, out]``.
         offs: ``[all experts]``, the global end of each expert's rows.

@@ -22,19 +22,16 @@ from tensoropt.ops.overloads import resolve_overload
 
 @alike("size low high")
 def _random(b: Builder) -> None:
-    """Allow splits of every dim, as an element depends only on its global index."""
     b.write(b.loops(b.output().shape))
 
 
 @alike("*")
 def _random_like(b: Builder) -> None:
-    """Allow splits of every dim of the result and of the operand with its shape or probabilities."""
     b.along()
 
 
 @alike("p train")
 def _dropout(b: Builder) -> None:
-    """Allow splits of every dim; dropout is linear, as the mask depends only on the global index."""
     broadcast(b)
     b.linear = True
 
@@ -43,10 +40,11 @@ def _dropout(b: Builder) -> None:
 
 
 def pieces_of(shard: OperatorShard, operand: Operand) -> tuple[Any, ...]:
-    """Return (local size, global stride, step, axes) for each factor (atom) of an output's dims.
+    """Return (local size, global stride, step between shards, axes) of each factor (atom) of an output's
+    dims.
 
-    A factor in zig-zag order also has the number of shards. One that an inner axis cuts unevenly has two
-    entries.
+    A factor in zig-zag order (two chunks per rank) also has the number of shards. A factor that an inner axis
+    cuts unevenly has two entries.
     """
     sizes = shard.atoms.atom_sizes(operand.tensor)
     layout = shard.layout(operand, written=True)
@@ -71,7 +69,7 @@ def pieces_of(shard: OperatorShard, operand: Operand) -> tuple[Any, ...]:
 
 
 def _local_dropout(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a call of dropout with a hashed mask, even on one device, so that runs agree."""
+    """Return dropout with a mask hashed from global indices, even on one device, so that all runs agree."""
     pieces = pieces_of(shard, shard.space.writes[0])
     return LocalCall("kernels.dropout", call.args[:2], {}, call.name, (pieces,))
 
@@ -129,12 +127,13 @@ def _key(seed: int, name: str) -> int:
 def keep_mask(
     context: ShardContext, name: str, p: float, shape: tuple[int, ...], pieces: Any, device: torch.device
 ) -> Tensor:
-    """Return a counter-based dropout mask, True where kept: a hash of (seed, operator, step, global index).
+    """Return a dropout mask, True where kept: a hash of (seed, operator, step, global index).
 
     Args:
-        shape: the local shape of the result.
-        pieces: (local size, global stride, shard step, axes[, shards if zig-zag]) of each factor of the dims:
-            element ``i`` has the global index ``(coordinate(axes) * step + i) * stride``.
+        shape: local shape of the result.
+        pieces: (local size, global stride, step between shards, axes[, shards if zig-zag]) of each factor of
+            the dims. Its local element ``i`` adds ``(coordinate(axes) * step + i) * stride`` to the global
+            index.
     """
     state = _hashed(context, name, pieces, device)
     # 24 bits are what a float32 holds exactly, so p and the hash are compared without rounding.
@@ -173,9 +172,10 @@ def _random_kernel(
     scale: float = 1.0,
     *_: Any,
 ) -> Tensor:
-    """Return ``offset + scale * rand`` (or ``randn``, ``randint``, ``exponential``) by hashed global indices.
+    """Return ``offset + scale * sample``, where each sample is a hash of its global index.
 
-    ``randn`` is the Box-Muller transform of two uniform numbers.
+    Args:
+        kind: distribution: ``rand``, ``randn`` (Box-Muller transform), ``randint`` or ``exponential``.
     """
     device = context.device
 
@@ -197,7 +197,7 @@ _SEEDING = threading.Lock()
 
 
 def _seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that draws random numbers itself, unsplit, with one seed on all ranks."""
+    """Run PyTorch's random operator ``target`` unsplit, with one seed on all ranks."""
     function = resolve_overload(target)
     # PyTorch's generator belongs to the process: threads that stand for ranks must not seed it between each
     # other's draws. Seeding also seeds all GPUs; this must not affect what the script draws next on its GPU.
@@ -210,7 +210,7 @@ def _seeded(context: ShardContext, name: str, target: str, *args: Any, **kwargs:
 def _bernoulli_kernel(
     context: ShardContext, name: str, pieces: Any, x: Tensor, p: float | None = None, *_: Any
 ) -> Tensor:
-    """Return 1 with probability ``p`` (or ``x``), by :func:`keep_mask`; no gradient."""
+    """Return 1 with probability ``p`` (by default ``x``), else 0, by hashed global indices; no gradient."""
     if p is not None:
         return keep_mask(context, name, 1.0 - p, tuple(x.shape), pieces, x.device).to(x.dtype)
     state = _hashed(context, name, pieces, x.device).bitwise_and_(0xFFFFFF).reshape(x.shape)
@@ -231,7 +231,7 @@ class _MaskedScale(torch.autograd.Function):
 
 
 def dropout_kernel(context: ShardContext, name: str, pieces: Any, x: Tensor, p: float, *_: Any) -> Tensor:
-    """Apply dropout with the mask of :func:`keep_mask`."""
+    """Apply dropout with a mask that is a hash of global indices (:func:`keep_mask`)."""
     if p == 0.0:
         return x
     mask = keep_mask(context, name, p, tuple(x.shape), pieces, x.device)

@@ -1,4 +1,4 @@
-"""Reads at indices (advanced indexing and gathers): the dims looked up stay whole, indices may be split."""
+"""Reads at indices (advanced indexing, gathers): indices may be split; dims that are looked up stay whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensoropt.ops.kernels import ShardContext
 
 
 def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
-    """Return the dim along which a constant index counts ``0 .. size - 1``; equal along all other dims."""
+    """Return the only dim along which a constant index changes, if it counts ``0 .. size - 1``; else None."""
     value = b.graph.constants.get(tensor.name)
     if value is None or value.is_meta or tensor.dtype == "bool" or size == 1:
         return None
@@ -26,9 +26,10 @@ def _counts_along(b: Builder, tensor: Tensor, size: int) -> int | None:
 
 
 def _index(b: Builder) -> None:
-    """``y = x[i, j, :]``: dims that are looked up stay whole, index dims and all others are loops.
+    """Describe ``y = x[i, j, :]``: looked-up dims stay whole; dims of the indices and other dims may be
+    split.
 
-    A dim that a counting index looks up (``hidden[arange(batch), last]``) has the loop of that index.
+    A dim that an index 0, 1, 2, ... looks up (``hidden[arange(batch), last]``) is split with that index.
     """
     source = b.tensor(b.arg(0))
     indices = {p: b.tensor(index) for p, index in enumerate(b.arg(1)) if isinstance(index, Ref)}
@@ -61,7 +62,7 @@ def _index(b: Builder) -> None:
 
 
 def _gather(b: Builder) -> None:
-    """Allow splits of the index, and with it of all dims but the looked-up one."""
+    """Allow splits of the index, together with every dim of the operand that is not looked up."""
     where = 2 if "gather" in b.op.target else 1
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(where)).shape
     dim = b.arg(3 - where, "dim")
@@ -75,7 +76,6 @@ def _gather(b: Builder) -> None:
 
 
 def _index_select(b: Builder) -> None:
-    """Allow splits of the index, and of all dims but the looked-up one."""
     dim = b.dim(1)
     labels = b.around([dim])
     rows = b.loop("index", b.tensor(b.arg(2)).shape[0])
@@ -95,20 +95,20 @@ def _local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
 def _index_relative(
     context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
-    """Return ``x[indices]``, with the indices numbered ``counting`` relative to the shard's start."""
+    """Return ``x[indices]``; indices at the positions ``counting`` are made relative to the shard's start."""
     # A counting index begins with the shard's own offset.
     local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
     return torch.ops.aten.index.Tensor(x, local)
 
 
 def along_a_dim(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield name and range of the index in a call ``(tensor, dim, index, ...)``."""
+    """Yield (name, range of values) of the index tensor in a call ``(tensor, dim, index, ...)``."""
     size = shape(args[0])
     yield args[2].name, (0, size[args[1] % len(size)] if size else 1)
 
 
 def along_dims(args: tuple[Any, ...], shape: Shape) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield name and range of each index in a call ``(tensor, [index of each dim, or None], ...)``."""
+    """Yield (name, range of values) of each index in a call ``(tensor, [index or None per dim], ...)``."""
     for dim, index in enumerate(args[1]):
         if isinstance(index, Ref):
             yield index.name, (0, shape(args[0])[dim])

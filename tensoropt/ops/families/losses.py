@@ -1,4 +1,4 @@
-"""Losses: rows are summed, classes may be split, and a mean divides by the count over the whole batch."""
+"""Losses: splits of rows give partial sums, classes may be split, and a mean uses the whole batch's count."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _cross_entropy(b: Builder) -> None:
 
 @alike("ignore_index")
 def _nll_loss(b: Builder) -> None:
-    """Allow splits of rows with partial sums; classes stay whole, as a row looks up one of them."""
+    """Allow splits of rows with partial sums; classes stay whole, because each row looks up one class."""
     inputs, target = b.arg(0), b.arg(1)
     shape = b.tensor(inputs).shape
     if len(shape) == 1:
@@ -69,7 +69,7 @@ def _nll_loss(b: Builder) -> None:
 
 @alike("beta delta full log_input log_target margin")
 def _elementwise_loss(b: Builder) -> None:
-    """Allow splits of every dim of the operands; weights of elements or classes broadcast to them."""
+    """Allow splits of every dim of input and target; weights of elements or classes broadcast to them."""
     x, position = b.tensor(b.arg(0)).shape, _REDUCTION[b.op.target]
     if x != b.tensor(b.arg(1)).shape:
         raise Opaque(b.op.name)
@@ -94,7 +94,11 @@ def _local_elementwise_loss(shard: calls.OperatorShard, call: calls.LocalCall) -
 
 
 def _summed(call: calls.LocalCall, position: int, count: int) -> calls.LocalCall:
-    """Replace a mean (reduction at ``position``) by a sum divided by ``count``, the terms of all ranks."""
+    """Replace a mean with a sum divided by ``count``, the number of terms on all ranks.
+
+    Args:
+        position: position of the argument ``reduction``.
+    """
     function: Any = resolve_overload(call.function)
     kwargs = dict(call.kwargs)
     # By position up to the reduction, because `target` is also the name of an argument of the kernel.
@@ -189,9 +193,9 @@ def _over_whole_batch(
 class _SplitCrossEntropy(torch.autograd.Function):
     """Cross entropy of every row, for logits ``[rows, classes, ...]`` whose classes are split over ``axes``.
 
-    A row's loss is ``mass * logsumexp(x) - sum_c share_c x_c``, with the target's distribution ``share``
-    (smoothed, weighted) of sum ``mass``. Forward reduces the maximum, then exponentials and shared logits
-    together. Backward, ``mass * softmax - share``, reduces nothing.
+    A row's loss is ``mass * logsumexp(x) - sum_c share_c x_c``, where ``share`` is the target's (smoothed,
+    weighted) distribution and ``mass`` its sum. Forward has two all-reduces: of the maximum, then of
+    exponentials and weighted logits. Backward, ``mass * softmax - share``, has none.
     """
 
     @staticmethod
@@ -266,10 +270,11 @@ def cross_entropy_kernel(
     """Return the cross entropy of a shard: rows split over ``row_axes``, classes over ``class_axes``.
 
     Args:
-        steps, classes: the distance between shards of classes, and their number.
+        steps: distance between the starts of shards of classes.
+        classes: number of all classes.
         logits: ``[rows, local classes,...]``.
-        target: the class of each row.
-        weight: the weights of all classes, whole.
+        target: number of each row's class.
+        weight: weights of all classes, unsplit.
     """
     if class_axes:
         losses = _SplitCrossEntropy.apply(
@@ -313,7 +318,7 @@ def _classes(args: tuple[Any, ...], shape: calls.Shape) -> Iterator[tuple[str, t
 def _ignore_some(
     op: Operator, graph: OperatorGraph, values: dict[str, torch.Tensor], generator: torch.Generator
 ) -> None:
-    """Set some targets to the ignored one, unevenly over the rows, so that shards have other means."""
+    """Mark some targets as ignored, unevenly over the rows, so that shards have different means."""
     (name,) = iter_refs(op.args[1])
     if graph.tensors[name].dtype in FLOATING:
         return

@@ -11,7 +11,6 @@ from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
 def _linear(b: Builder) -> None:
-    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``."""
     x, w, bias = b.arg(0), b.arg(1), b.arg(2, "bias")
     weight = b.tensor(w).shape
     if len(weight) != 2:
@@ -27,7 +26,7 @@ def _linear(b: Builder) -> None:
 
 @alike("alpha beta")
 def _mm(b: Builder) -> None:
-    """``y[m, n] = sum_k x[m, k] w[k, n]``, or ``beta bias[n]`` plus ``alpha`` times this."""
+    """Describe ``y[m, n] = sum_k x[m, k] w[k, n]``, or ``beta bias[n]`` plus ``alpha`` times this product."""
     *bias, x, w = (b.arg(index) for index in range(len(b.op.args)))
     m = b.loop("rows", b.tensor(x).shape[0])
     n = b.loop("out_features", b.tensor(w).shape[1], uneven=True)
@@ -41,7 +40,7 @@ def _mm(b: Builder) -> None:
 
 @alike("alpha beta")
 def _bmm(b: Builder) -> None:
-    """``z[b, m, n] = sum_k x[b, m, k] y[b, k, n]``, or ``beta`` times a term plus ``alpha`` times this."""
+    """Describe ``z[b, m, n] = sum_k x[b, m, k] y[b, k, n]``, or ``beta t + alpha z`` with a term ``t``."""
     *terms, x, y = (b.arg(index) for index in range(len(b.op.args)))
     batch, m, k = b.loops(b.tensor(x).shape)
     n = b.loop("n", b.tensor(y).shape[2])
@@ -53,7 +52,6 @@ def _bmm(b: Builder) -> None:
 
 
 def _matmul(b: Builder) -> None:
-    """A batched product with broadcasting; vectors are treated as in ``torch.matmul``."""
     x, y = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
     left, right = (x if len(x) > 1 else (1, *x)), (y if len(y) > 1 else (*y, 1))
     batch = b.loops(torch.broadcast_shapes(left[:-2], right[:-2]))
@@ -65,7 +63,7 @@ def _matmul(b: Builder) -> None:
 
 @alike("path")
 def _einsum(b: Builder) -> None:
-    """Take one loop per letter of the equation."""
+    """Add one loop per letter of the equation; any of them may be split."""
     equation, tensors = b.arg(0).replace(" ", ""), b.arg(1)
     if "..." in equation or "->" not in equation or len(tensors) > 2:
         raise Opaque(b.op.name)
@@ -83,7 +81,7 @@ def _einsum(b: Builder) -> None:
 
 
 def _mv(b: Builder) -> None:
-    """``y[m] = sum_k w[m, k] x[k]``; its loops are called ``d0`` and ``d1`` in plans."""
+    """Describe ``y[m] = sum_k w[m, k] x[k]``, with loops called ``d0`` and ``d1`` as in existing plans."""
     m, k = b.loops(b.tensor(b.arg(0)).shape)
     b.read(b.arg(0), [m, k])
     b.read(b.arg(1), [k])
@@ -91,7 +89,6 @@ def _mv(b: Builder) -> None:
 
 
 def _bilinear(b: Builder) -> None:
-    """``y[..., o] = sum_ij x[..., i] w[o, i, j] z[..., j] + bias[o]``."""
     x, z, w = b.arg(0), b.arg(1), b.arg(2)
     rows = b.loops(b.tensor(x).shape[:-1])
     o, i, j = (b.loop(n, s) for n, s in zip(("out_features", "i", "j"), b.tensor(w).shape, strict=True))
@@ -103,7 +100,7 @@ def _bilinear(b: Builder) -> None:
 
 
 def _lu_unpack(b: Builder) -> None:
-    """Allow splits of batch dims; each matrix stays whole, as PyTorch's kernel does not check pivots."""
+    """Allow splits of batch dims; matrices stay whole, because PyTorch's kernel does not check pivots."""
     if not all((b.arg(2, "unpack_data", True), b.arg(3, "unpack_pivots", True))):
         return
     loops = b.loops(b.tensor(b.arg(0)).shape[:-2])

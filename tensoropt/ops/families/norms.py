@@ -21,13 +21,12 @@ BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 
 def _layer_norm(b: Builder) -> None:
-    """Allow splits of leading dims; the normalised ones stay whole."""
     rank = len(b.shape)
     b.along(*range(rank - len(b.arg(1)), rank))
 
 
 def _weight_norm(b: Builder) -> None:
-    """``w = g v / |v|``; the dim with one norm per index may be split."""
+    """Describe ``w = g v / |v|``; only the dim along which each index has its own norm may be split."""
     dim = b.dim(2, "dim", 0)
     # Loops for the other dims, too: their atoms spread from the weight to its direction.
     labels: list[Loops] = [b.loop(f"d{i}", s, splittable=i == dim) for i, s in enumerate(b.shape)]
@@ -50,13 +49,13 @@ def _group_norm(b: Builder) -> None:
 
 
 def by_channel(b: Builder, *parameters: int) -> tuple[int, int]:
-    """Allow splits of batch and channels of the first argument and of the result.
+    """Describe the first argument and the result: batch and channels may be split.
 
     Args:
-        parameters: the positions of arguments with one number per channel.
+        parameters: positions of arguments with one number per channel.
 
     Returns:
-        The loops over the batch and over channels.
+        The numbers of the loops over the batch and over channels.
     """
     shape = b.shape
     n, c = b.loop("batch", shape[0]), b.loop("channels", shape[1])
@@ -70,14 +69,14 @@ def by_channel(b: Builder, *parameters: int) -> tuple[int, int]:
 
 @alike("use_input_stats")
 def _instance_norm(b: Builder) -> None:
-    """Allow splits of batch and channels, unless running statistics are kept."""
+    """Allow splits of batch and channels; with running statistics, the operator stays whole."""
     if b.arg(3) is not None or b.arg(4) is not None:
         raise Opaque(b.op.name)
     by_channel(b, 1, 2)
 
 
 def _batch_norm_training(b: Builder) -> None:
-    """Allow splits of channels, and of the batch, whose statistics the kernel synchronises."""
+    """Allow splits of channels, and of the batch, over which the kernel synchronises the statistics."""
     if not b.arg(5):
         raise Opaque(b.op.name)
     n, c = by_channel(b, 1, 2, 3, 4)
@@ -88,7 +87,6 @@ def _batch_norm_training(b: Builder) -> None:
 
 @alike("training")
 def _batch_norm_inference(b: Builder) -> None:
-    """Allow splits of batch and channels; the statistics are operands."""
     by_channel(b, 1, 2, 3, 4)
 
 
@@ -127,7 +125,7 @@ def _evaluated_batch_norm(op: Operator, call: calls.LocalCall) -> calls.LocalCal
 
 
 def statistics_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance per channel of the local rows, in at least float32, in one pass."""
+    """Return (mean, variance) per channel of a rank's rows, in float32 or wider, from one pass."""
     # Without running statistics the CPU's kernel computes in the input's type.
     running = x.new_zeros((2, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32))
     found: tuple[Tensor, Tensor] = torch.ops.aten.batch_norm_update_stats(x, *running, 0.0)
@@ -146,10 +144,9 @@ def normalised(
 
 
 class _SyncBatchNorm(torch.autograd.Function):
-    """Batch norm of a batch split over ``axes``, with the whole batch's statistics forward and backward.
+    """Batch norm of a batch split over ``axes``, with the whole batch's statistics in forward and backward.
 
-    Each pass has one kernel, on GPUs that of PyTorch's ``SyncBatchNorm``; statistics are float32 for narrower
-    inputs.
+    On GPUs, backward uses a kernel of PyTorch's ``SyncBatchNorm``. Statistics are float32 or wider.
     """
 
     @staticmethod
@@ -196,7 +193,7 @@ class _SyncBatchNorm(torch.autograd.Function):
 def _gradient(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, total: Tensor, count: int
 ) -> Tensor:
-    """Return the input's gradient from ``total``, the batch's gradients of bias and weight."""
+    """Return the input's gradient; ``total`` holds the whole batch's gradients of bias and weight."""
     if grad.is_cuda:
         counts = torch.full((1,), count, dtype=torch.int32, device=grad.device)
         result: Tensor = torch.ops.aten.batch_norm_backward_elemt(
@@ -242,7 +239,7 @@ def sync_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Return output, mean, inverse deviation, new running mean and variance over a split batch."""
+    """Return (output, mean, inverse deviation, new running mean, new running variance) of a split batch."""
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
     return y, mean, inverse, *moved_statistics(running_mean, running_var, mean, var, momentum, count)
 

@@ -53,7 +53,7 @@ _SCALING = frozenset(
 
 
 def broadcast(b: Builder) -> None:
-    """Add one loop per output dim; the dims of an operand align from the right."""
+    """Describe an elementwise operator: one loop per output dim, to which operands broadcast."""
     shape = b.output().shape
     # Uneven cuts are allowed, but only apply if all tensors of the dim allow them (`_uneven_dims` in
     # atoms.py).
@@ -76,14 +76,12 @@ def _pointwise(b: Builder) -> None:
 
 @alike("*")
 def _linear_pointwise(b: Builder) -> None:
-    """Allow splits of every dim of a linear operator."""
     broadcast(b)
     b.linear = True
 
 
 @alike("*")
 def _addition(b: Builder) -> None:
-    """Allow splits of every dim of a sum, which is linear in two tensors jointly."""
     broadcast(b)
     # x + number is affine: a partial sum plus the number on every rank would count the number several times.
     b.linear = all(isinstance(a, Ref) for a in b.op.args[:2])
@@ -91,7 +89,6 @@ def _addition(b: Builder) -> None:
 
 @alike("*")
 def _cast(b: Builder) -> None:
-    """Allow splits of every dim of a cast, which is linear if it loses no digits."""
     broadcast(b)
     source = b.tensor(b.arg(0))
     # A cast to a narrower type rounds, and the sum of rounded partial sums is not the rounded sum.
@@ -101,7 +98,6 @@ def _cast(b: Builder) -> None:
 
 
 def _prelu(b: Builder) -> None:
-    """Allow splits of every dim; there is one slope for all, or one per channel (dim 1)."""
     shape, slopes = b.output().shape, b.tensor(b.arg(1)).shape
     loops = b.loops(shape)
     b.read(b.arg(0), loops)

@@ -8,7 +8,6 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 @alike("*")
 def _pooling(b: Builder) -> None:
-    """Allow splits of batch and channels; spatial dims stay whole."""
     shape = b.shape
     # The name says how many dims a window has; the dims in front are batch and channels, or channels alone.
     spatial = next((d for d in (1, 3) if f"{d}d." in b.op.target), 2)

@@ -14,7 +14,7 @@ QUANTISED_LINEAR = "quantised_kernels.quantised_linear"
 
 
 def _quantised_linear(b: Builder) -> None:
-    """``y[..., o] = sum_i x[..., i] w[o, i] + bias[o]``; ``i`` is (group, block, place in the block)."""
+    """Describe a linear layer; in 4 bits, inputs are split only between blocks of inputs with one scale."""
     x, codes, scales, nested, _, bias, name = b.op.args
     scheme = Scheme.of(name)
     outputs, width = b.tensor(codes).shape
@@ -54,7 +54,7 @@ def quantised_linear(
 
     Args:
         x: ``[..., inputs]``.
-        codes, scales, nested, offset: as in :class:`~tensoropt.ops.quantised.WeightBytes`.
+        codes, scales, nested, offset: fields of this rank's :class:`~tensoropt.ops.quantised.WeightBytes`.
         bias: ``[outputs]``, in any floating-point type.
     """
     product: torch.Tensor = QuantisedProduct.apply(x, codes, scales, nested, offset, bias, scheme)

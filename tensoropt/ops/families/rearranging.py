@@ -11,7 +11,7 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 
 def _cat(b: Builder) -> None:
-    """Allow splits within equal pieces of the joined dim; unequal pieces keep it whole."""
+    """Allow splits of every dim; the joined dim is cut inside each piece, if pieces are equally long."""
     tensors = [b.tensor(t) for t in b.arg(0)]
     rank = len(b.output().shape)
     if any(len(t.shape) != rank for t in tensors):
@@ -33,7 +33,6 @@ def _cat(b: Builder) -> None:
 
 
 def _stack(b: Builder) -> None:
-    """Allow splits of the operands' dims; the new dim stays whole."""
     rank = len(b.output().shape)
     dim = b.arg(1, "dim", 0) % rank
     result: list[Loops] = [b.loop(f"d{i}", s) if i != dim else None for i, s in enumerate(b.output().shape)]
@@ -45,7 +44,7 @@ def _stack(b: Builder) -> None:
 
 
 def _repeat(b: Builder) -> None:
-    """Allow splits of every dim; copies are an outer loop that only the result has."""
+    """Allow splits of every dim; copies of a dim are an outer loop that only the result has."""
     shape, counts = b.tensor(b.arg(0)).shape, b.arg(1)
     offset = len(counts) - len(shape)
     reads: list[Loops] = []
@@ -62,7 +61,7 @@ def _repeat(b: Builder) -> None:
 
 @alike("mode")
 def _moved_within_dims(b: Builder) -> None:
-    """Allow splits of the dims in which no element moves and whose size stays (roll, flip, padding)."""
+    """Allow splits of the dims that are not rolled, flipped or padded."""
     before = b.shape
     amounts = b.arg(1)  # padding starts from the last dim; one dim may lose what it gains
     touched = {len(before) - 1 - i // 2 for i, amount in enumerate(amounts) if amount}
@@ -77,7 +76,6 @@ def _moved_within_dims(b: Builder) -> None:
 
 @alike("n")
 def _diff(b: Builder) -> None:
-    """Allow splits of all dims but the one along which neighbours are subtracted."""
     labels = b.along(b.dim(2, "dim", -1))
     b.read(b.arg(3, "prepend"), labels)
     b.read(b.arg(4, "append"), labels)
@@ -86,7 +84,7 @@ def _diff(b: Builder) -> None:
 
 @alike("output_size")
 def _repeat_interleave(b: Builder) -> None:
-    """Allow splits of every dim; copies are an inner loop that only the result has."""
+    """Allow splits of every dim; copies of elements are an inner loop that only the result has."""
     shape, count, dim = b.tensor(b.arg(0)).shape, b.arg(1), b.arg(2, "dim")
     if not isinstance(count, int):
         raise Opaque(b.op.name)
@@ -103,7 +101,7 @@ def _repeat_interleave(b: Builder) -> None:
 
 
 def _gated(b: Builder) -> None:
-    """Allow splits of a gated linear unit along the position within a half; both halves are cut alike."""
+    """Allow splits of a gated linear unit (one half gates the other); its halves are cut in the same way."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", -1) % max(len(shape), 1)
     halves, inner = b.loop("half", 2, splittable=False), b.loop(f"d{dim}", shape[dim] // 2)
@@ -117,14 +115,13 @@ def _gated(b: Builder) -> None:
 
 @alike("size step")
 def _windows(b: Builder) -> None:
-    """Allow splits of all dims but the one that is cut into overlapping windows."""
     b.write([*b.around([b.dim(1)]), None])
     b.linear = b.cheap = True
 
 
 @alike("output_size kernel_size dilation padding stride")
 def _columns(b: Builder) -> None:
-    """Allow splits of batch and channels of windows, ``[n, c, h, w] <-> [n, c * window, places]``."""
+    """Allow splits of batch and channels (im2col, col2im): ``[n, c, h, w] <-> [n, c * window, places]``."""
     before, after = b.tensor(b.arg(0)).shape, b.output().shape
     image, cols = (before, after) if "im2col" in b.op.target else (after, before)
     if len(image) != 4 or len(cols) != 3:
@@ -140,7 +137,7 @@ def _columns(b: Builder) -> None:
 
 @alike("diagonal")
 def _triangle(b: Builder) -> None:
-    """Allow splits of leading dims; matrices stay whole, as the positions of their elements count."""
+    """Allow splits of leading dims; matrices stay whole, because the triangle depends on positions."""
     b.along(len(b.shape) - 2, len(b.shape) - 1)
     b.linear = b.cheap = True
 

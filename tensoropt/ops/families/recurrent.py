@@ -1,4 +1,4 @@
-"""Recurrent layers that are one call: only the batch may be split."""
+"""Recurrent layers (LSTM, GRU, RNN), each as one call: only the batch may be split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tensoropt.ops.index_space import Builder, Loops, Opaque, alike
 
 @alike("has_biases num_layers bidirectional")
 def _recurrent(b: Builder) -> None:
-    """Allow splits of the batch of ``input [t, b, i]`` (or ``[b, t, i]``) and states ``[layers, b, h]``."""
     states = b.arg(1) if isinstance(b.arg(1), (list, tuple)) else [b.arg(1)]
     dropout, train, batch_first = b.arg(5), b.arg(6), b.arg(8)
     shape = b.tensor(b.arg(0)).shape

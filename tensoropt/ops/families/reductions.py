@@ -1,4 +1,4 @@
-"""Reductions: a sum's dim may be split; extremes, orderings, norms and distances keep it whole."""
+"""Reductions: the reduced dim of a sum or mean may be split; that of extremes, orders and norms may not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def _reduced(b: Builder, dims: int | Sequence[int] | None, keepdim: bool, *, con
 
 
 def _sum(b: Builder) -> None:
-    """Allow splits of every dim; the reduced dims, by default all, give partial sums."""
     _reduced(b, b.arg(1, "dim"), b.arg(2, "keepdim", False), contracted=True)
     b.linear = b.cheap = True
 
@@ -41,7 +40,6 @@ _ORDERING = {"aten.topk.default": 2, "aten.sort.default": 1, "aten.sort.stable":
 
 @alike("k largest sorted descending stable")
 def _dim_reduction(b: Builder) -> None:
-    """Allow splits of all dims but the reduced or sorted one."""
     if b.op.target in _ORDERING:
         b.along(b.dim(_ORDERING[b.op.target], "dim", -1))
         return
@@ -50,13 +48,13 @@ def _dim_reduction(b: Builder) -> None:
 
 @alike("ord correction unbiased")
 def _norm_or_variance(b: Builder) -> None:
-    """Allow splits of unreduced dims only, as roots do not add up, and deviations need the mean."""
+    """Allow splits of unreduced dims only, because roots and deviations of parts do not add up."""
     dims = b.arg(2 if "norm" in b.op.target else 1, "dim")
     _reduced(b, dims, b.arg(3, "keepdim", False), contracted=False)
 
 
 def _cosine_similarity(b: Builder) -> None:
-    """Allow splits of all dims but the compared one."""
+    """Allow splits of all dims but the one that the vectors lie along."""
     if b.tensor(b.arg(1)).shape != b.shape:
         raise Opaque(b.op.name)
     dim = b.dim(2, "dim", 1)
@@ -67,7 +65,7 @@ def _cosine_similarity(b: Builder) -> None:
 
 @alike("p compute_mode")
 def _distances(b: Builder) -> None:
-    """``y[..., p, r] = |x[..., p, :] - z[..., r, :]|``."""
+    """Describe ``y[..., p, r] = |x[..., p, :] - z[..., r, :]|``; the vectors' own dim stays whole."""
     x, z = b.tensor(b.arg(0)).shape, b.tensor(b.arg(1)).shape
     if x[:-2] != z[:-2]:
         raise Opaque(b.op.name)

@@ -1,4 +1,4 @@
-"""A layer of experts as one operator: tokens go to the experts chosen by a router, and results come back."""
+"""A layer of experts as one operator: tokens go to the experts that a router chose, and results come back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROWS, EXPERT_OF_ROW, ENDS = "$x", "$experts", "$ends"
 
 
 class BodyCall(NamedTuple):
-    """A call in a body (one expert's computation); names that begin with ``$`` are operands."""
+    """One call of a body (the calls that compute an expert); names that begin with ``$`` are tensors."""
 
     target: str
     args: tuple[Any, ...]
@@ -59,17 +59,17 @@ def _body_of(data: Sequence[Any]) -> _Body:
 
 
 def plain(body: _Body) -> tuple[Any, ...]:
-    """Convert a body to plain data, the inverse of :func:`_body_of`."""
+    """Convert a body (the calls that compute an expert) to tuples, the inverse of :func:`_body_of`."""
     return tuple(map(tuple, body))
 
 
 def weight_name(number: int) -> str:
-    """Return the name of a weight in a body, by its position."""
+    """Return the name of a weight inside a body (the calls that compute an expert), given its number."""
     return f"$w{number}"
 
 
 def _operands_of(value: Any) -> list[str]:
-    """Return the operands of a body's call, or of a part of its arguments, in order."""
+    """Return the names of tensors in an argument of a :class:`BodyCall`, in order."""
     if isinstance(value, str):
         return [value] if value.startswith("$") else []
     if isinstance(value, (list, tuple)):
@@ -81,7 +81,7 @@ def _operands_of(value: Any) -> list[str]:
 
 
 class _Whole(Exception):  # noqa: N818 - a signal, not an error
-    """Raised for a body whose hidden features must stay whole, because their use is unknown."""
+    """Raised if an expert's hidden features cannot be split, because their use is not recognised."""
 
 
 _Dim = tuple[str, ...] | None
@@ -89,17 +89,17 @@ _Dim = tuple[str, ...] | None
 
 
 class _Features:
-    """The hidden features of every expert: outputs of the first products, contracted by the last one.
+    """The hidden features of an expert: results of the first matrix products, summed over in the last one.
 
     Attributes:
-        size: the number of features.
-        parts: the number of equal parts of first products' results, such as a gate and a value.
-        dims: number of a weight -> its dims, without that of the experts.
-        added: the numbers of the weights added to the last product.
+        size: number of hidden features.
+        parts: number of equal parts of the first products' results; 2 for a gate and a value.
+        dims: dims of each weight without the experts' dim, by the weight's number.
+        added: numbers of the biases that are added after the last product.
     """
 
     def __init__(self, body: _Body, shapes: Sequence[tuple[int, ...]]):
-        """Read a body on weights of these shapes; raise _Whole if its features cannot be split."""
+        """Find the features in a body, given the weights' shapes; raise _Whole if they cannot be split."""
         self.shapes = shapes
         self.dims: dict[int, list[_Dim]] = {}
         self.added: set[int] = set()
@@ -183,7 +183,10 @@ class _Features:
 
 
 def _experts(b: Builder) -> None:
-    """``y[t, :] = sum_k scale[t, k] body(x[t, :], weights[choice[t, k]])``."""
+    """Describe ``y[t, :] = sum_k scale[t, k] body(x[t, :], weights[choice[t, k]])``.
+
+    Tokens, experts and each expert's hidden features may be split, and tokens and experts by one axis.
+    """
     x, choice, scale, weights, data, count = b.op.args
     tokens = b.tensor(x).shape[0]
     shapes = [b.tensor(w).shape for w in weights]
@@ -215,11 +218,11 @@ def _experts(b: Builder) -> None:
 
 
 class _SplitExperts(NamedTuple):
-    """A mesh axis along which the experts are split.
+    """A mesh axis that splits the experts.
 
     Attributes:
-        axis, parts: its number and size.
-        exchanged: whether it splits tokens too, so that rows are sent along it.
+        axis, parts: number of the axis, and its size.
+        exchanged: whether the axis splits tokens too, so that tokens are sent along it.
     """
 
     axis: int
@@ -265,11 +268,11 @@ def _rows_of_tokens(shard: OperatorShard, choice: Ref) -> int:
 
 
 def _expected_rows(rows: int, split: Sequence[_SplitExperts], imbalance: float) -> int:
-    """Return the rows that a rank is expected to compute, equally many from each rank.
+    """Return the number of rows that a rank is expected to compute, if every rank sends equally many.
 
     Args:
-        rows: the number of rows of each rank's tokens.
-        imbalance: the rows of the busiest rank, divided by the mean.
+        rows: number of rows of one rank (one row per token and chosen expert).
+        imbalance: rows of the busiest rank, divided by the ranks' mean.
     """
     peers = math.prod(one.parts for one in split if one.exchanged)
     blocks = math.prod(one.parts for one in split)
@@ -290,7 +293,7 @@ def _narrowed(body: _Body, parts: int) -> _Body:
 
 
 class _Rows(torch.autograd.Function):
-    """The rows ``index`` of a matrix that has each token's row ``times`` times."""
+    """The rows ``index`` of a matrix that would repeat each row of ``x`` ``times`` times."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, times: int) -> torch.Tensor:
@@ -308,7 +311,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Exchanged(torch.autograd.Function):
-    """An all-to-all of rows; gradients go the other way."""
+    """An all-to-all of rows between ranks; backward sends the gradients in the opposite direction."""
 
     @staticmethod
     def forward(
@@ -328,12 +331,12 @@ class _Exchanged(torch.autograd.Function):
 
 
 class _Routes(NamedTuple):
-    """The routing of one rank: the rows that it sends, and the rows that it computes.
+    """The routing of one rank: the rows (one per token and chosen expert) that it sends and receives.
 
     Attributes:
-        rows: the token rows that it sends, in sending order.
-        experts: the local expert of each received row.
-        sent, received: the numbers of rows to and from each rank.
+        rows: numbers of the rows that it sends, in sending order.
+        experts: local number of the expert for each received row.
+        sent, received: number of rows to each rank, and from each rank.
     """
 
     rows: torch.Tensor
@@ -374,7 +377,7 @@ def _routes(
 
 
 def _blocks(context: ShardContext, split: Sequence[_SplitExperts]) -> list[int]:
-    """Return the number of the expert block of each rank in the exchange group, or of this rank alone."""
+    """Return which block of experts each rank of the exchange has; without one, only this rank's block."""
     blocks = [0]
     for one in split:
         along = range(one.parts) if one.exchanged else [context.coordinate((one.axis,))]
@@ -417,15 +420,15 @@ def experts(
     Args:
         x: ``[tokens, width]``.
         choice: ``[tokens, chosen]``, numbers of experts.
-        scale: ``[tokens, chosen]``, the factors of their results.
-        weights: ``[experts,...]``, of this rank's experts.
-        body: an expert's computation, as data of :class:`BodyCall`.
-        count: the number of all experts.
-        split: :class:`_SplitExperts` of each axis that splits the experts.
-        expected: the predicted rows of this rank, for fake tensors and single processes.
+        scale: ``[tokens, chosen]``, factor of each chosen expert's result.
+        weights: ``[experts,...]`` each, for this rank's experts.
+        body: calls that compute an expert, as data of :class:`BodyCall`.
+        count: number of all experts.
+        split: data of :class:`_SplitExperts` for each axis that splits the experts.
+        expected: predicted number of rows of this rank, used for fake tensors and in single processes.
 
     Returns:
-        ``[tokens, width]``, without the experts of ranks outside the exchange group.
+        ``[tokens, width]``, a partial sum if some experts' ranks exchange no tokens with this rank.
     """
     times, calls, axes = choice.shape[1], _body_of(body), tuple(_SplitExperts(*one) for one in split)
     over = tuple(one.axis for one in axes if one.exchanged)

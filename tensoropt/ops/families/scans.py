@@ -8,7 +8,6 @@ from tensoropt.ops.index_space import Builder, Opaque, alike
 
 
 def _along_one_dim(b: Builder) -> None:
-    """Allow splits of all dims but the one along which the operator runs."""
     b.along(b.dim(1))
     # Summing into integers truncates every summand.
     b.linear = b.op.target == "aten.cumsum.default" and b.output().dtype in FLOATING
@@ -16,7 +15,6 @@ def _along_one_dim(b: Builder) -> None:
 
 @alike("n s norm")
 def _fourier(b: Builder) -> None:
-    """Allow splits of all dims but the transformed ones."""
     dims = b.arg(2, "dim")
     if dims is None:
         raise Opaque(b.op.name)

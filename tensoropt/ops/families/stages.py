@@ -43,7 +43,7 @@ def arrive(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tenso
 
 
 def depart(context: ShardContext, name: str, value: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that a stage sends, always as a separate result."""
+    """Return the tensor that a stage sends, contiguous and never as a view."""
     departed: torch.Tensor = _Depart.apply(value)
     return departed
 

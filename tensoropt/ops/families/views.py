@@ -1,4 +1,4 @@
-"""Views (reshapes, permutations, slices): new descriptions of a tensor's memory; most launch no kernel."""
+"""Views (reshapes, permutations, slices), which describe a tensor's memory anew; most launch no kernel."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 
 @alike("*")
 def _reshape(b: Builder) -> None:
-    """Allow splits of the factors of dims that both shapes have in common (:func:`refine`)."""
+    """Allow splits of the factors of dims that both shapes have in common (:func:`refine` finds them)."""
     source = b.tensor(b.arg(0))
     before, after = source.shape, b.output().shape
     reads: list[Loops] = [None] * len(before)
@@ -107,10 +107,10 @@ def _expand(b: Builder) -> None:
 
 
 def _tile_dim(b: Builder, dim: int, piece: int) -> tuple[list[Loops], list[Loops]]:
-    """Return the labels before and after cutting ``dim`` into equal pieces, whose number is never split.
+    """Return the loops of each dim before and after ``dim`` is cut into equal pieces.
 
     Args:
-        piece: the size of a piece; 0 for unequal pieces, which keep the dim whole.
+        piece: size of a piece; 0 for unequal pieces, which keep the dim whole.
     """
     shape = b.tensor(b.arg(0)).shape
     before: list[Loops] = [b.loop(f"d{i}", s, uneven=True) if i != dim else None for i, s in enumerate(shape)]
@@ -123,7 +123,7 @@ def _tile_dim(b: Builder, dim: int, piece: int) -> tuple[list[Loops], list[Loops
 
 @alike("split_size split_sizes chunks")
 def _split(b: Builder) -> None:
-    """Allow splits within equal pieces of the cut dim; unequal pieces keep it whole."""
+    """Allow splits of every dim; the cut dim is split inside each piece, if pieces are equally long."""
     rank = len(b.tensor(b.arg(0)).shape)
     dim = b.arg(2, "dim", 0) % rank
     pieces = {b.output(i).shape[dim] for i in range(len(b.op.outputs))}
@@ -136,7 +136,7 @@ def _split(b: Builder) -> None:
 
 @alike("end")
 def _slice_(b: Builder) -> None:
-    """Allow a split of the sliced dim within tiles, if the slice is one of several equal tiles."""
+    """Allow splits of every dim; the sliced dim only if the tensor is sliced into equal tiles, cut alike."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
     length, start, step = b.output().shape[dim], b.arg(2, "start", 0) or 0, b.arg(4, "step", 1)
@@ -162,7 +162,6 @@ def _tiled_by_siblings(b: Builder, dim: int, length: int) -> bool:
 
 @alike("index")
 def _select(b: Builder) -> None:
-    """Allow splits of all dims but the selected or unbound one."""
     dim = b.dim(1, "dim", 0)
     labels = [label for i, label in enumerate(b.around([dim])) if i != dim]
     for index in range(len(b.op.outputs)):
@@ -171,13 +170,12 @@ def _select(b: Builder) -> None:
 
 
 def _view_as_real(b: Builder) -> None:
-    """Allow splits of the complex tensor's dims; the (real, imaginary) pair is a new innermost dim."""
     b.write([*b.around(()), None])
     b.linear = b.cheap = True
 
 
 def _local_reshape(shard: OperatorShard, call: LocalCall) -> LocalCall:
-    """Return a reshape to the local shape, because a view of a shard may have to copy."""
+    """Return a reshape to the shard's shape; a view fails where a shard has to be copied."""
     shape = list(shard.write_shape())
     return LocalCall("aten.reshape.default", (call.args[0], shape), {}, call.name)
 

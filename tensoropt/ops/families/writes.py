@@ -10,7 +10,7 @@ from tensoropt.ops.index_space import Builder, Opaque, alike
 
 @alike("reduce include_self value")
 def _scatter(b: Builder) -> None:
-    """Allow splits of the dims that the index covers, but the written one; additions give partial sums."""
+    """Allow splits of dims that the index covers whole, except the written one, and of added entries."""
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
     if not shape or len(index) != len(shape):
         raise Opaque(b.op.name)
@@ -30,7 +30,7 @@ def _scatter(b: Builder) -> None:
 
 @alike("alpha")
 def _index_add(b: Builder) -> None:
-    """``y = x; y[index[i]] += source[i]``; splits of the rows ``i`` give partial sums."""
+    """Describe ``y = x; y[index[i]] += source[i]``; splits of the rows ``i`` give partial sums."""
     shape = b.tensor(b.arg(0)).shape
     if not shape or not b.tensor(b.arg(2)).shape:
         raise Opaque(b.op.name)
@@ -44,12 +44,11 @@ def _index_add(b: Builder) -> None:
 
 @alike("value")
 def _index_fill(b: Builder) -> None:
-    """Allow splits of all dims but the written one."""
     b.along(b.dim(1))
 
 
 def _index_put(b: Builder) -> None:
-    """``y = x; y[i, j, :] = values`` (or ``+=``); written dims stay whole, added rows may be split."""
+    """Describe ``y = x; y[i, j, :] = values``: written dims stay whole; with ``+=``, values may be split."""
     source, indices = b.tensor(b.arg(0)), b.arg(1)
     positions = [i for i, index in enumerate(indices) if isinstance(index, Ref)]
     tensors = [b.tensor(indices[p]) for p in positions]

@@ -33,17 +33,17 @@ def _loop(call: Call) -> Any:
     step = 0
     while running and step < count:
         if step >= _MAX_ITERATIONS:
-            raise OnnxError(f"it runs more than {_MAX_ITERATIONS} times")
+            raise OnnxError(f"it runs more than {_MAX_ITERATIONS} times; export a shorter loop")
         results = call.run(
             body, [call.builder.constant(step, torch.int64), call.builder.constant(True), *state]
         )
         if results[0].data is None:
-            raise OnnxError("its number of iterations depends on the values of an input")
+            raise OnnxError("its number of iterations depends on an input's values; export a fixed number")
         running = bool(results[0].data)
         state = results[1 : 1 + len(state)]
         for items, result in zip(collected, results[1 + len(state) :], strict=True):
             items.append(result)
         step += 1
     if any(not items for items in collected):
-        raise OnnxError("it never runs, so its collected outputs have no shape")
+        raise OnnxError("it never runs, so its collected outputs have no shape; export the model without it")
     return (*state, *(torch.stack(items, 0) for items in collected))

@@ -10,9 +10,8 @@ from tensoropt.capture.onnx.values import OnnxError, Traced
 
 
 def _counted_from_front(index: Traced, size: int) -> Traced:
-    """Return an index without negative entries. ONNX counts these from the end of a dim, but PyTorch's gather
-    and scatter reject them.
-    """
+    """Return an index without negative entries, which in ONNX count from the end of a dim and which PyTorch's
+    gather and scatter reject."""
     # Known and not negative is the usual case, and needs no operators.
     if index.data is not None and not bool((index.data < 0).any()):
         return index.to(torch.int64)
@@ -48,7 +47,7 @@ def gather(call: Call) -> Traced:
 
 
 def _tuples(index: Traced) -> list[Traced]:
-    """Return one index tensor per indexed dim, from index tuples along the last dim."""
+    """Split ONNX's index tuples, which lie along the last dim, into one index tensor per indexed dim."""
     return list(torch.unbind(index.to(torch.int64), -1))
 
 

@@ -81,7 +81,7 @@ def _instance_norm(call: Call) -> Traced:
 def _group_norm(call: Call) -> Traced:
     x, scale, bias, groups = call[0], call[1], call[2], call.attribute("num_groups")
     if scale.numel != x.shape[1]:
-        raise OnnxError("a scale per group, as before opset 21, cannot be imported")
+        raise OnnxError("it has a scale per group, as before opset 21; export it in opset 21 or newer")
     return F.group_norm(x, groups, scale, bias, call.attribute("epsilon", 1e-5))
 
 

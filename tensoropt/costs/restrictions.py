@@ -1,4 +1,4 @@
-"""The configurations that constraints allow on each mesh and micro-batch count."""
+"""The sharding configurations that a user's constraints allow on each mesh and micro-batch count."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _sharded_layout(
 ) -> Layout | None:
     """Return the layout that shards a parameter stored as ``whole`` along ``axes``, or None.
 
-    Take the first atom (factor of a dim) that divides evenly and that one all-gather restores; otherwise the
-    first that one axis cuts unevenly, with padding.
+    Shard the first factor of a dim (atom) that divides evenly and that one all-gather restores. If there is
+    none, shard the first that one axis cuts unevenly, with padding.
     """
     uneven = None
     for atom, size in enumerate(atoms):
@@ -67,7 +67,8 @@ def storage_options(
     uses: tuple[Layout, ...],
     mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the options to store a group's parameters, each a tuple of layouts; the first is as used."""
+    """Return the ways to store a group's parameters, each a tuple of layouts. The first one stores them in
+    the layouts in which they are used."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
     # One set of axes for all parameters of a group: a separate set for each of them would give exponentially
@@ -86,7 +87,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded options by ZeRO-2 (gathered once per step) and, with micro-batches, by ZeRO-1."""
+    """Return the sharded options as ZeRO-2 (gathered once per step) and, with micro-batches, as ZeRO-1."""
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
@@ -105,7 +106,7 @@ def unsharded_options(
 
 
 def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded storage options, with parameters prefetched for each use."""
+    """Return the sharded options of ``options``, with the parameters prefetched for each use."""
     as_used, *sharded = options
     return tuple(
         tuple(
@@ -132,12 +133,12 @@ class Restriction:
     """The configurations that are allowed on one mesh.
 
     Attributes:
-        kept: constrained group -> allowed positions in
+        kept: constrained group -> indices of the allowed configurations in
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
         stored: constrained parameter -> mesh axis (micro-batches are axis 0) -> allowed placements.
-        together: sets of groups whose labels must be equal.
+        together: sets of groups that must split the same dims.
         words: group in such a set -> its name of the common dim, if names differ.
-        combined: group -> the strategies that its configurations may combine; by default all.
+        combined: group -> indices of the strategies that mesh axes may use; by default all.
         outer: group -> the same for all axes but the last; by default as ``combined``.
         again: group of a constrained block -> whether it is recomputed.
         gathered_again: group -> whether backward gathers its inputs again.
@@ -158,7 +159,7 @@ class Restriction:
         return all(any(stored_as(layout[a], w) for w in wanted) for a, wanted in allowed.items())
 
     def about(self, group: Group) -> object:
-        """Return a value equal for isomorphic groups with the same restrictions."""
+        """Return a cache key, equal for isomorphic groups that are restricted alike."""
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
         # None for groups without storage pins, so that they share a template with groups that no constraint
         # names.
@@ -171,7 +172,8 @@ FREE = Restriction()
 
 
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
-    """Return the labels that must agree in groups split alike; ``words`` as in :class:`Restriction`."""
+    """Return the dim that each mesh axis splits; groups that must split alike need equal ones. ``words``:
+    group -> its name of the batch dim, which is replaced by a common name."""
     batch = words.get(configuration.group.name)
     dims = (s.label.dim for s in configuration.strategies[1:])
     return tuple(BATCH if dim == batch else dim for dim in dims)
@@ -179,7 +181,7 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """The restriction on each mesh and micro-batch count; missing pairs are not searched, None allows all."""
+    """(mesh label, micro-batch count) -> allowed configurations; missing: not searched. None allows all."""
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
     notes: tuple[str, ...] = ()
@@ -196,7 +198,7 @@ def restrict(
     meshes: Sequence[Mesh],
     counts: Sequence[int],
 ) -> Restrictions:
-    """Return what constraints allow on each mesh; ConstraintError if no mesh satisfies the hard ones."""
+    """Return what constraints allow on each mesh; ConstraintError if none satisfies the hard constraints."""
     _check_axes(matched.constraints, meshes)
     spaces: dict[tuple[str, int], Restriction] = {}
     told: dict[str, dict[str, None]] = {}
@@ -224,7 +226,7 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
     """Check constraints on devices for plans in which every device runs every operator.
 
     Returns:
-        Notes on soft constraints given up, and why no sharded plan satisfies the hard ones, or "".
+        Notes on soft constraints given up, and the reason why no sharded plan satisfies the hard ones, or "".
 
     Raises:
         ConstraintError: there is no such kind of device.
@@ -283,12 +285,12 @@ def _axis_names(mesh: Mesh) -> tuple[str, ...]:
 
 
 class _ImpossibleError(Exception):
-    """The error for hard constraints that cannot hold on a mesh."""
+    """The error for a hard constraint that cannot hold on a mesh."""
 
 
 @dataclass
 class _State:
-    """The configurations allowed so far, and the constraints that narrowed them."""
+    """The configurations allowed so far, and the constraints that excluded others."""
 
     left: dict[str, tuple[int, ...]] = field(default_factory=dict)
     because: dict[str, tuple[_Constraint, ...]] = field(default_factory=dict)

@@ -195,7 +195,7 @@ def _class_map(given: ArrayLike | None, configurations: int, size: int, what: st
         if configurations != size:
             raise ValueError(
                 f"{what}: the table has {size} entries along this side and the operator has {configurations} "
-                "configurations; make them equal or say which entry each configuration uses"
+                "configurations; make them equal, or pass the entry that each configuration uses"
             )
         return np.arange(size, dtype=np.int64)
     values = np.asarray(given)
@@ -227,7 +227,7 @@ def _padded(costs: Any, what: str) -> Floats:
     try:
         rows: Sequence[Any] = [list(row) for row in costs]
     except TypeError:
-        raise ValueError(f"{what}: costs must be a table of rows, each a list of entries") from None
+        raise ValueError(f"{what}: costs must be a table of rows, with arrays (options, 2)") from None
     widths = {len(row) for row in rows}
     if len(widths) > 1:
         raise ValueError(

@@ -382,7 +382,7 @@ class _Narrowing:
             # Axis 0 is the micro-batch axis, which no constraint names.
             matching = [i for i, name in enumerate(self.names, 1) if fnmatchcase(name, pattern)]
             if not matching:
-                raise _ImpossibleError(f"{pin}: there is no axis '{pattern}'")
+                raise _ImpossibleError(f"{pin}: the mesh has no axis '{pattern}'")
             wanted += [(i, words) for i in matching]
         return wanted
 
@@ -405,10 +405,10 @@ class _Narrowing:
             others = self.state.because.get(group.name, ())
             # The entry could hold by itself, so it contradicts earlier constraints; the message names them.
             if others and any(map(holds, configurations)):
-                raise _ImpossibleError(f"{entry} contradicts {_all(others)} at {group.name}")
+                raise _ImpossibleError(f"{entry} contradicts {_all(others)} for operator {group.name}")
             dims = self.graph.atoms.spaces[group.name].dims
             sizes = ", ".join(f"{dim.name} {dim.size}" for dim in dims)
-            raise _ImpossibleError(f"{entry} cannot hold at {group.name}, whose sizes are {sizes}")
+            raise _ImpossibleError(f"{entry} cannot hold for {group.name}, whose dims have the sizes {sizes}")
         self.state.left[group.name] = left
         self.state.because[group.name] = (*self.state.because.get(group.name, ()), entry)
 
@@ -421,7 +421,7 @@ class _Narrowing:
             common = set.intersection(*sets.values())
             if not common:
                 others = [c for n in names for c in self.state.because.get(n, ()) if c is not entry]
-                why = f" given {_all(others)}" if others else ", whose sizes divide differently"
+                why = f" given {_all(others)}" if others else ", as their sizes divide differently"
                 raise _ImpossibleError(f"{entry}: {', '.join(names)} cannot be split alike{why}")
             for name in names:
                 configurations = self._configurations(name)
@@ -443,7 +443,7 @@ class _Narrowing:
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
             options = (option for use in uses for option in self._storage_options((name,), use))
             if not any(self._stores(name, stored) for (stored,) in options):
-                raise _ImpossibleError(f"{entry}: no use of {name} allows this storage")
+                raise _ImpossibleError(f"{entry}: no operator that uses {name} lets it be stored so")
 
     def _storage_options(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
         atoms = self.graph.atoms

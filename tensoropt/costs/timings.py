@@ -175,8 +175,8 @@ class WorkloadFacts:
             major, minor = self.context.capability
             assumed = "" if self.context.cluster.device.capability else " (assumed)"
             yield (
-                f"attention saves the tensors of kernels for compute capability {major}.{minor}{assumed}, as "
-                f"PyTorch {torch.__version__.partition('+')[0]} chooses them"
+                f"attention is counted with what kernels for compute capability {major}.{minor}{assumed}, as "
+                f"PyTorch {torch.__version__.partition('+')[0]} chooses them, save for backward"
             )
         if estimated := kernels["recurrent"]:
             yield (

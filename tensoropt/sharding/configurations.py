@@ -275,7 +275,7 @@ class _BatchFollowing:
             # Nothing makes a parameter or a buffer that is a result.
             if self.everywhere and self.tensors[name].elements > 1 and self.known.get(name) != 0:
                 raise MicroBatchRefused(
-                    f"the first dim of output {name} is not the batch, so its parts cannot be joined"
+                    f"the first dim of output {name} is not the batch, so it cannot be joined from parts"
                 )
         return self.chosen
 

@@ -326,14 +326,14 @@ class _Inside:
         # tensors only if the region saves the same number of tensors this time.
         if len(made) != self._count:
             raise RuntimeError(
-                f"a recomputed region saved {self._count} tensors in forward and {len(made)} when it ran"
+                f"a recomputed block saved {self._count} tensors in forward and {len(made)} when it ran"
                 " again; it must do the same each time"
             )
 
 
 def no_backward(_: object) -> torch.Tensor:
     """Raise the error for a backward that runs during a region's second forward."""
-    raise RuntimeError("a recomputed region ran a backward during its second forward")
+    raise RuntimeError("a recomputed block ran a backward during its second forward; do not recompute it")
 
 
 def autocast_now(inputs: Sequence[Any]) -> Callable[[], contextlib.AbstractContextManager[Any]]:

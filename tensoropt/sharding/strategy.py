@@ -515,7 +515,7 @@ def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str])
             )
         if differs := once.intersection(region.groups) - fitting_once(graph, region, once):
             raise PlanError(
-                f"{min(differs)} runs once, but may return a view of a recomputed tensor; recompute this "
+                f"{min(differs)} is not recomputed, but may return a view of a recomputed tensor; recompute this "
                 "group as well"
             )
     return once
@@ -583,7 +583,7 @@ def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSize
         # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
-                f"{entry} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible; "
+                f"{entry} {name} has {len(sizes)} factors of dims to split, so S({code}) is impossible; "
                 "S(0) is the first of them"
             )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)

@@ -22,7 +22,7 @@ class StepOwners:
     def at(self, point: int) -> tuple[OwnerRow, ...]:
         """Return the tensors in memory at one point of the curve, largest first; point 0: before the step."""
         if not 0 <= point <= len(self.timed.curve):
-            raise IndexError(f"there is no point {point} in a curve of {len(self.timed.curve) + 1}")
+            raise IndexError(f"there is no point {point}; the number of points is {len(self.timed.curve) + 1}")
         alive = self._alive(self.timed.states[point - 1]) if point else ()
         return tuple(sorted((*self._lasting, *alive), key=lambda row: -row.bytes))
 

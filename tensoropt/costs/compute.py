@@ -113,7 +113,7 @@ def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample
 
 @dataclass(frozen=True)
 class _EfficiencyCurve:
-    """A piecewise linear curve of log10 (ideal / measured seconds) over log10 ideal seconds."""
+    """A piecewise linear curve of log10 efficiency (ideal / measured) over log10 ideal seconds."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]
@@ -266,8 +266,7 @@ class RooflineCompute:
         self._kernel_s = self.host.kernel_s if self.host else _LAUNCH_S
 
     def source_of(self, work: Workload) -> str:
-        """Return ``fitted`` if the workload's cost class has curves in both directions, else
-        ``data sheet``."""
+        """Return ``fitted`` if the cost class has forward and backward curves, else ``data sheet``."""
         cls = class_of(work)
         covered = all((cls, direction) in self.efficiencies.curves for direction in _DIRECTIONS)
         return FITTED if covered else DATA_SHEET
@@ -374,7 +373,7 @@ def measurement_prefix(
 
 
 def failed_otherwise(record: Mapping[str, Any]) -> bool:
-    """Return whether timing failed for another reason than lack of memory, such as random operands."""
+    """Return whether timing failed for another reason than lack of memory, such as unsuitable operands."""
     return "error" in record and not record["error"].startswith(OUT_OF_MEMORY)
 
 
@@ -407,7 +406,7 @@ class MeasuredCompute:
         return MEASURED
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds; infinite if the workload ran out of memory."""
+        """Return a workload's (forward, backward) seconds; infinite if it ran out of memory."""
         forward_s, backward_s = self._alone(work, facts)
         return (
             self._in_step(work, forward_s, facts.forward_flops),

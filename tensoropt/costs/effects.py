@@ -162,7 +162,8 @@ class Effect:
 
     Attributes:
         after: whether it takes place at the moment's end.
-        begins, ends: allocations; one in both stays in place and is saved for backward from then on.
+        begins, ends: allocations that begin, or end; one in both stays, but is saved for backward from then
+            on.
         workspace_bytes: memory in bytes that is allocated during this moment only.
         local_s: the duration on the device in seconds, from ``source`` (such as ``measured``).
         sends: blocking collectives.
@@ -352,7 +353,7 @@ class MoveEffects:
     # -- sizes ------------------------------------------------------------------------------------
 
     def elements(self, name: str, layout: Layout) -> int:
-        """Return the number of elements of a tensor's largest shard."""
+        """Return the number of elements of a tensor's largest shard in a layout."""
         key = name, layout
         if key not in self._elements:
             self._elements[key] = prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
@@ -497,8 +498,8 @@ class MoveEffects:
         return local.device_s + sent_s, local.host_s, reduced_s, True
 
     def product_s(self, group: Group, name: str, work: Workload, facts: Facts) -> float | None:
-        """Return the seconds of a weight-gradient product that may hide reducing the gradient of ``name``, or
-        None if there is no such product."""
+        """Return the seconds of the group's weight-gradient product that may hide reducing the gradient of
+        ``name``; None if it has no such product."""
         key = group.name, name
         if key not in self._products:
             self._products[key] = reader_product(self.graph.atoms.graph, group, name)

@@ -361,8 +361,7 @@ def _forward(
     again: bool = False,
     stays: tuple[Allocation, ...] = (),
 ) -> list[Effect]:
-    """Return the memory effects of a group's forward; ``stays``: gathered parameters that stay until
-    backward."""
+    """Return the memory effects of a group's forward; ``stays``: gathered parameters kept for backward."""
     needed, effects = sum(each.bytes for each in stays), []
     for number, (part, saved) in enumerate(zip(parts, _saved(parts), strict=True)):
         kept = part.kept if keeps else 0

@@ -404,8 +404,8 @@ class ParameterEffects:
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 
     def _copied(self, steps: Sequence[ReshardingStep]) -> bool:
-        """Return whether a coalesced collective copies the tensor's pieces, padded or not contiguous, to a
-        buffer."""
+        """Return whether a coalesced collective copies the tensor's pieces to a buffer, as they are padded or
+        not contiguous."""
         (step,) = steps
         padded = step.payload(self.moves.mesh) != max(prod(step.before), prod(step.after))
         return lies_inside(step.before, step.atom) or (step.kind == "reduce_scatter" and padded)

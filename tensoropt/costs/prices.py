@@ -20,7 +20,7 @@ from tensoropt.sharding.reshard.steps import COLLECTIVES, ReshardingStep
 
 
 class ComputeCosts(Protocol):
-    """The interface to the durations of workloads (one rank's share of a group) and of the optimizer."""
+    """The interface to durations of workloads (a rank's share of an operator group) and of the optimizer."""
 
     @property
     def source(self) -> str:
@@ -188,7 +188,8 @@ class DevicePrices:
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def gradient_arrival(self, size: float, micro_batches: int, *, copied: bool) -> Queues:
-        """Return the seconds per micro-batch of accumulating a gradient; ``copied``: in a bucket."""
+        """Return the seconds per micro-batch of accumulating a gradient. ``copied``: the first micro-batch's
+        gradient is copied to a bucket."""
         return self._both(lambda overheads: overheads.arrival_s(size, micro_batches, copied=copied))
 
 
@@ -223,8 +224,7 @@ class Prices(DevicePrices):
     def of(
         cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, communication: _CommunicationCosts
     ) -> Prices:
-        """Return the prices of a graph on one mesh of a cluster, with the durations of that mesh's
-        collectives.
+        """Return the prices of a graph on one mesh of a cluster, with that mesh's ``communication`` costs.
 
         Args:
             sizes: the number of micro-batches, then the sizes of mesh axes above 1.
@@ -257,8 +257,7 @@ class Prices(DevicePrices):
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
-        """Return the seconds saved by overlapping collectives of ``seconds`` with computation of ``work_s``
-        seconds.
+        """Return the seconds saved if collectives of ``seconds`` and work of ``work_s`` seconds overlap.
 
         While collectives run, computation takes ``1 + slower_beside`` times as long. Arguments may be arrays.
         """

@@ -181,7 +181,10 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """(mesh label, micro-batch count) -> allowed configurations; missing: not searched. None allows all."""
+    """The allowed configurations by (mesh label, micro-batch count); a missing pair is not searched.
+
+    ``spaces`` is None if everything is allowed.
+    """
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
     notes: tuple[str, ...] = ()

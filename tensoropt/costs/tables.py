@@ -35,7 +35,8 @@ class Template:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CostTables(CostGraph):
-    """The cost graph of one mesh and micro-batch count, with the meaning of its choices.
+    """The cost graph of one mesh and micro-batch count, with what is needed to turn its choices into a
+    strategy.
 
     Attributes:
         moves: tensor -> the key of the edge whose option says whether backward gathers the tensor again (1)
@@ -181,7 +182,8 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """Return group -> its template without facts (memory, FLOP), which take longest; ``keys``: of groups."""
+    """Return group -> its template, without facts (memory, FLOP), which take longest; ``keys``: the
+    :func:`group_keys`, computed if None."""
     keys = group_keys(graph, micro) if keys is None else keys
     shared: dict[str, Template] = {}
     result = {}

@@ -68,8 +68,7 @@ class ViewAliases:
         return {name: tuple(views.values()) for name, views in views_of.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """Return the views of a tensor, whose readers get numbers from ``first`` on, or after the
-        tensor's."""
+        """Return a tensor's views, whose readers get numbers from ``first`` on, or after the tensor's."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
         free, aliases = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):
@@ -96,8 +95,7 @@ class ViewAliases:
                 yield hub.which
 
     def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
-        """Yield the readers of views in the order of their numbers; a view is materialised before
-        it is read."""
+        """Yield the readers of views in the order of their numbers, each view's materialisation first."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield Reader(alias.maker.name, alias.name, materialises=True)
             for group in alias.readers:

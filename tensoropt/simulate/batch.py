@@ -163,7 +163,7 @@ class _TensorPlan:
         orders: for each of ``places``, its place in the order of forward.
         inside: for each reader of the tensor, whether it is in the producer's recomputable block.
         replaced: the position at which a buffer's new value replaces the old one; -1 for the end of forward.
-        same: a tensor to which the last reader may give the same gradient, and whose backward reads it first.
+        same: a tensor that may get the same gradient, and whose backward reads it first; "" for none.
         kind: a key; tensors with equal keys have equal effects if groups use them alike.
     """
 
@@ -333,8 +333,7 @@ class Batch:
         return self.graph.group_of[self.graph.atoms.graph.producer[name].name]
 
     def _same_gradient(self, group: Group, name: str) -> str:
-        """Return a tensor that may get the same gradient as ``name``, but whose backward reads it first; or
-        "".
+        """Return a tensor that may get the same gradient, and whose backward reads it first; "" for none.
 
         For a residual sum, it is the block's result.
         """

@@ -59,8 +59,7 @@ a block begins, backward ends, backward begins, the optimizer's step begins."""
 
 
 def program(schedule: StepSchedule, issues: Sequence[Issue], overlap: Overlap) -> tuple[list[_Entry], int]:
-    """Return the events of a micro-batch followed by those of the step's end, and the number of
-    the former."""
+    """Return a micro-batch's events followed by those of the step's end, and the number of the former."""
     last, step = schedule.last, max(schedule.position("optimizer", "step", ""), schedule.last)
     ahead = overlap.beside and any(issue.kind and issue.until != "step" for issue in issues)
     begins = frozenset(schedule.beginnings if ahead else ())

@@ -131,7 +131,8 @@ class _Numbering(Generic[_Derived]):
 
 
 class Kind:
-    """Isomorphic groups, tensors or parameters (such as one tensor per layer), whose effects are shared."""
+    """Isomorphic groups, tensors or parameters (owners), such as one tensor per layer, with
+    shared effects."""
 
     def __init__(self, micro: int):
         self.effects: list[Effects] = []
@@ -140,12 +141,11 @@ class Kind:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def positions(self, owners: Hashable) -> dict[When, Indices]:
-        """Return the cache, under the key ``owners``, of (owners,) positions by moment; the
-        caller fills it."""
+        """Return a cache, moment -> (owners,) positions, that the caller fills; ``owners``: its key."""
         return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
-        """Return the index of a choice's effects; ``make`` computes them unless ``key`` is known."""
+        """Return the index of a choice's effects; ``make`` computes them if ``key`` (the choice) is new."""
         if key not in self._numbers:
             self._numbers[key] = len(self.effects)
             self.effects.append(make())

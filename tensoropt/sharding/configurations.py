@@ -70,8 +70,8 @@ class Configuration:
         *,
         zigzag: bool = False,
     ) -> OperatorShard:
-        """Return the shard of an operator that the rank at ``coordinate`` computes; the largest
-        one if None."""
+        """Return the shard of an operator that the rank at ``coordinate`` computes, by default
+        the largest."""
         op = atoms.graph.by_name[op_name]
         return OperatorShard(op, atoms, self.choices(op_name), mesh, coordinate, zigzag)
 

@@ -542,7 +542,7 @@ def accepts(label: Label, wanted: str) -> bool:
 
 
 def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
-    """Return the label of a group's strategy in terms of the loops of ``op``, which is one of its
+    """Return the label of a group's strategy in terms of the loops of ``op``, one of the group's
     operators."""
     if op.name == graph.group_of[op.name].name:
         return strategy.label

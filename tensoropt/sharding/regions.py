@@ -332,7 +332,7 @@ class _Inside:
 
 
 def no_backward(_: object) -> torch.Tensor:
-    """Raise the error for a backward that runs during a region's second forward."""
+    """Raise the error for a backward that runs during a recomputed block's second forward."""
     raise RuntimeError("a recomputed block ran a backward during its second forward; do not recompute it")
 
 

@@ -515,8 +515,8 @@ def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str])
             )
         if differs := once.intersection(region.groups) - fitting_once(graph, region, once):
             raise PlanError(
-                f"{min(differs)} is not recomputed, but may return a view of a recomputed tensor; recompute this "
-                "group as well"
+                f"{min(differs)} is not recomputed, but may return a view of a recomputed tensor; recompute "
+                "this group as well"
             )
     return once
 

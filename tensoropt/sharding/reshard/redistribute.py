@@ -112,8 +112,7 @@ _Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Ahead:
-    """The interface to prefetched parameters and gradients scattered one block later; this class
-    has neither."""
+    """The interface to prefetched parameters and gradients scattered one block later; here it has neither."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a gathered parameter at its use; None if it must be gathered now."""
@@ -245,9 +244,9 @@ class Route:
     """One direction of a resharding for one rank and micro-batch, computed once to be run in every step.
 
     Attributes:
-        order, inverse: permutation of dims to memory order, and back; None if dims lie in order.
-        sizes: the incoming shard's shape with one dim per atom (factor of a dim); None if it is the same.
-        shape: the shape of the resulting shard; None if the last operation gives this shape.
+        order, inverse: permutation of dims to memory order, and back; None if dims are in this order.
+        sizes: the incoming shard's shape with one dim per atom (factor of a dim); None if each dim is one.
+        shape: the shape of the resulting shard; None if each dim is one atom.
     """
 
     order: _Sizes | None
@@ -352,7 +351,7 @@ def _pieces(x: torch.Tensor, atom: int, parts: int, *, zigzag: bool = False) -> 
 
 
 def _joined(pieces: torch.Tensor, atom: int, size: int, *, zigzag: bool = False) -> torch.Tensor:
-    """Return the whole tensor, of ``size`` along ``atom``, from all ranks' shards: inverse of
+    """Return the whole tensor, of ``size`` along ``atom``, from its shards: the inverse of
     :func:`_pieces`."""
     parts, shard = pieces.shape[0], pieces.shape[atom + 1]
     if zigzag:

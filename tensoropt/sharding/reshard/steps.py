@@ -63,8 +63,7 @@ def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
 
 
 def permuted_steps(steps: Sequence[ReshardingStep], places: Sequence[int]) -> tuple[ReshardingStep, ...]:
-    """Return the same steps for a tensor with permuted dims: atom (factor) ``i`` has the index
-    ``places[i]``."""
+    """Return the same steps for permuted dims, where atom (factor) ``i`` has the new index ``places[i]``."""
 
     def moved(atom: int) -> int:
         return places[atom] if atom >= 0 else atom

@@ -1,4 +1,5 @@
-"""Build the cost tables of one mesh: variables here, edges in :mod:`tensoropt.costs.edges`."""
+"""Build the cost tables of one device mesh, from which the search sums a strategy's memory and time. Costs of
+single choices (variables) are computed here, those of pairs in :mod:`tensoropt.costs.edges`."""
 
 from __future__ import annotations
 
@@ -27,21 +28,19 @@ _Beside = tuple[tuple[bool, bool, float], ...]
 
 
 class _Stored(NamedTuple):
-    """The costs of storing a parameter in one layout for one use, and its overlapping collectives."""
-
     costs: tuple[Cost, ...]
     beside: _Beside
 
 
 @dataclass(eq=False, repr=False)
 class TableBuilder:
-    """The builder of one mesh's cost tables, for variables and edges.
+    """The builder of one mesh's cost tables: one per variable (choice of the search) and per related pair.
 
     Args:
-        micro: each group's strategy on the micro-batch axis.
+        micro: operator group -> its strategy on the micro-batch axis.
         templates: group -> its configurations and workloads, shared by isomorphic groups.
-        regions: blocks that may be recomputed; their groups have every configuration twice.
-        restriction: the configurations that constraints allow.
+        regions: repeated blocks that may be recomputed; their groups have every configuration twice.
+        restriction: the configurations that the user's constraints allow.
         arrays: cached arrays of this mesh with this cost model.
     """
 

@@ -1,7 +1,7 @@
 """Durations of collectives among the ranks along mesh axes.
 
 In order of trust, durations come from a fit to timings of the same collective (``measured``), a formula with
-fits of messages between two ranks (``fitted``), or the formula with data-sheet figures (``data sheet``).
+links fitted to messages between two ranks (``fitted``), or with data-sheet figures (``data sheet``).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _GroupLink(NamedTuple):
     """The latencies and bandwidths of a ring through the slowest group of ranks along some axes.
 
     Attributes:
-        hop_s: the mean latency of a message to the next rank (hop).
+        hop_s: the mean latency, in seconds, of a message to the next rank in the ring (hop).
         slowest_hop_s: the largest latency of a hop.
-        seconds_per_byte: of the slowest link, sharing included.
-        hop_seconds_per_byte: of the slowest message to the next rank, which uses one card, not several rings.
-        exchange_seconds_per_byte: of an all-to-all, per byte of one rank's input.
+        seconds_per_byte: the inverse bandwidth of the slowest link, which groups may share.
+        hop_seconds_per_byte: the inverse bandwidth of the slowest hop, which uses only one network card.
+        exchange_seconds_per_byte: the duration of an all-to-all per byte of one rank's input.
     """
 
     size: int
@@ -73,7 +73,7 @@ class CommunicationModel:
         return repr((self.cluster.to_dict(), self.mesh, self.fits))
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float:
-        """Return the seconds of one collective over all groups of ranks along ``axes`` at the same time.
+        """Return the seconds of one collective that all groups of ranks along ``axes`` run at the same time.
 
         Args:
             kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``all_to_all_v``,
@@ -162,7 +162,7 @@ def _formula(kind: str, link: _GroupLink, launch_s: float) -> _Prediction:
 
 
 def group_link(cluster: Cluster, mesh: Mesh, axes: Sequence[int]) -> _GroupLink:
-    """Return latencies and bandwidths of the slowest group while all groups along ``axes`` communicate."""
+    """Return the worst latencies and bandwidths of any group while all groups along ``axes`` communicate."""
     groups = mesh.groups(axes)
     # All groups are counted before any of them is priced: a group's share of a node's cards depends on how
     # many other groups leave the node at the same time.
@@ -183,7 +183,7 @@ def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Coun
 
 
 def _blocks(cluster: Cluster) -> Iterator[tuple[int, Level, int, int]]:
-    """Yield (number, level, ranks in the level, ranks in one of its children) for each level of links."""
+    """Yield (index, level, ranks in it, ranks in a child of it) for each level of links, outermost first."""
     outer = cluster.device_count
     for depth, level in enumerate(cluster.levels):
         yield depth, level, outer, outer // level.size
@@ -229,7 +229,7 @@ def _group_link(cluster: Cluster, group: tuple[int, ...], leaving: Counter[tuple
 def _slowest_hop(
     cluster: Cluster, hops: Sequence[tuple[int, int]], leaving: Counter[tuple[int, int]]
 ) -> float:
-    """Return the bandwidth, in bytes/s, of the slowest message if each hop has one."""
+    """Return the bandwidth, in bytes/s, of the slowest of simultaneous messages, one per pair in ``hops``."""
     rates = []
     for (depth, level, outer, block), (a, b) in itertools.product(_blocks(cluster), hops):
         if a // outer != b // outer or a // block == b // block:
@@ -250,9 +250,9 @@ def _members(ranks: Sequence[int], block: int) -> Iterator[tuple[int, ...]]:
 def _pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
     """Return the bandwidth, in bytes/s, of collectives among ranks whose pairs have their own links.
 
-    It is the higher one of two bandwidths: of several rings over dedicated wires at once, as many as the rank
-    with the fewest wires has; and of the one ring whose slowest link is fastest (for more than 8 ranks, the
-    ring in natural order).
+    It is the higher one of two bandwidths. The first is that of simultaneous rings over dedicated wires: the
+    smallest total of a rank's wires. The second is that of a single ring: its slowest link, in the best order
+    of ranks (for more than 8 ranks, the natural order).
     """
 
     def figures(first: int, second: int) -> tuple[float, bool]:
@@ -266,7 +266,7 @@ def _pair_ring_bandwidth(cluster: Cluster, members: Sequence[int]) -> float:
 
 @lru_cache(maxsize=4096)
 def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
-    """Return the bandwidth of a ring; ``table[i][j]``: (bandwidth, wire is dedicated) of members i and j."""
+    """Return the bandwidth of rings in bytes/s; ``table[i][j]``: (bytes/s, is dedicated) of the link i, j."""
     size = len(table)
     # Several simultaneous rings reach every rank only if dedicated wires connect all of them.
     wires = [sum(bandwidth for bandwidth, dedicated in row if dedicated) for row in table]
@@ -288,7 +288,7 @@ def _ring_bandwidth(table: tuple[tuple[tuple[float, bool], ...], ...]) -> float:
 
 
 def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
-    """Return the seconds of an all-to-all per byte that each member sends to each other member."""
+    """Return the duration of an all-to-all, in seconds per byte that each rank sends to each other rank."""
     worst = 0.0
     for rank in members:
         links: list[Link] = [cluster.link(rank, other) for other in members if other != rank]
@@ -299,7 +299,7 @@ def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
 
 
 def _fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
-    """Return the cluster with its links replaced by each level's slowest fit; None if a level has none."""
+    """Return the cluster with links as fitted to timings; None if a level of links has no fit."""
 
     def replaced(link: Link, pairs: list[tuple[int, int]]) -> Link | None:
         # A fit's last segment has the slope of large messages, its first one the latency of small ones.

@@ -1,4 +1,4 @@
-"""Durations of workloads: ``measured`` on these ranks, ``fitted`` to timings, or from the ``data sheet``."""
+"""Durations of operators on a rank: ``measured`` here, ``fitted`` to timings, or from the ``data sheet``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DIRECTIONS = ("forward", "backward")
 
 
 def class_of(work: Workload) -> str:
-    """Return the cost class of a workload: that of its first call that has one."""
+    """Return a workload's cost class, such as ``matrix product``: that of its first call that has one."""
     classes = (_own_class(call) for call, _ in work.calls)
     return next(filter(None, classes), CostClass.ELEMENT_WISE).value
 
@@ -59,20 +59,20 @@ def _kernels_of(work: Workload) -> int:
 
 
 def number_format(dtype: str, cls: CostClass, device_type: str, kernels: KernelSettings) -> str:
-    """Return the number format of a class's operators: the dtype, or ``tf32`` where PyTorch allows it."""
+    """Return the number format in which a cost class computes: ``dtype``, or ``tf32`` where it is allowed."""
     setting = _TF32_BY.get(cls)
     may = device_type == "cuda" and dtype == "float32" and setting is not None
     return "tf32" if may and getattr(kernels, str(setting)) == "tf32" else dtype
 
 
 def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: CostClass) -> float:
-    """Return the peak FLOP/s of a class's operators, in the number format that they use."""
+    """Return a device's peak FLOP/s for a cost class, in the number format in which it computes."""
     name = number_format(dtype, cls, device.type, kernels)
     return device.flops_of(name if name in device.flops else dtype)
 
 
 def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
-    """Return the (forward, backward) seconds at peak speed; backward has twice the traffic of forward."""
+    """Return (forward, backward) seconds at peak speed, if backward moves twice as many bytes as forward."""
     peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
     return (
         max(facts.forward_flops / peak, facts.traffic_bytes / bandwidth),
@@ -84,7 +84,7 @@ def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]
 
 @dataclass(frozen=True)
 class Sample:
-    """A timed workload: its cost class, and its ideal and measured seconds of (forward, backward)."""
+    """A timed workload: its cost class, and its (forward, backward) seconds at peak speed and as measured."""
 
     key: str
     cls: str
@@ -93,7 +93,7 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """Return the fields of a workload's record that are used to fit efficiencies, without durations."""
+    """Return what a timing's record says of the workload: cost class, seconds at peak speed, device."""
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),
@@ -103,7 +103,7 @@ def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, A
 
 
 def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample, ...]:
-    """Return the samples among records of the store, without failures and records that are no timings."""
+    """Return the successful timings among records of the profile store, for the fit of efficiencies."""
     return tuple(
         Sample(key, str(r["class"]), tuple(r["ideal_s"]), (float(r["forward_s"]), float(r["backward_s"])))
         for key, r in records
@@ -113,7 +113,7 @@ def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample
 
 @dataclass(frozen=True)
 class _EfficiencyCurve:
-    """A curve of log10 efficiency over log10 ideal seconds: linear between knots, flat outside."""
+    """A piecewise linear curve of log10 efficiency (ideal / measured) over log10 ideal seconds."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]
@@ -127,7 +127,7 @@ class _EfficiencyCurve:
 
 @dataclass(frozen=True)
 class _FitError:
-    """The relative error of a fit for workloads that were left out of it."""
+    """The relative errors of a curve, from cross-validation."""
 
     cls: str
     direction: str
@@ -138,13 +138,13 @@ class _FitError:
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """Fitted efficiency curves by (class, direction), with their errors."""
+    """Efficiency curves (share of peak speed) by (cost class, direction), with the errors of their fits."""
 
     curves: Mapping[tuple[str, str], _EfficiencyCurve]
     errors: tuple[_FitError, ...] = ()
 
     def seconds(self, cls: str, direction: str, ideal: float) -> float | None:
-        """Return the fitted duration in seconds; None if too little of this class was timed."""
+        """Return the duration of work that takes ``ideal`` seconds at peak speed; None without a curve."""
         curve = self.curves.get((cls, direction))
         if curve is None:
             return None
@@ -155,7 +155,7 @@ NO_EFFICIENCIES = Efficiencies({})
 
 
 def fit_efficiencies(samples: Sequence[Sample]) -> Efficiencies:
-    """Fit a curve per class and direction, and estimate its error by leaving out one fifth at a time."""
+    """Fit a curve per cost class and direction; find its error by five-fold cross-validation."""
     by: dict[tuple[str, str], list[tuple[str, float, float]]] = defaultdict(list)
     for sample in samples:
         for direction, ideal, measured in zip(_DIRECTIONS, sample.ideal, sample.measured, strict=True):
@@ -215,7 +215,7 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def _weight_gradient_share(facts: Facts) -> float:
-    """Return an estimate, somewhat too large, of the weight gradient's share of backward's duration."""
+    """Return a weight gradient's share of backward: half of the first call's share of the FLOP."""
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
     return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
@@ -236,16 +236,16 @@ _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
 
 
 def moved_bytes(cls: CostClass, of: CallWork) -> int:
-    """Return the bytes that a call moves on a GPU, where a norm is one kernel (``aten::_fused_rms_norm``)."""
+    """Return the bytes that a call reads and writes on a GPU, where a norm is one kernel."""
     return of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
 
 
 @dataclass(eq=False, repr=False)
 class RooflineCompute:
-    """Estimated durations: those at peak speed divided by efficiencies, plus kernel launches.
+    """Estimated durations: seconds at peak speed, divided by efficiencies, plus kernel launches.
 
     Args:
-        efficiencies: fitted efficiencies; classes without a fit have fixed ones.
+        efficiencies: fitted efficiencies; cost classes without a fit use constants.
         kernels: PyTorch's settings, TF32 among them.
         fused: whether neighbouring element-wise operators and norms are one GPU kernel.
         dated: the month of the kernels' versions (:func:`~tensoropt.cluster.reached_by`); by default the
@@ -266,7 +266,7 @@ class RooflineCompute:
         self._kernel_s = self.host.kernel_s if self.host else _LAUNCH_S
 
     def source_of(self, work: Workload) -> str:
-        """Return ``fitted`` if both directions of the workload's class have a curve, else ``data sheet``."""
+        """Return ``fitted`` if the cost class has forward and backward curves, else ``data sheet``."""
         cls = class_of(work)
         covered = all((cls, direction) in self.efficiencies.curves for direction in _DIRECTIONS)
         return FITTED if covered else DATA_SHEET
@@ -335,7 +335,7 @@ class RooflineCompute:
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of a weight's gradient: half of its call's backward, and one launch."""
+        """Return the seconds of computing a weight's gradient: half of its call's backward, and a launch."""
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * _weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]
@@ -357,7 +357,7 @@ class RooflineCompute:
 def measurement_prefix(
     ranks: int, threads: int, training: bool, device: str | None = None, kernels: KernelSettings | None = None
 ) -> str:
-    """Return the first part of a workload's key in the store: the hardware and the method of timing.
+    """Return the first part of a workload's key in the store, which names hardware and method of timing.
 
     Args:
         device: the name of a kind of GPU; None for this machine's processor.
@@ -373,7 +373,7 @@ def measurement_prefix(
 
 
 def failed_otherwise(record: Mapping[str, Any]) -> bool:
-    """Return whether timing failed, but not for lack of memory; random operands can cause this."""
+    """Return whether timing failed for another reason than lack of memory, such as unsuitable operands."""
     return "error" in record and not record["error"].startswith(OUT_OF_MEMORY)
 
 
@@ -383,9 +383,9 @@ class MeasuredCompute:
 
     Args:
         rest: estimates for workloads that were not timed; None if all were.
-        source: the source of the optimizer's duration.
-        factors: cost class -> seconds in real steps over seconds when timed alone; by default 1.
-        peaks: dtype -> peak FLOP/s, an upper limit (other dtypes: float32's); empty for no limit.
+        source: the source of the optimizer's duration: measured, fitted or data sheet.
+        factors: cost class -> duration in real steps over duration when timed alone; by default 1.
+        peaks: dtype (others use float32's) -> peak FLOP/s that no duration may beat; empty for no limit.
     """
 
     records: Mapping[str, Mapping[str, Any]]
@@ -406,7 +406,7 @@ class MeasuredCompute:
         return MEASURED
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds; infinite if the workload ran out of memory."""
+        """Return a workload's (forward, backward) seconds; infinite if it ran out of memory."""
         forward_s, backward_s = self._alone(work, facts)
         return (
             self._in_step(work, forward_s, facts.forward_flops),
@@ -456,12 +456,12 @@ class SlowestCompute:
         self.source, self.optimizer_s_per_element = slowest.source, slowest.optimizer_s_per_element
 
     def source_of(self, work: Workload) -> str:
-        """Return the least trusted of the kinds' sources."""
+        """Return the least trusted of all kinds' sources (measured, fitted or data sheet)."""
         # SOURCES is ordered from the most to the least trusted, so the largest index is the least trusted.
         return max((kind.source_of(work) for kind in self.kinds), key=SOURCES.index)
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return (forward, backward) seconds, each on its slowest device kind."""
+        """Return (forward, backward) seconds, each on the kind of device that is slowest at it."""
         forward, backward = zip(*(kind.seconds(work, facts) for kind in self.kinds), strict=True)
         # Forward and backward have separate maxima: the kind that is slowest in forward need not be the
         # slowest in backward.
@@ -472,6 +472,6 @@ class SlowestCompute:
         return slowest.weight_gradient_s(work, facts)
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return (forward, backward) seconds of launching, each on the slowest kind's host."""
+        """Return (forward, backward) seconds for launching kernels, each on the slowest kind's host."""
         forward, backward = zip(*(kind.host_seconds(work) for kind in self.kinds), strict=True)
         return max(forward), max(backward)

@@ -1,4 +1,4 @@
-"""The cost graph that searches take: variables, configurations, and every choice's memory and time."""
+"""The cost graph on which a search runs: variables, their configurations, and the costs of each choice."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ NO_OPTION = np.zeros(1, dtype=bool)
 
 @dataclass(frozen=True, eq=False)
 class VariableTable:
-    """The costs of each configuration of one variable.
+    """The costs of each configuration of a variable (a choice of the search, such as how a group is split).
 
     Attributes:
         key: the variable's name; in tables of a model, a :class:`tensoropt.costs.tables.Variable`.
         layouts: the layout of each configuration of a hub (tensor with several readers) or tied parameter.
         kept: for each configuration of a hub, whether the tensor is saved for backward in this layout.
-        again: for each configuration in a region, whether it is recomputed; recomputed ones come last.
+        again: for each configuration of a group, whether the group is recomputed; recomputed ones come last.
         options: for each configuration of a group, the stored layouts of its parameters in each option.
-        memory, compute, communication: for each configuration, bytes or seconds by option.
+        memory, compute, communication: for each configuration, (options,) bytes or seconds.
     """
 
     key: Any
@@ -52,10 +52,10 @@ class VariableTable:
 
 @dataclass(frozen=True, eq=False)
 class EdgeTable:
-    """The costs between two variables: ``table[rows[i], cols[j]] = (memory, communication time)``.
+    """The costs of a pair of variables, ``a`` and ``b``: bytes, and seconds of communication.
 
-    ``i`` and ``j`` are configurations of ``a`` and ``b``. With options, the table's shape is (P, Q, options,
-    2).
+    Configurations i of ``a`` and j of ``b`` together cost ``table[rows[i], cols[j]]``, an array (2,), or
+    (options, 2) if the pair offers options.
     """
 
     a: Any
@@ -66,7 +66,7 @@ class EdgeTable:
 
 
 def edge_keys(edges: Iterable[EdgeTable]) -> list[tuple[Any, Any, int]]:
-    """Return the keys of edges: (source, target, number among the edges between these two)."""
+    """Return the keys of edges: (source, target, index among the edges between the same two variables)."""
     numbers: dict[object, itertools.count[int]] = defaultdict(itertools.count)
     return [(edge.a, edge.b, next(numbers[edge.a, edge.b])) for edge in edges]
 
@@ -80,7 +80,7 @@ class CostGraph:
     """Variables ("operators" of a search), configurations, and costs in memory (bytes) and time (seconds).
 
     Impossible choices cost ``inf`` or have an empty list of options. Parallel edges, several components, and
-    variables with one configuration are allowed. The search prepares equal tables only once.
+    variables with one configuration are allowed. The search prepares tables that share an array only once.
     """
 
     variables: list[VariableTable] = field(default_factory=list)
@@ -100,7 +100,8 @@ class CostGraph:
         return list(self.of)
 
     def restricted(self, allowed: Allowed) -> Self:
-        """Return this graph with options outside the masks impossible; ValueError if a mask misfits."""
+        """Return a copy in which options that ``allowed`` masks out cost infinity; ValueError if a mask does
+        not have one value per option."""
         # Layers that look alike go on sharing their arrays, and are prepared once by the search.
         shared: dict[object, tuple[Floats, ...]] = {}
         variables = []
@@ -176,7 +177,7 @@ class CostGraph:
 
 
 def check_costs(points: Floats, what: str) -> None:
-    """Raise a ValueError beginning with ``what`` if a cost is NaN, negative, too small or too large."""
+    """Raise a ValueError that begins with ``what`` if a cost is NaN, negative, too small or too large."""
     if np.isnan(points).any():
         raise ValueError(f"{what}: a cost is NaN; use inf for what is impossible")
     if (points < 0).any():
@@ -194,7 +195,7 @@ def _class_map(given: ArrayLike | None, configurations: int, size: int, what: st
         if configurations != size:
             raise ValueError(
                 f"{what}: the table has {size} entries along this side and the operator has {configurations} "
-                "configurations; make them equal or say which entry each configuration uses"
+                "configurations; make them equal, or pass the entry that each configuration uses"
             )
         return np.arange(size, dtype=np.int64)
     values = np.asarray(given)
@@ -226,7 +227,7 @@ def _padded(costs: Any, what: str) -> Floats:
     try:
         rows: Sequence[Any] = [list(row) for row in costs]
     except TypeError:
-        raise ValueError(f"{what}: costs must be a table of rows, each a list of entries") from None
+        raise ValueError(f"{what}: costs must be a table of rows, with arrays (options, 2)") from None
     widths = {len(row) for row in rows}
     if len(widths) > 1:
         raise ValueError(

@@ -39,12 +39,7 @@ _Size = TypeVar("_Size", float, np.ndarray)
 
 
 def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: float) -> dict[str, _Size]:
-    """Return name -> bytes that a process takes on a GPU besides tensors, of one plan or of many.
-
-    Args:
-        tensors: peak bytes of the step's tensors and constants.
-        terms: see :data:`~tensoropt.costs.process_memory.TERMS`.
-    """
+    """Return name -> bytes that a plan's process takes on a GPU besides its peak of ``tensors`` (bytes)."""
     own = {name: size for name, size in terms.items() if name not in (CONSTANTS, _UNUSED)}
     return {
         **own,
@@ -54,12 +49,12 @@ def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: flo
 
 
 def needed_bytes(tensors: _Size, process: Mapping[str, _Size]) -> _Size:
-    """Return the memory in whole bytes that a plan needs, for one plan or an array of plans."""
+    """Return the memory in whole bytes that a plan needs: its tensors and the parts of its process memory."""
     return np.rint(tensors + sum(process.values()))
 
 
 def room_bytes(device_bytes: float, budget_bytes: float | None = None) -> float:
-    """Return the smaller of budget and device memory, which the verdict compares with the needed memory."""
+    """Return the smaller of memory budget and device memory; a plan that needs more bytes does not fit."""
     return device_bytes if budget_bytes is None else min(budget_bytes, device_bytes)
 
 
@@ -69,8 +64,8 @@ def usable_bytes(
     """Return the most bytes that a chosen plan may need: the budget, or device memory less headroom.
 
     Args:
-        headroom: the share of the device that stays free even with a budget; None for :data:`HEADROOM`
-            without a budget, and nothing with one.
+        headroom: the share of device memory to leave free, also with a budget. None: :data:`HEADROOM` without
+            a budget, 0 with one.
     """
     left = device_bytes * (1.0 - (HEADROOM if headroom is None else headroom))
     if budget_bytes is None:
@@ -83,10 +78,10 @@ class DeviceFit:
     """The memory that a plan needs and may use, in bytes of the fullest rank.
 
     Attributes:
-        tensors: the step's tensors, constants included.
-        process: name -> the process's other memory (:func:`_process_parts`).
-        room_bytes: the usable memory.
-        estimated: whether the needed memory has an error, as on GPUs; CPU tensors are predicted to the byte.
+        tensors: the size of the step's tensors, constants included.
+        process: name -> size of another part of the process's memory, such as CUDA's context.
+        room_bytes: the memory that the plan may use.
+        estimated: whether the needed memory is an estimate, as on GPUs; on CPU ranks it is exact.
     """
 
     tensors: float
@@ -104,7 +99,7 @@ class DeviceFit:
 
     @property
     def words(self) -> str:
-        """The fit in words: ``81 GiB (tensors 74, process 7.2): tight``."""
+        """The verdict with its figures as text, such as ``81 GiB (tensors 74, process 7.2): tight``."""
         whole = format_bytes(self.needed_bytes)
         if not self.process:
             return f"{whole}: {self.verdict}"

@@ -1,4 +1,4 @@
-"""Pairwise costs: tables for the resharding of a tensor between two adjacent variables."""
+"""Pairwise costs: memory and time of resharding a tensor between the configurations of two variables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TableArrays:
 
     Args:
         store: the store that keeps arrays between runs, or None.
-        key: a text that names everything on which all arrays depend.
+        key: a text that names everything on which all arrays depend, such as the mesh and the cost model.
         in_memory: whether to cache arrays without a store.
     """
 
@@ -49,7 +49,7 @@ class TableArrays:
             self._arrays = store.get(self.key, "tables") or {}
 
     def once(self, depends_on: Callable[[], str], make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return a cached array or build it; ``depends_on``: what it depends on besides the key."""
+        """Return a cached array or build it by ``make``; ``depends_on``: its own part of the cache key."""
         if not self.in_memory:
             return make()
         key = _hash(depends_on())
@@ -59,7 +59,7 @@ class TableArrays:
         return self._arrays[key]
 
     def save(self) -> None:
-        """Put the arrays into the store, if any of them is new."""
+        """Write the arrays to the store, unless none is new or all together are too large."""
         size = sum(array.nbytes for array in self._arrays.values())
         if self.store is None or not self._made or size > _MOST_BYTES:
             return
@@ -68,12 +68,12 @@ class TableArrays:
 
 
 class _Within(NamedTuple):
-    """How a tensor and its reader lie in regions, and whether the tensor may be gathered again.
+    """Where a tensor and its reader lie in recomputable blocks, and how backward may get the tensor.
 
     Attributes:
-        inside: whether the tensor is made in the reader's region.
-        viewed: whether the reader's results may be views of it.
-        gatherable: whether the tensor may be gathered again in backward.
+        inside: whether the tensor is made in the reader's block.
+        viewed: whether the reader's results may be views of the tensor.
+        gatherable: whether backward may gather the tensor again instead of having it saved.
         pinned: whether constraints demand or forbid gathering again; None if neither.
     """
 
@@ -94,13 +94,13 @@ _B = TypeVar("_B")
 
 @dataclass(eq=False, repr=False)
 class EdgeBuilder:
-    """The builder of one mesh's edge tables.
+    """The builder of one mesh's edge tables: pairwise costs of variables that share a tensor.
 
     Args:
         configurations: group name -> its configurations, in the order of the group's :class:`Template`.
         region_of: group name -> its region (block that may be recomputed).
         arrays: cached arrays of this mesh.
-        gathered_again: group name -> whether constraints demand that backward gathers its inputs again.
+        gathered_again: group name -> whether backward must gather its inputs again, by constraints.
     """
 
     effects: GroupEffects
@@ -133,7 +133,8 @@ class EdgeBuilder:
             yield self._hub_producer(name)
 
     def optional(self, edges: Sequence[EdgeTable]) -> dict[str, tuple[Variable, Variable, int]]:
-        """Return tensor -> the key of its edge, for tensors that may be gathered again."""
+        """Return tensor -> its edge's key, for tensors that backward may gather again instead of saving a
+        copy."""
         keys = {id(edge): key for edge, key in zip(edges, edge_keys(edges), strict=True)}
         return {name: keys[id(edge)] for name, edge in self._with_options.items()}
 
@@ -178,12 +179,12 @@ class EdgeBuilder:
         return [self.moves.product_s(group, name, *each) for each in zip(of.works, of.facts, strict=True)]
 
     def _hub_products(self, name: str, hub: VariableTable) -> list[float | None]:
-        """Return, for each state of a hub, the seconds of work that hide the reduction of its gradient.
+        """Return, for each state of a hub (tensor with several readers), the seconds that hide its gradient's
+        reduction.
 
-        A hub is a tensor with several readers. The work is the product for a weight's gradient, the shortest
-        over the first reader's configurations that read the hub without resharding; None if one of them
-        cannot return the hub's whole gradient. Only the simulator sees the reduction of a reader that
-        reshards the hub.
+        What hides it is the first reader's product for a weight's gradient: the shortest over the
+        configurations that read the hub without resharding. None if one of these cannot return the whole
+        gradient of the hub.
         """
         if name not in self.products:
             return [None] * len(hub.layouts)
@@ -220,7 +221,7 @@ class EdgeBuilder:
         ]
 
     def hub_ends(self, name: str) -> list[Reading]:
-        """Return the states of a hub (tensor with several readers): layout, if saved, if recomputed."""
+        """Return the possible states of a hub (tensor with several readers): layout, saved, recomputed."""
         producer, readers = self._producer(name), self._readers(name)
         layouts = dict.fromkeys(
             c.layout(name) for g in (producer, *readers) for c in self.configurations[g.name]
@@ -246,12 +247,9 @@ class EdgeBuilder:
         within: _Within,
         costs: Callable[[Sequence[_A], Sequence[_B]], np.ndarray],
     ) -> EdgeTable:
-        """Return the table of two variables, with a row and a column per distinct view (end) of the tensor.
-
-        Args:
-            costs: (first ends, second ends) -> array (.., .., 2) of memory and time; infinite if
-                incompatible.
-        """
+        """Return the table of two variables; ``ends``: each variable, and how each of its configurations uses
+        the tensor. ``costs`` gives (rows, columns, 2) bytes and seconds for distinct ends, infinite if
+        incompatible."""
         (a, left), (b, right) = ends
         # Many configurations view the tensor in the same way, so the table has one row per distinct end and
         # the index arrays expand it.
@@ -288,7 +286,7 @@ class EdgeBuilder:
     def _moving_s(
         self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
     ) -> np.ndarray:
-        """Return seconds (sources, targets) per step of resharding, with forward twice where ``again``."""
+        """Return (sources, targets) seconds per step of resharding, with forward twice where ``again``."""
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products_s = [end.product_s or 0.0 for end in targets]
         forward_s, back_s = self.moves.moving_s(name, rows, cols, products_s if any(products_s) else None)
@@ -309,13 +307,12 @@ class EdgeBuilder:
         may: np.ndarray,
         within: _Within,
     ) -> np.ndarray:
-        """Return costs with an option to gather a tensor again where that saves memory.
-
-        Their shape is (sources, targets, options, 2).
+        """Return costs (sources, targets, options, 2), with a second option where gathering again saves
+        memory.
 
         Args:
-            cells: (sources, targets, 2) costs with the copy saved.
-            may: (sources, targets) whether the edge's copy is saved, and its producer is not recomputed.
+            cells: (sources, targets, 2) bytes and seconds if the gathered copy is saved.
+            may: (sources, targets) whether the copy is saved, and its producer not recomputed.
         """
         if not within.gatherable or within.pinned is False:
             return cells
@@ -413,7 +410,7 @@ class EdgeBuilder:
     # -- constraints ------------------------------------------------------------------------------
 
     def build_together(self, restriction: Restriction) -> Iterator[EdgeTable]:
-        """Yield tables that forbid different labels for groups that constraints split alike."""
+        """Yield tables that forbid (by infinite costs) to split groups differently that must split alike."""
         for first, *others in restriction.together:
             for other in others:
                 ends = [self._labels(name, restriction.words) for name in (first, other)]
@@ -447,7 +444,7 @@ def _remade(sources: Sequence[Reading], within: _Within) -> np.ndarray:
 
 
 def _taken_again(sources: Sequence[Reading], reads: Sequence[Reading], within: _Within) -> np.ndarray:
-    """Return whether backward reshards the tensor once more, as an array (sources, reads)."""
+    """Return (sources, reads) whether recomputation reshards the tensor a second time."""
     return _flags(reads, "again") | (_remade(sources, within) & _flags(reads, "kept"))
 
 

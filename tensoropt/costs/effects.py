@@ -1,4 +1,4 @@
-"""Effects of a choice at moments of a step (work, collectives, allocations); all costs follow from them."""
+"""Effects: what a choice computes, sends and allocates at moments of a step. All costs are sums of them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class When(NamedTuple):
     """A moment of a step, relative to the group, tensor or parameter to which an effect belongs.
 
     Attributes:
-        what: its kind; :mod:`tensoropt.simulate.step_schedule` finds its position.
-        number: the number of a part of a group's forward, or of a tensor's reader.
+        what: the kind of moment; :mod:`tensoropt.simulate.step_schedule` finds its position in the step.
+        number: the index of a part of a group's forward, or of a tensor's reader; 0 for other moments.
     """
 
     phase: Phase
@@ -55,7 +55,7 @@ class When(NamedTuple):
 
     @property
     def at_once(self) -> bool:
-        """Whether a coalesced collective is waited for immediately, as it overlaps with no block."""
+        """Whether a coalesced collective is waited for as soon as it is issued, as nothing can hide it."""
         return self.what == "begin"
 
 
@@ -98,17 +98,17 @@ COMPLETE = (ARRIVED, BACK_LEFT, REDUCE_LAST)
 
 
 def part_of(part: int, *, again: bool = False) -> When:
-    """Return the moment of part ``part`` of a group's forward, or of its second forward."""
+    """Return the moment when part number ``part`` of a group's forward runs, or is recomputed."""
     return (COMPUTE_AGAIN if again else COMPUTE)._replace(number=part)
 
 
 def reader(number: int, when: When) -> When:
-    """Return the moment ``when`` of reader ``number`` of a tensor."""
+    """Return the moment ``when`` of the tensor's reader number ``number``."""
     return when._replace(number=number)
 
 
 class GradientShare(NamedTuple):
-    """A gradient in a bucket, all-reduced over ``axes`` (0: micro-batches) after the moment ``complete``."""
+    """A gradient, all-reduced in a bucket over mesh ``axes`` (0: micro-batches) after moment ``complete``."""
 
     axes: tuple[int, ...]
     dtype: str
@@ -140,7 +140,7 @@ class Allocation(NamedTuple):
 
     Attributes:
         what: ``activation``, ``gathered parameters``, ``gradient``,...
-        key: distinguishes allocations with the same owner and ``what``.
+        key: distinguishes allocations of the same group, tensor or parameter with equal ``what``.
         kept: whether it is saved from forward to backward.
         parameter: the short name of the parameter, if it holds one or its gradient; "" otherwise.
     """
@@ -158,21 +158,22 @@ def allocations(*named: Allocation | None) -> tuple[Allocation, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """An event at one moment of a micro-batch, or of the step.
+    """What one choice does at one moment of a micro-batch, or of the step.
 
     Attributes:
         after: whether it takes place at the moment's end.
-        begins, ends: allocations; one in both stays in place and is saved for backward from then on.
+        begins, ends: allocations that begin, or end; one in both stays, but is saved for backward from then
+            on.
         workspace_bytes: memory in bytes that is allocated during this moment only.
-        local_s: the duration on the device in seconds, from ``source``.
+        local_s: the duration on the device in seconds, from ``source`` (such as ``measured``).
         sends: blocking collectives.
-        beside_work_s: the last seconds of the moment's work, which overlap with ``sends``.
+        beside_work_s: the last seconds of the moment's computation, which overlap with ``sends``.
         beside: coalesced collectives that overlap with computation until the next block.
-        moves: whether it is a resharding, whose local seconds count as communication.
+        moves: whether it is a resharding, whose ``local_s`` counts as communication.
         share: a gradient reduced in a bucket.
         host_s: the duration on the host of launching it, in seconds; 0 on CPUs.
-        passing: autograd's seconds for a tensor that is resharded only in the other direction; the search
-            counts them if ``sums_passing``.
+        passing: autograd's overhead in seconds for a tensor that is resharded only in the other direction;
+            the search counts it if ``sums_passing``.
     """
 
     when: When
@@ -210,7 +211,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """All effects of a group, tensor or parameter under a choice, and its bytes during the whole step."""
+    """All effects of a choice for a group, tensor or parameter, and the bytes it holds during the step."""
 
     effects: tuple[Effect, ...]
     parameters: int = 0
@@ -234,7 +235,7 @@ NOTHING = Cost(0.0, 0.0, 0.0)
 
 
 def additive(effects: Effects, prices: Prices) -> Cost:
-    """Return the sum of effects as the search counts it: memory that lasts, and all durations.
+    """Return the costs of effects as the search counts them: memory that lasts, and all durations.
 
     Each effect counts the slower of device and host, an upper bound as the host runs ahead. Memory lasts if
     it is allocated during the whole step or saved from forward to backward. Workspaces and tensors that a
@@ -308,7 +309,7 @@ def kept_for(*, kept: bool, again: bool, remade: bool, moved: bool) -> Keeps:
         kept: whether the reader's backward needs the tensor.
         again: whether the reader is recomputed, and then reshards the producer's shard again.
         remade: whether the reader's region (recomputed block) makes the tensor again.
-        moved: whether the reader has its own copy.
+        moved: whether the reader has its own resharded copy.
     """
     if remade:
         return Keeps.NOTHING
@@ -352,7 +353,7 @@ class MoveEffects:
     # -- sizes ------------------------------------------------------------------------------------
 
     def elements(self, name: str, layout: Layout) -> int:
-        """Return the number of elements of a tensor's largest shard."""
+        """Return the number of elements of a tensor's largest shard in a layout."""
         key = name, layout
         if key not in self._elements:
             self._elements[key] = prod(local_shape(self.graph.atoms.atoms[name], layout, self.mesh))
@@ -372,7 +373,8 @@ class MoveEffects:
     # -- moves ------------------------------------------------------------------------------------
 
     def steps(self, name: str, source: Layout, target: Layout) -> _Both:
-        """Return the (forward, backward) steps of a resharding; no backward without a gradient."""
+        """Return the (forward, backward) steps of a resharding (collectives and local operations); backward
+        has none for a tensor without a gradient."""
         # Layers repeat, and all tensors with the same moves share them.
         atoms, learns = self.graph.atoms.atom_sizes(name), self.learns(name)
         key = atoms, learns, source, target
@@ -390,7 +392,7 @@ class MoveEffects:
         *,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return the effect of resharding a tensor; in backward, of resharding its gradient back."""
+        """Return the effect of resharding a tensor; ``when`` in backward, of resharding its gradient back."""
         tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
         # Layers repeat: the same move of a similar tensor costs the same.
         key = (when, atoms, tensor.element_bytes, tensor.requires_grad, source, target, workspace_bytes)
@@ -414,7 +416,8 @@ class MoveEffects:
         passes: bool = False,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return the effect of resharding steps; ``passes``: nothing moves in the other direction."""
+        """Return the effect of resharding by ``steps``; ``passes``: autograd's overhead of the other
+        direction counts here, as nothing moves there."""
         local, sends = self.prices.steps(steps, self.tensors[name].element_bytes)
         return Effect(
             when,
@@ -434,9 +437,9 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the seconds, shape (sources, targets), of resharding a tensor, and its gradient back.
+        """Return two arrays (sources, targets): seconds of resharding a tensor, and its gradient back.
 
-        They equal those of :meth:`moved` to the last bit, but for all pairs at once: a table has up to
+        They equal those of :meth:`moved` to the last bit, but for all pairs at once, of which there may be
         millions.
 
         Args:
@@ -463,7 +466,7 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return one direction's seconds (sources, targets), and whether anything moves."""
+        """Return two arrays (sources, targets): one direction's seconds, and whether anything moves."""
         atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
         known = self._one_way.setdefault((prod(atoms), element_bytes), {})
         # Layouts that differ only in the other direction are merged: far fewer remain.
@@ -495,14 +498,15 @@ class MoveEffects:
         return local.device_s + sent_s, local.host_s, reduced_s, True
 
     def product_s(self, group: Group, name: str, work: Workload, facts: Facts) -> float | None:
-        """Return the seconds of a weight's gradient that may overlap with reducing ``name``'s, or None."""
+        """Return the seconds of the group's weight-gradient product that may hide reducing the gradient of
+        ``name``; None if it has no such product."""
         key = group.name, name
         if key not in self._products:
             self._products[key] = reader_product(self.graph.atoms.graph, group, name)
         return None if self._products[key] is None else self.prices.compute.weight_gradient_s(work, facts)
 
     def output(self, name: str, source: Layout) -> tuple[Effect, Effect]:
-        """Return the effects of making a model output whole on every rank, and of its gradient."""
+        """Return the effects of making a model output whole on each rank, and of moving its gradient back."""
         whole = output_layout(source)
         return self.moved(OUTPUT, name, source, whole), self.moved(OUTPUT_BACK, name, source, whole)
 

@@ -1,4 +1,4 @@
-"""The effects of a group in a step: it computes, communicates internally, and saves tensors for backward."""
+"""The effects of an operator group in a step: its computation, its own collectives, and what it saves."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Parts:
     """A group's operators, cut before the first and after the last use of each tensor that the group reads.
 
     Attributes:
-        starts: the position of the first operator of each part.
-        first, last: tensor -> the number of the part that reads it first, or last.
+        starts: the index of the first operator of each part.
+        first, last: tensor -> the index of the part that reads it first, or last.
     """
 
     starts: tuple[int, ...]
@@ -36,12 +36,12 @@ class Parts:
     last: Mapping[str, int]
 
     def of(self, position: int) -> int:
-        """Return the number of the part with the operator at ``position``."""
+        """Return the index of the part that contains the operator with the index ``position``."""
         return bisect_right(self.starts, position) - 1
 
 
 def parts_of(group: Group) -> Parts:
-    """Return a group's :class:`Parts`; a single part if one operator reads all the tensors."""
+    """Cut a group's operators into :class:`Parts`, so that each input is freed at the end of a part."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for position, op in enumerate(group.operators):
@@ -59,7 +59,7 @@ def parts_of(group: Group) -> Parts:
 
 
 class Choice(NamedTuple):
-    """A group's configuration with its workload, stored layouts of parameters, and recomputation."""
+    """A choice for a group: its configuration, workload, parameters' stored layouts, and recomputation."""
 
     configuration: Configuration
     work: Workload
@@ -77,13 +77,13 @@ class GroupEffects:
         self._last_part: dict[str, int] = {}
 
     def last_part(self, group: Group) -> int:
-        """Return the number of the last part of a group's forward."""
+        """Return the index of the last part of a group's forward (:class:`Parts`)."""
         if group.name not in self._last_part:
             self._last_part[group.name] = len(parts_of(group).starts) - 1
         return self._last_part[group.name]
 
     def uses(self, choice: Choice) -> dict[str, Use]:
-        """Return parameter -> its use, for those in ``choice.stored``, in the order of forward."""
+        """Return how the group uses each of its parameters that ``choice.stored`` lists, by name."""
         configuration = choice.configuration
         group, wanted = configuration.group, choice.facts.parameters_kept
         neighbours = self.parameters.blocks.neighbours(group.name)
@@ -104,15 +104,13 @@ class GroupEffects:
         }
 
     def stored_uses(self, choice: Choice) -> list[StoredUse]:
-        """Return the uses of :meth:`uses`, each with its parameter's storage."""
+        """Return how the group uses each parameter in ``choice.stored``, with the steps from its storage."""
         stored_use, stored = self.parameters.stored_use, choice.stored
         return [stored_use(name, stored[name], use) for name, use in self.uses(choice).items()]
 
     def group(self, choice: Choice, *, joins: Sequence[bool] = ()) -> Effects:
-        """Return all effects of a group in one micro-batch, phase by phase.
-
-        ``joins``: for each tied parameter, whether gradients of later groups wait for this group's.
-        """
+        """Return all effects of a group in one micro-batch, phase by phase. ``joins``: for each tied
+        parameter, whether gradients of later groups wait for this group's to be summed."""
         group, again = choice.configuration.group, choice.again
         uses = self.stored_uses(choice)
         own = [use for use in uses if use.name not in self.graph.shared]
@@ -172,7 +170,7 @@ class GroupEffects:
         )
 
     def inside(self, choice: Choice) -> list[Effects]:
-        """Return the effects of communication inside a group: of a partial sum, then of kernels."""
+        """Return the effects of a group's own communication: for its partial sum, then that of kernels."""
         configuration, found, moves = choice.configuration, [], self.moves
         passes = ((at.INNER, True), (at.INNER_AGAIN, choice.again), (at.INNER_BACK, self.training))
         whens = [when for when, happens in passes if happens]
@@ -201,12 +199,8 @@ class GroupEffects:
     def _beside_work(
         self, choice: Choice, position: int, collectives: Sequence[InnerCollective]
     ) -> Iterator[Effect]:
-        """Yield the effects of a kernel's collectives that overlap with its work, for each pass.
-
-        Args:
-            position: the position of the kernel's operator in the group.
-            collectives: those that overlap with a share of the operator's work.
-        """
+        """Yield the effects of a kernel's ``collectives`` that overlap with its work, for each pass.
+        ``position``: the index of the kernel's operator in the group."""
         works = choice.facts.work_of_calls
         flops = sum(work.forward_flops for work in works)
         # The group's seconds are not known call by call; backward has the same shares as forward.
@@ -251,8 +245,8 @@ class GroupEffects:
     def hidden_s(self, computed: Effects, sent: Iterable[tuple[bool, bool, float]]) -> float:
         """Return the seconds of collectives that the search assumes hidden behind computation.
 
-        A block's parameters are prefetched, and its gradients scattered, during neighbouring blocks. The
-        search assumes that these are equal to this block, and subtracts the slow-down of computing meanwhile.
+        A block's parameters are prefetched, and its gradients scattered, during neighbouring blocks, which
+        the search assumes to be equal to this one. The slow-down of computation meanwhile is subtracted.
 
         Args:
             computed: the group's own work (:meth:`computed`).
@@ -288,12 +282,8 @@ class GroupEffects:
         return most
 
     def _parts(self, choice: Choice, gathered: int, *, staying: int = 0) -> list[_ForwardPart]:
-        """Return the parts of the group's forward.
-
-        Args:
-            gathered: bytes of gathered parameters during calls that read parameters.
-            staying: bytes of gathered parameters during all other calls.
-        """
+        """Return the memory of each part of a group's forward, with ``gathered`` bytes of gathered parameters
+        during calls that read parameters, and ``staying`` bytes during all others."""
         cut, parts = parts_of(choice.configuration.group), [_ForwardPart(0, 0)]
         for position, (kept, peak, reads) in enumerate(choice.facts.calls):
             # The simulator frees inputs part by part.
@@ -304,12 +294,8 @@ class GroupEffects:
         return parts
 
     def _most_back(self, choice: Choice, anew: Sequence[StoredUse], waiting: Sequence[StoredUse]) -> int:
-        """Return the peak memory of backward in bytes, in addition to saved tensors.
-
-        Args:
-            anew: the uses that are gathered again, each alive for its reader only.
-            waiting: the uses whose gradients wait for the end of the group's backward.
-        """
+        """Return the peak bytes of backward, without saved tensors. ``anew``: parameters gathered again;
+        ``waiting``: parameters whose gradients wait for the end of the group's backward."""
         facts, again, most = choice.facts, choice.again, choice.facts.backward_peak_bytes
         short = choice.configuration.group.short_names
         gathered, returning = ({short[use.name]: use.bytes for use in uses} for uses in (anew, waiting))
@@ -328,7 +314,7 @@ class GroupEffects:
         return most
 
     def _most_returning(self, uses: Sequence[StoredUse], joining: Collection[str]) -> int:
-        """Return the peak memory while gradients move to their storage; ``joining`` ones are summed."""
+        """Return the peak bytes while gradients are resharded to storage; ``joining`` ones are summed."""
         most = waiting = 0
         # Autograd returns first what was brought last in forward, and everything still to come waits in the
         # meantime.
@@ -375,12 +361,7 @@ def _forward(
     again: bool = False,
     stays: tuple[Allocation, ...] = (),
 ) -> list[Effect]:
-    """Return the memory effects of a group's forward.
-
-    Args:
-        keeps: whether tensors are saved for backward.
-        stays: gathered parameters that stay until backward.
-    """
+    """Return the memory effects of a group's forward; ``stays``: gathered parameters kept for backward."""
     needed, effects = sum(each.bytes for each in stays), []
     for number, (part, saved) in enumerate(zip(parts, _saved(parts), strict=True)):
         kept = part.kept if keeps else 0

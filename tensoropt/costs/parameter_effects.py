@@ -1,4 +1,4 @@
-"""The effects of a parameter in a step: storing it, bringing it to its uses, returning its gradient."""
+"""The effects of a parameter in a step: storing it, gathering it for its uses, reducing its gradient."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _RETURNING = "gradients on their way"
 
 
 class Use(NamedTuple):
-    """One use of a parameter by a group, wherever it is stored.
+    """One use of a parameter by an operator group, whatever the parameter's storage.
 
     Attributes:
         layout: the layout that the group reads.
-        wanted: how often backward needs the gathered parameter.
+        wanted: how many times the group's backward reads the gathered parameter.
         again: whether the group is recomputed.
-        neighbours: whether other blocks can overlap with its gathering; None if gathered at the use.
-        last_part: the number of the last part of the group's forward.
-        turn: what the use does for all uses of a tied parameter; None if not tied.
+        neighbours: whether other blocks' computation can hide its gathering; None if it is never prefetched.
+        last_part: the index of the last part of the group's forward.
+        turn: what this use does for the other uses of a tied parameter; None if not tied.
         learns: whether the use gives a trained parameter a gradient.
         short: the parameter's short name in the group; "" if effects belong to the parameter, not the group.
     """
@@ -56,21 +56,21 @@ class Use(NamedTuple):
 
     @property
     def own(self) -> Turn:
-        """Whether this use gathers the parameter, frees it and scatters its gradient."""
+        """Whether this use itself gathers the parameter, frees it and scatters its gradient."""
         return alone(wanted=self.wanted > 0) if self.turn is None else self.turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredUse:
-    """A use of a parameter with its storage (:meth:`ParameterEffects.stored_use`).
+    """A use of a parameter that is stored in a given layout (:meth:`ParameterEffects.stored_use`).
 
     Attributes:
-        forward, backward: the resharding steps to the use, and of the gradient back.
-        bytes: the size of the parameter in bytes, as read.
-        wanted: how often backward needs it; 0 in inference.
+        forward, backward: the resharding steps from storage to the use, and of the gradient back.
+        bytes: the size of the parameter in bytes, as the group reads it.
+        wanted: how many times backward reads it; 0 in inference.
         gives: whether the use gives the parameter a gradient.
         casts: whether stored and read dtypes differ.
-        anew: whether backward gathers or casts it again.
+        anew: whether backward gathers or casts it again instead of having it saved.
         ahead: whether it is prefetched.
         behind: whether its gradient is scattered one block later, in every micro-batch.
         copy_ahead: whether its unsharded copy is prefetched in the first micro-batch, and its gradient
@@ -99,7 +99,7 @@ class StoredUse:
         )
 
     def gradient(self, key: str, size: int) -> Allocation:
-        """Return an allocation of the use's gradient on its way to the storage."""
+        """Return an allocation for the use's gradient while it is resharded to the storage."""
         return Allocation(_RETURNING, f"{key} {self.use.layout}", size, False, self.use.short)
 
     @property
@@ -114,7 +114,7 @@ class StoredUse:
 
     @property
     def casts_back(self) -> bool:
-        """Whether the gradient is cast at the use; one that is reduced last is accumulated first."""
+        """Whether the gradient is cast at each use; with ZeRO-1 it is accumulated first, and cast once."""
         return self.gives and self.casts and not self.way.reduced_last
 
     @property
@@ -123,7 +123,7 @@ class StoredUse:
         return bool(self.backward) or self.casts_back
 
     def complete(self, micro_batches: int) -> When:
-        """Return the moment at which the gradient is complete, one of ``COMPLETE``."""
+        """Return the moment, one of ``COMPLETE``, at which the gradient is in its stored layout."""
         last = self.copy_ahead and micro_batches > 1
         if self.behind or (self.way.reduced_last and last):
             # The first block's gradients are scattered when backward is over.
@@ -142,7 +142,7 @@ class ParameterEffects:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The blocks whose parameters are gathered together when prefetched."""
+        """The blocks (repeated layers) whose parameters are gathered together when prefetched."""
         return find_blocks(self.moves.graph)
 
     def way(self, name: str, stored: Layout, use: Layout) -> Way:
@@ -151,7 +151,7 @@ class ParameterEffects:
         return way(moves.tensors[name], stored, use, atoms, moves.mesh, shared=shared)
 
     def stored_use(self, name: str, stored: Layout, use: Use) -> StoredUse:
-        """Return a use of a parameter stored in the layout ``stored``."""
+        """Return a use of a parameter with the steps and casts that its stored layout requires."""
         key = name, stored, use
         if key not in self._stored_uses:
             moves, tensor = self.moves, self.moves.tensors[name]
@@ -278,7 +278,8 @@ class ParameterEffects:
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
-        """Return the bytes that the search counts for prefetching: a share of two blocks, with gradients."""
+        """Return the bytes that the search counts for a use's prefetching. Over all uses they add up to the
+        gathered parameters and gradients of two average blocks."""
         if not use.ahead:
             return 0.0
         blocks = sum(last is not None for last in self.blocks.last)
@@ -289,10 +290,10 @@ class ParameterEffects:
     def stored(self, name: str, stored: Layout, *, joins: int = 0, complete: When = at.ARRIVED) -> Effects:
         """Return the effects of a parameter between its uses: memory, accumulation of gradients, optimizer.
 
-        Autograd accumulates a tied parameter's gradient once, from the sum of its users' parts.
+        Autograd accumulates a tied parameter's gradient once, from the sum of its users' gradients.
 
         Args:
-            joins: 1 if one group's gradient waits for others, 2 if several are summed meanwhile.
+            joins: of a tied parameter: 1 if one group's gradient waits for others, 2 if several are summed.
             complete: the moment at which the gradient is complete (:meth:`StoredUse.complete`).
         """
         tensor, size = self.moves.tensors[name], self.moves.stored_bytes(name, stored)
@@ -319,7 +320,7 @@ class ParameterEffects:
         return Effects(tuple(found), size, size, round(size * optimizer.state))
 
     def summed_bytes(self, name: str, stored: Layout) -> int:
-        """Return the bytes of a sum of a tied parameter's gradients: whole if reduced last, else a shard."""
+        """Return the bytes of the sum of a tied parameter's gradients: a shard, but with ZeRO-1 unsharded."""
         way = self.way(name, stored, whole_layout(self.moves.tensors[name], self.moves.mesh))
         return (
             self.moves.bytes(name, way.source) if way.reduced_last else self.moves.stored_bytes(name, stored)
@@ -328,7 +329,7 @@ class ParameterEffects:
     # -- unsharded copies -------------------------------------------------------------------------
 
     def unsharded(self, use: StoredUse) -> Effects:
-        """Return the effects of an unsharded copy, gathered once per step."""
+        """Return the effects of a parameter's unsharded copy, gathered once per step (ZeRO-1 and ZeRO-2)."""
         name, way, moves = use.name, use.way, self.moves
         if not way.unsharded:
             return Effects(())
@@ -351,7 +352,7 @@ class ParameterEffects:
     def _copied_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of gathering an unsharded copy with its block's parameters, or alone."""
+        """Return the effects of gathering an unsharded copy: together with its block's, or alone."""
         name, way, moves = use.name, use.way, self.moves
         narrow, size = moves.bytes(name, way.shard) if use.casts else 0, moves.bytes(name, way.source)
         buffers = max(moves.resharding_bytes(steps, name) - size, 0)
@@ -366,7 +367,7 @@ class ParameterEffects:
     def _reduced_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of reducing the copy's gradient with its block's or alone, in the read dtype."""
+        """Return the effects of reducing the copy's gradient: together with its block's, or alone."""
         name, way, moves = use.name, use.way, self.moves
         # The part of a wide sum that is sent is cast first.
         narrow = moves.bytes(name, way.source) if use.casts else 0
@@ -403,7 +404,8 @@ class ParameterEffects:
         return Effect(when, source=self.moves.overheads_source, beside=beside, moves=True)
 
     def _copied(self, steps: Sequence[ReshardingStep]) -> bool:
-        """Return whether the pieces of a coalesced collective are copied to a buffer."""
+        """Return whether a coalesced collective copies the tensor's pieces to a buffer, as they are padded or
+        not contiguous."""
         (step,) = steps
         padded = step.payload(self.moves.mesh) != max(prod(step.before), prod(step.after))
         return lies_inside(step.before, step.atom) or (step.kind == "reduce_scatter" and padded)

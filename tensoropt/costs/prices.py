@@ -1,4 +1,4 @@
-"""Prices: durations of work, copies, casts, additions, messages and collectives, for every kind of plan."""
+"""Prices: the predicted durations of computation, copies, casts, additions, messages and collectives."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tensoropt.sharding.reshard.steps import COLLECTIVES, ReshardingStep
 
 
 class ComputeCosts(Protocol):
-    """The interface to the durations of workloads and of the optimizer."""
+    """The interface to durations of workloads (a rank's share of an operator group) and of the optimizer."""
 
     @property
     def source(self) -> str:
         """The source of the optimizer's and overheads' durations: measured, fitted or data sheet."""
 
     def seconds(self, work: Workload, facts: Facts) -> tuple[float, float]:
-        """Return the (forward, backward) seconds of one micro-batch."""
+        """Return the (forward, backward) seconds of a workload in one micro-batch."""
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the (forward, backward) seconds of a separate host to launch one micro-batch."""
+        """Return the (forward, backward) seconds of launching a workload's kernels; 0 on CPU ranks."""
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of the weight's gradient if the workload's first call is linear."""
+        """Return the seconds of computing a weight's gradient, for a workload whose first call is linear."""
 
     def source_of(self, work: Workload) -> str: ...
 
@@ -42,7 +42,7 @@ class ComputeCosts(Protocol):
 
 
 class _CommunicationCosts(Protocol):
-    """The interface to the durations of collectives; axes are those of the mesh, without micro-batches."""
+    """The interface to the durations of collectives; axis 0 is the mesh's first axis, not micro-batches."""
 
     def time_s(self, kind: str, axes: Sequence[int], num_bytes: float) -> float: ...
 
@@ -58,25 +58,21 @@ class LinkCosts(_CommunicationCosts, Protocol):
     """The interface to the durations of collectives and of messages between two ranks."""
 
     def pair_time_s(self, first: int, second: int, num_bytes: float) -> float:
-        """Return the seconds of one message without other traffic; 0 within a rank."""
+        """Return the seconds of one message between two ranks without other traffic; 0 within a rank."""
 
     def pair_source(self, first: int, second: int) -> str: ...
 
 
 class _FactsSource(Protocol):
-    """The interface to the facts (memory, FLOP) of workloads."""
-
     def of(self, work: Workload) -> Facts: ...
 
 
 class _TimingSource(Protocol):
-    """The interface to the timing of workloads."""
-
     def measure(self, works: Mapping[str, Workload]) -> None: ...
 
 
 class ClusterCosts(Protocol):
-    """The interface to the cost model of a cluster, current or saved with an exploration."""
+    """The interface to the cost model of a cluster, live or saved with an exploration."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -101,7 +97,7 @@ class ClusterCosts(Protocol):
         """Return the cost model for some of the cluster's kinds of devices."""
 
     def compute(self) -> ComputeCosts:
-        """Return the durations of workloads that all devices run."""
+        """Return the durations of workloads that all devices run in step, at the pace of the slowest kind."""
 
     def compute_on(self, kind: DeviceKind) -> ComputeCosts: ...
 
@@ -133,7 +129,7 @@ class Queues(NamedTuple):
     host_s: float
 
     def plus(self, other: Queues) -> Queues:
-        """Return the sum of both seconds with another's."""
+        """Return the sums of device seconds and of host seconds."""
         return Queues(self.device_s + other.device_s, self.host_s + other.host_s)
 
 
@@ -155,17 +151,17 @@ class DevicePrices:
         return forward, backward
 
     def copy(self, num_bytes: float, kernels: int = 1) -> Queues:
-        """Return the seconds of copying bytes with ``kernels`` kernels."""
+        """Return the seconds of copying ``num_bytes`` bytes with ``kernels`` kernels."""
         device_s, host_s = self._both(lambda overheads: overheads.arrive_s)
         return Queues(kernels * device_s + num_bytes * self.overheads.copy_s_per_byte, kernels * host_s)
 
     def addition(self, num_bytes: float, kernels: int = 1) -> Queues:
-        """Return the seconds of adding bytes to others with ``kernels`` kernels."""
+        """Return the seconds of adding ``num_bytes`` bytes to another tensor with ``kernels`` kernels."""
         device_s, host_s = self._both(lambda overheads: overheads.accumulate_s)
         return Queues(kernels * device_s + num_bytes * self.overheads.add_s_per_byte, kernels * host_s)
 
     def cast(self, tensor: Tensor, elements: int) -> Queues:
-        """Return the seconds of a cast between stored and read dtype; 0 if equal."""
+        """Return the seconds of casting a tensor between stored and read dtype; 0 if they are equal."""
         if tensor.master_dtype is None:
             return NO_WORK
         # Half of the bytes read and written: copy_s_per_byte is per byte copied, which stands for a read and
@@ -174,7 +170,7 @@ class DevicePrices:
 
     @property
     def passing(self) -> Queues:
-        """Autograd's seconds for a tensor that is not resharded."""
+        """Autograd's overhead in seconds for a tensor that is resharded only in the other direction."""
         return self._both(lambda overheads: overheads.pass_s)
 
     @property
@@ -187,12 +183,13 @@ class DevicePrices:
         return forward.plus(self._both(lambda overheads: len(work.calls) * overheads.again_s))
 
     def step(self, elements: int) -> Queues:
-        """Return the optimizer's seconds for ``elements`` elements."""
+        """Return the seconds of an optimizer step on ``elements`` elements."""
         device_s, host_s = self._both(lambda overheads: overheads.step_s)
         return Queues(device_s + elements * self.compute.optimizer_s_per_element, host_s)
 
     def gradient_arrival(self, size: float, micro_batches: int, *, copied: bool) -> Queues:
-        """Return the seconds per micro-batch of accumulating a gradient; ``copied``: first to a bucket."""
+        """Return the seconds per micro-batch of accumulating a gradient. ``copied``: the first micro-batch's
+        gradient is copied to a bucket."""
         return self._both(lambda overheads: overheads.arrival_s(size, micro_batches, copied=copied))
 
 
@@ -206,7 +203,7 @@ class Prices(DevicePrices):
         process: the process's memory besides tensors; by default none.
         beside: whether asynchronous collectives overlap with computation.
         slower_beside: the share by which such collectives slow computation down.
-        in_flight: the most micro-batches with saved tensors at once, as in pipeline stages.
+        in_flight: the most micro-batches whose saved tensors are in memory at once, as in pipeline stages.
         packs: whether gradients scattered together are packed into one tensor, as for gloo.
     """
 
@@ -227,10 +224,10 @@ class Prices(DevicePrices):
     def of(
         cls, costs: ClusterCosts, graph: GroupGraph, sizes: AxisSizes, communication: _CommunicationCosts
     ) -> Prices:
-        """Return the prices of a graph on one mesh of a cluster, with the costs of that mesh's links.
+        """Return the prices of a graph on one mesh of a cluster, with that mesh's ``communication`` costs.
 
         Args:
-            sizes: micro-batches, then the mesh's axes that have more than one device.
+            sizes: the number of micro-batches, then the sizes of mesh axes above 1.
         """
         return cls(
             graph,
@@ -260,14 +257,14 @@ class Prices(DevicePrices):
         return tuple(a - 1 for a in axes if a > 0 and self.mesh[a] > 1)
 
     def hidden_s(self, seconds: Any, work_s: Any) -> Any:
-        """Return the seconds that overlapping ``work_s`` of work with collectives saves; numbers or arrays.
+        """Return the seconds saved if collectives of ``seconds`` and work of ``work_s`` seconds overlap.
 
-        While the collectives run for ``seconds``, ``seconds / (1 + slower_beside)`` of the work is done.
+        While collectives run, computation takes ``1 + slower_beside`` times as long. Arguments may be arrays.
         """
         return np.minimum(seconds / (1.0 + self.slower_beside), work_s) if self.beside else 0.0
 
     def send(self, kind: str, axes: Sequence[int], num_bytes: int) -> Send | None:
-        """Return a collective with its duration; None if a group has one member; micro-batches are axis 0."""
+        """Return a collective with its duration; None if it needs no message. Axis 0 is micro-batches."""
         real = self._real(axes)
         if not real:
             return None
@@ -275,7 +272,7 @@ class Prices(DevicePrices):
         return Send(kind, real, num_bytes, seconds, self.communication.source(kind, real))
 
     def steps(self, steps: Sequence[ReshardingStep], element_bytes: int) -> tuple[Queues, tuple[Send, ...]]:
-        """Return a resharding's durations: that of copies and launches, and its collectives."""
+        """Return a resharding's seconds of copies and launches, and its collectives with durations."""
         sends = []
         local, host_s = self._both(lambda overheads: overheads.issuing_s(len(steps)))
         for step in steps:
@@ -292,7 +289,7 @@ def runs_beside(device_type: str, overlap: str) -> bool:
     """Return whether communication overlaps with computation: with NCCL; gloo uses the computing cores.
 
     Args:
-        overlap: as in :class:`~tensoropt.question.settings.Settings`.
+        overlap: ``none`` to assume no overlap (:class:`~tensoropt.question.settings.Settings`).
     """
     return device_type != "cpu" and overlap != "none"
 
@@ -325,5 +322,5 @@ class _FreeCommunication:
 
 
 def free_prices(graph: GroupGraph, mesh: AxisSizes, optimizer: str) -> Prices:
-    """Return prices of 0, for callers that need only memory and collectives."""
+    """Return prices of 0 seconds, for callers that need only memory and collectives."""
     return Prices(graph, mesh, _FreeCompute(), _FreeCommunication(), optimizer)

@@ -1,4 +1,4 @@
-"""Process memory: the GPU memory of a process besides its step's tensors, each term with its source."""
+"""Process memory: the GPU memory that a process takes besides its step's tensors, such as NCCL's buffers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _OVER_RINGS = frozenset(("all_reduce", "all_gather", "reduce_scatter"))
 
 
 def named_terms(terms: Sequence[float]) -> dict[str, float]:
-    """Return the nonzero terms by name."""
+    """Return name -> bytes of the nonzero terms of process memory, given in the order of :data:`TERMS`."""
     return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
 
 
 def allocator_blocks(terms: Mapping[str, float]) -> tuple[int, ...]:
-    """Return the sizes in bytes of the blocks of these terms in PyTorch's allocator."""
+    """Return the sizes in bytes of the allocator's blocks for workspaces, inputs and constants."""
     # Autograd's thread has its own workspace.
     workspace = terms.get("workspaces", 0.0) / 2
     sizes = (workspace, workspace, terms.get("inputs", 0.0), terms.get(CONSTANTS, 0.0))
@@ -43,8 +43,8 @@ class Communicator(NamedTuple):
     """The buffers that NCCL allocates when a communicator first runs a collective.
 
     Attributes:
-        ring, tree: bytes of all channels to the neighbours in a ring, and in a tree, used by sums.
-        peer: bytes of the channels to one rank of an all-to-all or a ring of messages.
+        ring, tree: bytes of all channels to the neighbours in a ring, and in a tree, which all-reduces use.
+        peer: bytes of the channels to one other rank, for all-to-alls and messages along a ring.
     """
 
     ring: float
@@ -52,7 +52,7 @@ class Communicator(NamedTuple):
     peer: float
 
     def bytes(self, kinds: Collection[str], ranks: int) -> float:
-        """Return the bytes of a communicator of ``ranks`` ranks for these kinds of collectives."""
+        """Return the bytes of a communicator of ``ranks`` ranks that runs these kinds of collectives."""
         if kinds and _OVER_RINGS.issuperset(kinds):
             return self.ring + self.tree * ("all_reduce" in kinds)
         # Here, as saved points are shown without PyTorch.
@@ -67,11 +67,11 @@ class Communicator(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """The ranks of some mesh axes, and the strategies (out of many) that communicate over them.
+    """The groups of ranks along some mesh axes, and which of many strategies communicate within them.
 
     Attributes:
         levels: the names of the link levels between these ranks.
-        kinds: collective -> mask of the strategies that use it.
+        kinds: kind of collective -> (strategies,) mask of those that use it.
     """
 
     levels: tuple[str, ...]
@@ -84,7 +84,7 @@ class ProcessMemory:
     """The terms of process memory for one cluster and model, in bytes of one rank.
 
     Attributes:
-        context, workspaces, segments, inputs, constants: equal for all strategies.
+        context, workspaces, segments, inputs, constants: see :data:`TERMS`; equal for all strategies.
         communicator: link level -> NCCL's buffers.
     """
 
@@ -100,16 +100,17 @@ class ProcessMemory:
         return bool(self.communicator)
 
     def communicator_bytes(self, levels: Sequence[str], kinds: Collection[str], ranks: int) -> float:
-        """Return the bytes of a communicator across these link levels, the largest figure if unknown."""
+        """Return the bytes of a communicator across these link levels: the largest figure of any of them, or
+        of all levels if none is known."""
         known = [self.communicator[level] for level in levels if level in self.communicator]
         return max((one.bytes(kinds, ranks) for one in known or self.communicator.values()), default=0.0)
 
     def constant(self, communicators: float = 0.0) -> tuple[float, ...]:
-        """Return the terms in the order of :data:`TERMS`, with ``communicators`` bytes of NCCL buffers."""
+        """Return all terms in the order of :data:`TERMS`, with ``communicators`` bytes of NCCL buffers."""
         return (self.context, self.workspaces, self.segments, communicators, self.inputs, self.constants)
 
     def terms(self, count: int, sending: Sequence[Sending]) -> Floats:
-        """Return the terms (n, 6) of many strategies, in the order of :data:`TERMS`."""
+        """Return (n, 6) the bytes of each of n strategies' terms, in the order of :data:`TERMS`."""
         found = np.tile(np.array(self.constant()), (count, 1))
         column = found[:, TERMS.index("communicators")]
         for one in sending:
@@ -136,7 +137,7 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
 def memory_of_process(
     cluster: Cluster, inputs: float, constants: float = 0.0, *, counted: bool = True
 ) -> ProcessMemory:
-    """Return :func:`process_memory` from the bytes of inputs and buffers, and of constants."""
+    """Return :func:`process_memory`, given the sizes of inputs with buffers, and of constants."""
     if cluster.device_type != "cuda" or not counted:
         return ProcessMemory(constants=constants)
     figures = process_memory_figures()
@@ -157,7 +158,7 @@ def memory_of_process(
 def terms_of_collectives(
     process: ProcessMemory, sent: Iterable[tuple[str, tuple[int, ...]]], shape: Sequence[int]
 ) -> dict[str, float]:
-    """Return a strategy's terms of process memory by name, from its collectives alone.
+    """Return name -> bytes of a strategy's terms of process memory, from its collectives alone.
 
     Links are unknown then, so each communicator counts with the largest buffers.
 

@@ -15,7 +15,7 @@ NETWORK, REST = "collectives", "all else"
 
 @dataclass(frozen=True)
 class Residuals:
-    """The ratios of measured to predicted durations in one machine's steps, by kind of work; else 1."""
+    """Measured over predicted durations in one machine's steps, by kind of work; 1 for other kinds."""
 
     factors: Mapping[str, float] = field(default_factory=dict)
 
@@ -48,6 +48,6 @@ def save_residuals(store: ProfileStore, prefix: str, residuals: Residuals) -> No
 
 
 def load_residuals(store: ProfileStore, prefix: str) -> Residuals:
-    """Return the stored residuals of the hardware ``prefix``; :data:`NO_RESIDUALS` if none."""
+    """Return the stored residuals of the hardware that ``prefix`` names; :data:`NO_RESIDUALS` if none."""
     record = store.get(f"{prefix}/{_KEY}", kind=_KIND)
     return NO_RESIDUALS if record is None else Residuals(**record)

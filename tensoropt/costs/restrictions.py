@@ -1,4 +1,4 @@
-"""The configurations that constraints allow on each mesh and micro-batch count."""
+"""The sharding configurations that a user's constraints allow on each mesh and micro-batch count."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _sharded_layout(
 ) -> Layout | None:
     """Return the layout that shards a parameter stored as ``whole`` along ``axes``, or None.
 
-    Take the first atom (factor of a dim) that divides evenly and that one all-gather restores; otherwise the
-    first that one axis cuts unevenly, with padding.
+    Shard the first factor of a dim (atom) that divides evenly and that one all-gather restores. If there is
+    none, shard the first that one axis cuts unevenly, with padding.
     """
     uneven = None
     for atom, size in enumerate(atoms):
@@ -67,7 +67,8 @@ def storage_options(
     uses: tuple[Layout, ...],
     mesh: tuple[int, ...],
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the options to store a group's parameters, each a tuple of layouts; the first is as used."""
+    """Return the ways to store a group's parameters, each a tuple of layouts. The first one stores them in
+    the layouts in which they are used."""
     as_used = tuple(stored_layout(t, use) for t, use in zip(tensors, uses, strict=True))
     found = {as_used: None}
     # One set of axes for all parameters of a group: a separate set for each of them would give exponentially
@@ -86,7 +87,7 @@ def storage_options(
 def unsharded_options(
     tensors: tuple[Tensor, ...], options: tuple[tuple[Layout, ...], ...], mesh: tuple[int, ...]
 ) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded options by ZeRO-2 (gathered once per step) and, with micro-batches, by ZeRO-1."""
+    """Return the sharded options as ZeRO-2 (gathered once per step) and, with micro-batches, as ZeRO-1."""
     as_used, *sharded = options
     found: dict[tuple[Layout, ...], None] = {}
     each, last = Reduce.EACH_MICRO_BATCH, Reduce.LAST_MICRO_BATCH
@@ -105,7 +106,7 @@ def unsharded_options(
 
 
 def ahead_options(options: tuple[tuple[Layout, ...], ...]) -> tuple[tuple[Layout, ...], ...]:
-    """Return the sharded storage options, with parameters prefetched for each use."""
+    """Return the sharded options of ``options``, with the parameters prefetched for each use."""
     as_used, *sharded = options
     return tuple(
         tuple(
@@ -132,12 +133,12 @@ class Restriction:
     """The configurations that are allowed on one mesh.
 
     Attributes:
-        kept: constrained group -> allowed positions in
+        kept: constrained group -> indices of the allowed configurations in
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
         stored: constrained parameter -> mesh axis (micro-batches are axis 0) -> allowed placements.
-        together: sets of groups whose labels must be equal.
+        together: sets of groups that must split the same dims.
         words: group in such a set -> its name of the common dim, if names differ.
-        combined: group -> the strategies that its configurations may combine; by default all.
+        combined: group -> indices of the strategies that mesh axes may use; by default all.
         outer: group -> the same for all axes but the last; by default as ``combined``.
         again: group of a constrained block -> whether it is recomputed.
         gathered_again: group -> whether backward gathers its inputs again.
@@ -158,7 +159,7 @@ class Restriction:
         return all(any(stored_as(layout[a], w) for w in wanted) for a, wanted in allowed.items())
 
     def about(self, group: Group) -> object:
-        """Return a value equal for isomorphic groups with the same restrictions."""
+        """Return a cache key, equal for isomorphic groups that are restricted alike."""
         stored = [sorted(self.stored.get(n, {}).items()) for n in group.parameters]
         # None for groups without storage pins, so that they share a template with groups that no constraint
         # names.
@@ -171,7 +172,8 @@ FREE = Restriction()
 
 
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
-    """Return the labels that must agree in groups split alike; ``words`` as in :class:`Restriction`."""
+    """Return the dim that each mesh axis splits; groups that must split alike need equal ones. ``words``:
+    group -> its name of the batch dim, which is replaced by a common name."""
     batch = words.get(configuration.group.name)
     dims = (s.label.dim for s in configuration.strategies[1:])
     return tuple(BATCH if dim == batch else dim for dim in dims)
@@ -179,7 +181,10 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """The restriction on each mesh and micro-batch count; missing pairs are not searched, None allows all."""
+    """The allowed configurations by (mesh label, micro-batch count); a missing pair is not searched.
+
+    ``spaces`` is None if everything is allowed.
+    """
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
     notes: tuple[str, ...] = ()
@@ -196,7 +201,7 @@ def restrict(
     meshes: Sequence[Mesh],
     counts: Sequence[int],
 ) -> Restrictions:
-    """Return what constraints allow on each mesh; ConstraintError if no mesh satisfies the hard ones."""
+    """Return what constraints allow on each mesh; ConstraintError if none satisfies the hard constraints."""
     _check_axes(matched.constraints, meshes)
     spaces: dict[tuple[str, int], Restriction] = {}
     told: dict[str, dict[str, None]] = {}
@@ -224,7 +229,7 @@ def check_devices(constraints: Constraints, cluster: Cluster) -> tuple[tuple[str
     """Check constraints on devices for plans in which every device runs every operator.
 
     Returns:
-        Notes on soft constraints given up, and why no sharded plan satisfies the hard ones, or "".
+        Notes on soft constraints given up, and the reason why no sharded plan satisfies the hard ones, or "".
 
     Raises:
         ConstraintError: there is no such kind of device.
@@ -283,12 +288,12 @@ def _axis_names(mesh: Mesh) -> tuple[str, ...]:
 
 
 class _ImpossibleError(Exception):
-    """The error for hard constraints that cannot hold on a mesh."""
+    """The error for a hard constraint that cannot hold on a mesh."""
 
 
 @dataclass
 class _State:
-    """The configurations allowed so far, and the constraints that narrowed them."""
+    """The configurations allowed so far, and the constraints that excluded others."""
 
     left: dict[str, tuple[int, ...]] = field(default_factory=dict)
     because: dict[str, tuple[_Constraint, ...]] = field(default_factory=dict)
@@ -380,7 +385,7 @@ class _Narrowing:
             # Axis 0 is the micro-batch axis, which no constraint names.
             matching = [i for i, name in enumerate(self.names, 1) if fnmatchcase(name, pattern)]
             if not matching:
-                raise _ImpossibleError(f"{pin}: there is no axis '{pattern}'")
+                raise _ImpossibleError(f"{pin}: the mesh has no axis '{pattern}'")
             wanted += [(i, words) for i in matching]
         return wanted
 
@@ -403,10 +408,10 @@ class _Narrowing:
             others = self.state.because.get(group.name, ())
             # The entry could hold by itself, so it contradicts earlier constraints; the message names them.
             if others and any(map(holds, configurations)):
-                raise _ImpossibleError(f"{entry} contradicts {_all(others)} at {group.name}")
+                raise _ImpossibleError(f"{entry} contradicts {_all(others)} for operator {group.name}")
             dims = self.graph.atoms.spaces[group.name].dims
             sizes = ", ".join(f"{dim.name} {dim.size}" for dim in dims)
-            raise _ImpossibleError(f"{entry} cannot hold at {group.name}, whose sizes are {sizes}")
+            raise _ImpossibleError(f"{entry} cannot hold for {group.name}, whose dims have the sizes {sizes}")
         self.state.left[group.name] = left
         self.state.because[group.name] = (*self.state.because.get(group.name, ()), entry)
 
@@ -419,7 +424,7 @@ class _Narrowing:
             common = set.intersection(*sets.values())
             if not common:
                 others = [c for n in names for c in self.state.because.get(n, ()) if c is not entry]
-                why = f" given {_all(others)}" if others else ", whose sizes divide differently"
+                why = f" given {_all(others)}" if others else ", as their sizes divide differently"
                 raise _ImpossibleError(f"{entry}: {', '.join(names)} cannot be split alike{why}")
             for name in names:
                 configurations = self._configurations(name)
@@ -441,7 +446,7 @@ class _Narrowing:
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
             options = (option for use in uses for option in self._storage_options((name,), use))
             if not any(self._stores(name, stored) for (stored,) in options):
-                raise _ImpossibleError(f"{entry}: no use of {name} allows this storage")
+                raise _ImpossibleError(f"{entry}: no operator that uses {name} lets it be stored so")
 
     def _storage_options(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
         atoms = self.graph.atoms

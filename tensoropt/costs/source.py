@@ -1,4 +1,4 @@
-"""The cost model of a cluster, from timings, fits or data sheets; and the tables built from it."""
+"""The cost model of a cluster, from timings, fits or data sheets, and the cost tables built with it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tensoropt.types import DATA_SHEET, MEASURED
 
 @dataclass
 class CostSource(CostContext):
-    """The cost model of a cluster, from facts and timings of workloads, or from data sheets.
+    """The cost model of a cluster, from facts (memory, FLOP) and timings of workloads, or from data sheets.
 
     Args:
         keep: the code version under which the store keeps tables; None to keep none.
-        fused: as for :class:`~tensoropt.costs.compute.RooflineCompute`, on other machines' GPUs.
+        fused: whether GPUs run neighbouring element-wise operators and norms as one kernel, where not timed.
         dated: the month of those GPUs' kernels; by default the newest.
         residuals: corrections from real steps; by default the store's.
     """
@@ -70,7 +70,7 @@ class CostSource(CostContext):
         return self.residuals
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
-        """Return the cost model of some kinds of devices on the same links; itself if all, or if measured."""
+        """Return the cost model of some kinds of devices on the same links; ``self`` if all or measured."""
         names = {kind.name for kind in kinds}
         ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
         if self.pool is not None or len(ordered) == len(self.cluster.device_kinds):
@@ -85,7 +85,7 @@ class CostSource(CostContext):
         return self._parts[key]
 
     def reopened(self, store: ProfileStore, pool: RankPool | None) -> CostSource:
-        """Return a source with the same facts and timings, another store and pool."""
+        """Return a copy with the same facts and timings that uses another store and rank pool."""
         source = replace(self, store=store, pool=pool)
         source.facts = WorkloadFacts(source, self.facts)
         source.timings = Timings(source, source.facts, self.timings)
@@ -93,7 +93,7 @@ class CostSource(CostContext):
         return source
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on where figures come from."""
+        """Return notes for the user on the sources of predicted figures."""
         return (*self.facts.notes(), *self._kind_notes(), *self.timings.notes())
 
     def _kind_notes(self) -> Iterator[str]:

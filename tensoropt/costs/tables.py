@@ -25,7 +25,7 @@ from tensoropt.sharding.strategy import Strategy
 
 @dataclass(frozen=True)
 class Template:
-    """Configurations (as strategy indices), workloads and facts of all groups of one structure, ``look``."""
+    """Configurations (as strategy indices), workloads and facts (memory, FLOP) of groups of one structure."""
 
     choices: tuple[tuple[int, ...], ...]
     works: tuple[Workload, ...]
@@ -35,11 +35,12 @@ class Template:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CostTables(CostGraph):
-    """The cost graph of one mesh and micro-batch count, with the meaning of its choices.
+    """The cost graph of one mesh and micro-batch count, with what is needed to turn its choices into a
+    strategy.
 
     Attributes:
-        moves: tensor -> the edge (source, target, n-th) whose option says whether backward gathers it again
-            (1) or its copy is saved (0).
+        moves: tensor -> the key of the edge whose option says whether backward gathers the tensor again (1)
+            or its gathered copy is saved (0).
     """
 
     graph: GroupGraph
@@ -51,7 +52,7 @@ class CostTables(CostGraph):
     moves: Mapping[str, tuple[Variable, Variable, int]] = field(default_factory=dict)
 
     def position(self, group: str, index: int) -> int:
-        """Return the index, in the template that equal groups share, of a group's configuration ``index``."""
+        """Return the index in the group's :class:`Template` of configuration ``index``, recomputed or not."""
         # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
 
@@ -92,13 +93,13 @@ class CostTables(CostGraph):
         return Strategy(self.graph, self.mesh, configurations, hubs, stored, recomputed, once, gathered)
 
     def gathered_again(self, name: str, options: Mapping[object, int]) -> int:
-        """Return 1 if these options gather a tensor again in backward, else 0."""
+        """Return 1 if these options let backward gather a tensor again, 0 if its copy is saved."""
         # A search names the edge's option by the edge, everything else by the tensor.
         return options.get(Variable.of_move(name), options.get(self.moves[name], 0))
 
     @cached_property
     def without_moves(self) -> CostTables:
-        """The same tables without the options to gather again."""
+        """The same tables without the options by which backward gathers tensors again."""
         edges = [replace(e, table=e.table[:, :, 0]) if e.table.ndim > 3 else e for e in self.edges]
         return replace(self, edges=edges, moves={})
 
@@ -122,7 +123,7 @@ class CostTables(CostGraph):
 
 
 def _group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
-    """Return a key equal for isomorphic groups: calls, shapes, atoms, strategies, results of the model."""
+    """Return a key that is equal for isomorphic groups, whose configurations and costs are equal."""
     tensors = graph.atoms.graph.tensors
     names: dict[str, int] = {}
     parts: list[object] = []
@@ -165,12 +166,12 @@ def make_templates(
     facts_of: Callable[[Workload], Facts],
     restriction: Restriction = FREE,
 ) -> dict[str, Template]:
-    """Return group -> its template of configurations and workloads; isomorphic groups share one."""
+    """Return group -> its template of configurations and workloads; isomorphic groups share one object."""
     return with_facts(outline_templates(graph, mesh, micro, restriction), facts_of)
 
 
 def group_keys(graph: GroupGraph, micro: Mapping[str, AxisStrategy]) -> dict[str, str]:
-    """Return the :func:`_group_key` of every group by name, on any mesh."""
+    """Return group name -> a key that isomorphic groups share, on any mesh."""
     return {group.name: _group_key(graph, group, micro[group.name]) for group in graph.groups}
 
 
@@ -181,7 +182,8 @@ def outline_templates(
     restriction: Restriction = FREE,
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Template]:
-    """Return the templates without facts (memory, FLOP), which take longest; ``keys``: :func:`group_keys`."""
+    """Return group -> its template, without facts (memory, FLOP), which take longest; ``keys``: the
+    :func:`group_keys`, computed if None."""
     keys = group_keys(graph, micro) if keys is None else keys
     shared: dict[str, Template] = {}
     result = {}

@@ -36,8 +36,6 @@ from tensoropt.units import counted
 
 
 class _CostSettings(Protocol):
-    """The settings that costs depend on."""
-
     @property
     def mode(self) -> str: ...
 
@@ -80,7 +78,7 @@ class CostContext:
 
     @property
     def capability(self) -> Capability | None:
-        """The compute capability that decides what attention kernels save; None on CPUs."""
+        """The CUDA compute capability, on which it depends what attention kernels save; None on CPUs."""
         device = self.cluster.device
         return capability_of(device.capability) if self.cluster.device_type == "cuda" else None
 
@@ -90,7 +88,7 @@ class CostContext:
 
     @property
     def prefix(self) -> str:
-        """The first part of the store's keys for workloads timed on this cluster."""
+        """The beginning of the store's keys for workloads timed on this cluster."""
         device = None if has_local_cores(self.cluster) else self.cluster.device.name
         # CPU ranks of a host share caches and memory bandwidth, so their number is part of the key; a GPU has
         # its own.
@@ -108,10 +106,10 @@ _Kernels = Literal["attention", "recurrent", "cpu"]
 
 
 class WorkloadFacts:
-    """The facts of workloads on one cluster, by the workload's key.
+    """The facts (memory, FLOP) of workloads on one cluster, by the workload's key.
 
     Args:
-        earlier: facts found before on the same cluster.
+        earlier: an object with facts found before on the same cluster.
 
     Attributes:
         found: the facts used so far in this process.
@@ -135,7 +133,7 @@ class WorkloadFacts:
         return self.found[work.key]
 
     def find(self, works: Iterable[Workload]) -> None:
-        """Determine the facts of many workloads beforehand."""
+        """Determine the facts (memory, FLOP) of many workloads and put them into the store for :meth:`of`."""
         keys = {self._key(work): work for work in works if work.key not in self.found}
         known = self.context.store.get_many(keys, kind="saved")
         # By kind, as workloads of one kind are found together.
@@ -177,8 +175,8 @@ class WorkloadFacts:
             major, minor = self.context.capability
             assumed = "" if self.context.cluster.device.capability else " (assumed)"
             yield (
-                f"attention saves the tensors of kernels for compute capability {major}.{minor}{assumed}, as "
-                f"PyTorch {torch.__version__.partition('+')[0]} chooses them"
+                f"attention is counted with what kernels for compute capability {major}.{minor}{assumed}, as "
+                f"PyTorch {torch.__version__.partition('+')[0]} chooses them, save for backward"
             )
         if estimated := kernels["recurrent"]:
             yield (
@@ -205,7 +203,7 @@ class Timings:
 
     Attributes:
         peaks: measured FLOP/s of CPU ranks by dtype.
-        failed: what could not be timed -> the reason.
+        failed: description of what could not be timed -> the reason.
         sampled: the records that efficiencies were fitted to.
     """
 
@@ -219,7 +217,7 @@ class Timings:
         self._hinted = self._began = False
 
     def measure(self, works: Mapping[str, Workload]) -> None:
-        """Time new workloads on the ranks; without ranks, look them up."""
+        """Time new workloads on the ranks; without ranks, look up earlier timings in the store."""
         on = self.context
         self.dtypes |= {work.dtype for work in works.values()}
         self.peaks = known_peaks(on.store, on.prefix)
@@ -269,7 +267,7 @@ class Timings:
 
     @cached_property
     def efficiencies(self) -> compute.Efficiencies:
-        """Efficiencies fitted to the store's workloads of this device type and mode."""
+        """Efficiencies (shares of peak speed), fitted to timings in the store for this device type."""
         self.sampled, found = self._fit()
         return found
 
@@ -297,7 +295,8 @@ class Timings:
             return None
 
     def links(self, mesh: Mesh, *, pairs: bool = False) -> LinkFits | None:
-        """Return the fits of a mesh's links, with ``pairs`` also between two ranks; None if unknown."""
+        """Return curves fitted to timings of a mesh's collectives, and with ``pairs`` of messages between two
+        ranks; None if none were timed."""
         on = self.context
         # The links of a cluster file have the file's figures, even if its devices are this machine's.
         hosts = detected_hosts(on.cluster)
@@ -318,7 +317,7 @@ class Timings:
     # -- notes ------------------------------------------------------------------------------------
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes on the host's seconds, GPUs' number formats, and failures."""
+        """Return notes for the user on launch times, GPUs' number formats, and failed timings."""
         return (*self._gpu_notes(), *self._failure_notes())
 
     def _gpu_notes(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Names of the variables that a search chooses, for tables and for explorations without PyTorch."""
+"""Names of the variables that a search chooses, which saved explorations need without PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Variable(str):
     ``hub:TENSOR``, ``parameter:TENSOR`` or ``move:TENSOR``; it is never parsed.
 
     Attributes:
-        kind: the kind of variable.
+        kind: ``group``, ``hub``, ``parameter`` or ``move``.
         name: the name of the group or tensor.
     """
 

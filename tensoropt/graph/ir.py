@@ -38,7 +38,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class TorchLiteral:
-    """An attribute of ``torch`` used as an argument: a dtype or a memory format."""
+    """A dtype or memory format as an operator's argument; ``name``: the attribute of ``torch``."""
 
     name: str
 
@@ -188,7 +188,7 @@ class OperatorGraph:
 
     @cached_property
     def largest_trained(self) -> tuple[int, int]:
-        """(Elements of the largest trained parameter, number of parameters of that size); (0, 0) if none."""
+        """(Elements of the largest trained parameter, how many parameters have that size); (0, 0) if none."""
         sizes = [tensor.elements for tensor in self.parameters if tensor.requires_grad]
         return max(sizes, default=0), sizes.count(max(sizes, default=0))
 

@@ -225,7 +225,7 @@ def _factors(size: int, boundaries: set[int]) -> tuple[int, ...]:
 
 
 def _uneven_dims(graph: OperatorGraph, spaces: Mapping[str, IndexSpace]) -> set[tuple[str, int]]:
-    """Return the (tensor, dim) pairs whose shards may differ in size."""
+    """Return the (tensor, dim) pairs whose shards may differ in size from rank to rank."""
     marked: set[tuple[str, int]] = set()
 
     def whole(operand: Operand, loop: int) -> list[tuple[str, int]]:
@@ -263,12 +263,13 @@ def _mark_uneven(space: IndexSpace, marked: set[tuple[str, int]]) -> IndexSpace:
 
 
 def refine_graph(graph: OperatorGraph, kept: Kept | None = None) -> AtomGraph:
-    """Factor all loops and dims of a graph into atoms; ``kept`` is the store for findings of discovery."""
+    """Factor all loops and dims of a graph into atoms; ``kept``: a store of splits found by running
+    operators."""
     return with_zigzag(with_small_parts(_Refinement(graph, kept).refine()))
 
 
 def refine_in_place_of(before: AtomGraph, graph: OperatorGraph, new: Sequence[Operator]) -> AtomGraph:
-    """Return a changed graph's atoms: those known before the change, and new ones for new operators.
+    """Return a changed graph's atoms: the known ones for tensors that it had before, and new ones for others.
 
     Args:
         before: the atoms of the graph before the change.

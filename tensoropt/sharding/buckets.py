@@ -48,7 +48,7 @@ def arrival_order(graph: GroupGraph) -> tuple[str, ...]:
 
 
 def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
-    """Return the gradient buckets of a strategy in the order in which backward closes them."""
+    """Return a strategy's gradient buckets in the order in which backward completes them."""
     names = arrival_order(strategy.graph)
     elements = [prod(strategy.local_shape(name, strategy.stored[name])) for name in names]
     # One all-reduce has one group and one type, so there is one open bucket for each pair of these.

@@ -38,14 +38,14 @@ class Configuration:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the strategies as in plans, one per mesh axis, micro-batches excluded."""
+        """The names of the strategies, as in plans, of each mesh axis, micro-batches excluded."""
         return tuple(str(s.label) for s in self.strategies[1:])
 
     def layout(self, tensor: str) -> Layout:
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
-        """Return the loop of an operator that each mesh axis splits, or a negative code if it splits none."""
+        """Return, for each mesh axis, the index of the operator's loop that it splits, or a negative code."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property
@@ -70,7 +70,8 @@ class Configuration:
         *,
         zigzag: bool = False,
     ) -> OperatorShard:
-        """Return one rank's part of an operator, by default the largest, in zig-zag order if ``zigzag``."""
+        """Return the shard of an operator that the rank at ``coordinate`` computes, by default
+        the largest."""
         op = atoms.graph.by_name[op_name]
         return OperatorShard(op, atoms, self.choices(op_name), mesh, coordinate, zigzag)
 
@@ -85,8 +86,8 @@ def fits(
 ) -> bool:
     """Return whether mesh axes can split the loops of a group's operators by these strategies.
 
-    A loop must be divisible by the sizes of its axes, or a single axis may split it unevenly. With
-    ``small_parts``, uneven shards of samples, positions and heads may have any size but 0.
+    A loop must be divisible by the sizes of the axes that split it; a single axis may split some loops
+    unevenly. With ``small_parts``, uneven shards of samples, positions and heads may have any size but 0.
     """
     for op in group.operators:
         parts: dict[int, list[int]] = {}
@@ -120,7 +121,7 @@ def fits(
 
 
 def _in_small_parts(loop: LoopDim, sizes: list[int], in_time: bool) -> bool:
-    """Return whether axes of ``sizes`` may cut a loop unevenly; ``in_time`` if the first is micro-batches."""
+    """Return whether axes of ``sizes`` may cut a loop unevenly; ``in_time``: the first is micro-batches."""
     micro_batches = sizes[0] if in_time else 1
     parts = sizes[in_time:]
     if not loop.small_parts or len(parts) != 1 or loop.size % micro_batches:
@@ -168,7 +169,7 @@ class MicroBatchRefused(Exception):  # noqa: N818 - an answer, not an error
 
 
 def batch_placements(graph: groups.GroupGraph) -> dict[str, int]:
-    """Return model input -> its placement on the micro-batch axis: split if its first dim is the batch."""
+    """Return model input -> its placement along micro-batches: split (0) if its first dim is the batch."""
     batch = groups.batch_inputs(graph.atoms.graph)
     return {name: 0 if name in batch else REPLICATE for name in graph.atoms.graph.inputs}
 
@@ -246,7 +247,7 @@ def batch_strategies(
 
 
 class _BatchFollowing:
-    """The search for strategies that split the batch; groups without a batch suit their readers."""
+    """The search for strategies that split the batch; groups without a batch dim adapt to their readers."""
 
     def __init__(self, graph: groups.GroupGraph, *, in_time: bool = True, everywhere: bool = True):
         self.graph = graph
@@ -274,7 +275,7 @@ class _BatchFollowing:
             # Nothing makes a parameter or a buffer that is a result.
             if self.everywhere and self.tensors[name].elements > 1 and self.known.get(name) != 0:
                 raise MicroBatchRefused(
-                    f"the first dim of output {name} is not the batch, so its parts cannot be joined"
+                    f"the first dim of output {name} is not the batch, so it cannot be joined from parts"
                 )
         return self.chosen
 

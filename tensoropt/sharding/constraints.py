@@ -1,4 +1,4 @@
-"""A user's constraints on plans: parsed from a file, and matched with the operators of a model."""
+"""A user's constraints on plans: read from parsed files, and matched with the operators of a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConstraintError(TensorOptError, ValueError):
 
 
 class LackingDevicesError(ConstraintError):
-    """The error for constraints that no plan on this cluster satisfies, but one on others might."""
+    """The error for constraints that no plan on this cluster satisfies, but one on another cluster might."""
 
 
 Axes = Mapping[str, tuple[str, ...]]
@@ -68,7 +68,7 @@ class StoredPin:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A constraint that operators split the same dim on every mesh axis; see :func:`common_words`."""
+    """A constraint that operators split the same dim on every mesh axis, by name or as the batch."""
 
     name: str
     operators: tuple[str, ...]
@@ -130,8 +130,8 @@ class RecomputePin:
 
     Attributes:
         blocks: a pattern of module paths.
-        recipe: a key of :data:`~tensoropt.sharding.recipes.RECIPES`, which does not constrain gathering
-            again; ``gathered inputs``, which constrains nothing else; or ``none``, which forbids both.
+        recipe: what to recompute, a key of :data:`~tensoropt.sharding.recipes.RECIPES`; ``gathered inputs``,
+            to gather only inputs again in backward; or ``none``, which forbids both.
         every: n to recompute every n-th matching block, and none of the others.
     """
 
@@ -169,7 +169,7 @@ _SECTIONS = ("pin", "together", "devices", "pipeline", "recompute")
 
 
 def constraints_from_dict(data: object) -> Constraints:
-    """Return the constraints of a parsed file; ConstraintError names the entry with a wrong field."""
+    """Return the constraints of a parsed file; ConstraintError names the constraint with a wrong field."""
     if not isinstance(data, Mapping):
         raise ConstraintError(f"constraints are a mapping with {', '.join(_SECTIONS)}, not {_kind(data)}")
     _fields("constraints", data, _SECTIONS)
@@ -337,9 +337,9 @@ class Matched:
         pins: constraints on operators, each with its operators, one per group.
         stored: constraints on parameters, each with their names in the graph.
         together: constraints on operators that split alike, each with the names of their groups.
-        batch: group -> the name of its batch dim, if operators do not mix samples.
+        batch: group -> the name of its batch dim; empty if an operator mixes samples.
         again: group in a constrained block -> whether it is recomputed.
-        gathered_again: group in a constrained block -> whether its inputs are gathered again.
+        gathered_again: group in a constrained block -> whether backward gathers its inputs again.
     """
 
     constraints: Constraints
@@ -434,7 +434,7 @@ def _pinned_blocks(pin: RecomputePin, graph: GroupGraph) -> dict[Region, frozens
 
 
 def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]:
-    """Return the groups that a constraint's patterns match; ConstraintError if one matches nothing."""
+    """Return the groups that a constraint's patterns match; ConstraintError if a pattern matches nothing."""
     if isinstance(entry, Together):
         return _groups(entry, graph)
     operators = _leading(entry, entry.operators, graph, cheap=True)
@@ -444,7 +444,8 @@ def speaks_of(entry: Together | DevicePin, graph: GroupGraph) -> tuple[str, ...]
 def _leading(
     constraint: object, pattern: str, graph: GroupGraph, *, cheap: bool = False
 ) -> tuple[Operator, ...]:
-    """Return the operators that a pattern matches, one per group; with ``cheap`` also data movement."""
+    """Return the operators that a pattern matches, one per group: those that compute; others only if there
+    are none. With ``cheap``, data movement counts as computing."""
     ranked: dict[int, dict[str, Operator]] = {}
     for op in graph.atoms.graph.operators:
         if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern):
@@ -518,7 +519,7 @@ def _share_labels(
 
 
 def common_words(groups: Sequence[Group], batch: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return group -> name of its batch dim (:data:`BATCH`), if groups have only the batch in common.
+    """Return group -> its name of the batch dim, if the groups have only the batch dim in common.
 
     The mapping is empty if the groups have dims of the same name. None means that they share no dim.
     """
@@ -536,12 +537,13 @@ def _split_dims(group: Group) -> set[str]:
 
 
 def accepts(label: Label, wanted: str) -> bool:
-    """Return whether ``wanted`` names the label: in full, by its dim (``rows.1``) or loop (``rows``)."""
+    """Return whether ``wanted`` names a label: in full, by its dim (``rows.1``) or its loop (``rows``)."""
     return wanted in (str(label), label.dim, label.loop)
 
 
 def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
-    """Return the label of a group's strategy in terms of the loops of ``op``, one of its operators."""
+    """Return the label of a group's strategy in terms of the loops of ``op``, one of the group's
+    operators."""
     if op.name == graph.group_of[op.name].name:
         return strategy.label
     choice = strategy.choices[op.name]
@@ -551,7 +553,7 @@ def label_of(graph: GroupGraph, op: Operator, strategy: AxisStrategy) -> Label:
 
 
 def stored_as(code: int, wanted: str) -> bool:
-    """Return whether a parameter's placement is the wanted one: ``S(n)``, ``sharded`` or ``R``."""
+    """Return whether a parameter's placement ``code`` is as ``wanted``: ``S(n)``, ``sharded`` or ``R``."""
     if wanted == "sharded":
         return code >= 0
     # `R` says where the parameter is stored. Whether its gradient is reduced in backward or in a bucket is

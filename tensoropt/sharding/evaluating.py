@@ -22,7 +22,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 def results_by_rows(graph: GroupGraph) -> frozenset[str]:
-    """Return the results whose first dim is the batch, with samples in order."""
+    """Return the names of the model's results whose first dim is the batch, with samples in order."""
     followed = batch_strategies(graph, everywhere=False)
     source = graph.atoms.graph
     by_rows = {
@@ -35,7 +35,7 @@ def results_by_rows(graph: GroupGraph) -> frozenset[str]:
 
 
 def rows_are_apart(graph: GroupGraph) -> bool:
-    """Return whether each sample of the batch is computed by itself, except in losses."""
+    """Return whether the model computes each sample of the batch independently, except in losses."""
     try:
         micro_batch_strategies(graph)
     except MicroBatchRefused:

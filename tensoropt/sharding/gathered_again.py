@@ -34,7 +34,7 @@ def gatherable(graph: GroupGraph) -> frozenset[str]:
 
 
 def is_gathered(atoms: Atoms, mesh: AxisSizes, source: Layout, target: Layout) -> bool:
-    """Return whether a resharding enlarges the tensor's shard without a reduction."""
+    """Return whether a resharding enlarges the tensor's shard without reducing partial sums."""
     larger = prod(local_shape(atoms, target, mesh)) > prod(local_shape(atoms, source, mesh))
     return larger and PARTIAL not in source
 

@@ -28,7 +28,7 @@ class Label:
 
     Attributes:
         loop: a loop of the group's first operator (anchor), or ``none``, ``partial`` or ``partial_grad``.
-        atom: the number of the loop's factor (atom) that is split, outermost first; None if it has one.
+        atom: the index of the loop's factor (atom) that is split, outermost first; None if it has only one.
         resolve: the placement code to which the anchor's partial output is reduced, or None.
     """
 
@@ -41,7 +41,7 @@ class Label:
 
     @property
     def dim(self) -> str:
-        """The name of the anchor's loop that is split, or of its factor (atom): ``loop`` or ``loop.atom``."""
+        """The name of the anchor's loop or of its factor (atom) that is split: ``loop`` or ``loop.atom``."""
         return self.loop if self.atom is None else f"{self.loop}.{self.atom}"
 
     @property
@@ -49,7 +49,7 @@ class Label:
         return self.loop not in _NO_LOOP
 
     def resolved(self, code: int) -> Label:
-        """Return the same split with its partial sum reduced to the placement ``code``."""
+        """Return the label of the same split whose partial sum is reduced to the placement ``code``."""
         return replace(self, resolve=code)
 
     @classmethod
@@ -76,7 +76,7 @@ class AxisStrategy:
 
     Attributes:
         label: its name, in terms of the group's first operator (anchor).
-        choices: operator -> the loop that is split, or NONE, PARTIAL, PARTIAL_GRAD.
+        choices: operator -> the index of the loop that is split, or NONE, PARTIAL, PARTIAL_GRAD.
         placements: tensor -> its placement code, after ``resolve``.
         resolve: (tensor, code) if the anchor's partial output is reduced inside the group.
     """
@@ -104,7 +104,7 @@ class Group:
         reads: activations that other groups make.
         parameters: parameters that only this group uses.
         shared: parameters that other groups use, too (tied).
-        free: inputs, constants and buffers, whole on every rank, so that slicing is free.
+        free: inputs, constants and buffers; every rank has all of them, so that taking a shard costs nothing.
         writes: tensors that other groups read or the model returns.
         strategies: the possible splits on one mesh axis.
     """
@@ -143,11 +143,11 @@ class GroupGraph:
     """The operator graph in groups, for each of which the search chooses a configuration.
 
     Attributes:
-        groups: in execution order of their anchors (first operators).
-        hubs: activations with several readers; the search chooses one layout in which readers find each.
+        groups: in execution order of their first operators (anchors).
+        hubs: activations with several readers; the search chooses one layout for all readers to start from.
         shared: tied parameters; the search chooses the layout in which each is stored.
-        regions: for a part of a graph the (name, groups) of its repeated blocks; None for a whole graph
-            (:func:`tensoropt.sharding.regions.find_regions`).
+        regions: for a part of a graph, (name, groups) of its repeated blocks; None for a whole graph, where
+            :func:`tensoropt.sharding.regions.find_regions` finds them.
     """
 
     atoms: AtomGraph
@@ -164,7 +164,7 @@ class GroupGraph:
 
     @cached_property
     def users(self) -> Mapping[str, int]:
-        """The number of groups that use each tied parameter."""
+        """Tied parameter -> the number of groups that use it."""
         return Counter(name for group in self.groups for name in group.shared)
 
     def learns(self, name: str, group: str) -> bool:
@@ -189,7 +189,7 @@ class GroupGraph:
 
 
 class _Grouping:
-    """One pass over the operators, in which each joins a draft of a group or starts one.
+    """One pass over the operators, in which each joins a group under construction (draft) or starts one.
 
     Attributes:
         known_hubs: tensors with several readers, from an earlier pass.
@@ -260,7 +260,7 @@ class _Grouping:
         return True
 
     def _adds_loops(self, op: Operator, space: IndexSpace, draft: _Draft) -> bool:
-        """Return whether an operator adds a loop, or operand copies, that its group could not split."""
+        """Return whether an operator adds a loop, or copies of operands, that its group could not split."""
         made = {n for o in draft.operators for n in o.outputs}
         known = made | draft.reads
         fed = {loop for operand in space.reads if operand.tensor in known for loop in operand.loops}
@@ -309,7 +309,7 @@ class _Grouping:
         return space.linear and kinds == {"activation"}
 
     def _placements(self, space: IndexSpace, choice: int) -> dict[str, int] | None:
-        """Return the placements under a choice; None if a tensor needs two, or an input would be partial."""
+        """Return tensor -> placement under a choice; None if a tensor needs two, or an input is partial."""
         placements: dict[str, int] = {}
         for operands, written in ((space.reads, False), (space.writes, True)):
             for operand in operands:
@@ -465,7 +465,8 @@ class LinearProduct:
 
 
 def products_beside(graph: GroupGraph) -> Mapping[str, LinearProduct]:
-    """Return activation -> its first reader, if that is linear and computes a weight's gradient as well."""
+    """Return activation -> its first reader, if that is linear: its weight's gradient can hide a reduction of
+    the activation's gradient."""
     source = graph.atoms.graph
     if not source.training:
         return {}
@@ -517,12 +518,12 @@ def is_one_reduction(backward: Sequence[ReshardingStep], mesh: Sequence[int]) ->
 def takes_over_hub(
     own: tuple[Sequence[ReshardingStep], Sequence[ReshardingStep]], *, again: bool, inside: bool
 ) -> bool:
-    """Return whether a tensor's first reader can return the sum of all readers' gradients.
+    """Return whether a tensor's first reader can return the sum of all its readers' gradients.
 
     Args:
         own: the (forward, backward) resharding steps from the tensor's materialised placement to this reader.
         again: whether the reader is recomputed.
-        inside: whether the tensor is made in the reader's recomputed region.
+        inside: whether the tensor is made in the reader's recomputed block.
     """
     # A recomputed reader would pass the hub on once more to readers outside its region.
     return not own[0] and not own[1] and (inside or not again)

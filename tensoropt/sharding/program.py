@@ -45,7 +45,7 @@ class EdgeSteps:
     def of(
         cls, strategy: Strategy, edge: Edge, readers: tuple[str, ...] = (), *, recomputed: bool = False
     ) -> EdgeSteps:
-        """Return the steps of a resharding that all ``readers`` (by default the edge's own) share."""
+        """Return the steps of a resharding (edge) for all ``readers`` that share its result."""
         # An unsharded parameter was cast when it was gathered.
         unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
         casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
@@ -60,8 +60,8 @@ class Node:
 
     Attributes:
         reads: tensor -> the node that provides it, in order.
-        region: the name of the recomputed region that has the node, or None.
-        again: whether the region's second forward runs the node, too.
+        region: the name of the recomputed block to which the node belongs, or None.
+        again: whether the block's second forward runs the node, too.
     """
 
     # Not in the repr, which would contain all earlier nodes.
@@ -79,7 +79,8 @@ class Argument(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Slice(Node):
-    """The rank's shard of a tensor that every rank has whole; ``zigzag`` as in :class:`EdgeSteps`."""
+    """The rank's shard of a tensor that every rank has whole; ``zigzag``: its atoms (factors of dims) in
+    zig-zag order."""
 
     layout: Layout
     mesh: AxisSizes
@@ -110,8 +111,9 @@ class Compute(Node):
     """A rank's part of an operator.
 
     Attributes:
-        product: the linear operator's operands, if it reduces its input's gradient in backward.
-        passes_on: the tensor that this linear operator passes on to its further readers; "" for none.
+        product: the linear operator's operands, if its backward reduces the gradient of its input.
+        passes_on: the input that later readers take from this operator, so that it gets their gradients; or
+            "".
     """
 
     op: Operator
@@ -122,12 +124,12 @@ class Compute(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeepViews(Node):
-    """The point from which autograd saves views of a gathered parameter, which other groups read."""
+    """The point from which autograd saves a gathered parameter itself, as other groups read views of it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GatherAgain(Node):
-    """Gathers copies again when backward reaches ``op``; ``reads``: a result of ``op``, then the copies."""
+    """When backward reaches ``op``, gathers copies again; ``reads``: a result of ``op``, then the copies."""
 
     op: Operator
     group: str
@@ -138,8 +140,8 @@ class BeginBlock(Node):
     """The start of a block (repeated layer) in forward.
 
     Attributes:
-        own: the first block's parameters, gathered now.
-        following: the next block's parameters, whose gathering starts now.
+        own: the steps that gather the first block's parameters now; empty for later blocks.
+        following: the steps that start to gather the next block's parameters.
     """
 
     block: int
@@ -149,7 +151,7 @@ class BeginBlock(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginBlockBackward(Node):
-    """The start of a block in backward: when autograd reaches the node of any tensor in ``reads``."""
+    """The start of a block in backward, when autograd reaches the result of any tensor in ``reads``."""
 
     block: int
 
@@ -163,7 +165,7 @@ class ForwardProgram:
         parameters, buffers: the names of its arguments after the model's inputs.
         outputs: the model's outputs, and tensors for the next pipeline stage; of placed plans, all results.
         results: (tensor, node) of each output, then of each changed buffer.
-        ahead: block -> its prefetched parameters, in order.
+        ahead: block -> the gathering steps of its prefetched parameters, in order.
     """
 
     nodes: tuple[Node, ...]
@@ -181,12 +183,12 @@ class ForwardProgram:
 
     @property
     def counts(self) -> bool:
-        """Whether the targets of a mean loss are counted in several parts."""
+        """Whether ranks or micro-batches add up their numbers of targets, as for a mean loss."""
         calls = (node.call for node in self.nodes if isinstance(node, Compute))
         return any(collective.count for call in calls for collective in call.collectives)
 
     def units(self) -> Iterator[tuple[Node, ...]]:
-        """Yield nodes in topological order, those of a recomputed region together."""
+        """Yield the nodes in topological order, each alone or with all others of its recomputed block."""
         regions: dict[str, list[Node]] = {}
         for node in self.nodes:
             if node.region is not None:
@@ -239,7 +241,7 @@ class Lowering:
 
     Attributes:
         nodes: the nodes added so far.
-        where: fields of the current operator's nodes that name its recomputed region.
+        where: the fields ``region`` and ``again`` of the current operator's nodes.
         arguments: input, parameter, buffer or constant -> its node.
         made: tensor -> the node of the operator that makes it.
         brought: (group, tensor) -> the node of the tensor as resharded for the group.

@@ -90,7 +90,8 @@ RECIPES: Mapping[str, _Recipe] = {
 
 
 def groups_run_once(graph: GroupGraph, region: Region, recipe: str) -> frozenset[str] | None:
-    """Return the groups not recomputed by a recipe; None if these are all, or none but it is not ``full``."""
+    """Return the groups that a recipe does not recompute; None if the recipe changes nothing for the block,
+    or is another name for ``full``."""
     once = fitting_once(graph, region, RECIPES[recipe](_members(graph, region)))
     if len(once) == len(region.groups) or (not once and recipe != FULL):
         return None
@@ -104,7 +105,7 @@ def recipes_of(graph: GroupGraph, region: Region) -> dict[str, frozenset[str]]:
 
 
 def recipe_name(graph: GroupGraph, region: Region, once: Collection[str]) -> str | None:
-    """Return the recipe by which all groups of a block except ``once`` are recomputed, or None."""
+    """Return the recipe that recomputes all groups of a block except ``once``; None if no recipe does."""
     # Plans may or may not list the groups of ``rest``, whose recomputation nobody needs.
     kept = {name for name in region.groups if name in once or name in region.rest}
     if kept == set(region.rest):

@@ -41,9 +41,9 @@ class Region:
 def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
     """Return the blocks of a training graph that can be recomputed, in execution order; none for inference.
 
-    Blocks are two or more submodules with a number in their path. Of nested lists, the level is chosen at
-    which recomputing all blocks needs the least memory: their inputs, activations outside of blocks, and the
-    largest block.
+    Blocks are submodules with a number in their path, such as layers, of which there are at least two. If
+    such lists are nested, the level is chosen at which recomputing all blocks needs the least memory: their
+    inputs, activations outside of blocks, and the largest block.
     """
     if not graph.atoms.graph.training:
         return ()
@@ -53,7 +53,7 @@ def find_regions(graph: GroupGraph) -> tuple[Region, ...]:
 
 
 def repeated_blocks(graph: GroupGraph) -> tuple[Region, ...]:
-    """Return the blocks of a training graph, including those before the first trained parameter."""
+    """Return the repeated blocks of a training graph, including those before the first trained parameter."""
     return _best_level(graph, lambda _: True) if graph.atoms.graph.training else ()
 
 
@@ -86,7 +86,8 @@ def left_as_views(group: Group) -> frozenset[str]:
 
 
 def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> frozenset[str]:
-    """Return the groups of ``once`` that can run once, as they return no views of recomputed tensors."""
+    """Return the groups of ``once`` that can run once, as they return no views of recomputed tensors. Groups
+    of ``region.rest`` count as in ``once``, too."""
     once = {*once, *region.rest} if once else frozenset[str]()
     fitting = set[str]()
     made_again = set[str]()
@@ -120,7 +121,7 @@ def _path(group: Group) -> list[str]:
 
 
 def _block(group: Group, depth: int) -> str:
-    """Return the module path up to its number ``depth`` (from 0), or "" if it has fewer numbers."""
+    """Return the module path up to its number with the index ``depth`` from 0; "" if it has fewer numbers."""
     path = _path(group)
     numbers = [i for i, part in enumerate(path) if part.isdigit()]
     return ".".join(path[: numbers[depth] + 1]) if len(numbers) > depth else ""
@@ -185,7 +186,7 @@ def _bytes_when_recomputed(graph: GroupGraph, regions: Sequence[Region]) -> floa
 
 
 class Neighbours(NamedTuple):
-    """Whether other blocks compute while a block's parameters are gathered.
+    """Whether other blocks compute while a block's parameters are gathered, which hides the gathering.
 
     Attributes:
         before: whether a block precedes it in forward; otherwise its parameters are gathered as it begins.
@@ -198,7 +199,7 @@ class Neighbours(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a graph, numbered in execution order.
+    """The blocks (repeated layers, and groups between them) of a graph, numbered in execution order.
 
     Attributes:
         of: group -> the number of its block.
@@ -219,7 +220,7 @@ class Blocks:
 
     @cached_property
     def behind(self) -> Mapping[int, int]:
-        """Block -> the block that follows in backward, if any."""
+        """Block -> the block whose backward comes next, if any."""
         begun = [block for block, last in enumerate(self.last) if last is not None]
         return dict(pairwise(reversed(begun)))
 
@@ -241,7 +242,7 @@ def find_blocks(graph: GroupGraph) -> Blocks:
 
 
 def needs_kept(graph: GroupGraph, group: Group) -> bool:
-    """Return whether a group's backward reads saved tensors, not only gradients as for sums and moves."""
+    """Return whether a group's backward reads saved tensors; sums and moves of data read only gradients."""
     made = (graph.atoms.graph.tensors[name] for op in group.operators for name in op.outputs)
     if not any(tensor.requires_grad for tensor in made):
         return False
@@ -267,8 +268,6 @@ def recomputed(run: _Run, *inputs: Any) -> Any:
 
 
 class _Given(torch.autograd.Function):
-    """Makes autograd save tensors; it has no gradient."""
-
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         # Not plain references, because autograd then notices when an input is changed in place before
@@ -282,7 +281,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Inside:
-    """The tensors that autograd saves in one run, made again in backward by a second run."""
+    """The tensors that autograd would save in one run of a function; backward makes them by a second run."""
 
     def __init__(self, run: _Run, inputs: tuple[Any, ...]):
         self._run = run
@@ -327,18 +326,18 @@ class _Inside:
         # tensors only if the region saves the same number of tensors this time.
         if len(made) != self._count:
             raise RuntimeError(
-                f"a recomputed region saved {self._count} tensors in forward and {len(made)} when it ran"
+                f"a recomputed block saved {self._count} tensors in forward and {len(made)} when it ran"
                 " again; it must do the same each time"
             )
 
 
 def no_backward(_: object) -> torch.Tensor:
-    """Raise the error for a backward that runs during a region's second forward."""
-    raise RuntimeError("a recomputed region ran a backward during its second forward")
+    """Raise the error for a backward that runs during a recomputed block's second forward."""
+    raise RuntimeError("a recomputed block ran a backward during its second forward; do not recompute it")
 
 
 def autocast_now(inputs: Sequence[Any]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a function that makes a context with the current autocast settings of the inputs' device."""
+    """Return a function that makes a context with the current autocast settings, for the second forward."""
     kind = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return contextlib.nullcontext

@@ -1,4 +1,4 @@
-"""Equivalent atoms: factors of different tensors' dims over which the same loop of an operator runs."""
+"""Equivalent atoms: factors of different tensors' dims that the same loop of an operator runs over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
 
 
 def same_atoms(loops: Iterable[Iterable[Atom]]) -> UnionFind:
-    """Return the sets of atoms that the same loops run over; ``sets[atom]`` represents an atom's set."""
+    """Return the sets of atoms over which the same loops run; ``sets[atom]`` is one atom of its set."""
     sets = UnionFind()
     for atoms in loops:
         sets.union(*atoms)

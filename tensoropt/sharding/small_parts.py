@@ -11,7 +11,7 @@ from tensoropt.sharding.same_atoms import atoms_of_loops, same_atoms
 
 
 def with_small_parts(atoms: AtomGraph) -> AtomGraph:
-    """Return the graph with loops over samples, positions and heads marked (``small_parts``)."""
+    """Return the graph with loops over samples, positions and heads marked: they may be cut unevenly."""
     graph, spaces = atoms.graph, atoms.spaces
     places = {
         name: {loop: found for loop, found in atoms_of_loops(space).items() if loop in _cut(space)}

@@ -20,7 +20,7 @@ from tensoropt.sharding.reshard.steps import ReshardingStep, StepKind, edge_step
 
 
 class UsePlace(NamedTuple):
-    """One use of a parameter, as :func:`turns` needs to know it.
+    """One use of a parameter, with what decides which work several uses share (:func:`turns`).
 
     Attributes:
         layout: the layout that the group reads.
@@ -41,13 +41,13 @@ class UsePlace(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Whether one of several uses of a tied parameter gathers it, frees it or scatters its gradient.
+    """What one of several uses of a tied parameter does: gather it, free it, scatter its gradient.
 
     Attributes:
-        gathers, frees: whether it is the first, or last, use of its block in forward.
-        frees_again: whether it is the last use in a recomputed block's second forward, and backward needs
-            none.
-        gathers_back, frees_back: whether it is the first, or last, use in the block's backward.
+        gathers, frees: whether it gathers the parameter in forward (first use of its block), or frees it
+            (last).
+        frees_again: whether it frees the parameter in the second forward of a recomputed block.
+        gathers_back, frees_back: whether it gathers, or frees, the parameter in the block's backward.
         before: the number of gradients already summed when this use's arrives.
         scatters: whether its gradient is the last one, after which the sum is scattered.
     """
@@ -62,12 +62,12 @@ class Turn(NamedTuple):
 
 
 def alone(*, wanted: bool) -> Turn:
-    """Return the :class:`Turn` of a parameter's use that shares nothing; ``wanted`` if backward needs it."""
+    """Return the work of a use that shares nothing with other uses; ``wanted``: backward needs it."""
     return Turn(frees_again=not wanted, gathers_back=wanted, frees_back=wanted)
 
 
 def turns(uses: Sequence[UsePlace]) -> list[Turn]:
-    """Return the :class:`Turn` of each of a parameter's uses, which are in execution order."""
+    """Return which work (gather, free, scatter) each use of a parameter does, in execution order."""
     gathered: dict[Hashable, list[int]] = {}
     summed: dict[Hashable, list[int]] = {}
     for number, use in enumerate(uses):
@@ -138,7 +138,7 @@ class Storage:
 
     @property
     def stored(self) -> layouts.Layout:
-        """The storage as one layout, as in strategies, plans and cost tables."""
+        """The storage as one layout, as encoded in strategies, plans and cost tables."""
         if self.gather is Gather.EACH_USE:
             return self.layout
         if self.gather is Gather.AHEAD:
@@ -173,7 +173,7 @@ class Way:
     """The resharding of a parameter from its storage to one of its uses, and of its gradient back.
 
     Attributes:
-        shard: the layout of the optimizer's shard.
+        shard: the layout of the stored parameter, which the optimizer updates.
         source: the layout from which a use starts: the shard's or the unsharded copy's.
         use: the layout that the group reads.
         back: the layout to which the gradient goes in every micro-batch: the shard's or the copy's.
@@ -192,7 +192,7 @@ class Way:
 
     @property
     def unsharded(self) -> bool:
-        """Whether a use starts from an unsharded copy, without gather or cast."""
+        """Whether a use reads an unsharded copy, which was gathered and cast earlier in the step."""
         return self.source != self.shard
 
     @property
@@ -215,7 +215,7 @@ class Way:
         return back and self._is_one("all_gather", forward)
 
     def copy_goes_ahead(self, *, learns: bool) -> bool:
-        """Return whether an unsharded copy is prefetched for its first use, if :meth:`goes_ahead` allows."""
+        """Return whether an unsharded copy is prefetched for its first use in a step, by one all-gather."""
         if not self.ahead or not self.unsharded:
             return False
         forward, last = self.once(learns=learns)
@@ -231,7 +231,8 @@ class Way:
         return self.ahead and self._is_one("reduce_scatter", self.steps(learns=learns)[1])
 
     def once(self, *, learns: bool) -> _Both:
-        """Return an unsharded copy's steps once per step: those that gather it, and reduce its gradient."""
+        """Return the steps once per step: to gather an unsharded copy, and with ZeRO-1 to reduce its
+        gradient."""
         if not self.unsharded:
             return (), ()
         forward, backward = edge_steps(self.atoms, self.mesh, self.shard, self.source)
@@ -251,7 +252,7 @@ class Way:
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a stored layout: placements, then ``held``, ``held/P`` (copy) or ``ahead``."""
+    """Return a stored layout in words: placements, then ``held``, ``held/P`` (copy) or ``ahead``."""
     shown = tuple(map(layouts.placement_name, (*_ONCE, layouts.GATHERED_AHEAD)))
     return (*names[1:], *(name for name in names[:1] if name in shown))
 
@@ -280,7 +281,7 @@ def way(
     *,
     shared: bool,
 ) -> Way:
-    """Return how a parameter with this storage is resharded for a use, and its gradient back.
+    """Return how a parameter that is ``stored`` so is resharded for a use, and its gradient back.
 
     An unsharded copy has its only reader's layout, or is whole if ``shared`` by several. A parameter stored
     in that layout needs no copy.

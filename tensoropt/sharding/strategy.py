@@ -1,4 +1,4 @@
-"""Strategies: configurations of all groups, storage of all parameters, and every resharding in between."""
+"""Strategies: configurations of all groups, storage of all parameters, and the reshardings that follow."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from tensoropt.sharding.storage import Gather, Storage, Way, way
 class ParallelStrategy(Protocol):
     """The interface of strategies of every kind: pipeline stages, and their schedule of micro-batches.
 
-    A place is an equal part of the devices and runs the stages that the schedule assigns to it.
+    A place is an equal part of the devices, which runs the stages that the schedule assigns to it.
 
     Attributes:
-        kind: the name of its kind in plans.
+        kind: the name of the kind of strategy, as in plans.
     """
 
     kind: ClassVar[str]
@@ -94,7 +94,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """Ranks that stand for all: those with different programs, or with shards at the ends of dims."""
+        """Ranks that stand for all: with different programs, or with the first or last shards of dims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class Edge:
         back: the layout to which an unsharded parameter's gradient goes, if not ``source``.
         block: the reader's block, if it prefetches the parameter or scatters its gradient later; of an
             unsharded copy, its first reader's.
-        behind: the first block that reads it in this layout; the gradients of all are scattered after its
-            backward.
+        behind: the first block that reads the parameter in this layout, after whose backward the gradients of
+            all readers are scattered as one sum.
     """
 
     tensor: str
@@ -129,11 +129,11 @@ class Edge:
 
 
 class Scattered(NamedTuple):
-    """How a parameter's gradient reaches its shard in the backward of a call.
+    """How a parameter's gradient reaches its stored shard in backward.
 
     Attributes:
-        sums: the number of sums scattered one block later, one per layout of uses.
-        others: whether other uses return gradients along their own edges.
+        sums: the number of gradient sums scattered one block later, one per layout in which groups read it.
+        others: whether further uses return their gradients separately.
     """
 
     sums: int
@@ -142,7 +142,7 @@ class Scattered(NamedTuple):
 
 @dataclass(frozen=True)
 class Strategy:
-    """The configurations of all groups, placements of all hubs, and stored placements of all parameters.
+    """The choices of a sharded plan: configurations, layouts of hubs and stored parameters, recomputation.
 
     Attributes:
         mesh: (micro-batches, axis sizes...).
@@ -242,11 +242,11 @@ class Strategy:
         }
 
     def source_layout(self, name: str) -> Layout:
-        """Return the layout from which readers reshard a tensor: the hub's, or the producer's."""
+        """Return the layout from which readers reshard a tensor: the hub's, or as its group makes it."""
         return self.hubs.get(name, self.made[name])
 
     def edges(self) -> Iterator[Edge]:
-        """Yield every resharding of forward, identities included, in no particular order."""
+        """Yield every resharding of forward in no particular order, also those that move nothing."""
         for name, materialised in self.hubs.items():
             yield Edge(name, self.made[name], materialised, "", "activation")
         for group in self.graph.groups:
@@ -272,7 +272,7 @@ class Strategy:
 
     @cached_property
     def reduced_beside(self) -> Mapping[str, tuple[LinearProduct, Edge]]:
-        """Activation -> (linear operator that reduces its gradient beside computing a weight's, edge)."""
+        """Activation -> (linear operator that hides the reduction of its gradient, its resharding)."""
         products = products_beside(self.graph)
         pairs = ((product, self._edge_beside(name, product)) for name, product in products.items())
         return {edge.tensor: (product, edge) for product, edge in pairs if edge is not None}
@@ -316,7 +316,7 @@ class Strategy:
 
     @cached_property
     def scattered(self) -> Mapping[str, Scattered]:
-        """Parameter with a gradient scattered one block later -> how it reaches the shard."""
+        """Parameter whose gradient is scattered one block later -> how the gradient reaches its shard."""
         arrivals: dict[str, Scattered] = {}
         for name, _ in self._behind:
             arrivals[name] = Scattered(arrivals[name].sums + 1 if name in arrivals else 1)
@@ -375,7 +375,7 @@ class Strategy:
         return 2 if group in self.region_of and group not in self.once else 1
 
     def gathers_again(self, edge: Edge) -> bool:
-        """Return whether backward repeats a resharding of forward to gather its result."""
+        """Return whether backward repeats a forward resharding, as its gathered result is not saved."""
         to_hub = edge.reader == "" or edge.tensor not in self.hubs
         return edge.kind == "activation" and to_hub and edge.tensor in self.gathered_again
 
@@ -398,7 +398,7 @@ class Strategy:
     def local_shape(
         self, name: str, layout: Layout, coordinate: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Return the shape of a tensor's shard in a layout; by default of the largest."""
+        """Return the shape of a tensor's shard in a layout: at ``coordinate``, or None for the largest."""
         return local_shape(self.atoms(name), layout, self.mesh, coordinate)
 
     def to_data(self) -> dict[str, Any]:
@@ -469,7 +469,7 @@ class Strategy:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The first rank, and those reached by going to the end of one axis after the other."""
+        """The first rank, and those reached by going to the end of one mesh axis after the other."""
         ranks, stride = [0], prod(self.mesh[1:])
         for size in self.mesh[1:]:
             stride //= size
@@ -515,8 +515,8 @@ def _once(graph: GroupGraph, recomputed: Sequence[Region], names: Sequence[str])
             )
         if differs := once.intersection(region.groups) - fitting_once(graph, region, once):
             raise PlanError(
-                f"{min(differs)} runs once, but may return a view of a recomputed tensor; recompute this "
-                "group as well"
+                f"{min(differs)} is not recomputed, but may return a view of a recomputed tensor; recompute "
+                "this group as well"
             )
     return once
 
@@ -583,7 +583,7 @@ def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSize
         # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
-                f"{entry} {name} has {len(sizes)} parts that can be split, so S({code}) is impossible; "
+                f"{entry} {name} has {len(sizes)} factors of dims to split, so S({code}) is impossible; "
                 "S(0) is the first of them"
             )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)

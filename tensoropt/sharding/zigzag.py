@@ -31,14 +31,13 @@ _ORDERLESS_KERNELS = frozenset(
 def with_zigzag(atoms: AtomGraph) -> AtomGraph:
     """Return the graph with those atoms (factors of dims) marked that may be cut in zig-zag order.
 
-    These are sequences in causal attention; none if an operator requires shards to be contiguous parts of
-    them.
+    These are the sequences of causal attention; none if an operator needs contiguous shards of them.
     """
     return replace(atoms, zigzag=_atoms_of_sequences(atoms))
 
 
 def contiguous_note(atoms: AtomGraph, mesh: Sequence[int]) -> tuple[str, ...]:
-    """Return a note on why splittable queries of causal attention are not cut in zig-zag order, or nothing.
+    """Return a note on why sequences of causal attention are not cut in zig-zag order, or nothing.
 
     Args:
         mesh: the number of micro-batches, then the size of each mesh axis.
@@ -76,7 +75,7 @@ def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[Atom]:
 
 
 def _aligned(atoms: AtomGraph) -> Iterator[list[Atom]]:
-    """Yield the atoms of loops that are cut together at the same positions, in zig-zag order or not."""
+    """Yield, for each loop that cuts several dims at the same positions, the atoms of these dims."""
     for space in atoms.spaces.values():
         of_loops = atoms_of_loops(space)
         for dim in space.dims:

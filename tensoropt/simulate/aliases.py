@@ -1,4 +1,4 @@
-"""Views of tensors, and which operator groups read them in which strategies."""
+"""Views that share a tensor's storage, and the operator groups that read them in each strategy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ class ViewAlias:
 
     Attributes:
         maker: the operator group that writes the view.
-        through: the number of the reader that makes the view; :data:`SOURCE` if one group writes both
-            tensors.
-        of: the other tensor's short name in that group.
-        first: the view's number among the tensor's readers; the view's own readers follow.
-        leaves: whether it is a result of the model or a buffer's new value.
+        through: the number of the reader that makes the view; :data:`SOURCE` if one group writes both.
+        of: the other tensor's short name in ``maker``.
+        first: the number of the view's materialisation among the tensor's readers; the view's readers follow.
+        leaves: whether the view is a result of the model or a buffer's new value.
         inner: the views of this view.
     """
 
@@ -69,7 +68,7 @@ class ViewAliases:
         return {name: tuple(views.values()) for name, views in views_of.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """Return the views of a tensor; their readers are numbered from ``first``, or after the tensor's."""
+        """Return a tensor's views, whose readers get numbers from ``first`` on, or after the tensor's."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
         free, aliases = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):
@@ -85,7 +84,7 @@ class ViewAliases:
         return tuple(aliases)
 
     def columns(self, views: Sequence[ViewAlias]) -> Iterator[Indices]:
-        """Yield all choices that decide who reads the views, as arrays of one number per strategy."""
+        """Yield (strategies,) indices of each choice that decides which operator groups read the views."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield self.readings.written(alias.maker.name, alias.name).which
             if (gathered := self.readings.gathered_again(alias.name)) is not None:
@@ -96,7 +95,7 @@ class ViewAliases:
                 yield hub.which
 
     def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
-        """Yield the readers of views by number; the resharding of a view comes before its readers."""
+        """Yield the readers of views in the order of their numbers, each view's materialisation first."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield Reader(alias.maker.name, alias.name, materialises=True)
             for group in alias.readers:
@@ -105,11 +104,11 @@ class ViewAliases:
     def users(
         self, views: Sequence[ViewAlias], row: int, orders: Sequence[int], through: int | None = None
     ) -> Iterator[StorageUser]:
-        """Yield the readers of views that, in one strategy, use the tensor's storage.
+        """Yield the readers of views that use the tensor's storage in the strategy number ``row``.
 
         Args:
-            orders: number of a reader -> its position in forward.
-            through: for the views of a view, the reader of the outermost tensor.
+            orders: number of a reader -> its place in the order of forward.
+            through: for the views of a view, the number of the outermost tensor's reader.
         """
         for alias in views:
             writing = self.readings.written(alias.maker.name, alias.name).at(row)

@@ -1,4 +1,4 @@
-"""Batches of strategies, as the operator groups, tensors and parameters whose effects are added up.
+"""Batches of strategies that are simulated together: the effects of their groups, tensors and parameters.
 
 An effect is what a choice does at a moment of the step: computation, collectives, allocations.
 """
@@ -41,7 +41,7 @@ from tensoropt.types import Floats, Indices
 
 @njit(cache=True, nogil=True)
 def sum_up(rows: Floats) -> None:
-    """Replace ``rows`` (moments, strategies) by their cumulative sums, as fast as memory is read."""
+    """Replace ``rows`` (moments, strategies) by their cumulative sums over moments, in place."""
     for moment in range(1, rows.shape[0]):
         for n in range(rows.shape[1]):
             rows[moment, n] += rows[moment - 1, n]
@@ -49,7 +49,8 @@ def sum_up(rows: Floats) -> None:
 
 @njit(cache=True, nogil=True)
 def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
-    """Return (strategies, 2) saved and other bytes at the first peak, from (moments, strategies) bytes."""
+    """Return (strategies, 2) bytes at the first peak of memory: those saved for backward, and all others. All
+    arguments are (moments, strategies) bytes."""
     totals = np.zeros((kept.shape[1], 2))
     if kept.shape[0] == 0:
         return totals
@@ -67,12 +68,12 @@ def peaks(kept: Floats, transient: Floats, workspace: Floats) -> Floats:
 
 @njit(cache=True, nogil=True)
 def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) -> None:
-    """Add each owner's figure ``table[which[owner]]`` to its row of ``target`` (rows, strategies).
+    """Add figures of groups, tensors or parameters (owners) to rows of ``target`` (rows, strategies).
 
     Args:
-        positions: (owners,) rows; -1, for no such effect, is the last row.
-        table: (choices,) figures.
-        which: (owners, strategies) numbers of choices.
+        positions: (owners,) each owner's row; -1, the last row, stands for no such effect.
+        table: (choices,) the figure of each choice.
+        which: (owners, strategies) the index in ``table`` of each owner's choice in each strategy.
     """
     for owner in range(which.shape[0]):
         position = positions[owner]
@@ -82,11 +83,11 @@ def add_rows(target: Floats, positions: Indices, table: Floats, which: Indices) 
 
 @njit(cache=True, nogil=True)
 def add_all(target: Floats, table: Floats, which: Indices) -> None:
-    """Add each owner's figures ``table[which[owner]]`` to ``target`` (strategies, figures).
+    """Add figures of groups, tensors or parameters (owners) to ``target`` (strategies, figures).
 
     Args:
-        table: (choices, figures).
-        which: (owners, strategies) numbers of choices.
+        table: (choices, figures) the figures of each choice.
+        which: (owners, strategies) the index in ``table`` of each owner's choice in each strategy.
     """
     for owner in range(which.shape[0]):
         for n in range(which.shape[1]):
@@ -113,18 +114,14 @@ class Owner:
     effects: Column[Effects]
 
     def of(self, row: int) -> Iterator[tuple[int, Effect]]:
-        """Yield (position, effect) for each effect in one strategy."""
+        """Yield (position in the step schedule, effect) for each effect in the strategy number ``row``."""
         for effect in self.effects.at(row).effects:
             yield self.position(effect.when), effect
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """An owner of effects, with its choices in the strategies of a batch.
-
-    Attributes:
-        columns: what its effects depend on besides its kind, one number per strategy each.
-    """
+    """An operator group, tensor or parameter, and the choices of each strategy that decide its effects."""
 
     where: _Where
     columns: Sequence[Indices]
@@ -134,10 +131,10 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class Stack:
-    """The isomorphic owners of effects in a batch, such as one tensor in every layer.
+    """Isomorphic owners of effects (groups, tensors or parameters), such as one tensor in every layer.
 
     Attributes:
-        used: (k,) the numbers of the effects that occur in this batch.
+        used: (k,) the indices in ``kind.effects`` of the effects that occur in this batch.
         which: (owners, strategies) indices into ``used``.
         positions_of: moment -> its position for each of these owners, cached.
     """
@@ -149,7 +146,7 @@ class Stack:
     positions_of: dict[When, Indices]
 
     def positions(self, place: MomentPlace) -> Indices:
-        """Return (owners,) positions in the step schedule; -1 for none."""
+        """Return (owners,) the position of a moment in the step schedule; -1 if the step lacks it."""
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
         if when not in self.positions_of:
@@ -163,10 +160,10 @@ class _TensorPlan:
 
     Attributes:
         places: the readers of the tensor and of its views, by number.
-        orders: for each of ``places``, its position in forward.
+        orders: for each of ``places``, its place in the order of forward.
         inside: for each reader of the tensor, whether it is in the producer's recomputable block.
         replaced: the position at which a buffer's new value replaces the old one; -1 for the end of forward.
-        same: the tensor that may get the same gradient from the last reader, and uses it up first; or "".
+        same: a tensor that may get the same gradient, and whose backward reads it first; "" for none.
         kind: a key; tensors with equal keys have equal effects if groups use them alike.
     """
 
@@ -186,12 +183,12 @@ class Batch:
     """Strategies to be simulated together.
 
     Args:
-        choices, options: a variable of the search or a group -> the index that each strategy chooses.
+        choices, options: variable of the search or group -> (strategies,) indices of the chosen values.
         prices: the cost model; :func:`~tensoropt.costs.prices.free_prices` has only bytes and collectives.
         memo: the cached results of the same candidates and cost model.
 
     Attributes:
-        tied: tied parameter -> what its uses share, or None.
+        tied: tied parameter -> how its uses share gathering and sums of gradients; None if they do not.
     """
 
     def __init__(
@@ -248,7 +245,7 @@ class Batch:
         return Stack(kind, owners, np.array(numbers), which, kind.positions(tuple(o.where for o in owners)))
 
     def part(self, rows: slice) -> Batch:
-        """Return some of the strategies as a batch."""
+        """Return the strategies with the numbers ``rows`` as a batch."""
         part = copy(self)
         for name in ("owners", "_owner_of"):  # cached ones of all strategies
             part.__dict__.pop(name, None)
@@ -268,7 +265,7 @@ class Batch:
 
     @cached_property
     def owners(self) -> tuple[Owner, ...]:
-        """All operator groups, then all tensors, then all parameters."""
+        """All operator groups, then all tensors, then all parameters, each with its effects."""
         return tuple(self._owner_of[where] for where in self._order)
 
     def owner(self, kind: str, name: str) -> Owner:
@@ -336,7 +333,7 @@ class Batch:
         return self.graph.group_of[self.graph.atoms.graph.producer[name].name]
 
     def _same_gradient(self, group: Group, name: str) -> str:
-        """Return a tensor that may share its gradient with ``name`` and use it up first; "" for none.
+        """Return a tensor that may get the same gradient, and whose backward reads it first; "" for none.
 
         For a residual sum, it is the block's result.
         """
@@ -355,7 +352,6 @@ class Batch:
         return found[max(found)] if found else ""
 
     def _same(self, plan: _TensorPlan) -> Indices:
-        """Return 1 for each strategy in which the tensor :attr:`_TensorPlan.same` has the same gradient."""
         reader, steps = plan.readers[-1].name, self._of_groups.moves.steps
         made = self.readings.written(self._writer(plan.same).name, plan.same)
         read = self.readings.read(reader, plan.same)
@@ -369,7 +365,7 @@ class Batch:
     def _replaced(self, name: str) -> int:
         """Return the position at which a buffer's new value replaces the old one; -1 for the end of forward.
 
-        By then no strategy needs the old value any longer.
+        From this position on, no strategy needs the old value.
         """
         graph, at = self.graph.atoms.graph, -1
         for buffer in (old for old, new in graph.mutations.items() if new == name and graph.training):
@@ -387,7 +383,7 @@ class Batch:
         return at
 
     def _keeps(self, reader: Group, name: str) -> bool:
-        """Return whether a reader may save a tensor for backward as it is made, not in another layout."""
+        """Return whether a reader saves a tensor for backward, without resharding, in some configuration."""
         of, maker = self.candidates, self._writer(name)
         made = [configuration.layout(name) for configuration in of.configurations(maker)]
         found = of.hubs(name) if name in self.graph.hubs else made
@@ -468,7 +464,7 @@ class Batch:
         return kind, _Chosen(("parameter", name), columns, make, self.schedule.of_parameter(name))
 
     def _complete(self, name: str) -> Indices:
-        """Return, for each strategy, the index in ``COMPLETE`` of the moment when a gradient is complete."""
+        """Return (strategies,) when a parameter's gradient is complete, as an index in ``COMPLETE``."""
         stored, user = self.stored[name], self.schedule.users[name][0]
         if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):
             return np.zeros(self.count, dtype=np.int64)

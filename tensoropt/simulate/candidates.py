@@ -1,4 +1,4 @@
-"""Candidates: the choices that strategies consist of, by index, in cost tables or in a single strategy."""
+"""Candidates: the configurations and layouts from which strategies choose, by index in cost tables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BLOCKING = Overlap(False, "nothing overlaps")
 
 
 def overlap_of(cluster: Cluster, mesh: Mesh, *, beside: bool) -> Overlap:
-    """Return the overlap on this cluster's devices; without ``beside``, all communication is waited for."""
+    """Return how communication overlaps computation on a cluster; without ``beside``, it never does."""
     by_axes = {
         # Queues are per level, not per axis: two axes inside one node send over the same wires.
         axes: link_levels(cluster, mesh, axes)
@@ -116,7 +116,7 @@ class TableCandidates:
         return [values[i % len(values)] for i in range(len(self.again(group)))]
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
-        """Return the stored layouts of a group's own parameters."""
+        """Return the layouts of a group's stored parameters under a configuration and an option of it."""
         return self.tables.of[group.name].options[configuration][option]
 
     def hubs(self, name: str) -> Sequence[Layout]:
@@ -126,14 +126,14 @@ class TableCandidates:
         return self.tables.of[Variable.of_parameter(name)].layouts
 
     def signature(self, group: Group) -> Hashable:
-        """Return a key that groups with the same configurations and costs share."""
+        """Return a key that is equal for groups with equal configurations and costs."""
         # Of two groups with one template, possibly only one is in a block that may be recomputed.
         return id(self.tables.templates[group.name]), len(self.again(group))
 
     def rows(
         self, chosen: Sequence[tuple[Mapping[str, int], Mapping[Any, int]]]
     ) -> tuple[dict[str, Indices], dict[str, Indices]]:
-        """Return strategies of the search, (choice, options) each, as arrays of indices by variable."""
+        """Return the (choice, options) of strategies as two mappings: variable -> (strategies,) indices."""
         names = [v.key for v in self.tables.variables]
         groups = [g.name for g in self.graph.groups]
         choices = np.array([[c[n] for n in names] for c, _ in chosen], dtype=np.int64)
@@ -149,7 +149,7 @@ class TableCandidates:
 
 
 class StrategyCandidates:
-    """One strategy as the only candidate, with the workload and the costs of each group."""
+    """One strategy as the only candidate, so that a batch can simulate it without cost tables."""
 
     def __init__(
         self, strategy: Strategy, facts: Mapping[str, Facts], works: Mapping[str, Workload] | None = None

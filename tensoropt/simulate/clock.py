@@ -1,4 +1,4 @@
-"""The timing of a rank's step: computation and collectives in the order of issue, for many strategies."""
+"""The timing of a rank's step for many strategies: computation, and collectives in the order of issue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Issue:
 
     Attributes:
         position: the moment after whose computation they are issued.
-        seconds: (n,) for each strategy; 0 if it sends none.
+        seconds: (n,) their total duration in each of n strategies; 0 if a strategy sends none.
         until: what waits for them: the next ``block``, the optimizer's ``step``, or "" the next computation.
         only: their only micro-batch, ``first`` or ``last``; "" for all.
         product_s: (n,) the last seconds of the moment's computation, which they overlap; None for none.
@@ -38,12 +38,12 @@ class Issue:
 
 
 class _Entry(NamedTuple):
-    """One entry of a rank's program.
+    """One event of a rank: collectives are issued, or a block or phase begins or ends.
 
     Attributes:
-        code: what happens: one of :data:`BLOCKS` and those after it.
+        code: the kind of event: one of :data:`BLOCKS` and the codes after it.
         position: the moment after whose computation it happens.
-        issue: the number of the issued collectives; -1 for none.
+        issue: the index of the issued collectives; -1 for none.
         only: -1 to issue in all micro-batches, 0 in the first one only, 1 in the last one only.
     """
 
@@ -59,7 +59,7 @@ a block begins, backward ends, backward begins, the optimizer's step begins."""
 
 
 def program(schedule: StepSchedule, issues: Sequence[Issue], overlap: Overlap) -> tuple[list[_Entry], int]:
-    """Return a micro-batch's entries followed by those of the step's end, and the number of the former."""
+    """Return a micro-batch's events followed by those of the step's end, and the number of the former."""
     last, step = schedule.last, max(schedule.position("optimizer", "step", ""), schedule.last)
     ahead = overlap.beside and any(issue.kind and issue.until != "step" for issue in issues)
     begins = frozenset(schedule.beginnings if ahead else ())
@@ -86,16 +86,17 @@ def _turn(issue: Issue, number: int, overlap: Overlap) -> _Entry:
 
 @dataclass(frozen=True)
 class Clocked:
-    """The seconds of a step on the device.
+    """The timing of a step on the device, for n strategies and several simulated micro-batches (runs).
 
     Attributes:
-        device_s, compute_s, communication_s: (n,) of the step, of computing, and of all collectives.
-        beside_s: (n,) by which collectives lengthen computing; part of ``compute_s``.
-        forward_s, backward_s, scattering_s: (n, runs) of a micro-batch's forward, of its backward, and of the
-            wait for reduce-scatters at the backward's end.
-        end_s, reducing_s: (n,) from the last backward on; the part of it spent waiting for buckets.
-        times: (runs + 1, entries, 4) of one strategy: for each entry of its program the time of its issue,
-            its start, its end, and the time after it; NaN where nothing happens.
+        device_s, compute_s, communication_s: (n,) seconds of the step, of computation, and of all
+            collectives.
+        beside_s: (n,) seconds by which collectives slow down computation; part of ``compute_s``.
+        forward_s, backward_s, scattering_s: (n, runs) seconds of a micro-batch's forward, of its backward,
+            and of the wait for reduce-scatters at the end of backward.
+        end_s, reducing_s: (n,) seconds after the last backward, and those of them spent waiting for buckets.
+        times: (runs + 1, events, 4) of one strategy: for each event of its program the times of its issue,
+            its start and its end, and the time after it; NaN if it does not happen.
     """
 
     device_s: Floats
@@ -118,12 +119,12 @@ def clock(
     repeats: Sequence[int],
     turns: tuple[list[_Entry], int] | None = None,
 ) -> Clocked:
-    """Return the seconds of a step in which micro-batches follow one another.
+    """Return the timing of a step in which micro-batches follow one another, for n strategies.
 
     Args:
         work: (moments, n) seconds of computation.
         repeats: for each simulated micro-batch, how many equal ones it stands for, such as 1, 6, 1 of eight.
-        turns: the program of one strategy, if the times of its entries are to be returned.
+        turns: the program of one strategy (:func:`program`), to return the times of its events, too.
     """
     count = work.shape[1]
     entries, tail = turns or program(schedule, issues, overlap)
@@ -172,10 +173,10 @@ def _clock(
     """Fill ``totals`` and ``of_runs`` with the fields of :class:`Clocked`, and ``times`` of one strategy.
 
     Args:
-        entries: (entries, 3) of a program: code, issue, only; from ``tail`` on, of the end of the step.
-        done: (n, entries + 2) seconds of computation up to each entry, up to the end of backward, and in all.
+        entries: (events, 3) code, issue and only of each event; from ``tail`` on, of the end of the step.
+        done: (n, events + 2) seconds of computation up to each event, up to the end of backward, and in all.
         seconds, product: (n, issues) as in :class:`Issue`.
-        links: (issues,) the links of each, as bits.
+        links: (issues,) the set of links that each issue uses, as bits.
     """
     runs, count = len(repeats), len(entries)
     free = np.zeros(64)

@@ -30,7 +30,7 @@ class _Coalesced:
     """A collective of several parameters in one call, at one moment, for each strategy.
 
     Attributes:
-        at_once: whether it is waited for at once.
+        at_once: whether it is waited for as soon as it is issued.
         only: its only micro-batch, ``first`` or ``last``; "" for all.
         bytes: (strategies,) the size in bytes of all its parameters; 0 for none.
         members: (strategies,) the number of its parameters.
@@ -76,8 +76,8 @@ class Reductions:
 
     Attributes:
         position: the position after which they are issued, in the last micro-batch.
-        rows: the strategies that issue one.
-        which: for each row, the index of its reduction in ``sends``.
+        rows: (k,) the indices of the strategies that issue an all-reduce here.
+        which: (k,) the index in ``sends`` of each of these all-reduces.
     """
 
     position: int
@@ -87,14 +87,6 @@ class Reductions:
 
 
 class _Issued(NamedTuple):
-    """All reductions of a batch, by strategy, in issue order.
-
-    Attributes:
-        which: (k,) the index of each reduction in ``sends``.
-        rows: (k,) the strategy of each, ascending.
-        positions: (k,) the position after which each is issued.
-    """
-
     sends: list[Send]
     which: Indices
     rows: Indices
@@ -173,7 +165,7 @@ def _all_reductions(batch: Batch) -> _Issued:
 
 
 def _shares(batch: Batch) -> tuple[list[GradientShare | None], dict[str, Indices]]:
-    """Return the gradients that buckets reduce, and for each parameter their indices by strategy."""
+    """Return distinct gradients reduced in buckets, and parameter -> (strategies,) its gradient's index."""
     numbers: dict[GradientShare | None, int] = {None: 0}
     shares: dict[str, Indices] = {}
     for stack in batch.stacks:
@@ -233,7 +225,8 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
     """Return the bytes that leave a rank, by the ring algorithms of :mod:`tensoropt.costs.communication`.
 
-    Messages and broadcasts count whole, other collectives the other ranks' parts, twice for a sum.
+    Messages and broadcasts send their size, other collectives the other ranks' shares, all-reduces twice
+    that.
     """
     total = 0.0
     for collective, times in issued.items():
@@ -245,7 +238,8 @@ def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
 
 
 def predicted_collectives(strategy: Strategy, facts: Mapping[str, Facts]) -> Counter[Collective]:
-    """Return how often each collective occurs in a step or inference call. ``facts``: group -> its sizes."""
+    """Return how often each collective occurs in a step or inference call; ``facts``: group -> its facts
+    (memory, FLOP)."""
     candidates = StrategyCandidates(strategy, facts)
     # The optimizer that runs afterwards does not change what is sent.
     prices = free_prices(strategy.graph, strategy.mesh, "sgd")

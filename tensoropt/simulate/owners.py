@@ -1,4 +1,4 @@
-"""The owners of memory in a step: the tensors in use at each point of its memory curve, and until when."""
+"""The owners of memory in a step: the tensors in memory at each point of its memory curve, and until when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensoropt.simulate.timed import TimedStep
 
 
 class StepOwners:
-    """The owners of memory along a strategy's memory curve. ``batch``: a batch of that strategy only."""
+    """Finds the tensors in memory at points of a strategy's memory curve; ``batch`` has no other strategy."""
 
     def __init__(self, batch: Batch, timed: TimedStep):
         assert batch.count == 1, "one strategy is timed"
@@ -20,7 +20,7 @@ class StepOwners:
         self._lifetimes = tuple(lifetimes(batch))
 
     def at(self, point: int) -> tuple[OwnerRow, ...]:
-        """Return the owners at one point of the curve, the largest first; point 0 is before the step."""
+        """Return the tensors in memory at one point of the curve, largest first; point 0: before the step."""
         if not 0 <= point <= len(self.timed.curve):
             raise IndexError(f"there is no point {point} in a curve of {len(self.timed.curve) + 1}")
         alive = self._alive(self.timed.states[point - 1]) if point else ()
@@ -49,7 +49,7 @@ class StepOwners:
         return moment % last if moment < in_all else moment - in_all + last
 
     def _time_s(self, moment: int, position: int, other: int) -> float:
-        """Return the start of position ``other`` in the micro-batch of ``moment``."""
+        """Return when position ``other`` of the schedule begins, in the same micro-batch as ``moment``."""
         last, times = self.timed.last, self.timed.moment_times
         in_all = last * self.timed.micro_batches
         if moment < in_all:

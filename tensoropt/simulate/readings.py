@@ -1,4 +1,4 @@
-"""How operator groups use tensors in many strategies, and the effects of their choices as tables."""
+"""How operator groups read and write tensors in many strategies, and the effects of choices as tables."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ Axes = tuple[int, ...]
 
 
 class MomentPlace(NamedTuple):
-    """A moment of a step as an effect names it, or with ``after`` the point right after it."""
+    """A moment of a step as an effect names it; with ``after``, the point right after the moment."""
 
     when: When
     after: bool
 
 
 class Cells:
-    """A sparse column of a table: one figure for each numbered set of effects, by default 0."""
+    """A sparse column of a table of effects: one number per row, by default 0."""
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
         self._table: Floats = np.zeros(0)
 
     def add(self, number: int, value: float) -> None:
-        """Add ``value`` to the figure of ``number``, which is the last one or a new one."""
+        """Add ``value`` to the row ``number``, which must be the last one or a new one."""
         self._values[number] = self._values.get(number, 0.0) + value
 
     def most(self, number: int, value: float) -> None:
-        """Raise the figure of ``number``, which is the last one or a new one, to at least ``value``."""
+        """Raise the row ``number``, which must be the last one or a new one, to at least ``value``."""
         self._values[number] = max(self._values.get(number, 0.0), value)
 
     def of(self, numbers: Indices, count: int) -> Floats:
-        """Return (k,) the figures of some numbers, if there are ``count`` numbers in all."""
+        """Return (k,) the values of the rows ``numbers``, in a column that has ``count`` rows."""
         # Figures are only added for a new number, so a table with that many numbers is up to date.
         if len(self._table) != count:
             self._table = np.zeros(count)
@@ -57,10 +57,11 @@ class Cells:
 
 
 class _EffectTables:
-    """The effects of all choices of isomorphic owners, as tables by number.
+    """The effects of all choices of isomorphic groups, tensors or parameters, as tables with a row per
+    choice.
 
     Attributes:
-        columns: by moment, bytes saved, transient and of workspace; seconds of computation and of the host.
+        columns: by moment, bytes saved, transient and of workspace; seconds of the device and of the host.
         sends: (moment, axes) -> (seconds, seconds of overlapped computation).
         beside: (moment, kind, axes, dtype) of coalesced collectives -> (bytes, parameters, bytes not moved).
         kinds: (axes, kind of collective) -> 1 if sent.
@@ -116,7 +117,7 @@ _Derived = TypeVar("_Derived", bound=Hashable)
 
 
 class _Numbering(Generic[_Derived]):
-    """Numbers values, equal ones alike; ``values`` are in order of first occurrence."""
+    """Gives equal values the same number, in order of first occurrence; ``values[number]`` is the value."""
 
     def __init__(self) -> None:
         self.values: list[_Derived] = []
@@ -130,7 +131,8 @@ class _Numbering(Generic[_Derived]):
 
 
 class Kind:
-    """Isomorphic owners of effects, such as one tensor in every layer: equal choices have equal effects."""
+    """Isomorphic groups, tensors or parameters (owners), such as one tensor per layer, with
+    shared effects."""
 
     def __init__(self, micro: int):
         self.effects: list[Effects] = []
@@ -139,15 +141,11 @@ class Kind:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def positions(self, owners: Hashable) -> dict[When, Indices]:
-        """Return a cached mapping from moments to positions, one per owner, which the caller fills.
-
-        Args:
-            owners: the key of the mapping, as the owners depend on the batch's strategies.
-        """
+        """Return a cache, moment -> (owners,) positions, that the caller fills; ``owners``: its key."""
         return self._positions.setdefault(owners, {})
 
     def number(self, key: tuple[int, ...], make: Callable[[], Effects]) -> int:
-        """Return the number of a choice's effects. ``key``: what the effects depend on besides the kind."""
+        """Return the index of a choice's effects; ``make`` computes them if ``key`` (the choice) is new."""
         if key not in self._numbers:
             self._numbers[key] = len(self.effects)
             self.effects.append(make())
@@ -177,7 +175,7 @@ _LARGEST_CODE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Value]):
-    """One value per strategy: ``values[which]``."""
+    """One value per strategy: strategy number ``row`` has ``values[which[row]]``."""
 
     which: Indices
     values: list[Value]
@@ -187,7 +185,7 @@ class Column(Generic[Value]):
 
 
 def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """Return one row per distinct combination of values, and for each row its combination's number."""
+    """Return the first row of each distinct combination of values, and (rows,) indices of combinations."""
     # A mixed-radix code of the columns so far, made dense again if the next column's values could overflow
     # it.
     firsts, code, size = np.zeros(1, dtype=np.int64), np.zeros(len(columns[0]), dtype=np.int64), 1
@@ -201,10 +199,10 @@ def distinct(columns: Sequence[Indices]) -> tuple[Indices, Indices]:
 
 
 class Readings:
-    """How operator groups write and read tensors, for each of many strategies.
+    """How operator groups write and read tensors (layout, saved, recomputed), for each of many strategies.
 
     Args:
-        choices, options: variable of the search, group or tensor -> the index that each strategy chooses.
+        choices, options: variable of the search, group or tensor -> (strategies,) indices of chosen values.
         product_s: returns the seconds of the product that may overlap with reducing a read tensor's gradient.
         memo: the shared cache, by which equal values have equal numbers in all batches.
     """
@@ -224,11 +222,11 @@ class Readings:
         self._seen: dict[tuple[str, str, bool], Column[Reading]] = {}
 
     def written(self, group: str, name: str) -> Column[Reading]:
-        """Return, for each strategy, how a group writes a tensor."""
+        """Return, for each strategy, how a group writes a tensor: layout, saved for backward, recomputed."""
         return self._reading(group, name, writes=True)
 
     def read(self, group: str, name: str) -> Column[Reading]:
-        """Return, for each strategy, how a group reads a tensor."""
+        """Return, for each strategy, how a group reads a tensor: layout, needed in backward, recomputed."""
         return self._reading(group, name, writes=False)
 
     def _reading(self, group_name: str, name: str, *, writes: bool) -> Column[Reading]:
@@ -333,7 +331,7 @@ class _TiedParameter:
     """A tied parameter some of whose uses are prefetched or sum their gradients.
 
     Attributes:
-        turns: group -> for each strategy, what its use does (:class:`~tensoropt.sharding.storage.Turn`).
+        turns: group -> for each strategy, whether it gathers, frees and scatters for all uses.
         joins: (strategies,) 0 if no use's gradient waits for another, 1 if one does, 2 if several are summed.
     """
 
@@ -349,10 +347,10 @@ def tied_parameter(
     effects: GroupEffects,
     memo: Memo,
 ) -> _TiedParameter | None:
-    """Return what the uses of a tied parameter share; None if they are independent in all strategies.
+    """Return how the uses of a tied parameter share gathering and sums of gradients; None if they never do.
 
     Args:
-        choices: group -> the index of its configuration.
+        choices: group -> (strategies,) the index of its configuration.
         choose: a function of (group, index, stored layouts) that returns the group's choice.
     """
     if all(Storage.of(stored.values[number]).is_plain for number in np.unique(stored.which)):

@@ -14,9 +14,9 @@ COMPUTE = "compute"
 class OperatorRow:
     """The figures of an operator group: bytes of one rank, seconds of one step, without recomputation.
 
-    ``transient_bytes`` is the larger peak of forward and backward. ``copies_s`` and ``communication_s`` count
-    resharding of its inputs, gradients and parameters, and its kernels' collectives. ``source`` is that of
-    its compute seconds. If ``recomputed``, it runs twice and its saved tensors live in its block's backward.
+    ``transient_bytes`` is the larger peak of forward and backward. ``copies_s`` and ``communication_s`` are
+    those of resharding inputs, gradients and parameters, and of kernels. ``source`` says where compute
+    seconds are from. If ``recomputed``, it runs twice and its saved tensors live in its block's backward.
     """
 
     group: str
@@ -45,11 +45,11 @@ class OperatorRow:
 class TimelineEvent:
     """An event of a timeline. ``copies``: whether it moves data and is no operator of the model.
 
-    ``lane`` is ``compute``, or ``link`` and a collective's mesh axes. In placed plans it is ``device`` and
-    its number, or ``link`` and those of a message. In pipelines it is ``stage`` and its number for actions,
-    ``device`` and the number of a device group for operators, and ``link`` with such a number for messages,
-    with axes for collectives, with ``gathered parameters`` or ``gradients`` for asynchronous ones, or with
-    the stage axis for sends after the step.
+    ``lane`` is the line on which it is drawn: ``compute``, or ``link`` and a collective's mesh axes. Placed
+    plans have ``device`` and its number, or ``link`` and the two devices of a message. Pipelines have
+    ``stage`` and its number for forward and backward, ``device`` and the number of a device group for
+    operators, and ``link`` followed by: that number for messages, axes for collectives, ``gathered
+    parameters`` or ``gradients`` for asynchronous collectives, the stage axis for messages after the step.
     """
 
     name: str
@@ -84,7 +84,7 @@ class MemoryAt:
 
 @dataclass(frozen=True)
 class OwnerRow:
-    """Memory in use at one moment of a step, and its owner.
+    """Memory in use at one moment of a step, and the tensor that occupies it.
 
     Attributes:
         operator: its operator group, or stage of a pipeline; "" for none.
@@ -111,7 +111,7 @@ Owned = tuple[str, str, str, str, float, int, int, str, str]
 
 
 class TwoQueues(Protocol):
-    """The seconds of a step on a device, and on its host."""
+    """The interface to a step's durations on the device and on its host, in seconds."""
 
     @property
     def compute_s(self) -> float: ...
@@ -127,7 +127,7 @@ class TwoQueues(Protocol):
 
 
 def is_host_bound(step: TwoQueues) -> bool:
-    """Return whether a step is launch-bound: as long as its host takes to launch it."""
+    """Return whether a step is launch-bound: its host takes longer to launch it than the device to run it."""
     # A device group of a pipeline is also idle while it waits for others.
     return bool(step.host_s and step.idle_s) and step.host_s > _busy_s(step)
 

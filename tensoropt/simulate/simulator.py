@@ -1,4 +1,4 @@
-"""The step simulator: what happens at each moment, for many strategies at once, and the resulting figures."""
+"""The step simulator: it follows many strategies through the moments of a step, for their memory and time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CELLS = 2**22
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """The figures of one step, for each strategy, in bytes and seconds of one rank.
+    """The figures of one step for each of n strategies, in bytes and seconds of one rank.
 
     Attributes:
         memory: (n, 5) peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
@@ -32,8 +32,8 @@ class StepMetrics:
         communication_s: seconds of all collectives.
         exposed_s: seconds of collectives that no computation overlaps.
         host_s: the host's seconds to launch; 0 on CPUs.
-        idle_s: seconds of waiting for launches; ``time_s - compute_s - exposed_s``.
-        sources: (n, 3) seconds by source, as in ``SOURCES``.
+        idle_s: the device's seconds of waiting for launches; ``time_s - compute_s - exposed_s``.
+        sources: (n, 3) seconds by the source of the figures, as in ``SOURCES``.
         parts: seconds and bytes by micro-batch.
     """
 
@@ -50,7 +50,7 @@ class StepMetrics:
 
     @property
     def memory_bytes(self) -> Floats:
-        """(n,) peak bytes of tensors and of the process."""
+        """(n,) peak bytes of tensors and of the process's other memory."""
         return self.memory.sum(axis=1) + self.terms.sum(axis=1)
 
     @property
@@ -107,14 +107,14 @@ def _joined(parts: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
 
 
 class StepColumns:
-    """What happens at every moment of every strategy's step.
+    """The memory changes, computation and collectives of n strategies at every moment of the step.
 
     Attributes:
-        kept, transient, workspace: (moments + 1, n) bytes: changes of saved and transient memory, workspace.
+        kept, transient, workspace: (moments + 1, n) bytes: changes of saved and other memory, workspace.
         work, host: (moments + 1, n) seconds of the device, and of the host, at a moment.
         issues: collectives in the order of issue.
         lasting: (n, 3) bytes of parameters, gradients and optimizer state.
-        trailing: (n, 2) as in :class:`_StepParts`.
+        trailing: (n, 2) bytes of gradients in flight after any backward, and after the last one.
     """
 
     def __init__(self, batch: Batch):
@@ -217,7 +217,7 @@ class StepColumns:
         self.sources[issue.rows] += np.array(of_source)[issue.which]
 
     def metrics(self) -> StepMetrics:
-        """Return the figures of the step; may be called only once."""
+        """Return the figures of the step; may be called only once, as it changes the columns."""
         batch, micro = self.batch, self.batch.mesh[0]
         memory, terms = self._memory(), self._terms()
         # All micro-batches except the first and the last are alike, and each has freed by its end what it

@@ -17,7 +17,7 @@ _PACKED = "gradients that are scattered together"
 
 
 class NamedBytes(NamedTuple):
-    """An allocation of a step, under a name unique at any time.
+    """An allocation of a step, with a name (tensor, what, key) by which its end is found.
 
     Attributes:
         operator: the operator group that begins it; "" for none.
@@ -34,17 +34,13 @@ class NamedBytes(NamedTuple):
 
     @property
     def name(self) -> tuple[str, str, str]:
-        """The name, independent of the kind and of the operators that begin and end the allocation."""
+        """The name, which stays the same when the allocation becomes saved for backward."""
         return self.tensor, self.what, self.key
 
 
 class _Lifetime(NamedTuple):
-    """An allocation with its lifetime.
-
-    Attributes:
-        first, end: positions in the step schedule.
-        since, until: these positions in words.
-    """
+    """An allocation from its first position in the step schedule to its end, which are also given
+    in words."""
 
     named: NamedBytes
     first: int
@@ -81,9 +77,9 @@ _Change = tuple[int, int, bool, NamedBytes]
 
 
 def lifetimes(batch: Batch) -> Iterator[_Lifetime]:
-    """Yield all allocations of a micro-batch, then of the step's end, in the order of their end.
+    """Yield all allocations of a micro-batch, then of the step's end, in the order in which they end.
 
-    What happens when a moment is over belongs to the next moment's time and peak.
+    What happens as a moment ends counts in the next moment's time and peak.
 
     Args:
         batch: a batch of one strategy.
@@ -118,7 +114,7 @@ def lifetimes(batch: Batch) -> Iterator[_Lifetime]:
 
 
 def _packed(batch: Batch, changes: list[_Change]) -> Iterator[_Change]:
-    """Yield the changes of copies that pack gradients which are scattered together."""
+    """Yield the allocations of buffers into which gradients that are scattered together are packed."""
     alone = Counter[int]()
     for position, what, _, named in changes:
         alone[position] += named.bytes * (what == _ALONE)

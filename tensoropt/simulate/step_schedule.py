@@ -1,4 +1,4 @@
-"""The schedule of a step: the moments of a rank in order, the same for every strategy."""
+"""The schedule of a step: all moments of a rank's step in order, the same for every strategy."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Moment(NamedTuple):
     """One moment of a step.
 
     Attributes:
-        kind: ``begin`` of a block, or end of backward; ``read``, a tensor is resharded for a reader;
-            ``gather`` of parameters, and of tensors that backward gathers again; ``compute``; ``inner``
-            collectives of kernels; ``hub``, a tensor with several readers is materialised; ``output``, a
-            result is made whole; ``parameters``, gradients move to their stored layout; ``reduce``, they do
-            so after the last micro-batch; ``step`` of the optimizer; ``unshard``, parameters are gathered for
-            the next step.
-        part: the number of the part of the group's forward (:func:`parts_of`).
+        kind: ``begin`` (a block begins, or backward ends), ``read`` (a tensor is resharded for a reader),
+            ``gather`` (parameters, or tensors that backward gathers again), ``compute``, ``inner``
+            (collectives of kernels), ``hub`` (a tensor with several readers is materialised), ``output`` (a
+            result is made whole), ``parameters`` (gradients are resharded to storage), ``reduce`` (the same,
+            once after the last micro-batch), ``step`` (optimizer), ``unshard`` (gathering parameters for the
+            next step).
+        part: the index of the part of the group's forward (:func:`parts_of`).
     """
 
     phase: Phase
@@ -86,9 +86,9 @@ class StepSchedule:
 
     Attributes:
         forward_end: the number of forward moments.
-        last: the position after backward.
+        last: the number of forward and backward moments: the position after backward.
         index: moment -> its position.
-        blocks: the blocks whose parameters are prefetched together.
+        blocks: the blocks (repeated layers) whose parameters are prefetched together.
     """
 
     graph: GroupGraph
@@ -104,7 +104,7 @@ class StepSchedule:
 
     @cached_property
     def run_again_from(self) -> Mapping[str, int]:
-        """Group -> the position at which the recomputation of its block begins."""
+        """Group -> the position in the schedule at which the recomputation of its block begins."""
         found: dict[str, int] = {}
         start = 0
         for at, moment in enumerate(self.moments):
@@ -118,7 +118,7 @@ class StepSchedule:
         return self.index.get(Moment(phase, kind, group, tensor, part), -1)
 
     def computed(self, phase: Phase, group: str, read: str | None = None) -> int:
-        """Return the position at which a group's operators, or those that read a tensor, are done."""
+        """Return the position at which a group, or its operators that read the tensor ``read``, are done."""
         if phase == "backward":
             return self.position(phase, "compute", group)
         parts = self.parts[group]
@@ -181,12 +181,12 @@ class StepSchedule:
     def of_tensor(
         self, producer: str, name: str, readers: Sequence[Reader], replaced: int = -1, same: str = ""
     ) -> Resolver:
-        """Return the function from the moments of a tensor's effects to positions.
+        """Return the function that maps a moment of a tensor's effects to its position in the schedule.
 
         Args:
             readers: the tensor's readers, then the readers of its views.
             replaced: the position at which a buffer's new value replaces the old one in backward.
-            same: the group whose backward uses the same gradient first.
+            same: a group that gets the same gradient, and whose backward comes first.
         """
 
         def resolve(when: When) -> int:
@@ -231,8 +231,8 @@ class StepSchedule:
 
     @cached_property
     def users(self) -> Mapping[str, tuple[str, str]]:
-        """Parameter -> the (first, last) group of operators that gives it a gradient; if none does, that
-        reads it."""
+        """Parameter -> the (first, last) group that gives it a gradient, or reads it if none gives a
+        gradient."""
         users: dict[str, tuple[str, str]] = {}
         for idle in (False, True):
             of_kind: dict[str, tuple[str, str]] = {}
@@ -245,13 +245,13 @@ class StepSchedule:
 
     @cached_property
     def first_users(self) -> Mapping[str, str]:
-        """Parameter -> the first group that uses it, for which gathered copies are made."""
+        """Parameter -> the first group that uses it; its unsharded copy is gathered for this use."""
         groups = reversed(self.graph.groups)
         return {name: group.name for group in groups for name in (*group.parameters, *group.shared)}
 
 
 def step_schedule(graph: GroupGraph, regions: Sequence[Region] = ()) -> StepSchedule:
-    """Return the schedule of a step or inference call, with the blocks that some strategy recomputes."""
+    """Return the schedule of a step or inference call; ``regions``: blocks that some strategy recomputes."""
     training = graph.atoms.graph.training
     blocks = find_blocks(graph)
     forward = list(_forwards(graph, blocks if training else None))

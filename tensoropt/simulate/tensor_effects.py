@@ -50,15 +50,15 @@ class StorageUser:
     """A reader of a tensor, or of a view of it, as a user of the tensor's storage.
 
     Attributes:
-        number: its number among the readers of the tensor and its views.
+        number: its index among the readers of the tensor and its views.
         kept: whether its backward needs what it reads.
         again: whether it is recomputed.
         remade: whether what it reads is recomputed too.
         moved: whether it reads its own copy, in another layout.
-        order: its position in forward.
+        order: its place in the order of forward.
         stays: whether it is the caller of the model, which holds the storage until forward ends.
-        through: for a reader of a view, the number of the reader that makes the view, or :data:`SOURCE`.
-        anew: whether its copy is made again in backward.
+        through: for a reader of a view, the index of the reader that makes the view, or :data:`SOURCE`.
+        anew: whether backward makes its copy again.
     """
 
     number: int
@@ -73,12 +73,12 @@ class StorageUser:
 
     @property
     def twice(self) -> bool:
-        """Whether a recomputation serves this reader: it, or what its backward needs, is recomputed."""
+        """Whether it uses the tensor during recomputation: it is recomputed, or needs a recomputed tensor."""
         return self.again or (self.remade and self.kept)
 
 
 class _Pass(NamedTuple):
-    """The moments of a tensor in forward, or in the recomputation of a block."""
+    """The moments of a tensor in forward, or when its block is recomputed."""
 
     again: bool
     made: When
@@ -129,10 +129,10 @@ class TensorEffects:
             write, reads: how a group writes the tensor, and how each reader reads it.
             hub: the layout in which a tensor with several readers is materialised, if any.
             inside: for each reader, whether it is in the producer's recomputable block.
-            view_users: the readers of its views.
-            orders: for each reader, its position in forward.
+            view_users: the readers of the tensor's views.
+            orders: for each reader, its place in the order of forward.
             replaced: the moment when a buffer's new value replaces the old one.
-            gathered_again: whether its copy, materialised or at the only reader, is made again in backward.
+            gathered_again: whether backward makes its copy (materialised, or of the only reader) again.
             same: whether the last reader's gradient is also another tensor's, whose effects count it first.
         """
         source = write.layout if hub is None else hub
@@ -241,7 +241,7 @@ class TensorEffects:
         return effects
 
     def _made_whole(self, name: str, source: Layout, replaced: When) -> list[Effect]:
-        """Return the effects of making a buffer's new value whole on every rank once forward is over."""
+        """Return the effects of gathering a buffer's new value on every rank once forward is over."""
         whole, graph = output_layout(source), self.graph.atoms.graph
         steps = self.moves.steps(name, source, whole)[0]
         if not (self.training and steps and name in graph.mutations.values()):
@@ -279,7 +279,8 @@ class TensorEffects:
         stays: bool = False,
         until: When = FORWARD_END,
     ) -> list[Effect]:
-        """Return the memory of a storage: in use until its last user, or saved from the first that needs it.
+        """Return the memory effects of a storage, which is freed after its last user unless it is saved for
+        backward.
 
         Args:
             stays: whether nothing frees it before ``until``.
@@ -312,7 +313,7 @@ class TensorEffects:
         return effects
 
     def _keeps(self, user: StorageUser, at: _Pass) -> bool:
-        """Return whether a storage is saved for a user, as a recomputed block's input or for backward."""
+        """Return whether a user needs a storage to be saved, for its backward or for its recomputation."""
         kept = user.kept and self.training
         # A recomputed tensor is not saved in the first forward: what backward needs of it is saved now.
         if at.again:
@@ -330,7 +331,8 @@ class TensorEffects:
         *,
         same: bool,
     ) -> list[Effect]:
-        """Return the effects of gradients: readers' gradients are moved, summed, and moved to the writer.
+        """Return the effects of gradients: readers' gradients are resharded, summed, and resharded to the
+        writer.
 
         Each sum is a new tensor: while a dispatch mode is active, autograd adds nothing in place.
         """

@@ -1,4 +1,4 @@
-"""One strategy's step with the time of everything in it: events, and the memory curve."""
+"""One strategy's step with the time of each computation and collective, and its memory over time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """Computation on the device, or a collective over mesh ``axes``. ``kind``: the kind of its moment."""
+    """Computation on the device, or a collective over mesh ``axes``; ``kind``: its :class:`Moment`'s kind."""
 
     name: str
     phase: str
@@ -41,7 +41,7 @@ class StepEvent:
 
 
 class TimedStep:
-    """One strategy's step with the time of everything in it.
+    """One strategy's step with the time of each computation and collective, and its memory over time.
 
     Args:
         batch: a batch of one strategy.
@@ -50,14 +50,14 @@ class TimedStep:
 
     Attributes:
         events: computation and collectives, in the order of issue.
-        curve: (time, saved bytes, transient bytes) from each moment on in which they change, and at the end.
-        states: for each point of the curve, the number of its moment.
+        curve: (time, saved bytes, transient bytes) at each moment when the bytes change, and at the end.
+        states: for each point of the curve, the index of its moment in ``moment_times``.
         moment_times: the start of each moment, through all micro-batches, and the step's end.
         end_s: the end of the last event.
-        waits: the numbers of events before which all asynchronous collectives complete.
-        together: number of a collective's event -> number of the computation that starts with it.
-        clocked: the seconds of the device alone, by micro-batch.
-        turns: (first event, device time) of each micro-batch's forward and backward, the step's tail and end.
+        waits: the indices of events before which all asynchronous collectives complete.
+        together: index of a collective's event -> index of the computation that starts with it.
+        clocked: the timing on the device alone, by micro-batch.
+        turns: (index of first event, device time) of each forward and backward, of the step's tail and end.
         device_s, host_s: seconds of the device alone, and of the host alone.
     """
 
@@ -110,7 +110,7 @@ class TimedStep:
         return max(self.device_s, self.host_s)
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
-        """Return (time, bytes by kind) before the step and after every change, including ``lasting`` ones."""
+        """Return (time, bytes by kind) before the step and after each change, with ``lasting`` bytes."""
         points = (0.0, 0.0, 0.0), *self.curve
         return tuple((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in points)
 
@@ -142,7 +142,7 @@ class TimedStep:
         return float(issue.product_s[0]) if issue.product_s is not None and self._overlap.beside else 0.0
 
     def _take(self, number: int, run: int, products: Mapping[int, int]) -> None:
-        """Record an entry of the program, after the slow-down of computation beside collectives."""
+        """Record the events of one entry of the program, and the slow-down of computation before it."""
         turn, (now_s, start_s, _, after_s) = self._entries[number], self.clocked.times[run, number].tolist()
         if isnan(now_s):
             return
@@ -193,7 +193,7 @@ class TimedStep:
 
 
 def launch_delays(begun: Floats, takes: Floats, device_s: float) -> Floats:
-    """Return (moments,) seconds by which the device begins each moment later, as the host launches it.
+    """Return (moments,) seconds by which host launches delay the start of each moment on the device.
 
     Args:
         begun: (moments,) the start of each on the device alone.

@@ -27,18 +27,18 @@ def take_place(
 ) -> tuple[Floats, Floats, Indices]:
     """Return (starts, ends, order) of tasks; deadlocked tasks are not in the order.
 
-    A task starts when its predecessors have ended and its resources are free. The task that is ready first
-    takes them (of equals, the one with the smaller number), and none overtakes. An end of a message is half
-    of what a collective's kernel does on a rank, so it counts with half its seconds: during s of them, s / (1
-    + slower) seconds of computation are done.
+    A task starts when its predecessors have ended and its resources are free. Tasks take resources in the
+    order in which their predecessors end, by number if at the same time; no task overtakes. A message slows
+    down computation at its ends. Each end is half of a collective's kernel, so half of the message's seconds
+    count: during s of them, s / (1 + slower) seconds of computation are done.
 
     Args:
         seconds: (n,) durations without other tasks.
         predecessors: (n,) the number of predecessors.
         first, successors: the successors of task i are ``successors[first[i]:first[i + 1]]``.
-        uses: (n,) the set of resources that a task occupies throughout; -1 for none.
+        uses: (n,) the index of the set of resources that a task occupies throughout; -1 for none.
         first_resource, resources: the resources of each set, like successors.
-        first_end, ends: for each set, the devices that a message over it slows down.
+        first_end, ends: for each set, like successors, the devices that a message over it slows down.
         works: (n,) the device on which a task can be slowed down; -1 for none.
         slower: the share by which messages slow down computation; infinite if they block.
     """
@@ -89,7 +89,7 @@ def take_place(
 
 @njit(cache=True, nogil=True)
 def by_predecessor(before: Indices, behind: Indices, count: int) -> tuple[Indices, Indices, Indices]:
-    """Return (predecessors, first, successors) as :func:`take_place` takes them, from pairs of tasks."""
+    """Return the arguments (predecessors, first, successors) of :func:`take_place` from pairs of tasks."""
     predecessors, first = np.zeros(count, np.int64), np.zeros(count + 1, np.int64)
     for pair in range(len(before)):
         predecessors[behind[pair]] += 1
@@ -114,5 +114,5 @@ def joined(spans: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], .
 
 
 def length_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the total seconds of all spans; overlaps count twice (see :func:`joined`)."""
+    """Return the total length of all spans in seconds; overlaps count twice (see :func:`joined`)."""
     return sum(end - start for start, end in spans)

@@ -195,7 +195,7 @@ def test_a_pin_leaves_what_it_allows(problem: Problem, cluster: Cluster) -> None
 def test_a_mesh_without_the_axis_is_left_out_with_a_note(problem: Problem, cluster: Cluster) -> None:
     found = left(problem, cluster, pins(("a", {"gpu0": "none"})))
     assert set(found.spaces) == {("2x2", 1)}
-    assert found.notes == ("not searched: mesh 4: pin 1 (a: gpu0=none): there is no axis 'gpu0'",)
+    assert found.notes == ("not searched: mesh 4: pin 1 (a: gpu0=none): the mesh has no axis 'gpu0'",)
 
 
 def test_a_soft_pin_falls_back_with_a_note(problem: Problem, cluster: Cluster) -> None:
@@ -208,11 +208,11 @@ def test_a_soft_pin_falls_back_with_a_note(problem: Problem, cluster: Cluster) -
 REFUSED = {
     "a size that does not divide": (
         pins(("b", {"*": "out_features"})),
-        r"cannot hold at linear_1, whose sizes are .*6.*mesh 4",
+        r"cannot hold for linear_1, whose dims have the sizes .*6.*mesh 4",
     ),
     "a contradiction": (
         pins(("a", {"*": "out_features"}), ("linear", {"*": "in_features"})),
-        r"pin 2 \(linear: .*contradicts pin 1 \(a: \*=out_features\) at linear",
+        r"pin 2 \(linear: .*contradicts pin 1 \(a: \*=out_features\) for operator linear",
     ),
     "together, but pinned apart": (
         pins(("a", {"*": "out_features"}), ("b", {"*": "none"})) | {"together": [["a", "b"]]},

@@ -34,7 +34,7 @@ class _Whole:
 
     Attributes:
         given: random gradients of the outputs.
-        gradients: the resulting gradients of the operands that require one.
+        gradients: gradients of the operands, as computed by backward from ``given``.
     """
 
     values: dict[str, torch.Tensor]
@@ -74,7 +74,7 @@ def holds(probe: Probe, splits: Sequence[Split], linear: bool, *, first: int = 0
     """Return whether an operator run on pieces gives the same outputs and gradients as if run whole.
 
     Args:
-        linear: whether to check also that results for summands of the operands add up.
+        linear: whether to check also that results add up if operands are given as sums.
         first: the number of leading ``splits`` that were checked before; each later split is checked alone
             and together with each split before it.
     """
@@ -101,7 +101,7 @@ def holds(probe: Probe, splits: Sequence[Split], linear: bool, *, first: int = 0
 
 
 def _passes_sums(probe: Probe, whole: _Whole, seed: int) -> bool:
-    """Return whether outputs for two summands of the operands add up, with equal gradients."""
+    """Return whether, for operands as sums of two summands, outputs add up and gradients are equal."""
     generator = torch.Generator().manual_seed(seed)
     noise = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in whole.values.items()}
     rest = {name: value - noise[name] for name, value in whole.values.items()}

@@ -127,7 +127,7 @@ _LOST = "lost"
 
 
 class Kept(Protocol):
-    """The interface of a store of findings, such as the profile store."""
+    """The interface of a store of findings on how operators can be split, such as the profile store."""
 
     def get(self, key: str, kind: str) -> Any: ...
 
@@ -301,7 +301,7 @@ def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
-    """Return the key of an operator's findings, from its target, arguments and operands' properties."""
+    """Return an operator's key in the store: its target, arguments, and its operands' shapes and dtypes."""
     number: dict[str, int] = {}
 
     def named(name: str) -> str:
@@ -468,7 +468,7 @@ def _pieces(
 
 
 def _recombined(whole: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> int | None:
-    """Return the dim along which the parts concatenate to the whole, or SUM, WHOLE, MEAN, or None."""
+    """Return how parts give the whole: the dim along which they concatenate, or SUM, WHOLE, MEAN, or None."""
     if len({p.shape for p in parts}) != 1:
         return None
     for dim in range(whole.dim()):

@@ -1,4 +1,4 @@
-"""Probes: an operator run forward and backward on small random tensors; and the splits of its loops."""
+"""Probes: small copies of an operator to run on random tensors, forward and backward; splits of its loops."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Split:
     """How operands and outputs are cut if one loop of an operator is split.
 
     Attributes:
-        reads: the dim of each operand that is cut, or None.
-        writes: the dim of each output that is cut, or ``SUM``, ``WHOLE`` or ``MEAN``.
+        reads: for each operand the dim that is cut, or None.
+        writes: for each output the dim that is cut, or ``SUM``, ``WHOLE`` or ``MEAN``: how parts recombine.
     """
 
     reads: tuple[int | None, ...]
@@ -30,7 +30,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Probe:
-    """An operator on small tensors, and a graph with this operator only."""
+    """An operator on tensors of small sizes, as a graph of this operator only."""
 
     op: Operator
     graph: OperatorGraph
@@ -72,7 +72,7 @@ def call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]
 def backward(
     probe: Probe, values: Mapping[str, torch.Tensor], given: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return an operator's outputs, and its operands' gradients for the outputs' gradients ``given``."""
+    """Return an operator's outputs, and its operands' gradients for the gradients ``given`` of outputs."""
     tensors = probe.graph.tensors
     leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
     made = call(probe.op, leaves)
@@ -98,7 +98,7 @@ def is_pytorchs(op: Operator) -> bool:
 def sample_inputs(
     op: Operator, graph: OperatorGraph, generator: torch.Generator, *, exact: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Return a random value for each operand, in float64 if ``exact``; constants keep their values."""
+    """Return a random value for each operand, in float64 if ``exact``; known constants keep their values."""
     samples = samples_of(op.target)
     limits: dict[str, tuple[int, int]] = {}
     if samples.limits is not None:

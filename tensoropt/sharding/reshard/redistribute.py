@@ -31,7 +31,7 @@ def as_sent(value: torch.Tensor) -> torch.Tensor:
 
 
 def as_received(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor of this dtype from flat data, the inverse of :func:`as_sent`."""
+    """Return a tensor of this dtype from flat received data, the inverse of :func:`as_sent`."""
     return torch.view_as_complex(value.view(-1, 2)) if dtype.is_complex else value
 
 
@@ -112,21 +112,21 @@ _Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Ahead:
-    """The interface to prefetched parameters and gradients scattered one block later; here it has none."""
+    """The interface to prefetched parameters and gradients scattered one block later; here it has neither."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a gathered parameter at its use; None if it must be gathered now."""
         return None
 
     def note(self, spec: EdgeSpec) -> None:
-        """Record that backward will need a parameter."""
+        """Record that backward will need a gathered parameter."""
 
     def take_again(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a parameter gathered for backward after :meth:`note`; None if it must be gathered now."""
         return None
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Take a use's gradient to scatter it with others; return False if it must be scattered now."""
+        """Take a use's gradient, to scatter it with others; return False if it must be scattered now."""
         return False
 
 
@@ -143,7 +143,7 @@ class Rank(_Standpoint, Protocol):
 
     Attributes:
         micro_batch: the number of the current micro-batch, the rank's coordinate on axis 0.
-        unsharded: parameters gathered once per step.
+        unsharded: parameter -> its copy, gathered once per step.
         gathered: a callback (result, source, edge) for gathered tensors that backward makes again.
         ahead: the prefetching of the current call.
     """
@@ -178,13 +178,13 @@ class EdgeSpec:
         dtype: the dtype to which the source is cast before it moves, or None; its gradient is cast back.
         back: the layout to which the gradient goes, if not ``source``: the stored shard's, for an unsharded
             copy.
-        order: the memory order of the dims (:func:`tensoropt.profiling.workload.memory_orders`), which the
+        order: the order of the dims in memory (:func:`tensoropt.profiling.workload.memory_orders`), which the
             result keeps as kernels were timed with it; None if contiguous.
         block: the block that prefetches the parameter or scatters its gradient, or None.
-        behind: the last block that adds to a gradient scattered with this one; None if sent separately.
+        behind: the block after whose backward the gradient is scattered with others; None if by itself.
         readers: the number of groups that take a prefetched parameter.
         zigzag: the numbers of the atoms in zig-zag order, which divide evenly.
-        gathered_again: whether backward reshards the activation again.
+        gathered_again: whether backward reshards the activation again instead of having it saved.
     """
 
     name: str
@@ -205,14 +205,14 @@ class EdgeSpec:
     gathered_again: bool = False
 
     def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
-        """Return one direction's steps, start layout and end layout; of these, only shard codes are valid."""
+        """Return one direction's steps, start layout and end layout; only codes of shards are valid there."""
         if not backward:
             return self.forward, self.source, self.target
         ends = self.target, self.back or self.source
         return self.backward, *map(gradient_placements, ends)  # type: ignore[return-value]
 
     def as_it_lies(self) -> EdgeSpec:
-        """Return the same resharding of the tensor with its dims permuted to memory order."""
+        """Return the same resharding for the tensor with its dims permuted to their order in memory."""
         if self.order is None:
             return self
         places = permuted_atoms(self.atoms, self.order)
@@ -234,7 +234,7 @@ class EdgeSpec:
 
     @property
     def made_again(self) -> bool:
-        """Whether backward makes the result again instead of having it saved."""
+        """Whether backward reshards the source again instead of having the result saved."""
         gathered = any(step.kind == "all_gather" for step in self.forward)
         return self.gathered_again or (self.parameter and (gathered or self.dtype is not None))
 
@@ -244,8 +244,8 @@ class Route:
     """One direction of a resharding for one rank and micro-batch, computed once to be run in every step.
 
     Attributes:
-        order, inverse: permutation of dims to memory order, and back; None if equal.
-        sizes: the incoming shard's shape with one dim per atom; None if each dim is one atom.
+        order, inverse: permutation of dims to memory order, and back; None if dims are in this order.
+        sizes: the incoming shard's shape with one dim per atom (factor of a dim); None if each dim is one.
         shape: the shape of the resulting shard; None if each dim is one atom.
     """
 
@@ -256,7 +256,7 @@ class Route:
     shape: _Sizes | None
 
     def go(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a shard after all operations of the route."""
+        """Return a shard, or a gradient, after all operations of the route."""
         if not self.moves:
             return value
         value = self._entered(value)
@@ -283,7 +283,7 @@ class Route:
 
 
 def run_steps(runtime: Rank, value: torch.Tensor, spec: EdgeSpec, *, backward: bool = False) -> torch.Tensor:
-    """Return a shard resharded as in forward, or a gradient resharded as in backward."""
+    """Return a shard after the forward steps of a resharding, or a gradient after the backward steps."""
     return _known_route(runtime, spec, backward=backward).go(value)
 
 
@@ -336,7 +336,7 @@ def _sharded_size(step: ReshardingStep, current: list[int], global_sizes: _Sizes
 
 
 def _pieces(x: torch.Tensor, atom: int, parts: int, *, zigzag: bool = False) -> torch.Tensor:
-    """Return the shards of all ranks, contiguous and in the order of ranks; smaller ones are padded."""
+    """Return all ranks' shards along ``atom`` as one contiguous tensor (parts, ...), padded to one size."""
     size = x.shape[atom]
     shard = -(-size // parts)
     if zigzag:
@@ -351,7 +351,8 @@ def _pieces(x: torch.Tensor, atom: int, parts: int, *, zigzag: bool = False) -> 
 
 
 def _joined(pieces: torch.Tensor, atom: int, size: int, *, zigzag: bool = False) -> torch.Tensor:
-    """Return the whole tensor, the inverse of :func:`_pieces` for an atom of this size."""
+    """Return the whole tensor, of ``size`` along ``atom``, from its shards: the inverse of
+    :func:`_pieces`."""
     parts, shard = pieces.shape[0], pieces.shape[atom + 1]
     if zigzag:
         return _zigzag_joined(pieces, atom)
@@ -363,7 +364,8 @@ def _joined(pieces: torch.Tensor, atom: int, size: int, *, zigzag: bool = False)
 
 
 def _zigzag_shard(x: torch.Tensor, atom: int, parts: int, position: int) -> torch.Tensor:
-    """Return a zig-zag shard: chunk ``position`` of ``2 * parts`` and its mirror, as a new dim."""
+    """Return a rank's zig-zag shard: of ``2 * parts`` chunks, number ``position`` and its mirror, as a new
+    dim."""
     chunks = x.unflatten(atom, (2 * parts, -1))
     pair = slice(position, 2 * parts - position, 2 * parts - 1 - 2 * position)
     return chunks[(slice(None),) * atom + (pair,)]
@@ -544,8 +546,8 @@ class Packed:
 
     Attributes:
         parts: the number of ranks.
-        pack: shard or gradient -> sent data.
-        unpack: received data -> result.
+        pack: a function from the shard or gradient to the data to send.
+        unpack: a function from the received data to the result.
     """
 
     group: dist.ProcessGroup | None

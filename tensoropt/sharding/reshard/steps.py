@@ -21,8 +21,8 @@ class ReshardingStep:
 
     Attributes:
         axes: the mesh axes over which it runs, flattened to one group of ranks; ascending.
-        atom: the atom that is sliced, scattered, gathered, padded or, by an all-to-all, made whole; -1 for
-            none.
+        atom: the index of the atom that is sliced, scattered, gathered, padded or, by an all-to-all, made
+            whole; -1 for none.
         target: for an all-to-all, the atom that becomes sharded.
         before, after: the largest shard's atom sizes before and after the step.
     """
@@ -35,7 +35,7 @@ class ReshardingStep:
     after: tuple[int, ...]
 
     def payload(self, mesh: Sequence[int]) -> int:
-        """Return the number of elements in a rank's message: gathered output, scattered input, or the tensor.
+        """Return the number of elements of the collective: gathered output, scattered input, or the tensor.
 
         Uneven shards are padded to the largest.
         """
@@ -48,12 +48,12 @@ class ReshardingStep:
 
 
 def lies_inside(shape: Sequence[int], atom: int) -> bool:
-    """Return whether factors (atoms) above size 1 precede ``atom``, so its pieces are not contiguous."""
+    """Return whether factors (atoms) above size 1 precede ``atom``, so that its shards are not contiguous."""
     return any(size > 1 for size in shape[: max(atom, 0)])
 
 
 def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
-    """Return the new position of each atom (factor of a dim) when the dims come in ``order``."""
+    """Return the new index of each atom (factor of a dim) if the tensor's dims are permuted to ``order``."""
     starts, count = [], 0
     for dim in atoms:
         starts.append(count)
@@ -63,7 +63,7 @@ def permuted_atoms(atoms: Atoms, order: Sequence[int]) -> tuple[int, ...]:
 
 
 def permuted_steps(steps: Sequence[ReshardingStep], places: Sequence[int]) -> tuple[ReshardingStep, ...]:
-    """Return the same steps for a permuted tensor, whose atom ``i`` now has the number ``places[i]``."""
+    """Return the same steps for permuted dims, where atom (factor) ``i`` has the new index ``places[i]``."""
 
     def moved(atom: int) -> int:
         return places[atom] if atom >= 0 else atom
@@ -116,13 +116,13 @@ class _StepFinder:
         return [axis for axis, code in enumerate(placements) if code == atom]
 
     def leaving(self, atom: int) -> list[int]:
-        """Return the axes that must stop sharding ``atom``: those after the common prefix with the goal."""
+        """Return the axes that must stop sharding ``atom``: from the first that differs from the goal."""
         now, then = self.axes_on(self.current, atom), self.goal_axes.get(atom, [])
         alike = list(takewhile(lambda pair: pair[0] == pair[1], zip(now, then, strict=False)))
         return now[len(alike) :]
 
     def can_enter(self, axis: int) -> bool:
-        """Return whether ``axis`` may shard its goal atom now: it must nest inside the axes already there."""
+        """Return whether ``axis`` may shard its goal atom now, nested inside the axes that already do."""
         now, then = self.axes_on(self.current, self.goal[axis]), self.goal_axes[self.goal[axis]]
         return then[: len(now) + 1] == [*now, axis]
 
@@ -134,7 +134,7 @@ class _StepFinder:
         self.steps.append(ReshardingStep(kind, tuple(axes), atom, target, before, self.sizes))
 
     def enter(self, source: int, kind: StepKind) -> None:
-        """Add steps that shard along axes placed as ``source`` where that is possible, outermost first."""
+        """Add steps by which axes placed as ``source`` shard the atoms of their goals, where possible."""
         moved = source in self.current
         while moved:
             moved = False
@@ -146,7 +146,7 @@ class _StepFinder:
                     moved = True
 
     def exchangeable(self, atom: int, leaving: Sequence[int]) -> list[int]:
-        """Return the innermost axes leaving ``atom`` that can move together to one other atom, or []."""
+        """Return the innermost axes that one all-to-all can move from ``atom`` to another atom, or []."""
         for start in range(len(leaving)):
             run, target = list(leaving[start:]), self.goal[leaving[start]]
             # The whole run must move to one atom; otherwise the exchange would need a group for each.
@@ -257,7 +257,7 @@ def edge_steps(
 
 
 def resharding_elements(steps: Sequence[ReshardingStep], mesh: Sequence[int]) -> int:
-    """Return the most elements that a resharding allocates at once, including its result.
+    """Return the most elements that are allocated at once during a resharding, including its result.
 
     Shards along an inner atom, and uneven ones, are copied before the collective and again when reassembled.
     """

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def short(values: np.ndarray) -> list[float]:
-    """Return values with seven digits, enough for any screen, which halves their size as JSON."""
+    """Return values rounded to seven digits, enough for any screen, which halves their size as JSON."""
     return [float(f"{v:.7g}") for v in values.tolist()]
 
 

@@ -15,7 +15,7 @@ __all__ = ["Unit", "Units", "digits", "percent", "plural", "time_unit", "unit_fo
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit, and its size in bytes or seconds."""
+    """A unit of memory or time, and its size in bytes or seconds."""
 
     name: str
     factor: float
@@ -42,7 +42,7 @@ class Units:
 
     @classmethod
     def of(cls, exploration: Exploration) -> Units:
-        """Return the units for everything shown of an exploration."""
+        """Return the units in which an exploration's memory and times are shown."""
         memory, time = units_of(exploration)
         return cls(Unit(*memory), Unit(*time))
 

@@ -504,8 +504,9 @@ class ProgramRunner:
                 used += _BYTES_PER_POINT * len(tables[-1].memory)
                 if used > allowance:
                     raise TableTooLargeError(
-                        f"after {n + 1} of {len(self.program.steps)} tables the frontiers take "
-                        f"{format_bytes(used)}, more than half of the free memory; set epsilon or max_points"
+                        f"after {n + 1} of {len(self.program.steps)} tables the search takes "
+                        f"{format_bytes(used)}, more than half of the free memory; allow a gap (epsilon) or "
+                        "fewer points (max_points)"
                     )
                 thinned = thinned or any(f[4] for f in results)
         return Pass(tuple(tables), thinned)

@@ -66,7 +66,7 @@ class FlatTables:
         return cls(graph, nodes, edges)
 
     def blocked(self) -> str | None:
-        """Return a clause on the first operator or edge that alone makes every strategy impossible."""
+        """Return a clause on an operator or edge that alone makes every strategy impossible, or None."""
         for name, table in zip(self.graph.names, self.nodes, strict=True):
             if len(table.memory) == 0:
                 return (

@@ -138,8 +138,8 @@ def descend(
     """Find a strategy of least weighted cost for each of W weightings, by descending the tree of tables.
 
     Returns memory (W,), time (W,) and, per logical node (use of a table), entry (logical, W) and choice
-    (logical, W): the class k of the removed operator, or the point of an input table. The first of equals is
-    used.
+    (logical, W): the class k of the removed operator, or the point of an input table. The first of equal ones
+    counts.
     """
     count = value.shape[1]
     nodes = tree.shape[0]
@@ -201,7 +201,7 @@ def thread_count(threads: int | None) -> int:
 def in_parts(
     function: Callable[[int, int], _PartResult], size: int, threads: int, least: int = 1
 ) -> list[_PartResult]:
-    """Call ``function(first, last)`` for parts of ``range(size)``, a thread for each; return ordered results.
+    """Call ``function(first, last)`` for parts of ``range(size)``, a thread each; return results in order.
 
     Args:
         least: the smallest part that is worth a thread.
@@ -307,8 +307,8 @@ class HullSearch:
         return costs
 
     def find_hull(self, lines: int) -> Hull | None:
-        """Search until the hull is complete or has ``lines`` lines (at least 4, with earlier ones), and
-        return it; None if there is no strategy."""
+        """Search until the hull is complete or has ``lines`` lines, but at least 4, and return it; None if
+        there is no strategy."""
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:
@@ -381,8 +381,7 @@ class HullSearch:
         return other
 
     def messages(self) -> tuple[Floats, Floats]:
-        """Return the least weighted costs (inside, outside) of table entries, each (entries, sorted
-        lines)."""
+        """Return the least weighted costs inside and outside of table entries, each (entries, lines)."""
         if self._messages is not None:
             return self._messages
         f = self.flat

@@ -130,8 +130,7 @@ class _Greedy:
 
 
 def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = _LARGEST_TABLE) -> Order:
-    """Return an order that always removes the operator whose removal costs least (Bodlaender and Koster
-    2010).
+    """Return an order that always removes the operator of least cost next (Bodlaender and Koster 2010).
 
     The cost of removing v is the product of the class counts of v and its neighbours (the true table size,
     which min-fill approximates) times an estimate of the points per table entry: ``1 + growth * n`` for n

@@ -189,8 +189,7 @@ def _within(
 
 
 def distinct(points: Frontier, bands: list[BandSearch]) -> NDArray[np.bool_]:
-    """Return a mask of the points of ``merge(bands)`` without those that differ from another only by
-    rounding.
+    """Return a mask of the points of ``merge(bands)``, one of those that differ only by rounding.
 
     A sum such as 0.1 + 0.2 differs from 0.3 by an ulp, and one strategy can appear on two grids. Of two
     points with indistinguishable memory the slower is removed, of two with indistinguishable time the larger.

@@ -171,7 +171,7 @@ class ProgramBuilder:
         return self._joint[key]
 
     def eliminate(self, v: int) -> None:
-        """Remove operator ``v``: multiply the tables that depend on it, and unite over its classes."""
+        """Remove operator ``v``: multiply the tables that depend on it, then minimise over its classes."""
         mine = [self._take(i) for i in sorted(self.of_operator[v])]
         if len(mine) == 1:  # the empty product
             mine.append(_Factor((), (), (), self._use(len(self.reduced.leaves)), 0))

@@ -26,7 +26,7 @@ is such an integer, with one bit left for rounding each cost to the grid."""
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Budgets of the search: table entries with more memory or time count as impossible."""
+    """Limits of the search: table entries with more memory or time count as impossible."""
 
     memory: float = math.inf
     time: float = math.inf
@@ -75,8 +75,7 @@ class LeafEdge:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReducedGraph:
-    """A :class:`CostGraph` for the search, with configurations that look alike from outside merged to
-    classes.
+    """A :class:`CostGraph` for the search: configurations that look alike from outside form one class.
 
     ``domains[v]`` is the number of classes of operator v, ``node_leaf[v]`` its input table, with one entry
     per class. ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid`` are the units of
@@ -257,7 +256,7 @@ def impossible(reduced: ReducedGraph) -> str:
                         f"the edge {names[edge.source]!r} -> {names[edge.target]!r} allows none of the "
                         f"configurations that the other edges leave to {names[v]!r}"
                     )
-    return "every combination of configurations meets an inf entry"
+    return "every combination of configurations has an impossible (inf) cost"
 
 
 def _within(table: FlatTable, caps: Caps) -> FlatTable:
@@ -334,6 +333,6 @@ def _unique(rows: NDArray[np.generic]) -> tuple[Indices, Indices]:
 
 
 def numbered(keys: Iterable[Hashable]) -> Indices:
-    """Number the keys in order of appearance; equal keys have the same number."""
+    """Return a number for each key, in order of appearance; equal keys have the same number."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -77,8 +77,7 @@ class ChosenStrategies:
         return dict(zip(self.names, self.configurations[row].tolist(), strict=True))
 
     def options_of(self, row: int) -> dict[_OptionKey, int]:
-        """Return the option of each operator, and of each edge by (source, target, n-th edge between
-        both)."""
+        """Return the option of each operator, and of each edge by (source, target, n-th edge of the pair)."""
         own = dict(zip(self.names, self.options[row].tolist(), strict=True))
         return {**own, **dict(zip(self.edges, self.edge_options[row].tolist(), strict=True))}
 
@@ -142,7 +141,7 @@ class TrackedFrontier:
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
         wrong = chosen[(chosen < -len(self)) | (chosen >= len(self))]
         if len(wrong):
-            raise IndexError(f"point {wrong[0]} of a frontier with {len(self)} points")
+            raise IndexError(f"there is no point {wrong[0]}: the frontier has {len(self)}, counted from 0")
         return self.unroll(chosen % max(len(self), 1))
 
     def strategy(self, index: int) -> dict[str, int]:
@@ -150,8 +149,7 @@ class TrackedFrontier:
         return self.strategies([index]).strategy(0)
 
     def options(self, index: int) -> dict[_OptionKey, int]:
-        """Return the option of each operator, and of each edge by (source, target, n-th edge between
-        both)."""
+        """Return the option of each operator, and of each edge by (source, target, n-th edge of the pair)."""
         return self.strategies([index]).options_of(0)
 
 
@@ -163,8 +161,7 @@ def _least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
 def certify(
     parts: Sequence[TrackedFrontier], memory: Floats, time: Floats
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return (gap, exact), each (n,), for strategies of these costs, compared with *all* strategies of
-    ``parts``.
+    """Return (gap, exact), each (n,), of strategies with these costs among *all* strategies of ``parts``.
 
     ``gap`` is how much faster, at most, any strategy with no more memory could be (time over the bound, minus
     1). ``exact`` says that none is better in either cost: neither faster within that memory, nor as fast with

@@ -1,4 +1,4 @@
-"""What all search methods share: settings, results, first strategies, and the classes worth searching."""
+"""Code that all search methods share: settings, results, first strategies, the classes worth searching."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MESSAGE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """The caller's settings: the allowed relative gap, the points per table entry, and the threads.
+    """Settings of a search: the allowed relative gap, the points per table entry, and the threads.
 
     ``rivals`` are points of other graphs; strategies that they beat need not be returned. ``thorough`` says
     whether an allowed gap is to be proven even if that takes seconds.

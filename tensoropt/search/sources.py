@@ -24,8 +24,8 @@ from tensoropt.types import Floats, Indices
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """A set of strategies by their costs, (n,) in any order; ``rebuild`` returns the strategies of given
-    indices, in the caller's numbering."""
+    """A set of n strategies, given by their costs in any order, (n,). ``rebuild`` returns the strategies of
+    given indices, in the caller's numbering."""
 
     memory: Floats
     time: Floats
@@ -122,7 +122,7 @@ def _unmix(
     """Return the table entries and points that crossovers use, (n, operators + edges, 2).
 
     Args:
-        picks: the same of the mixed strategies, each (operators + edges, 2).
+        picks: those of each strategy that is mixed, (operators + edges, 2).
         heads, tails: indices into ``picks``, (n,).
         cuts: the operator below which the choices of ``heads`` are used, (n,).
     """

@@ -82,7 +82,7 @@ def _track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFr
             return _result(bands, settings)
         culprit = impossible(reduced)
     raise NoStrategyError(
-        f"no strategy is possible: {culprit}; make some of these entries finite or add configurations"
+        f"no strategy is possible: {culprit}; make some of these costs finite or add configurations"
     )
 
 

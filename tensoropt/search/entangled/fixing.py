@@ -142,7 +142,6 @@ def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
 
 
 def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> ReducedGraph:
-    """Return the split graph with each fixed operator's cost shared among its copies, on the same grid."""
     leaves, node_leaf = list(reduced.leaves), list(reduced.node_leaf)
     for f, same in copies.items():
         leaf = leaves[reduced.node_leaf[f]]

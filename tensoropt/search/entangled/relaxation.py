@@ -173,8 +173,8 @@ def any_strategy(relaxed: SplitGraph, solver: Solver) -> tuple[Source, ...]:
                 names = ", ".join(repr(relaxed.reduced.graph.names[f]) for f in fixed[:5])
                 raise ValueError(
                     f"no possible strategy was found in {_FEASIBILITY_CHECKS} attempts: around {names} the "
-                    "graph is too entangled for an exact search and has too many inf entries; give these "
-                    "operators fewer configurations"
+                    "graph is too entangled for an exact search and has too many impossible (inf) costs; "
+                    "give these operators fewer configurations"
                 )
             attempt = {**classes, f: c}
             program = build_program(condition(relaxed.reduced, relaxed.copies, attempt), relaxed.order)
@@ -186,7 +186,7 @@ def any_strategy(relaxed: SplitGraph, solver: Solver) -> tuple[Source, ...]:
 
 
 def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source], bool]:
-    """Search every assignment of classes to the fixed operators; return (strategies, whether exactly)."""
+    """Search every assignment of classes to the fixed operators; return (strategies, whether exact)."""
     fixed = sorted(relaxed.copies)
     sources: list[Source] = []
     exact = True

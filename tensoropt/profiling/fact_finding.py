@@ -572,7 +572,7 @@ class _Probe:
     def _forward(
         self, taken: dict[str, torch.Tensor], pack: Callable[[torch.Tensor], Any] | None = None
     ) -> None:
-        """Run forward; backward will put gradients of activations in ``taken``. ``pack``: saves tensors."""
+        """Run forward; backward will put inputs' gradients in ``taken``. ``pack`` records saved tensors."""
         for tensor in self.tensors.values():
             self.live.ignore(tensor)  # tensors passed to a group are counted where they were made
         if self.training:

@@ -189,7 +189,7 @@ def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str |
 
 
 class _Job(NamedTuple):
-    """One measurement, of a collective or ``_SEND``, in several groups of ranks at once."""
+    """One measurement, of a collective or of messages, in several groups of ranks at once."""
 
     kind: str
     groups: tuple[tuple[int, ...], ...]

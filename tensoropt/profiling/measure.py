@@ -65,7 +65,7 @@ def measure_workloads(
     """Time the workloads that the store lacks, and return the records of all workloads.
 
     Args:
-        prefix: the beginning of store keys, which names the device and the way of measuring.
+        prefix: the beginning of store keys, which names the device and how it is measured.
         describe: a function that returns further fields of a workload's record.
         expected_s: a function that estimates the seconds of forward and backward, for progress and timeouts.
         progress: receives reports of the stage ``measure``.

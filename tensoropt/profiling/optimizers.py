@@ -56,8 +56,8 @@ Adam reads parameter, gradient and state once."""
 
 
 def with_kind(name: str) -> str:
-    """Return an optimizer's name; a user's gets its figures appended:
-    ``module.py:make?state=2&transient=1&...``.
+    """Return an optimizer's name; a user's gets its memory and traffic appended:
+    ``module.py:make?state=2&...``.
 
     The optimizer is stepped on small tensors to find them. Readers of plans then need not run its code.
 

@@ -54,8 +54,8 @@ class Overheads:
         return self.of_host or NO_OVERHEADS
 
     def issuing_s(self, steps: int) -> float:
-        """Return the seconds of an edge's one direction with ``steps`` resharding steps, without its
-        bytes."""
+        """Return the time in seconds of one direction of an edge (a tensor between groups) with ``steps``
+        resharding steps, without the time to move its bytes."""
         return self.pass_s + steps * (self.call_s - self.pass_s) if steps else 0.0
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
@@ -73,8 +73,7 @@ NO_OVERHEADS = Overheads()
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
-    """Return a device's overheads by its data sheet: a copy moves its bytes twice, an addition three
-    times."""
+    """Return a device's overheads by its data sheet; a copy moves bytes twice, an addition three times."""
     copy, add = 2 / device.memory_bandwidth, 3 / device.memory_bandwidth
     host = host_seconds(device.type)
     if host is None:

@@ -34,8 +34,7 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def process_memory_figures() -> Mapping[str, Any]:
-    """Return the GPU memory that a process takes beside its tensors, with sources
-    (``presets/memory.yaml``)."""
+    """Return the GPU memory that a process takes beside tensors, with sources (``presets/memory.yaml``)."""
     return _preset("memory")
 
 

@@ -159,7 +159,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError(
-                "the entries of nodes have devices of their own; leave out the separate devices"
+                "nodes is a list, whose entries have their devices; leave out the separate devices"
             )
         node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count
@@ -195,7 +195,7 @@ def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where:
 def _devices(value: object, label: str) -> list[DeviceKind]:
     if not isinstance(value, list) or not value:
         raise ClusterError(
-            f"{label} is {value!r}, but there must be at least one,"
+            f"{label} is {value!r}, but must list at least one device,"
             " for example devices: [{kind: H100-80GB, count: 8}]"
         )
     devices: list[DeviceKind] = []

@@ -124,7 +124,7 @@ class Mesh:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         if not self.shape or any(size < 1 for size in self.shape):
             raise ClusterError(
-                f"mesh shape {self.shape} has no axis or an axis below 1; give sizes of at least 1"
+                f"mesh shape {self.shape} has no axis, or one of a size below 1; give sizes of at least 1"
             )
         names = tuple(self.names) or tuple(f"axis{i}" for i in range(len(self.shape)))
         if len(names) != len(self.shape) or len(set(names)) != len(names):
@@ -277,8 +277,8 @@ class Cluster:
         if product != len(self.devices):
             sizes = " x ".join(f"{level.size} ({level.name})" for level in self.levels) or "1"
             raise ClusterError(
-                f"cluster '{self.name}': levels {sizes} = {product} but there are"
-                f" {len(self.devices)} devices; make them equal"
+                f"cluster '{self.name}': levels of {sizes} have {product} devices,"
+                f" but {len(self.devices)} are given; make these numbers equal"
             )
         for low, high in self.pairs:
             if not 0 <= low < high < len(self.devices):
@@ -406,8 +406,7 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of devices and links, without prices, sources and the cluster's name, for keys of
-        records."""
+        """A hash of devices and links, without prices, sources and the cluster's name, as part of keys."""
         data = self.to_dict()
         del data["name"], data["source"]
         for part in (

@@ -264,7 +264,7 @@ def _checked(exploration: Exploration, folder: Path) -> Exploration:
         if min(float(kind["memory_bytes"]) for kind in exploration.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
         if not all(0 <= point.space < len(exploration.spaces) for point in exploration.all_points):
-            raise ValueError("a point without a space")
+            raise ValueError("a point of an unknown mesh")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(
             f"{folder.name} is damaged ({type(error).__name__}: {error}); explore again"

@@ -300,7 +300,7 @@ def form_of(question: Question, uploads: Uploads, named: str = "") -> tuple[dict
         model = label if str(path) == question.model else model
     if model == question.model and not model.startswith("hf:"):
         if ".py:" not in model:
-            raise RequestError("model", f"{Path(model).name}: upload it again")
+            raise RequestError("model", f"{Path(model).name} is no longer uploaded; upload it again")
         model = _own_function(model, uploads.own)[1]
     named = named or (question.cluster if isinstance(question.cluster, str) else "")
     if not named:

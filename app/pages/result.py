@@ -452,12 +452,12 @@ def _faster(context: Context, clicks: Any, _: Any, search: Any) -> Any:
     except TensorOptError as error:
         return parts.hint(str(error))
     if not found:
-        return parts.hint("Neither faster links nor kernels nor a faster host shorten it.")
+        return parts.hint("Neither faster links nor kernels nor a faster host would shorten this step.")
     rows = [
         [one.title, two_digits(one.time_s), f"−{share_words(1 - one.time_s / data.time[row])}"]
         for one in found
     ]
-    words = parts.hint("The same plan; a search at these prices may find a better one.")
+    words = parts.hint("The plan stays the same; a search with such hardware may find a better one.")
     return [parts.plain_table(["the step with", "a step", ""], rows, numbers=(1, 2)), words]
 
 

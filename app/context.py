@@ -37,24 +37,25 @@ class Context:
         return self.jobs
 
     def view_from(self, search: Any) -> View:
-        """Return the view in an address's query; if it names no exploration, a view of the first one."""
+        """Return the page state (view) in an address's query, if need be with the first exploration."""
         view = View.from_query(str(search or ""))
         first = None if view.exploration else next(iter(self.library.entries()), None)
         return replace(view, exploration=first.key) if first else view
 
     def exploration(self, view: View) -> Exploration | None:
-        """Return a view's exploration; None if the view names none."""
+        """Return the exploration that a page state (view) names; None if it names none."""
         return self.library.load(view.exploration) if view.exploration else None
 
     def verified(self, view: View) -> tuple[tuple[Verified, ...], str]:
-        """Return (verifications of the view's plans, "") or ((), why they cannot be read)."""
+        """Return (results of running the exploration's plans, "") or ((), why they cannot be read)."""
         try:
             return self.library.verified(view.exploration), ""
         except TensorOptError as error:
             return (), str(error)
 
     def frontier(self, view: View) -> FrontierData | None:
-        """Return a view's frontier; None if its exploration is missing or unreadable."""
+        """Return the plans that a page state (view) shows; None if its exploration is missing or
+        unreadable."""
         try:
             exploration = self.exploration(view)
         except TensorOptError:

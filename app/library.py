@@ -232,7 +232,7 @@ class Library:
         return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
 
     def verified(self, key: str) -> tuple[Verified, ...]:
-        """Return the verifications of an exploration's plans.
+        """Return the verifications (results of runs) of an exploration's plans.
 
         Raises:
             TensorOptError: no such key; the file is damaged.

@@ -50,8 +50,8 @@ class Estimate:
 
 
 def request_key(question: Mapping[str, Any]) -> RequestKey:
-    """Return a question as text, to find similar ones. ``core`` lacks all settings but the mode, as they only
-    affect how thorough the search is.
+    """Return a question (what to explore) as text, to find similar ones. ``core`` lacks all settings but the
+    mode, as they only affect how thorough the search is.
 
     Args:
         question: the question as jobs store it (:meth:`tensoropt.question.question.Question.data`).

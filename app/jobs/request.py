@@ -1,4 +1,4 @@
-"""Conversions from a page's form to a checked question, and from a question to a form.
+"""Conversions from the form of a page to a checked question (what to explore), and back to a form.
 
 The form has few fields, and one for more options in the command line's syntax. These options may not name
 files of this machine. A model may be a function in a Python file below the dashboard's start folder, if the
@@ -111,7 +111,7 @@ def written(question: Question, folder: Path) -> list[str]:
 
 
 def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
-    """Return the request of a form.
+    """Return the exploration that a filled form requests, after checking every field.
 
     Raises:
         RequestError: a field is missing or invalid; the error names the field.
@@ -259,7 +259,7 @@ def devices_text(count: int, kind: str) -> str:
 
 
 def _options(text: str) -> list[str]:
-    """Return the words of the field "more options".
+    """Return the command-line options in the field "more options", split into words.
 
     Raises:
         RequestError: the words cannot be parsed, or an option is not allowed on a page.
@@ -287,7 +287,7 @@ def _options(text: str) -> list[str]:
 
 
 def form_of(question: Question, uploads: Uploads, named: str = "") -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return (texts for the form's fields, options that the form lacks) of a question.
+    """Return (texts for the form's fields, options that the form lacks) of a question (what to explore).
 
     Args:
         named: the name of the question's cluster, if the name alone describes the cluster.

@@ -100,7 +100,7 @@ def _body(name: str, context: Context) -> Any:
 
 
 def _connection(context: Context) -> html.Div:
-    """Return the notice, hidden at first, that the server is gone, with a sign of the jobs to compare."""
+    """Return the hidden notice that the server is gone; its data tell the browser if jobs have changed."""
     jobs: Any = {} if context.jobs is None else {"data-jobs": context.jobs.sign()}
     return html.Div(
         id="connection", role="alert", hidden=True, className="note note-error connection", **jobs

@@ -61,7 +61,7 @@ def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
 
 
 def choices(library: Library) -> list[dict[str, Any]]:
-    """Return all explorations as grouped options of a select."""
+    """Return all explorations as grouped options of a drop-down list."""
     found: dict[str, list[dict[str, str]]] = {}
     for entry, label in _titles_of(library).items():
         found.setdefault(_GROUPS[entry.origin], []).append({"value": entry.key, "label": label})

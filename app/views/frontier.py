@@ -40,7 +40,7 @@ class FrontierData:
 
     @classmethod
     def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
-        """Return the frontier of an exploration."""
+        """Return the plans of an exploration, with the units in which they are shown."""
         return cls(exploration, model or exploration.model.source, Units.of(exploration))
 
     def __len__(self) -> int:
@@ -102,7 +102,8 @@ class FrontierData:
         return len(self.exploration.cluster["devices"])
 
     def budget_bytes(self, view: View) -> float | None:
-        """Return the view's memory budget, else the exploration's; None if neither has one."""
+        """Return the memory budget of the page state (view), else the exploration's; None if neither has
+        one."""
         asked = self.exploration.settings.get("memory_bytes")
         return view.budget_bytes if view.budget_bytes is not None else float(asked) if asked else None
 
@@ -111,7 +112,7 @@ class FrontierData:
         return self.exploration.usable_bytes(self.budget_bytes(view), view.asked_headroom)
 
     def limit_words(self, view: View) -> str:
-        """Return the limit in words: ``24 GiB``."""
+        """Return the memory limit of a device in words: ``24 GiB``."""
         limit = self.limit_bytes(view)
         return unit_for(limit).limit(limit).replace(",", "")
 

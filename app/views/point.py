@@ -66,7 +66,8 @@ NOTE, ORIGIN = "note", "origin"
 def assumptions(
     data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
 ) -> tuple[Fact, ...]:
-    """Return the assumptions as labelled values: the basis of figures and the headroom, then the question.
+    """Return the assumptions as labelled values: what figures rest on, memory, then model, batch, cluster,
+    settings, price and notes.
 
     Args:
         verified: the verifications (results of runs) of plans.
@@ -232,7 +233,7 @@ def beside_tensors(point: Point) -> dict[str, float]:
 
 
 def sizes_of(point: Point) -> dict[str, float]:
-    """Return the memory in bytes at the peak by kind: tensors, then the rest."""
+    """Return the memory in bytes at the peak by kind: the step's tensors, then what else the device holds."""
     return {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **beside_tensors(point)}
 
 

@@ -135,8 +135,7 @@ def _reachable(inside, outside, height, roof):
 
 @njit(cache=True, nogil=True)
 def _envelope(values, weight_m, weight_t, slope, level, start):
-    """Compute the upper envelope of lines ``time >= (value - weight_m * memory) / weight_t``; return its
-    size.
+    """Compute the upper envelope of ``time >= (value - weight_m * memory) / weight_t``; return its size.
 
     The given lines must be in order of rising weight of time. The envelope's lines are written steepest
     first: the slope, the time at memory 0 (``level``), and the memory from which a line is highest

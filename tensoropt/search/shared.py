@@ -133,8 +133,8 @@ def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
 
 
 def gaps(incumbents: Points, bound: Bound) -> tuple[float, float]:
-    """Return the mean and the worst relative gap, over memory budgets, between known strategies and a bound;
-    inf if a leaner strategy may exist.
+    """Return the mean and the worst relative gap between known strategies and a lower bound on time, over all
+    memory budgets; inf if a leaner strategy may exist.
 
     A worst gap of 0 proves that nothing is missing: no strategy within a budget is faster than a known one.
     """

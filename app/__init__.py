@@ -1,4 +1,4 @@
-"""The dashboard: frontiers, the selected point, the reasons for its costs, and its plan as files.
+"""The dashboard: it shows frontiers, a selected plan and why it costs what it costs, and exports plans.
 
 The folder ``app`` is installed as ``tensoropt_app``, so its imports are relative. It depends on
 :mod:`tensoropt`, never the reverse.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """The state given to every page when its callbacks are registered."""
+    """The explorations, jobs and caches that callbacks of all pages share."""
 
     library: Library
     jobs: JobManager | None = None
@@ -32,29 +32,30 @@ class Context:
 
     @property
     def manager(self) -> JobManager:
-        """The job manager of a dashboard that has one."""
+        """The job manager, for dashboards that have one."""
         assert self.jobs is not None
         return self.jobs
 
     def view_from(self, search: Any) -> View:
-        """Return the view of an address; if it names no exploration, a view of the first one."""
+        """Return the page state (view) in an address's query, if need be with the first exploration."""
         view = View.from_query(str(search or ""))
         first = None if view.exploration else next(iter(self.library.entries()), None)
         return replace(view, exploration=first.key) if first else view
 
     def exploration(self, view: View) -> Exploration | None:
-        """Return a view's exploration; None if the view names none."""
+        """Return the exploration that a page state (view) names; None if it names none."""
         return self.library.load(view.exploration) if view.exploration else None
 
     def verified(self, view: View) -> tuple[tuple[Verified, ...], str]:
-        """Return (verifications of the view's plans, "") or ((), the reason why they cannot be read)."""
+        """Return (results of running the exploration's plans, "") or ((), why they cannot be read)."""
         try:
             return self.library.verified(view.exploration), ""
         except TensorOptError as error:
             return (), str(error)
 
     def frontier(self, view: View) -> FrontierData | None:
-        """Return a view's frontier; None if its exploration is missing or unreadable."""
+        """Return the plans that a page state (view) shows; None if its exploration is missing or
+        unreadable."""
         try:
             exploration = self.exploration(view)
         except TensorOptError:
@@ -68,7 +69,7 @@ class Context:
         )
 
     def detail(self, data: FrontierData, point: int) -> Any:
-        """Return the details of one point, made once for all callers.
+        """Return the simulated details of a point, such as costs by operator; they are cached.
 
         Raises:
             TensorOptError: the exploration lacks data that details need; the error names them.
@@ -78,8 +79,7 @@ class Context:
         return self.details.get((id(shown), point), lambda: (shown, detail(shown, point)))[1]
 
     def told_job(self, data: FrontierData, point: int, launcher: str) -> ToldJob:
-        """Return the job nearest to a point that a launcher can express, with its cost; it is cached, as it
-        may take minutes.
+        """Return the launcher's job nearest to a point, with its cost; cached, as it may take minutes.
 
         Raises:
             TensorOptError: there is no such job.

@@ -27,7 +27,7 @@ from .views.frontier import FrontierData
 
 
 def address(key: str, name: str, point: int | None, view: View | None = None) -> str:
-    """Return the address of a file of an exploration, with the view's limits, price and amount."""
+    """Return the URL of an exploration's file for download, with the view's limits, price and amount."""
     path = f"/download/{quote(key, safe='')}/{name}?point={(point or 0) + 1}"
     if view is None:
         return path
@@ -39,7 +39,7 @@ def address(key: str, name: str, point: int | None, view: View | None = None) ->
 
 @dataclass(frozen=True)
 class _Query:
-    """The input of a download. ``model``: the display name; ``view``: limits and price."""
+    """What a download is made from. ``model``: the display name; ``view``: limits and price."""
 
     exploration: Exploration
     model: str
@@ -88,7 +88,7 @@ _MAKERS: dict[str, tuple[str, Callable[[_Query], str | bytes]]] = {
 
 
 def register(app: Dash, context: Context) -> None:
-    """Add the routes: unknown names and points give 404, files that cannot be made 409 with the reason."""
+    """Add the download routes: 404 for unknown names and points, 409 with the reason for impossible files."""
 
     @app.server.get("/download/<key>/<name>")
     def download(key: str, name: str) -> Response:

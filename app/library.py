@@ -1,4 +1,4 @@
-"""The explorations of the dashboard, by key: ready-made, from an opened folder, from finished jobs.
+"""The explorations that the dashboard shows: ready-made ones, those of an opened folder, finished jobs.
 
 Pages name explorations only by key. A key is looked up and never becomes a path, so nothing outside these
 folders can be opened from the web.
@@ -40,8 +40,8 @@ class Head:
         source: the model, as given to ``explore``.
         cluster: the cluster's name.
         step: a key that comparable explorations share (:func:`same_step`).
-        kind: the kind of the smallest device.
-        kinds: the kinds of all devices.
+        kind: the name of the device kind with the least memory.
+        kinds: the names of all device kinds.
         settings: (name, words) of settings that distinguish explorations of one model.
         batch: samples per step; None if unknown.
         devices: the number of devices.
@@ -89,14 +89,14 @@ def _head(folder: Path) -> Head:
 
 
 def first_size(call: Mapping[str, Any] | None) -> int | None:
-    """Return the first size of the first tensor in an example call, which is taken to be the batch."""
+    """Return the first size of the first tensor in an example call, assumed to be the batch, or None."""
     inputs = (*call.get("args", ()), *call.get("kwargs", {}).values()) if call else ()
     sizes = (one["tensor"] for one in inputs if isinstance(one, dict) and one.get("tensor"))
     return next((int(size[0]) for size in sizes), None)
 
 
 def _compared(data: dict[str, Any]) -> str:
-    """Return the planners that ran, in words."""
+    """Return the names of the planners that ran beside the search, as a list in words."""
     names = dict.fromkeys(row["planner"] for row in data["comparison"])
     return ", ".join(name for name in names if name != "frontier")
 
@@ -124,7 +124,7 @@ class Entry:
 
 
 class Library:
-    """Explorations by key, read on first use, and again when their file changes.
+    """The explorations that the dashboard knows, by key, read on first use and when their file changes.
 
     Args:
         opened: a folder of ``explore --out``, or of several such folders.
@@ -156,7 +156,7 @@ class Library:
             )
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return all entries: opened explorations, then jobs, newest first, then ready-made ones."""
+        """Return all explorations: opened ones, then jobs', newest first, then ready-made ones."""
         opened = [Entry(f"opened-{f.name}", f, "opened") for f in folders_in(self._opened)]
         jobs = [Entry(key, folder, "job") for key, folder in self._jobs()]
         # The last entry of a key wins: an opened folder replaces a ready-made exploration of the same name.
@@ -165,7 +165,7 @@ class Library:
         return tuple(order)
 
     def entry(self, key: str) -> Entry:
-        """Return the entry of a key.
+        """Return the exploration of a key, without reading it.
 
         Raises:
             TensorOptError: no such key.
@@ -182,7 +182,7 @@ class Library:
         return self._indexed("head", entry.folder, _head, lambda fault: Head(fault=fault))
 
     def costs_of(self, entry: Entry) -> Costs:
-        """Return the costs of an exploration's points; empty if they cannot be read."""
+        """Return (memory in bytes, step time in seconds) of an exploration's points; empty if unreadable."""
         return self._indexed("costs", entry.folder, _costs, lambda _: ([], []))
 
     def _indexed(
@@ -205,7 +205,7 @@ class Library:
         return value
 
     def alike(self, key: str) -> list[Entry]:
-        """Return other explorations of the same operators and training settings."""
+        """Return other explorations of the same model and training settings, such as on other devices."""
         step = self.head_of(self.entry(key)).step
         return self._others(key, lambda head: head.step == step)
 
@@ -232,7 +232,7 @@ class Library:
         return self._names().get(source) or source.removeprefix("zoo:").rpartition("/")[2] or "model"
 
     def verified(self, key: str) -> tuple[Verified, ...]:
-        """Return the verifications of an exploration's plans.
+        """Return the verifications (results of runs) of an exploration's plans.
 
         Raises:
             TensorOptError: no such key; the file is damaged.
@@ -264,7 +264,7 @@ def _checked(exploration: Exploration, folder: Path) -> Exploration:
         if min(float(kind["memory_bytes"]) for kind in exploration.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
         if not all(0 <= point.space < len(exploration.spaces) for point in exploration.all_points):
-            raise ValueError("a point without a space")
+            raise ValueError("a point of an unknown mesh")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(
             f"{folder.name} is damaged ({type(error).__name__}: {error}); explore again"

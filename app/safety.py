@@ -42,7 +42,7 @@ _TEXT = re.compile(r"text/|application/(json|javascript|manifest\+json|x-ndjson)
 
 
 def deliver(app: Dash) -> None:
-    """Compress answers, and set their cache lifetimes."""
+    """Compress the server's answers, and set how long browsers may cache them."""
     server: Flask = app.server
     scripts = Recent(KEPT)
     script = plotly()
@@ -222,7 +222,6 @@ def protect(app: Dash, *, any_host: bool = False) -> None:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without its port."""
     return host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
 
 

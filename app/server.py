@@ -1,4 +1,4 @@
-"""The application and the process that serves it."""
+"""The dashboard as a Dash application, and the server process that answers browsers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ def create_app(library: Library, jobs: JobManager | None = None, *, any_host: bo
 
     @app.server.get(_ALIVE)
     def alive() -> dict[str, str]:
-        """Answer open pages, which ask each second, and reload for another version or update if jobs
-        changed."""
+        """Answer open pages, which ask each second and update if jobs or the version have changed."""
         return {"version": __version__} | ({} if jobs is None else {"jobs": jobs.sign()})
 
     shell.register(app, context)

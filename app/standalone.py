@@ -76,8 +76,7 @@ def _answered(exploration: Exploration) -> tuple[FrontierData, View]:
 
 
 def _carries() -> bool:
-    """Return whether an output must contain Plotly: in the kernel's first cell with a plot, on each run of
-    that cell, and outside of notebooks."""
+    """Return whether an output must contain Plotly: a notebook's first cell with a plot, or no notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is None or not hasattr(shell, "get_parent") or "google.colab" in sys.modules:
@@ -117,7 +116,6 @@ def _other(wide: Json, narrow: Json) -> Json:
 
 
 def _colours(palette: Palette) -> list[str]:
-    """Return the colours of a palette in the order of its fields."""
     return re.findall(r"#[0-9a-f]{6}|rgba\([^)]*\)", json.dumps(asdict(palette)))
 
 

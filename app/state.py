@@ -1,4 +1,4 @@
-"""The state of a page, stored in its URL."""
+"""The state of a page (selected plan, limits, prices), stored in its URL."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ _MOST_BESIDE = 12
 
 @dataclass(frozen=True)
 class View:
-    """The state that a link restores.
+    """The state of a page that a link restores.
 
     Attributes:
         exploration: the exploration's key in the library; "" for none.
         point: the selected point's index; None for the recommended point.
         budget_bytes: memory limit per device; None for the exploration's budget, or all but the headroom.
-        time_s: the longest step, which selects the leanest plan within it; None for no limit.
+        time_s: the longest allowed step, in seconds, within which the leanest plan is selected; None for no
+            limit.
         headroom: the share of a device's memory that must stay free.
         price: money per device-hour; None for the cluster's own price, if it has one.
-        amount: the length of the training for hours and costs, such as ``1e9 tokens``; "" for 1,000 steps.
+        amount: the length of the training whose hours and cost are shown, such as ``1e9 tokens``; "" for
+            1,000 steps.
         beside: keys of explorations to compare with.
         whole: whether the plot shows all points, not only those near the budget.
     """
@@ -49,7 +51,7 @@ class View:
 
     @property
     def asked_headroom(self) -> float | None:
-        """The requested headroom, which then also reduces a budget; None for the default headroom."""
+        """The headroom if it is not the default, else None; only a chosen headroom also reduces a budget."""
         return None if self.headroom == HEADROOM else self.headroom
 
     def to_query(self) -> str:
@@ -74,8 +76,7 @@ class View:
 
     @classmethod
     def from_query(cls, query: str) -> View:
-        """Return the view in a URL's query. Sizes may have units, as users type; invalid parts are
-        ignored."""
+        """Return the view in a URL's query; sizes may have units, and invalid parts are ignored."""
         pairs = _pairs(query)
         return cls(**{name: _clean(name, pairs[key]) for name, key in _IN_URL.items() if key in pairs})
 
@@ -137,7 +138,7 @@ def _clean(name: str, value: str) -> Any:
 
 
 def said_fault(text: str) -> str:
-    """Return what is wrong with a text for an amount of training; "" if it is valid."""
+    """Return what is wrong with a typed length of training, such as ``1e9 tokens``; "" if it is valid."""
     if len(text) > _LONGEST_SAID or not text.isprintable():
         return f"at most {_LONGEST_SAID} printable characters"
     try:

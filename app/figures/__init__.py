@@ -1,1 +1,1 @@
-"""Views drawn as plain Plotly dictionaries, so that tests need no browser."""
+"""The dashboard's plots as plain Plotly dictionaries, so that tests need no browser."""

@@ -1,6 +1,6 @@
-"""The plot of memory against time.
+"""The plot of a frontier's memory against time, as data of a Plotly figure.
 
-The browser (``assets/result.js``) finds the parts that it moves by the indices below.
+The script ``assets/result.js`` moves parts of the plot, which it finds by the indices below.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SHIFTS = (
 def frontier_figure(
     data: FrontierData, view: View, found: Budgeted, scheme: str, *, narrow: bool = False
 ) -> Json:
-    """Return the whole plot.
+    """Return the plot of an exploration's plans as data of a Plotly figure.
 
     Args:
         view: the selected point and the budget.
@@ -83,13 +83,13 @@ def _xy(data: FrontierData, rows: np.ndarray) -> tuple[list[float], list[float]]
 
 
 def _second(data: FrontierData) -> Unit:
-    """Return the plot's unit of time."""
+    """Return the unit of the plot's time axis."""
     fastest = float(data.time[data.line].min(initial=1.0))
     return Unit("s", 1.0) if fastest >= 0.5 else Unit("ms", 1e-3) if fastest >= 5e-4 else Unit("µs", 1e-6)
 
 
 def _above(data: FrontierData, found: Budgeted, far: np.ndarray, colours: Palette) -> Iterator[Json]:
-    """Yield labels of much slower usual strategies, at the plot's edge."""
+    """Yield labels, at the plot's upper edge, of usual strategies that are too slow to be drawn."""
     titles = {base.row: base.short for base in found.baselines}
     for number, row in enumerate(far.tolist()[:3]):
         yield {
@@ -103,7 +103,7 @@ def _marks(
     data: FrontierData, view: View, rows: np.ndarray, name: str, colour: str, symbol: str, size: int,
     colours: Palette,
 ) -> Json:  # fmt: skip
-    """Return rows as marks with tooltips, grey if they do not fit; the browser identifies marks by row."""
+    """Return plans as marks with tooltips, grey if they do not fit; the browser knows marks by row number."""
     over = data.needs[rows] > data.room_bytes(view)
     rated, words = rates_of(data, view), []
     for row in rows.tolist():
@@ -184,7 +184,7 @@ def _frame(
 
 
 def _budget(data: FrontierData, view: View, limit: float, ends: list[float], colours: Palette) -> Json:
-    """Return the budget's label, by which the budget is dragged: over its line, or at the plot's edge."""
+    """Return the label by which the budget is dragged: over its line, or at the edge of the plot."""
     text, place = data.limit_words(view), {"x": limit, "xref": "x", "xanchor": "center"}
     whole = unit_for(data.capacity_bytes).limit(data.capacity_bytes)
     if data.limit_bytes(view) == data.capacity_bytes:
@@ -206,8 +206,7 @@ def _names(
     data: FrontierData, view: View, found: Budgeted, ends: tuple[list[float], list[float]], seen: np.ndarray,
     colours: Palette, wide: float,
 ) -> Iterator[Json]:  # fmt: skip
-    """Yield the names of the selected, the fastest and the leanest plan, without overlapping each other, a
-    point, or the plot's edge."""
+    """Yield labels of the selected, the fastest and the leanest plan, where nothing overlaps them."""
     titles: dict[int, list[str]] = {data.chosen(view, found): ["chosen"]}
     if found.chosen is not None:
         titles.setdefault(found.chosen.fastest, []).append("fastest that fits")

@@ -16,7 +16,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of a scheme; ``series`` has those for several frontiers."""
+    """The colours of a scheme; ``series`` are those of several frontiers in one plot."""
 
     surface: str
     ink: str

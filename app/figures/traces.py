@@ -13,12 +13,12 @@ Json = dict[str, Any]
 
 
 def short(values: np.ndarray) -> list[float]:
-    """Return values with seven digits, enough for any screen, which halves their size as JSON."""
+    """Return values rounded to seven digits, enough for any screen, which halves their size as JSON."""
     return [float(f"{v:.7g}") for v in values.tolist()]
 
 
 def scatter(mode: str, x: Iterable[Any], y: Iterable[Any], *, hover: str = "", **more: Any) -> Json:
-    """Return lines, marks or both; those without a tooltip ignore the pointer."""
+    """Return a Plotly trace of lines, marks or both; without a tooltip (``hover``) it ignores the pointer."""
     pointed = {"hovertemplate": hover} if hover else {"hoverinfo": "skip"}
     return {"type": "scatter", "mode": mode, "x": x, "y": y, "showlegend": False, **pointed, **more}
 
@@ -37,7 +37,7 @@ def axis(colours: Palette, text: str, *, log: bool) -> Json:
 
 
 def across(x: float, line: Json) -> Json:
-    """Return a vertical line over the whole height of the plot, below its traces."""
+    """Return a vertical line over the whole height of the plot, behind lines and marks."""
     return {
         "type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line,
         "layer": "below",

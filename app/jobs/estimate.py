@@ -17,7 +17,7 @@ REPEATED = 12
 
 @dataclass(frozen=True)
 class RequestKey:
-    """Texts by which requests are compared. ``core``: model, cluster and planners; ``whole``: everything."""
+    """A request as text, to find similar ones. ``core``: model, cluster, planners; ``whole``: everything."""
 
     core: str
     whole: str
@@ -50,8 +50,8 @@ class Estimate:
 
 
 def request_key(question: Mapping[str, Any]) -> RequestKey:
-    """Return the texts by which a question is compared. Settings other than the mode are not in ``core``, as
-    they only affect how thorough the search is.
+    """Return a question (what to explore) as text, to find similar ones. ``core`` lacks all settings but the
+    mode, as they only affect how thorough the search is.
 
     Args:
         question: the question as jobs store it (:meth:`tensoropt.question.question.Question.data`).

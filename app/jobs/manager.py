@@ -102,15 +102,14 @@ class JobManager:
             return sorted(self._jobs.values(), key=lambda j: j.created, reverse=True)
 
     def sign(self) -> str:
-        """Return a text that changes whenever jobs may have changed, and every second while a job runs."""
+        """Return a text that changes whenever a job has changed, and every second while one runs."""
         jobs = self.jobs()
         shown = [(job.id, job.state, job.error) for job in jobs], [job.id for job in self.forgotten()]
         moment = int(time.time()) if any(job.active for job in jobs) else 0
         return f"{zlib.crc32(repr(shown).encode()):08x}-{moment}"
 
     def results(self) -> list[tuple[str, Path]]:
-        """Return (library key, folder) of all results, newest first. Jobs on parts of a cluster have
-        several."""
+        """Return (library key, folder) of all finished explorations, newest first; some jobs have several."""
         folders = []
         for job in self.jobs():
             for folder in folders_in(self.folder / job.id) if job.state == "done" else ():
@@ -123,7 +122,7 @@ class JobManager:
         return tail(self.folder / id) if id in self._jobs else ""
 
     def first(self, id: str) -> str:
-        """Return a running job's text on the usual strategies, sent before the search; "" if it sent none."""
+        """Return what a running job said of usual strategies before its search; "" if nothing."""
         running = self._running.get(id)
         return "" if running is None else running.first
 

@@ -24,7 +24,7 @@ State = Literal["queued", "running", "done", "failed", "cancelled", "interrupted
 
 @dataclass(frozen=True)
 class Stage:
-    """The latest progress report of one stage."""
+    """The latest progress report of one stage of a job."""
 
     name: str
     done: int

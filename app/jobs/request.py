@@ -1,4 +1,4 @@
-"""Conversions from a page's form to a checked question, and from a question to a form.
+"""Conversions from the form of a page to a checked question (what to explore), and back to a form.
 
 The form has few fields, and one for more options in the command line's syntax. These options may not name
 files of this machine. A model may be a function in a Python file below the dashboard's start folder, if the
@@ -99,8 +99,8 @@ class Request:
 
 
 def written(question: Question, folder: Path) -> list[str]:
-    """Return a question's command-line arguments. The result goes to ``folder``, to which a cluster without a
-    name and constraints are written."""
+    """Return the command-line arguments that ask a question, with results in ``folder``. A cluster without a
+    name, and constraints, are written there as files."""
     cluster, constraints = folder / _CLUSTER_FILE, folder / _CONSTRAINTS_FILE
     if not isinstance(question.cluster, str):
         cluster.write_text(json.dumps(question.cluster, indent=1) + "\n", encoding="utf-8")
@@ -111,7 +111,7 @@ def written(question: Question, folder: Path) -> list[str]:
 
 
 def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
-    """Return the request of a form.
+    """Return the exploration that a filled form requests, after checking every field.
 
     Raises:
         RequestError: a field is missing or invalid; the error names the field.
@@ -143,7 +143,7 @@ def request_from(form: Mapping[str, Any], uploads: Uploads) -> Request:
 
 
 def _field(fault: str) -> str:
-    """Return the form's field that an error of the command line is about."""
+    """Return the form's field that an error message of the command line is about."""
     return next(
         (name for name in ("batch", "sequence") if f"--{name} " in fault or f"--{name}:" in fault), "more"
     )
@@ -215,7 +215,7 @@ def _own_function(text: str, folder: Path | None) -> tuple[str, str]:
 
 
 def cluster_of(text: str, uploads: Uploads, field: str = "devices") -> str | dict[str, Any]:
-    """Return a question's cluster: a name, or an uploaded file's content.
+    """Return the cluster that a text means: a name, or the content of an uploaded file.
 
     Raises:
         RequestError: no cluster has that name, or it has too many devices.
@@ -259,7 +259,7 @@ def devices_text(count: int, kind: str) -> str:
 
 
 def _options(text: str) -> list[str]:
-    """Return the words of the field "more options".
+    """Return the command-line options in the field "more options", split into words.
 
     Raises:
         RequestError: the words cannot be parsed, or an option is not allowed on a page.
@@ -287,7 +287,7 @@ def _options(text: str) -> list[str]:
 
 
 def form_of(question: Question, uploads: Uploads, named: str = "") -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a question as text for the form's fields, and the options that the form cannot express.
+    """Return (texts for the form's fields, options that the form lacks) of a question (what to explore).
 
     Args:
         named: the name of the question's cluster, if the name alone describes the cluster.
@@ -300,7 +300,7 @@ def form_of(question: Question, uploads: Uploads, named: str = "") -> tuple[dict
         model = label if str(path) == question.model else model
     if model == question.model and not model.startswith("hf:"):
         if ".py:" not in model:
-            raise RequestError("model", f"{Path(model).name}: upload it again")
+            raise RequestError("model", f"{Path(model).name} is no longer uploaded; upload it again")
         model = _own_function(model, uploads.own)[1]
     named = named or (question.cluster if isinstance(question.cluster, str) else "")
     if not named:

@@ -105,7 +105,7 @@ MOST_TOGETHER_BYTES = 8 * 2**30
 
 
 class Uploads:
-    """The uploaded files in ``folder``, by token; only a job's own process reads model files.
+    """The uploaded files in ``folder``, by generated name (token); only jobs' own processes read models.
 
     Args:
         own: the folder whose Python files may define models; None to run none.
@@ -117,7 +117,7 @@ class Uploads:
         folder.chmod(0o700)
 
     def known(self) -> dict[str, tuple[Path, str]]:
-        """Return (file, the user's name for the file) of each model by token, newest last."""
+        """Return (file, the user's name for it) of each uploaded model by token, newest last."""
         files = {}
         for note in sorted(self.folder.glob("*.json"), key=lambda f: f.stat().st_mtime):
             token = note.stem
@@ -155,7 +155,7 @@ class Uploads:
         return token
 
     def keep_any(self, contents: object, name: object) -> tuple[str, str]:
-        """Store an ONNX file, a ``config.json`` or a cluster file; return (field of the form, its new value).
+        """Store an ONNX file, a ``config.json`` or a cluster file; return (form field, its new text).
 
         Raises:
             TensorOptError: the file is none of these, or empty, too large, or damaged.
@@ -230,7 +230,7 @@ class Uploads:
 
 
 def decoded(contents: object, label: str, most_bytes: int, remedy: str) -> bytes:
-    """Return a ``data:`` URL's content. ``remedy`` is the advice for an empty file."""
+    """Return the content of a ``data:`` URL; ``remedy`` is the advice for an empty file."""
     if not isinstance(contents, str) or "," not in contents[:200]:
         raise UploadError(f"'{label}' arrived incomplete; upload it again")
     try:

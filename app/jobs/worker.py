@@ -18,7 +18,7 @@ _DRAWN = 60
 
 
 def run(arguments: list[str], log: str, messages: Connection, parent: int) -> None:
-    """Run the exploration of the job in the folder of ``log``; send progress, then ``done`` or ``failed``.
+    """Run the job in the folder of ``log``; send its progress to ``messages``, then ``done`` or ``failed``.
 
     All output goes to ``log``. The process leads its own session, so that Ctrl-C in the server's terminal
     does not reach it, and it ends with the server.
@@ -51,7 +51,7 @@ def _done(folder: Path, messages: Connection) -> tuple[str, Any]:
                 messages.send(("progress", (stage, int(done), int(total), str(what))))
 
         def first(self, text: str) -> None:
-            """Send the text on the usual strategies, which is known before the search."""
+            """Send what is said of the usual strategies before the search."""
             super().first(text)
             with contextlib.suppress(OSError):
                 messages.send(("first", text))

@@ -1,5 +1,4 @@
-"""The page *Details*: the selected plan's step time by part and memory by owner. Saved data come first; what
-must be simulated follows."""
+"""The page *Details*: first the saved parts of a plan's step and memory, then what has to be simulated."""
 
 from __future__ import annotations
 
@@ -128,7 +127,6 @@ def _owners(data: FrontierData, row: int) -> list[Any]:
 
 
 def _bar(bar: Bar) -> list[Any]:
-    """Return a stacked bar with its figures below."""
     cells = [
         html.Span(
             className=f"seg-{s.kind}", style={"width": f"{100 * s.share:.3f}%"}, title=f"{s.title}: {s.size}"
@@ -148,7 +146,6 @@ def _bar(bar: Bar) -> list[Any]:
 
 
 def _devices(data: FrontierData, row: int) -> list[Any]:
-    """Return the peak memory of each device, if devices differ."""
     rows = [[s.title, s.size] for s in device_bars(data, row)]
     table = parts.plain_table(["", ""], rows, numbers=(1,))
     return [html.H3("Peak memory of each device, without driver and allocator"), table] if rows else []

@@ -23,7 +23,7 @@ CALLBACKS = Callbacks()
 
 
 def drawer() -> Any:
-    """Return the drawer, closed and empty."""
+    """Return the drawer at the page's side, closed and empty."""
     return dmc.Drawer(
         html.Div(id="export-body"), id="export", opened=False, position="right", size="min(680px, 100%)",
         title="Export", closeButtonProps={"aria-label": "Close"},

@@ -1,7 +1,6 @@
 """The jobs on the page *Plan it*: their progress and actions.
 
-A card is made once. Afterwards only its changed parts are sent, so that what is open, selected or focused
-stays so while the job runs.
+A card is made once; then only its changed parts are sent, so that the rest stays open, selected or focused.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _SHOWN_JOBS = 30
 
 
 def layout() -> Any:
-    """Return the container of the cards, and the page's stores for them."""
+    """Return the container of the jobs' cards, and the stores that keep the page's data in the browser."""
     kept = stores("acted", "shown-jobs", "shown-forgotten")
     return html.Div([spoken("forgotten"), html.Div(id="jobs"), *kept])
 
 
 @CALLBACKS.answer(jobs=True, sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
 def _act(context: Context, _: Any) -> Any:
-    """Handle a card's button, in a callback of its own, so that the browser drops no other answer."""
+    """Carry out a card's button, in a separate callback, so that the browser drops no other answer."""
     trigger = ctx.triggered_id
     # A newly made button fires without a click.
     clicked = isinstance(trigger, dict) and any(t["value"] for t in ctx.triggered)
@@ -47,7 +46,7 @@ def _act(context: Context, _: Any) -> Any:
     jobs=True, sets="finished.data heard.data", when="told.data", given="finished.data", at_start=True
 )
 def _tell(context: Context, done_before: Any, finished: Any) -> Any:
-    """Update the ids of finished jobs, on which the list of explorations depends."""
+    """Tell the browser the ids of finished jobs, on which the list of explorations depends."""
     done = [job.id for job in context.manager.jobs() if job.state == "done"]
     return no_update if done == finished else done, done_before
 
@@ -60,7 +59,7 @@ def _tell(context: Context, done_before: Any, finished: Any) -> Any:
     at_start=True,
 )
 def _notice(context: Context, _: Any, watched: Any) -> Any:
-    """Report on every page that a job has ended which the page saw running."""
+    """Report, on whichever page is open, that a job has ended which the page saw running."""
     jobs = context.manager.jobs()
     active = [job.id for job in jobs if job.active]
     before = watched if isinstance(watched, list) else []
@@ -121,8 +120,7 @@ def _show(context: Context, _: Any, __: Any, page: Any, shown: Any) -> Any:
 
 
 def _relisted(earlier: list[str], now: list[str], make: Callable[[str], Any]) -> Any:
-    """Return the changes of the list of cards. Cards that remain keep their place in the document, and so
-    their state."""
+    """Return how the list of cards changes. Cards that remain are not sent again, and so keep their state."""
     if earlier == now:
         return no_update
     stay = [id for id in earlier if id in now]
@@ -152,7 +150,6 @@ def _keys_of(id: str, results: Sequence[tuple[str, Path]]) -> tuple[str, ...]:
 
 
 def _cards(context: Context) -> dict[str, JobCard]:
-    """Return the cards of all jobs by id, newest first."""
     now, manager = time.time(), context.manager
     results = manager.results()  # once, as it looks into every folder
     cards = {}
@@ -168,7 +165,7 @@ def _cards(context: Context) -> dict[str, JobCard]:
 
 
 def _signs(card: JobCard) -> dict[str, str]:
-    """Return a text for each part of a card, which changes with the part's content."""
+    """Return a text for each part of a card that differs if the part's content differs."""
     return {
         "state": f"{card.job.state} {card.words}",
         "buttons": f"{card.job.active} {' '.join(card.results)}",
@@ -192,7 +189,6 @@ def _buttons(card: JobCard) -> Any:
 
 
 def _progress(card: JobCard) -> Any:
-    """Draw a job's progress, its text on the usual strategies, and the points found so far."""
     if not card.at_work:
         return None
     bar = dmc.Progress(value=100 * card.share, size="sm", **aria(label=f"{card.job.title}: {card.at_work}"))

@@ -89,7 +89,7 @@ def _form(context: Context) -> Any:
 
 
 def _drop_zone() -> html.Div:
-    """Return the place for a file; the browser explains refusals (``assets/upload.js``)."""
+    """Return the area on which files are dropped; the browser explains refusals (``assets/upload.js``)."""
     words = "Drop a model (ONNX, config.json) or devices (YAML, JSON) here, or "
     endings = ".onnx,.json,.yaml,.yml"
     rule: Any = {
@@ -136,7 +136,7 @@ def _fill(context: Context, search: Any, made: Any, page: Any) -> Any:
 
 
 def earlier(context: Context, origin: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Return (title, the form's fields, options that the form lacks) of a job or an exploration.
+    """Return (title, the form's fields, options that the form lacks) of an earlier job or exploration.
 
     Raises:
         TensorOptError: there is no such job or exploration, or the form cannot express it.
@@ -165,8 +165,8 @@ CALLBACKS.in_browser(
 
 @CALLBACKS.answer(jobs=True, sets=_SAID, when="typed.data")
 def _look(context: Context, values: Any) -> Any:
-    """Show each field's fault, and the expected duration, when typing pauses. The fields themselves send
-    every letter at once, so that a click that follows has all of them."""
+    """Show faults of the fields' values, and the expected duration, when typing pauses. The fields themselves
+    send every letter at once, so that a click that follows has all of them."""
     form, uploads = dict(zip(FIELDS, values, strict=True)), context.manager.uploads
     errors: dict[str, str | None] = dict.fromkeys(FIELDS)
     estimate, devices = "", ""
@@ -193,7 +193,6 @@ def _look(context: Context, values: Any) -> Any:
     given="upload.filename",
 )
 def _upload(context: Context, contents: Any, name: Any) -> Any:
-    """Store an uploaded file, and fill its field."""
     if contents is None:
         return (no_update,) * 5
     uploads = context.manager.uploads

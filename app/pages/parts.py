@@ -24,7 +24,7 @@ def aria(**attributes: str) -> dict[str, Any]:
 
 
 def stores(*names: str) -> list[Any]:
-    """Return stores for data in the browser, given their ids."""
+    """Return Dash stores with the given ids, which keep data in the browser."""
     return [dcc.Store(id=name) for name in names]
 
 
@@ -148,14 +148,14 @@ def scrolled(label: str, content: Any) -> html.Div:
 
 
 def facts(rows: Iterable[Fact]) -> html.Dl:
-    """Return facts as aligned names (explained if possible) and values."""
+    """Return labelled values in two columns; terms among the labels are explained."""
     cells = [cell for fact in rows for cell in (html.Dt(explained(fact.name)), html.Dd(fact.words))]
     # When a whole card is announced, its explanations are not.
     return html.Dl(cells, className="facts", **aria(live="off"))
 
 
 def empty(title: str, *sentences: Any) -> html.Div:
-    """Return a message for an empty place, with advice."""
+    """Return a message where there is nothing to show yet, with advice."""
     return html.Div([html.P(title, className="empty-title"), *map(html.P, sentences)], className="empty")
 
 
@@ -168,7 +168,7 @@ def note(text: str, kind: str = "info") -> Any:
 
 
 def copyable(text: str, label: str, id: str) -> html.Div:
-    """Return code with a copy button."""
+    """Return code with a copy button; ``label`` names the code to a screen reader."""
     return html.Div(
         [
             html.Pre(html.Code(text, id=id), tabIndex=0),

@@ -1,5 +1,4 @@
-"""The page *Result*: the answer, the plot, the choices and what-if questions on one screen, and exports in a
-drawer."""
+"""The page *Result*: the answer, the plot, the choices and what-if questions, and exports in a drawer."""
 
 from __future__ import annotations
 
@@ -99,7 +98,7 @@ def layout(context: Context) -> Any:
 
 
 def _below(context: Context) -> list[Any]:
-    """Return the sections below the answer, closed."""
+    """Return the sections below the answer, collapsed."""
     money = parts.row(
         dmc.TextInput(id="headroom", label="Memory kept free, %", value="", debounce=True, size="xs", w=150),
         dmc.TextInput(
@@ -144,7 +143,7 @@ def _hidden(*names: str) -> dict[str, dict[str, Any]]:
 
 
 def content(context: Context, search: Any, scheme: str, *, narrow: bool) -> dict[str, dict[str, Any]]:
-    """Return the page at an address, as properties by component."""
+    """Return what the page shows at an address, as property values by component."""
     view = context.view_from(search)
     shown = {**_BLANK, "drawn": {"data": [str(search or ""), scheme]}}
     empty = _empty(context, view)
@@ -221,7 +220,7 @@ def _devices_words(data: FrontierData) -> str:
 
 
 def answer(line: AnswerLine, view: View) -> Any:
-    """Return the answer: the verdict and figures in large type, then sentences."""
+    """Return the answer as page elements: verdict and figures in large type, then sentences."""
     figures: list[Any] = [
         html.Span(line.verdict, className=f"verdict-big {line.mark}"),
         html.Span(f"needs {line.needs}"),
@@ -246,7 +245,7 @@ def _choices(data: FrontierData, view: View, found: Any, row: int) -> Any:
 
 
 def _compared(context: Context, view: View, scheme: str) -> dict[str, dict[str, Any]]:
-    """Return several explorations: one plot, one table, one CSV."""
+    """Return what the page shows of several explorations: one plot, one table, one CSV."""
     found = compared(context.library, view)
     rows = [
         [
@@ -311,7 +310,7 @@ def _money_words(headroom: float, price: float | None, amount: str) -> tuple[str
 
 
 def _assumed(said: tuple[Fact, ...]) -> list[Any]:
-    """Return labelled settings, then notes, which are sentences."""
+    """Return a list of settings, then one of notes, which are sentences."""
     notes = [fact.words for fact in said if fact.name in (NOTE, ORIGIN)]
     return [
         parts.facts(fact for fact in said if fact.name not in (NOTE, ORIGIN)),
@@ -453,12 +452,12 @@ def _faster(context: Context, clicks: Any, _: Any, search: Any) -> Any:
     except TensorOptError as error:
         return parts.hint(str(error))
     if not found:
-        return parts.hint("Neither faster links nor kernels nor a faster host shorten it.")
+        return parts.hint("Neither faster links nor kernels nor a faster host would shorten this step.")
     rows = [
         [one.title, two_digits(one.time_s), f"−{share_words(1 - one.time_s / data.time[row])}"]
         for one in found
     ]
-    words = parts.hint("The same plan; a search at these prices may find a better one.")
+    words = parts.hint("The plan stays the same; a search with such hardware may find a better one.")
     return [parts.plain_table(["the step with", "a step", ""], rows, numbers=(1, 2)), words]
 
 

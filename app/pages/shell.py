@@ -1,5 +1,4 @@
-"""The frame of every page: header, list of explorations, theme. The address holds the state: controls write
-the address, and pages follow it."""
+"""The frame of every page. The address holds the state: controls write it, and pages follow it."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _SCHEME_COOKIE, _NARROW_COOKIE = "tensoropt-scheme", "tensoropt-narrow"
 
 
 def layout(context: Context) -> Any:
-    """Return the document with the content of the requested address's page, so that it needs no callback.
+    """Return the document, with the requested address's page already filled, so that it needs no callback.
 
     Other pages are made when opened.
     """
@@ -81,8 +80,7 @@ def layout(context: Context) -> Any:
 
 
 def _asked() -> tuple[str, str, str, bool]:
-    """Return page, query, scheme and whether the window is narrow, of the browser that requests the layout;
-    else empty values."""
+    """Return (page, query, colour scheme, whether the window is narrow) of the requesting browser."""
     if not has_request_context() or not request.referrer:
         return "result", "", "", False
     address = urlsplit(request.referrer)
@@ -102,7 +100,7 @@ def _body(name: str, context: Context) -> Any:
 
 
 def _connection(context: Context) -> html.Div:
-    """Return the hidden notice that the server is gone, which also holds the jobs' sign to compare with."""
+    """Return the hidden notice that the server is gone; its data tell the browser if jobs have changed."""
     jobs: Any = {} if context.jobs is None else {"data-jobs": context.jobs.sign()}
     return html.Div(
         id="connection", role="alert", hidden=True, className="note note-error connection", **jobs
@@ -173,7 +171,7 @@ def _list_explorations(context: Context, *_: Any) -> Any:
     sets="+exploration.value +beside.value shown.data", when="url.search finished.data", at_start=True
 )
 def _shown(context: Context, search: Any, _: Any) -> Any:
-    """Show the explorations of the address in the header."""
+    """Select the address's explorations in the header's lists."""
     view = context.view_from(search)
     return view.exploration or None, list(view.beside), [view.exploration, view.beside]
 
@@ -185,7 +183,6 @@ def _shown(context: Context, search: Any, _: Any) -> Any:
     at_start=True,
 )
 def _make(context: Context, page: Any, made: Any) -> Any:
-    """Make a page when it is first opened."""
     kept = made if isinstance(made, list) else []
     if page not in PAGES or page in kept:
         return (no_update,) * 4

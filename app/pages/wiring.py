@@ -22,10 +22,10 @@ A ``+`` before an output means that other callbacks set it, too."""
 class Callbacks:
     """The callbacks of a page and of its ``parts``.
 
-    Callbacks are declared by ``sets``, the properties that they set, in order; ``when``, the properties whose
-    changes run them; ``given``, other properties that they read; ``at_start``, whether they also run once the
-    page is made; ``jobs``, whether only dashboards with (True) or without (False) jobs have them. Functions
-    receive the context, the values of ``when``, then those of ``given``.
+    A callback is declared by ``sets``, the properties that it sets, in order; ``when``, the properties whose
+    changes run it; ``given``, other properties that it reads; ``at_start``, whether it also runs once the
+    page is made; ``jobs``, whether only dashboards with (True) or without (False) jobs have it. Its function
+    receives the context, the values of ``when``, then those of ``given``.
     """
 
     def __init__(self, *parts: Callbacks) -> None:

@@ -1,4 +1,4 @@
-"""Explorations as options of a list, and comparisons of several."""
+"""Explorations as entries of a list, and several explorations compared."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def named(model: str) -> str:
 
 
 def _titles_of(library: Library) -> dict[Entry, str]:
-    """Return the title of every exploration; equal titles get the differing settings, or else their key."""
+    """Return the title of every exploration; equal titles get the settings that differ, else their key."""
     entries = library.entries()
     titles = [title_of(library, e) for e in entries]
     alike: dict[str, list[Entry]] = {}
@@ -44,7 +44,7 @@ def _titles_of(library: Library) -> dict[Entry, str]:
 
 
 def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
-    """Return the texts that tell explorations of equal titles apart: differing settings, or else the key."""
+    """Return texts that tell explorations of equal titles apart: settings that differ, else the key."""
     if len(entries) < 2:
         return {}
     settings = {e: library.head_of(e).settings for e in entries}
@@ -61,7 +61,7 @@ def _apart(library: Library, entries: list[Entry]) -> dict[Entry, str]:
 
 
 def choices(library: Library) -> list[dict[str, Any]]:
-    """Return all explorations as grouped options of a select."""
+    """Return all explorations as grouped options of a drop-down list."""
     found: dict[str, list[dict[str, str]]] = {}
     for entry, label in _titles_of(library).items():
         found.setdefault(_GROUPS[entry.origin], []).append({"value": entry.key, "label": label})

@@ -1,4 +1,4 @@
-"""The frontier of an exploration in readable units, with the memory limit by which plans fit or do not."""
+"""The plans of an exploration in readable units, and the memory limit that decides which of them fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARKS: Mapping[Verdict, str] = {FITS: "fits", TIGHT: "tight"}
 
 @dataclass(frozen=True, eq=False)
 class FrontierData:
-    """The points of one exploration; a row is an index of the frontier's points and other planners' plans.
+    """The plans of one exploration by row number: the frontier's points, then other planners' plans.
 
     Attributes:
         model: the model's display name.
@@ -40,14 +40,14 @@ class FrontierData:
 
     @classmethod
     def of(cls, exploration: Exploration, model: str = "") -> FrontierData:
-        """Return the frontier of an exploration."""
+        """Return the plans of an exploration, with the units in which they are shown."""
         return cls(exploration, model or exploration.model.source, Units.of(exploration))
 
     def __len__(self) -> int:
         return len(self.exploration.all_points)
 
     def facts(self, row: int) -> dict[str, Fact]:
-        """Return the labelled figures of a row, by label."""
+        """Return the figures of the plan in a row, by label."""
         return facts(FigureRow.of(self.exploration, row))
 
     @property
@@ -76,7 +76,7 @@ class FrontierData:
 
     @cached_property
     def notable(self) -> dict[int, list[str]]:
-        """Remarks on the notable points of a short table, by row."""
+        """What is notable about a point, by row, for the few points that a short table shows."""
         return notable(self.exploration)
 
     def title(self, row: int) -> str:
@@ -102,26 +102,27 @@ class FrontierData:
         return len(self.exploration.cluster["devices"])
 
     def budget_bytes(self, view: View) -> float | None:
-        """Return the view's memory budget, else the exploration's; None if neither has one."""
+        """Return the memory budget of the page state (view), else the exploration's; None if neither has
+        one."""
         asked = self.exploration.settings.get("memory_bytes")
         return view.budget_bytes if view.budget_bytes is not None else float(asked) if asked else None
 
     def limit_bytes(self, view: View) -> float:
-        """Return the memory limit in bytes, from budget and headroom."""
+        """Return the most memory, in bytes, that a plan may need by the view's budget and headroom."""
         return self.exploration.usable_bytes(self.budget_bytes(view), view.asked_headroom)
 
     def limit_words(self, view: View) -> str:
-        """Return the limit in words: ``24 GiB``."""
+        """Return the memory limit of a device in words: ``24 GiB``."""
         limit = self.limit_bytes(view)
         return unit_for(limit).limit(limit).replace(",", "")
 
     def room_bytes(self, view: View) -> float:
-        """Return the memory in bytes that a plan must fit: the limit, or if none is set the whole device."""
+        """Return the memory in bytes within which plans fit: the limit, or without one the whole device."""
         free = self.budget_bytes(view) is None and view.asked_headroom is None
         return self.capacity_bytes if free else self.limit_bytes(view)
 
     def verdict(self, view: View, row: int) -> Verdict:
-        """Return the verdict on whether the plan of a row fits."""
+        """Return whether the plan of a row fits: fits, fits tightly, or fails."""
         return self.exploration.verdict(row, self.room_bytes(view))
 
     def mark(self, view: View, row: int) -> str:
@@ -153,7 +154,7 @@ class FrontierData:
 
 
 def address_sentences(data: FrontierData, search: str) -> list[str]:
-    """Return sentences on the invalid parts of a URL's query."""
+    """Return sentences on the invalid parts of an address's query, one for each."""
     said, view = not_understood(search), View.from_query(search)
     if view.point is not None and view.point >= len(data):
         text = dict(parse_qsl(search.lstrip("?"))).get("point", "")

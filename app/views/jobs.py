@@ -1,4 +1,4 @@
-"""Jobs as texts for cards, and the options of the form's fields."""
+"""Jobs as texts for cards, and what the fields of the form *Plan it* offer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JobCard:
         results: the library keys of its explorations; empty while it runs.
         found: a summary of its frontier, if it has a single one.
         growing: the points found so far, while it runs.
-        first: the text on the usual strategies, while it runs.
+        first: what it says of the usual strategies before its search, while it runs.
         log: the end of its log.
     """
 
@@ -39,7 +39,7 @@ class JobCard:
 
     @property
     def words(self) -> str:
-        """The job's state, how long it took, when it was submitted, and what it found."""
+        """The job's state, duration, time of submission, and what it has found."""
         job, words = self.job, str(self.job.state)
         if job.state == "queued":
             words = "waiting for its turn"

@@ -1,4 +1,4 @@
-"""The table of a plan's operators as data: a row each with its split and costs, headers, and rows below."""
+"""The table of a plan's operators as data: how each is split, what it costs, and the rows below."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def axes_words(
     Axes that split the same dim are combined, so that two meshes compare; a placed operator shows its device.
 
     Args:
-        batch: the label of the dim that the micro-batch axis splits.
+        configuration: mesh axis -> the dim that it splits, or ``none``.
+        batch: how ``configuration`` names the dim that is cut into micro-batches.
         sizes: the sizes of the mesh axes.
     """
     places = [f"{axis} {configuration[axis]}" for axis in PLACE_AXES if axis in configuration]
@@ -71,7 +72,7 @@ def operator_rows(exploration: Exploration, row: int, units: Units, detail: Any 
     what one micro-batch saves for backward. Times are without recomputation.
 
     Args:
-        detail: the point's detail; without it, rows show only what the plan contains.
+        detail: the point's simulated details; without them, rows show only what the plan contains.
     """
     plan = exploration.plan(row)
     if detail is None:
@@ -104,7 +105,6 @@ def _planned(exploration: Exploration, row: int, plan: Plan) -> list[_Json]:
 
 
 def _groups(exploration: Exploration) -> dict[str, Group]:
-    """Return the operator groups by name, if the graph was saved."""
     recorded = exploration.recorded
     return {group.name: group for group in recorded.grouped.groups} if recorded is not None else {}
 
@@ -115,8 +115,8 @@ TOTAL = "total"
 def beside_rows(exploration: Exploration, row: int, detail: Any) -> tuple[Share, ...]:
     """Return rows for memory, compute and communication outside of operators, and for the plan's total.
 
-    Empty without details. Placed plans and pipelines have a row per device, and a headline with the memory of
-    the fullest and the times of the busiest device.
+    Empty without details. Placed plans and pipelines have a row per device instead, and a last row with the
+    memory of the fullest and the times of the busiest device.
     """
     point = exploration.all_points[row]
     if detail is None:
@@ -169,7 +169,7 @@ def option_words(
     """Return ``weight, bias: ZeRO-1 ×8``: parameters that are stored in shards although used whole.
 
     Args:
-        options: ``parameter: placement, ...`` for each parameter, as in details.
+        options: for each parameter ``name: placement, ...``, with a placement per mesh axis.
         keys: the model's own parameter name by graph name.
     """
     by_words: dict[str, list[str]] = {}
@@ -188,7 +188,6 @@ def option_words(
 
 
 def _rounded(figure: float) -> float:
-    """Return a cell's value, rounded as on the rest of the page."""
     return float(f"{figure:.3g}")
 
 
@@ -208,7 +207,7 @@ def columns_of(columns: Sequence[_Json], rows: Sequence[_Json], units: Units) ->
 
 
 def bottom_rows(shares: Sequence[Share], units: Units) -> list[_Json]:
-    """Return the rows below the operators; zeros are left blank."""
+    """Return the shares outside of operators as rows at the table's bottom; zeros are left blank."""
     unit, time = units.memory, units.time
     return [
         {

@@ -1,4 +1,4 @@
-"""The page *Details* as data: memory by kind and by owner at the peak, and the parts of the step."""
+"""The page *Details* as data: memory at the peak by kind and by operator, and the parts of the step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_OWNERS = 15
 
 
 def owner_rows(owners: PointOwners) -> list[list[str]]:
-    """Return (operator, size, share, kind) of the largest owners of memory at the peak."""
+    """Return (operator, size, share, kind) of the largest pieces of memory at the peak."""
     at = owners.at()
     whole = at.at.total or 1.0
     return [
@@ -47,7 +47,7 @@ def owners_words(owners: PointOwners, units: Units) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """A bar's segment: its share of the bar, and texts for its size and its share of the total."""
+    """A bar's segment: its share of the bar's length, and texts for its size and its share of the total."""
 
     kind: str
     title: str
@@ -117,8 +117,7 @@ def device_bars(data: FrontierData, row: int) -> tuple[Segment, ...]:
 
 
 def step_bar(data: FrontierData, row: int) -> Bar:
-    """Return one device's step as a bar of compute, exposed communication and idle time. The bar's summary
-    also has hidden communication."""
+    """Return a device's step as a bar of compute, exposed communication and idle time, with a summary."""
     point = data.exploration.all_points[row]
     waits = point.kind.host_wait if point.host_bound else "idle"
     parts = (("compute", "compute", point.compute_s), ("exposed", "communication", point.exposed_s),
@@ -138,5 +137,5 @@ def step_bar(data: FrontierData, row: int) -> Bar:
 
 
 def step_rows(detail: Any) -> list[list[str]]:
-    """Return (title, time, share) of each part of the step; waiting is listed by link."""
+    """Return (title, time, share) of each part of the step; waits are listed by the link waited for."""
     return [[title, two_digits(s), percent(share)] for title, s, share in part_rows(detail.parts)]

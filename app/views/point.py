@@ -1,7 +1,6 @@
-"""A point in words and figures.
+"""The texts and figures of one plan, and the assumptions behind them.
 
-Plans that were run show measurements beside predictions. Assumptions are shown, too: settings, defaults,
-sources of figures, and what was left out.
+Plans that were run show measurements beside predictions. Assumptions include what was left out.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ NOT_YET = "not verified yet; run the last command of Export"
 
 
 def of_point(data: FrontierData, row: int, verified: Sequence[Verified]) -> Verified | None:
-    """Return the verification of one point; None if its plan was not run."""
+    """Return the verification (results of a run) of one point; None if its plan was not run."""
     return next((v for v in verified if v.is_of(data.exploration, row)), None)
 
 
@@ -67,10 +66,11 @@ NOTE, ORIGIN = "note", "origin"
 def assumptions(
     data: FrontierData, view: View, verified: Sequence[Verified] = (), fault: str = ""
 ) -> tuple[Fact, ...]:
-    """Return the assumptions as labelled values: the basis of figures and the headroom, then the question.
+    """Return the assumptions as labelled values: what figures rest on, memory, then model, batch, cluster,
+    settings, price and notes.
 
     Args:
-        verified: the verifications of plans.
+        verified: the verifications (results of runs) of plans.
         fault: why the verifications cannot be read; "" if they can.
     """
     exploration = data.exploration
@@ -112,7 +112,7 @@ def _price(data: FrontierData, view: View) -> float | None:
 
 
 def settings_facts(exploration: Exploration) -> list[Fact]:
-    """Return the settings of an exploration, and the meaning of its figures.
+    """Return the settings of an exploration, then what its time and memory mean, as labelled values.
 
     Some settings are listed only if they differ from their default.
     """
@@ -227,13 +227,13 @@ def _rates_of(data: FrontierData, view: View, row: int) -> list[Fact]:
 
 
 def beside_tensors(point: Point) -> dict[str, float]:
-    """Return the memory in bytes that is needed beside the step's tensors, by kind."""
+    """Return the memory in bytes that a device needs beside the step's tensors, by kind."""
     constants = point.terms.get(CONSTANTS, 0.0)
     return {CONSTANTS: constants, PROCESS: sum(point.terms.values()) - constants}
 
 
 def sizes_of(point: Point) -> dict[str, float]:
-    """Return the memory in bytes at the peak by kind: tensors, then the rest."""
+    """Return the memory in bytes at the peak by kind: the step's tensors, then what else the device holds."""
     return {**dict(zip(MEMORY_KINDS, point.memory, strict=True)), **beside_tensors(point)}
 
 

@@ -51,8 +51,8 @@ class AnswerLine:
         time, pace: ``4.1 s a step (3.5 to 4.9)``, ``7,910 tokens/s``.
         cost: the cost of the view's training; "" if no price is known.
         plan, name: a sentence that describes the plan, and the plan's name.
-        runs_in: the launchers that can express the plan.
-        beside: why the plan is recommended, that another plan is, or that none fits.
+        runs_in: a sentence on whether a launcher's config can express the plan.
+        beside: a sentence: why the plan is recommended, that another plan is, or that none fits.
     """
 
     mark: str
@@ -68,7 +68,7 @@ class AnswerLine:
 
 
 def rates_of(data: FrontierData, view: View) -> RatesOf:
-    """Return throughput and cost of a frontier's points, at the view's price."""
+    """Return the throughput and cost of an exploration's points, at the view's price."""
     return RatesOf(data.exploration, Tariff(view.price))
 
 
@@ -86,7 +86,7 @@ def amount_in(view: View) -> Amount:
 
 
 def answer_line(data: FrontierData, view: View, found: Budgeted, row: int) -> AnswerLine:
-    """Return the answer on the plan of a row."""
+    """Return the texts of the answer on the plan of a row."""
     rated = rates_of(data, view)
     rates, name, mark = rated.of(row), data.exploration.names[row], data.mark(view, row)
     unit, room = unit_for(data.capacity_bytes), data.room_bytes(view)
@@ -143,10 +143,10 @@ class Choice:
 
     Attributes:
         title: ``recommended``, ``FSDP`` and the like.
-        row: the plan's index among all points.
+        row: the plan's row number in :class:`FrontierData`.
         name: the plan's short name.
-        needs, time, pace: figures with units.
-        mark: whether the plan fits.
+        needs, time, pace: memory, step time and throughput with units.
+        mark: whether the plan fits: ``fits``, ``tight`` or ``over``.
         chosen: whether the plan is the selected one.
         link: the address that selects the plan.
     """
@@ -209,7 +209,7 @@ def _titled(data: FrontierData, view: View, found: Budgeted) -> Iterator[tuple[s
 
 
 class BaselineRow(NamedTuple):
-    """A baseline in words; plan name and figures are empty if the baseline has no plan."""
+    """A usual strategy or another planner in words; plan name and figures are empty if it has no plan."""
 
     title: str
     plan: str
@@ -251,7 +251,7 @@ class WhatIf:
 
 
 def what_if(library: Library, data: FrontierData, view: View, found: Budgeted) -> list[WhatIf]:
-    """Return the effects of more memory, more devices, other devices and another batch."""
+    """Return how more memory, more devices, other devices and another batch change the answer."""
     return [
         *_more_memory(data, view, found),
         *_other_devices(library, data, view, found),
@@ -332,8 +332,8 @@ def _other_batches(library: Library, data: FrontierData, view: View) -> Iterator
 
 
 def seen_rows(data: FrontierData, view: View, chosen: int, most: int = 30) -> np.ndarray:
-    """Return the rows of the frontier that are drawn as dots, at most ``most``, notable ones first. Only rows
-    near the budget are drawn, unless the view asks for all."""
+    """Return the rows of the frontier's points to draw, at most ``most``, notable ones first; only those near
+    the budget, unless the view asks for all."""
     low, high = near(data, view, chosen)
     inside = np.flatnonzero((data.needs >= low) & (data.needs <= high))
     line = np.intersect1d(data.line, inside)
@@ -346,8 +346,8 @@ def seen_rows(data: FrontierData, view: View, chosen: int, most: int = 30) -> np
 
 
 def near(data: FrontierData, view: View, chosen: int) -> tuple[float, float]:
-    """Return the least and the greatest memory need in the plot: 0.8 to 1.5 of the budget, wider if the
-    selected plan or most of the frontier lies outside; everything if the view asks for it."""
+    """Return the range of memory needs in the plot: 0.8 to 1.5 times the budget, wider if the selected plan
+    or most of the frontier lies outside; everything if the view asks for it."""
     needs, own, limit = data.needs[data.line], float(data.needs[chosen]), data.limit_bytes(view)
     least, most = float(needs.min()), float(needs.max())
     if view.whole:

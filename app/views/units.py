@@ -15,7 +15,7 @@ __all__ = ["Unit", "Units", "digits", "percent", "plural", "time_unit", "unit_fo
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit, and its size in bytes or seconds."""
+    """A unit of memory or time, and its size in bytes or seconds."""
 
     name: str
     factor: float
@@ -42,13 +42,13 @@ class Units:
 
     @classmethod
     def of(cls, exploration: Exploration) -> Units:
-        """Return the units for everything shown of an exploration."""
+        """Return the units in which an exploration's memory and times are shown."""
         memory, time = units_of(exploration)
         return cls(Unit(*memory), Unit(*time))
 
 
 def unit_for(size_bytes: float) -> Unit:
-    """Return the largest binary unit not above a size."""
+    """Return the largest binary unit (GiB, MiB, KiB, B) that is not above a size."""
     for name, factor in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
         if size_bytes >= factor:
             return Unit(name, factor)
@@ -56,7 +56,7 @@ def unit_for(size_bytes: float) -> Unit:
 
 
 def time_unit(seconds: float) -> Unit:
-    """Return the unit for times of this size."""
+    """Return the unit (s, ms, µs) in which times of this size are shown."""
     return Unit("s", 1.0) if seconds >= 10 else Unit("ms", 1e-3) if seconds >= 1e-3 else Unit("µs", 1e-6)
 
 

@@ -34,8 +34,7 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def process_memory_figures() -> Mapping[str, Any]:
-    """Return the GPU memory of a process beside its step's tensors, with sources
-    (``presets/memory.yaml``)."""
+    """Return the GPU memory that a process takes beside tensors, with sources (``presets/memory.yaml``)."""
     return _preset("memory")
 
 
@@ -61,7 +60,7 @@ def list_clusters() -> tuple[str, ...]:
 
 
 def device_kind(name: str) -> DeviceKind:
-    """Return a device kind of the catalogue."""
+    """Return the device kind of this name in the catalogue."""
     devices = _preset("devices")
     if name not in devices:
         raise ClusterError(f"unknown device kind '{name}'; {suggest(name, devices)}")
@@ -69,7 +68,7 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def link(name: str) -> Link:
-    """Return a link of the catalogue."""
+    """Return the link of this name in the catalogue."""
     links = _preset("links")
     if name not in links:
         raise ClusterError(f"unknown link '{name}'; {suggest(name, links)}")
@@ -77,7 +76,7 @@ def link(name: str) -> Link:
 
 
 def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
-    """Return a cluster preset's description and the node count of its ``xN`` suffix; None if unknown."""
+    """Return (the description of a cluster preset, the N of a name that ends in ``xN``); None if unknown."""
     clusters = _preset("clusters")
     if name in clusters:
         return clusters[name], None
@@ -89,7 +88,7 @@ def cluster_preset(name: str) -> tuple[dict[str, Any], int | None] | None:
 
 
 def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
-    """Return the catalogue's kind for a device name that NVML reports; the longest matching name wins."""
+    """Return the catalogue's device kind for a GPU name of NVML, or None; the longest matching name wins."""
     listed = ((part, name) for name, entry in _preset("devices").items() for part in entry.get("nvml", ()))
     found = [one for one in listed if one[0].lower() in nvml_name.lower()]
     # One listed name may be part of another; the longer one is more specific.
@@ -97,18 +96,18 @@ def kind_by_nvml_name(nvml_name: str) -> DeviceKind | None:
 
 
 def named_kind(reported: str) -> str:
-    """Return the catalogue's name for a GPU that NVML and PyTorch report; unlisted names are kept."""
+    """Return the catalogue's name for a GPU name of NVML or PyTorch; unlisted names only get hyphens."""
     kind = kind_by_nvml_name(reported)
     return reported.replace(" ", "-") if kind is None else kind.name
 
 
 def device_from(value: object, where: str) -> DeviceKind:
-    """Return a device kind from a file.
+    """Return a device kind from its entry in a cluster file.
 
     Args:
         value: a catalogue name, or a mapping, in which ``base`` names the kind whose figures are the
             defaults.
-        where: the place in the file, for errors.
+        where: where the entry is in the file, for error messages.
     """
     if isinstance(value, str):
         return device_kind(value)
@@ -150,11 +149,11 @@ def _kind_from(name: str, entry: Mapping[str, Any]) -> DeviceKind:
 
 
 def link_from(value: object, where: str) -> Link:
-    """Return a link from a file.
+    """Return a link from its entry in a cluster file.
 
     Args:
         value: a catalogue name, or a mapping with ``latency`` or ``alpha``, and ``bandwidth`` or ``beta``.
-        where: the place in the file, for errors.
+        where: where the entry is in the file, for error messages.
     """
     if isinstance(value, str):
         return link(value)
@@ -188,16 +187,16 @@ def check_fields(value: object, fields: tuple[str, ...], where: str) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class _HostSeconds:
-    """Estimated times in seconds that host and device of one type need beside computation.
+    """Estimated times in seconds that a step takes beside computation, on a device type and its host.
 
     Attributes:
         kernel_s: the device's time for each kernel, in addition to that for its FLOP and memory traffic.
         forward_call_s, backward_call_s: the host's time for an operator's call, and for its node in backward.
         edge_s: the host's time for one direction of an edge (a tensor between two groups of operators).
-        pass_s: the same for a direction in which no data are moved.
-        gradient_s: time to bring a gradient to its bucket.
-        parameter_s: time per parameter of an optimizer's step.
-        again_s: time for a call of a recomputed region, in addition to its second forward.
+        pass_s: the host's time for a direction in which no data are moved.
+        gradient_s: the host's time to bring a gradient to its bucket.
+        parameter_s: the host's time per parameter of an optimizer's step.
+        again_s: the host's time for a call of a recomputed region, in addition to its second forward.
         kernel_source, call_source, other_source: the sources of these figures.
     """
 
@@ -216,14 +215,14 @@ class _HostSeconds:
 
 @cache
 def host_seconds(device_type: str) -> _HostSeconds | None:
-    """Return the host's times for a device type; None if the host is the device, as with CPU ranks."""
+    """Return the times of host and device for a device type; None if the host is the device (CPU ranks)."""
     figures = _host_figures().get(device_type)
     return None if figures is None else _HostSeconds(**figures)
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The shares of its peaks that a device kind reaches, each between 0 and 1.
+    """The shares of a device kind's data sheet peaks that kernels reach, each between 0 and 1.
 
     Attributes:
         arithmetic: share of the FLOP/s, for operators of classes that ``classes`` does not name.
@@ -270,7 +269,7 @@ ASSUMED = _reached("", "", compiled=False)
 
 def reached_by(device: DeviceKind, dated: str = "", *, compiled: bool = False) -> Reached:
     """Return the shares of a device kind's peaks that kernels reach. GPUs of the same compute capability are
-    assumed to reach the same shares of their own peaks; nothing is known of CPU cores.
+    assumed to reach the same shares of their own peaks; CPU cores get :data:`ASSUMED` shares.
 
     Args:
         dated: the month of the kernels (``2024-03``, optionally followed by a day); by default the newest.
@@ -285,7 +284,7 @@ class _JobSpread:
 
     Attributes:
         well_tuned, slow: the ends of the range, as factors on the time; the middle is 1.
-        holds: the share of jobs in the range, counted for teams that were left out of the fit.
+        holds: the share of jobs in the range, for teams whose jobs were not used to fit it.
         source: the source of the figures.
     """
 
@@ -297,7 +296,7 @@ class _JobSpread:
 
 @cache
 def job_spread() -> _JobSpread:
-    """Return the spread of published jobs, from ``presets/efficiencies.yaml``."""
+    """Return how far step times of published jobs are from predictions (``presets/efficiencies.yaml``)."""
     return _JobSpread(**_preset("efficiencies")["spread"])
 
 

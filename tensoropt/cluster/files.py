@@ -46,7 +46,7 @@ def load_cluster(description: str | os.PathLike[str] | Mapping[str, Any] | Clust
             any of these selects its first N devices. The parsed content of such a file is accepted, too.
 
     Raises:
-        ClusterError: the text names nothing, or the file does not describe a cluster; the message states the
+        ClusterError: no cluster has this name, or the file does not describe one; the message states the
             rule, the value and the remedy.
     """
     if isinstance(description, Cluster):
@@ -159,7 +159,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError(
-                "the entries of nodes have devices of their own; leave out the separate devices"
+                "nodes is a list, whose entries have their devices; leave out the separate devices"
             )
         node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count
@@ -186,7 +186,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
 
 
 def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where: str) -> None:
-    """Raise ClusterError if kinds share a name but differ, as a cluster distinguishes kinds by name only."""
+    """Raise ClusterError if device kinds share a name but differ, as a cluster tells kinds apart by name."""
     for kind in devices:
         if any(earlier.name == kind.name and earlier != kind for earlier in before):
             raise ClusterError(f"{where}: two kinds are called '{kind.name}' but differ; rename one of them")
@@ -195,7 +195,7 @@ def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where:
 def _devices(value: object, label: str) -> list[DeviceKind]:
     if not isinstance(value, list) or not value:
         raise ClusterError(
-            f"{label} is {value!r}, but there must be at least one,"
+            f"{label} is {value!r}, but must list at least one device,"
             " for example devices: [{kind: H100-80GB, count: 8}]"
         )
     devices: list[DeviceKind] = []
@@ -218,7 +218,7 @@ def _devices(value: object, label: str) -> list[DeviceKind]:
 
 
 def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
-    """Return a level's link and the number of links per child."""
+    """Return the link of a level (``key``), and how many such links each child of the level has."""
     if key not in links:
         raise ClusterError(
             f"links lacks {key}, needed for {why}; add for example {key}: "
@@ -241,7 +241,7 @@ def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
 
 
 def _pairs(value: object, devices: int) -> dict[tuple[int, int], Link]:
-    """Return the links of one node by pair of its devices; all nodes have the same."""
+    """Return the links of one node by pair of its devices; all nodes have the same links."""
     if not isinstance(value, list) or not value:
         raise ClusterError("links.pairs must be a list such as [{between: [0, 1], alpha: 5us, beta: 25GB/s}]")
     links: dict[tuple[int, int], Link] = {}

@@ -33,8 +33,7 @@ class DeviceKind:
         memory_bandwidth: peak memory bandwidth in bytes/second.
         price_per_hour: price of one device, in any currency; None if unknown.
         source: where the figures come from.
-        capability: CUDA's compute capability, such as ``9.0`` for an H100; "" if there is none or it is
-            unknown.
+        capability: CUDA's compute capability, such as ``9.0`` for an H100; "" if none is known.
     """
 
     name: str
@@ -125,7 +124,7 @@ class Mesh:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         if not self.shape or any(size < 1 for size in self.shape):
             raise ClusterError(
-                f"mesh shape {self.shape} has no axis or an axis below 1; give sizes of at least 1"
+                f"mesh shape {self.shape} has no axis, or one of a size below 1; give sizes of at least 1"
             )
         names = tuple(self.names) or tuple(f"axis{i}" for i in range(len(self.shape)))
         if len(names) != len(self.shape) or len(set(names)) != len(names):
@@ -155,7 +154,7 @@ class Mesh:
         return chosen
 
     def groups(self, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of ranks that differ only along ``axes``, each ascending, by first rank."""
+        """Return the groups of ranks that differ only along ``axes``, in order of their first ranks."""
         return _groups(self.shape, self.normalise_axes(axes))
 
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
@@ -236,10 +235,9 @@ def _aligned_meshes(levels: tuple[tuple[str, int], ...], max_axes: int, *, order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A level of a cluster's hierarchy: ``size`` children, connected to each other by ``link_count`` links.
+    """A level of a cluster's hierarchy: ``size`` children, each with ``link_count`` links to the others.
 
-    For the node level, ``link_count`` is the number of network cards per node, which all of the node's
-    devices share.
+    At the node level, these are the network cards of a node, which all of its devices share.
     """
 
     name: str
@@ -279,8 +277,8 @@ class Cluster:
         if product != len(self.devices):
             sizes = " x ".join(f"{level.size} ({level.name})" for level in self.levels) or "1"
             raise ClusterError(
-                f"cluster '{self.name}': levels {sizes} = {product} but there are"
-                f" {len(self.devices)} devices; make them equal"
+                f"cluster '{self.name}': levels of {sizes} have {product} devices,"
+                f" but {len(self.devices)} are given; make these numbers equal"
             )
         for low, high in self.pairs:
             if not 0 <= low < high < len(self.devices):
@@ -326,7 +324,7 @@ class Cluster:
 
     @property
     def best_first(self) -> tuple[int, ...]:
-        """The ranks with GPUs before CPU ranks, as TensorFlow's Placer prefers them."""
+        """All ranks, those with GPUs first: the order in which TensorFlow's Placer prefers devices."""
         types = self.device_types
         return tuple(sorted(range(self.device_count), key=lambda rank: types.index(self.devices[rank].type)))
 
@@ -355,8 +353,8 @@ class Cluster:
         raise ClusterError(f"ranks {first} and {second} are the same device")
 
     def meshes(self, max_axes: int = 3) -> tuple[Mesh, ...]:
-        """Return every mesh of 1 … ``max_axes`` axes that is aligned with the link levels, beginning with the
-        flat one.
+        """Return every mesh of 1 … ``max_axes`` axes that follows the link levels: each axis covers whole
+        levels or lies inside one. The flat mesh comes first.
 
         Of meshes that differ only in the order of axes inside one uniform level, one is kept.
         """
@@ -366,10 +364,9 @@ class Cluster:
         )
 
     def subset(self, device_count: int) -> Cluster:
-        """Return the first ``device_count`` devices as a separate cluster (mini-parallelism).
+        """Return the first ``device_count`` devices as a separate cluster.
 
-        The number must keep the levels regular: it is either a divisor of the innermost level's size, or
-        whole inner levels times any number of outer children.
+        They must fill whole levels: any number of children of one level, each with all levels below it.
         """
         size, levels = count(device_count, "device count"), []
         remaining = size
@@ -409,7 +406,7 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the speeds and sizes of devices and links, without names, prices and sources."""
+        """A hash of devices and links, without prices, sources and the cluster's name, as part of keys."""
         data = self.to_dict()
         del data["name"], data["source"]
         for part in (
@@ -456,7 +453,7 @@ class Cluster:
 
     @property
     def counts(self) -> str:
-        """The number of devices of each kind as text: ``8 x H100-80GB``, kinds in rank order."""
+        """The number of devices of each kind as text, kinds in rank order: ``8 x H100-80GB``."""
         return ", ".join(
             f"{sum(device.name == kind.name for device in self.devices)} x {kind.name}"
             for kind in self.device_kinds

@@ -18,14 +18,14 @@ _LIKE = "Ethernet-100G"
 
 
 class Network(NamedTuple):
-    """The links of each host to the others, ``cards`` of them."""
+    """The network between hosts: each host has ``cards`` links of this kind to the others."""
 
     link: Link
     cards: int
 
 
 def network(text: str) -> Network:
-    """Return the links between hosts.
+    """Return the network between hosts that a text describes.
 
     Args:
         text: a link of the catalogue or a bandwidth, with the number of cards before it if there are several:
@@ -102,11 +102,11 @@ _ALIKE = "this host, for"
 
 
 def taken_alike(cluster: Cluster, number: int) -> Cluster:
-    """Return the cluster with a source that says that its hosts are copies of this one."""
+    """Return the cluster with a ``source`` that says that its hosts are assumed to be like this one."""
     return replace(cluster, source=f"{_ALIKE} {number} hosts that are assumed to be alike")
 
 
 def detected_hosts(cluster: Cluster) -> int:
-    """Return the number of hosts that ``detect`` found for a cluster; 1 for presets and other files."""
+    """Return how many hosts a cluster has that ``detect`` made; 1 for presets and other files."""
     found = cluster.source.startswith((_DETECTED, _ALIKE))
     return next((level.size for level in cluster.levels[:1] if found and level.name == _HOST), 1)

@@ -74,13 +74,13 @@ def available_cores() -> tuple[int, ...]:
 
 
 def most_ranks() -> int:
-    """Return the most CPU ranks that this machine may run at once: 16, or two per core. Both numbers are
-    assumptions; ranks that share a core are slow but correct."""
+    """Return the most CPU ranks that this machine may run at once: two per core, but at least 16. Both
+    numbers are assumptions; ranks that share a core are slow but correct."""
     return max(16, 2 * len(available_cores()))
 
 
 def rank_cores(world_size: int) -> tuple[int, ...] | None:
-    """Return the core of each rank, the same for measuring and for running; None if there are too few.
+    """Return the core of each rank, the same for measuring and for running; None if there are too few cores.
 
     Two gloo ranks were measured to communicate about twice as fast when pinned as when unpinned, so a
     prediction holds only if both are pinned in the same way.
@@ -119,7 +119,7 @@ def pin_rank(core: int | None) -> Callable[[], None]:
 
 
 def _cpu_kind(ranks: int) -> DeviceKind:
-    """Return the catalogue's core with this machine's processor name and an equal share of its memory."""
+    """Return the catalogue's CPU core with this machine's processor name and an equal share of its memory."""
     slug = re.sub(r"[^A-Za-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", "", processor_name())).strip("-")
     memory = max(1, _total_memory_bytes() // ranks)
     return replace(device_kind(ANY_CORE), name=f"CPU-core-{slug}", memory_bytes=memory)

@@ -97,7 +97,7 @@ def _gpu_links(nvml: Any, handles: Sequence[Any]) -> tuple[tuple[Level, ...], di
 
 
 def _nvlinks(nvml: Any, handle: Any) -> dict[str, tuple[int, int]]:
-    """Return (count, version) of the active NVLinks, by bus id of the other end, or ``switch``."""
+    """Return (count, version) of a GPU's active NVLinks by the other end's bus id, or ``switch``."""
     counts: Counter[str] = Counter()
     versions: dict[str, int] = {}
     for index in range(_MAX_NVLINKS):
@@ -220,7 +220,7 @@ def _opened(nvml: Any) -> Iterator[Any]:
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """Return the handles of the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, by number or UUID prefix."""
+    """Return NVML's handles of the GPUs that ``CUDA_VISIBLE_DEVICES`` selects, by number or UUID prefix."""
     gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     if variable is None:
@@ -245,7 +245,7 @@ def _partitioned(nvml: Any, gpu: Any) -> bool:
 
 
 def _kind(nvml: Any, handle: Any) -> DeviceKind:
-    """Return the catalogue's kind with this device's memory; NVML's own figures if it is unlisted."""
+    """Return the catalogue's device kind with this GPU's memory; NVML's own figures if it is unlisted."""
     name = _text_of(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     kind = kind_by_nvml_name(name)

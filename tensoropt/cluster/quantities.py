@@ -11,7 +11,7 @@ from tensoropt.units import parse_bandwidth, parse_bytes, parse_flops, parse_sec
 
 
 def positive(value: object, name: str) -> float:
-    """Return a finite number above zero; a text is parsed, as YAML reads ``15.7e12`` (no sign) as text."""
+    """Return a finite number above zero. Text is parsed, because YAML reads ``15.7e12`` (no sign) as text."""
     return _finite(_number(value), name)
 
 
@@ -21,7 +21,7 @@ so a mistyped number would exhaust this machine's memory."""
 
 
 def count(value: object, name: str) -> int:
-    """Return a whole number of at least one, and at most the number of devices that a cluster can have."""
+    """Return a whole number from 1 to the most devices that a cluster can have, or raise ClusterError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ClusterError(f"{name} is {value!r}, but it must be a whole number of at least 1")
     if value > _MOST:
@@ -38,7 +38,7 @@ class _Quantity:
     Attributes:
         parse: parses a text with a unit.
         base: the unit of a number without one.
-        suggested: the unit that the author of such a number out of bounds probably meant.
+        suggested: the unit that a writer probably meant by a number out of bounds.
         least, most: the bounds of numbers without a unit in files that people write.
         positive: whether the quantity must be above zero.
     """
@@ -61,8 +61,8 @@ class _Quantity:
         return _finite(value, name, positive=self.positive)
 
     def read_written(self, value: object, name: str) -> float:
-        """Return the value in a file that people write; raise ClusterError for a number that must lack its
-        unit: ``memory: 80`` is 80 bytes to a program and 80 GB to its author."""
+        """Return the value in a file that people write; raise ClusterError for a number whose unit must be
+        missing: ``memory: 80`` is 80 bytes to a program and 80 GB to its author."""
         number = _number(value)
         bare = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
         if bare and number > 0 and not self.least <= number <= self.most:  # type: ignore[operator]

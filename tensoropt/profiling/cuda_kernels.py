@@ -8,9 +8,9 @@ its own operator with a meta kernel, which is called here by name on fake tensor
 ``lstm`` and ``gru`` are cuDNN's (``aten/src/ATen/native/cudnn/RNN.cpp``). Autograd saves inputs, output, a
 copy of the weights, and cuDNN's *reserve*, a buffer from forward to backward. Backward makes all weight
 gradients in one buffer (``tools/autograd/derivatives.yaml``, ``_cudnn_rnn``). Only cuDNN knows the reserve's
-size. The estimate is 5 numbers per step, unit and layer of an LSTM, 6 of a GRU, and one between layers. It
-follows pytorch/pytorch issue 2895 (cuDNN 7, P100, float32): 736,000,000 bytes for an LSTM, 864,000,000 for a
-GRU. cuDNN's workspace, 2 % of the reserve, is left out.
+size. It is estimated as 5 numbers per time step, hidden unit and layer of an LSTM, 6 of a GRU, and one more
+between two layers. This follows pytorch/pytorch issue 2895 (cuDNN 7, P100, float32): 736,000,000 bytes for an
+LSTM, 864,000,000 for a GRU. cuDNN's workspace, 2 % of the reserve, is left out.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from tensoropt.profiling.workload import Workload
 
 
 def has_recurrent(work: Workload) -> bool:
-    """Return whether a workload has a recurrent layer, whose memory on GPUs is estimated."""
+    """Return whether a workload has a recurrent layer, whose memory on GPUs can only be estimated."""
     return any(reserve_of(call.function) is not None for call, _ in work.calls)
 
 
 def _reserve_bytes(
     numbers: int, steps: int, hidden: int, layers: int, directions: int, element_bytes: int
 ) -> int:
-    """Return the size of cuDNN's reserve in bytes.
+    """Return the estimated size of cuDNN's reserve (a buffer from forward to backward) in bytes.
 
     Args:
         numbers: the values stored per step, unit and layer (:func:`~tensoropt.ops.registry.reserve_of`).
-        steps: time steps of all sequences of the batch.
+        steps: the time steps, summed over the sequences of the batch.
         hidden: the units per layer and direction.
     """
     return steps * hidden * directions * (numbers * layers + layers - 1) * element_bytes
 
 
 class CudaRecurrent(TorchFunctionMode):
-    """A mode in which recurrent layers of fake tensors use memory as on GPUs."""
+    """A torch function mode in which recurrent layers on fake tensors allocate as much memory as on GPUs."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -178,7 +178,7 @@ def _attention_kernel(
 
 
 class CudaAttention(TorchFunctionMode):
-    """A mode in which attention on fake tensors runs by the kernels of a GPU's compute capability."""
+    """A torch function mode in which attention on fake tensors runs by a GPU's kernels."""
 
     def __init__(self, capability: Capability):
         super().__init__()

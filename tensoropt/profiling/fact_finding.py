@@ -1,9 +1,9 @@
 """Functions that find a workload's facts, such as saved tensors, FLOP and memory peaks, on fake tensors.
 
-The run is observed by saved-tensor hooks and a dispatch mode that tracks storages. Tensors on the meta device
-show what most kernels save for backward, fake tensors what attention and recurrent layers save on CPUs and
-GPUs (:mod:`tensoropt.profiling.cuda_kernels`). Neither shows that some kernels leave results in larger
-storages, as ``resize_`` never frees any; a test compares every operator with real tensors.
+Saved-tensor hooks and a dispatch mode that tracks storages observe the run. Tensors on the meta device show
+what most kernels save for backward, fake tensors what attention and recurrent layers save on CPUs and GPUs
+(:mod:`tensoropt.profiling.cuda_kernels`). Neither shows that some kernels leave results in larger storages,
+which :class:`KernelStorages` adds; a test compares every operator with real tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _most(a: Any, b: Any) -> Any:
 
 
 class UnlikeError(Exception):
-    """A comparison of sizes is true for some workloads of a kind and false for others."""
+    """Workloads that differ only in sizes behave differently: a comparison of sizes is true for some only."""
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -47,8 +47,8 @@ class LiveTensors(TorchDispatchMode):
     """A dispatch mode that tracks the storages that operators create.
 
     Args:
-        of_kind: for workloads that differ only in sizes: for each size that :meth:`size` records, an array of
-            this size in all workloads. All numbers below are then such arrays.
+        of_kind: to follow many workloads that differ only in sizes: for each size that :meth:`size` records,
+            an array of it in all workloads. All numbers below are then such arrays.
 
     Attributes:
         sizes: the recorded sizes in bytes and FLOP counts, in order.
@@ -71,7 +71,7 @@ class LiveTensors(TorchDispatchMode):
         self.storages: dict[int, weakref.ref] = {}
 
     def size(self, number: int) -> Any:
-        """Record a size or FLOP count; return it, or with ``of_kind`` its array of all workloads."""
+        """Record a size or FLOP count; return it, or with ``of_kind`` an array with it for all workloads."""
         self.sizes.append(number)
         return number if self._of_kind is None else self._of_kind[len(self.sizes) - 1]
 
@@ -79,7 +79,7 @@ class LiveTensors(TorchDispatchMode):
         return self.size(tensor.numel() * tensor.element_size())
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Do not count a tensor's storage, because it was made outside."""
+        """Leave a tensor's storage out of all counts, because it was made outside of the workload."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         # When it dies, a new storage, which then has to count, may reuse its address.
@@ -125,7 +125,7 @@ class LiveTensors(TorchDispatchMode):
         self.peak = _most(self.peak, self.now)
 
     def reshard(self, x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
-        """Return a tensor of a shape, and count the temporary buffers of resharding ``x`` to it."""
+        """Return a tensor of ``shape`` as if ``x`` was resharded, and count the buffers that this takes."""
         result = x.new_empty(shape)
         others = _most(0, self.size(elements * x.element_size()) - self.bytes(result))
         self._count(others)
@@ -145,10 +145,10 @@ class _Peak(NamedTuple):
 
 
 class _Activity(NamedTuple):
-    """A part of forward or backward, identified by the parameters that may be alive.
+    """A part of forward or backward, identified by the parameters that may be in memory during it.
 
     Attributes:
-        reads: the parameters that are read now.
+        reads: the parameters that the part reads.
         made: the parameters whose gradients were made earlier.
     """
 
@@ -160,13 +160,13 @@ class _PeakBytes(NamedTuple):
     of: Mapping[_Activity, _Peak]
 
     def above(self, kept: Any, *, reading: bool = False) -> Any:
-        """Return the highest peak above ``kept`` bytes; ``reading``: only of parts that read a parameter."""
+        """Return how far the highest peak, or that of parts that read parameters, is above ``kept`` bytes."""
         peaks = [peak.most for at, peak in self.of.items() if at.reads or not reading]
         return _most(0, reduce(_most, peaks, 0) - kept)
 
 
 class _PeakTracker:
-    """A recorder of separate memory peaks for each part of backward in which the same parameters are read."""
+    """A recorder of memory peaks, one for each part of backward in which the same parameters are read."""
 
     def __init__(self, live: LiveTensors):
         self.live = live
@@ -186,11 +186,11 @@ class _PeakTracker:
         self._began = self.live.now
 
     def arrived(self, name: str) -> None:
-        """Record that a parameter's gradient was made, which is freed before the next operator."""
+        """Record that a parameter's gradient was added to its bucket, and so will be freed."""
         self._arrived.add(name)
 
     def close(self, *, ended: bool = False) -> None:
-        """End the current activity if its node has ended or a gradient was made; ``ended``: in any case."""
+        """End the current part if its autograd node has ended or made a gradient; ``ended``: in any case."""
         # Autograd does not report when a node ends: the next operator that runs in another node shows it.
         other = self._node is not None and torch._C._current_autograd_node() is not self._node
         if ended or other or self._arrived:
@@ -202,7 +202,7 @@ class _PeakTracker:
             self.book(self._activity)
 
     def book(self, activity: _Activity) -> None:
-        """Attribute the peak since the last call to an activity."""
+        """Attribute the memory peak since the last call to a part of forward or backward."""
         now = _Peak(self.live.peak, self._began)
         before = self._of.get(activity, now)
         self._of[activity] = _Peak(*map(_most, before, now))
@@ -265,7 +265,7 @@ def _rnn_kept(
     dtype: torch.dtype,
     settings: tuple[Any, ...],
 ) -> int:
-    """Return the bytes that oneDNN's recurrent layer saves, by a real run: a fake layer's workspace is empty.
+    """Return the bytes of workspace that oneDNN's recurrent layer saves, from a run on real tensors.
 
     Args:
         weights: the shapes of the weights.
@@ -280,7 +280,7 @@ def _rnn_kept(
 
 
 def _rnn_workspace(steps: int, batch: int, *layer: Any) -> int:
-    """Return :func:`_rnn_kept`, extrapolated for large inputs."""
+    """Return the bytes of workspace that oneDNN's recurrent layer saves, extrapolated for large inputs."""
     few, more = _RNN_STEPS
     if steps * batch <= more * _RNN_BATCH:
         return _rnn_kept(steps, batch, *layer)
@@ -350,14 +350,14 @@ def find_facts(
 def probe(
     work: workload.Workload, training: bool, of_kind: Sequence[Any] | None = None, *, meta: bool = False
 ) -> tuple[Facts, tuple[int, ...]]:
-    """Return a workload's facts with CPU kernels, and all sizes and FLOP counts recorded on the way.
+    """Run a workload on fake tensors with CPU kernels; return its facts, and all recorded sizes and FLOP.
 
     Args:
-        of_kind: as for :class:`LiveTensors`; the facts then have arrays for numbers.
-        meta: as for :func:`~tensoropt.profiling.workload.on_fake_tensors`.
+        of_kind: the recorded sizes of many workloads (:class:`LiveTensors`); the facts then have arrays.
+        meta: try the meta device first, which is faster but lacks some kernels.
 
     Raises:
-        UnlikeError: the workloads of the kind have facts of different forms.
+        UnlikeError: the workloads of ``of_kind`` have facts of different forms.
     """
 
     def observe(tensors: dict[str, torch.Tensor]) -> tuple[Facts, tuple[int, ...]]:
@@ -375,7 +375,10 @@ _SPLIT: dict[tuple[str, cuda_kernels.Capability | None], SplitFacts] = {}
 def find_split_facts(
     work: workload.Workload, capability: cuda_kernels.Capability | None = None
 ) -> SplitFacts:
-    """Find the memory of a workload's split backward on fake tensors; arguments as for :func:`find_facts`."""
+    """Find the memory of a workload that makes gradients of inputs first and of parameters later.
+
+    Fake tensors are used, with CPU kernels or those of a GPU's compute capability.
+    """
     key = work.key, capability
     if key not in _SPLIT:
         kernels = nullcontext() if capability is None else cuda_kernels.CudaAttention(capability)
@@ -393,7 +396,7 @@ def _split_facts(work: workload.Workload, tensors: dict[str, torch.Tensor], *, l
 
 
 class _Given(torch.autograd.Function):
-    """Joins results under one root, so that their gradients are created when backward begins."""
+    """Joins results under one root, whose backward creates their gradients only when it begins."""
 
     @staticmethod
     def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
@@ -414,7 +417,7 @@ class _Given(torch.autograd.Function):
 
 
 class _Taken(torch.autograd.Function):
-    """An identity whose backward stores the gradient itself; a leaf's would be copied if it is a view."""
+    """An identity whose backward stores the gradient itself; autograd would copy a leaf's that is a view."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, name: str, taken: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -436,7 +439,7 @@ class _Probe:
         given: storage of an input -> the input's name and role.
         saved: the storages made inside the workload that autograd saves.
         touched: input -> number of saved tensors in its storage.
-        made_by: storage -> the position of the call that made it, and a weak reference.
+        made_by: storage -> the index of the call that made it, and a weak reference.
         calls: for each call, the memory peak in bytes, and whether the call reads a parameter.
     """
 
@@ -521,7 +524,7 @@ class _Probe:
         )
 
     def observe_split(self, *, last: bool) -> SplitFacts:
-        """Run forward and a split backward; with ``last``, no later workload keeps the graph alive."""
+        """Run forward and a split backward; with ``last``, no later workload keeps autograd's graph alive."""
         # Imported only here, as importing PyTorch's distributed part takes a while.
         from torch.distributed.pipelining._backward import stage_backward_input
 
@@ -569,7 +572,7 @@ class _Probe:
     def _forward(
         self, taken: dict[str, torch.Tensor], pack: Callable[[torch.Tensor], Any] | None = None
     ) -> None:
-        """Run forward; backward will put gradients of reads in ``taken``. ``pack`` records saved tensors."""
+        """Run forward; backward will put inputs' gradients in ``taken``. ``pack`` records saved tensors."""
         for tensor in self.tensors.values():
             self.live.ignore(tensor)  # tensors passed to a group are counted where they were made
         if self.training:
@@ -595,7 +598,7 @@ class _Probe:
         return self.made_by[storage][0] if storage in self.made_by else 0
 
     def _lying(self) -> tuple[dict[str, str], dict[str, Any], dict[str, str]]:
-        """Return :attr:`Facts.lies_in`, :attr:`Facts.extents` and :attr:`Facts.lies_in_free`."""
+        """Return the fields ``lies_in``, ``extents`` and ``lies_in_free`` of :class:`Facts`."""
         lies_in, extents, in_free = {}, {}, {}
         first: dict[int, str] = {}
         for name in self.work.writes:
@@ -680,7 +683,7 @@ class _Probe:
 
 
 def add_weight_gradients(groups: list[dict[str, Any]]) -> None:
-    """Make the parameters' gradients of a split backward, and add them to the parameters' ``grad``."""
+    """Make the parameters' gradients that a split backward has left for later, and add them to ``grad``."""
     # Imported only here, as importing PyTorch's distributed part takes a while.
     from torch.distributed.pipelining._backward import stage_backward_weight
 

@@ -1,4 +1,4 @@
-"""Facts: what a workload saves for backward, its FLOP, and its memory peaks."""
+"""The facts of a workload (one rank's work for one group): saved tensors, FLOP, traffic, memory peaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensoropt.ops import registry
 
 
 def flops_of(operator: Any) -> Any:
-    """Return an operator's FLOP counter, called with its arguments and ``out_val``; None if there is none."""
+    """Return the function that counts an operator's FLOP, given its arguments and ``out_val``, or None."""
     return registry.flops_of(operator._schema.name) or flop_registry.get(operator._overloadpacket)
 
 
@@ -45,11 +45,10 @@ class CallWork(NamedTuple):
 
 
 class BackwardRun(NamedTuple):
-    """A part of backward: autograd nodes that run while the same gathered (unsharded) parameters may be
-    alive.
+    """A part of backward in which the same gathered (unsharded) parameters may be in memory.
 
     Attributes:
-        reads: the parameters that these nodes read.
+        reads: the parameters that its autograd nodes read.
         made: the parameters whose gradients were made earlier.
         peak_bytes: the peak of memory above the workload's ``kept_bytes``; negative if most saved tensors are
             freed before.
@@ -67,10 +66,11 @@ class SplitFacts(NamedTuple):
 
     Attributes:
         inputs_bytes: the peak while gradients of inputs are made, above ``kept_bytes``.
-        waiting_bytes: the gradients that wait for the making of parameters' gradients.
+        waiting_bytes: the size of what is stored until the parameters' gradients are made.
         released_bytes: the part of ``kept_bytes`` that the first pass frees if no later workload keeps the
             autograd graph alive.
-        weights_bytes: the peak while parameters' gradients are made, above saved and waiting bytes.
+        weights_bytes: the peak while parameters' gradients are made, above ``kept_bytes`` and
+            ``waiting_bytes``.
     """
 
     inputs_bytes: int = 0
@@ -133,7 +133,7 @@ class Facts:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Facts:
-        """Return the facts of a record, which may have passed through JSON and so have lists for tuples."""
+        """Return the facts of a stored record; a record read from JSON has lists in place of tuples."""
         # Records that were stored earlier have more fields.
         data = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         data["reads_kept"], data["writes_kept"] = tuple(data["reads_kept"]), tuple(data["writes_kept"])

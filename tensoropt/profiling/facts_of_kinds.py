@@ -1,10 +1,10 @@
-"""The facts of many workloads, from probes of a few of each kind.
+"""The facts of many workloads, derived from runs of a few of each kind on fake tensors (probes).
 
-A probe runs a workload on fake tensors. Workloads of one kind differ only in sizes. Every storage size,
-transfer and FLOP count of a probe is a product of powers of these sizes, so that probes of a few workloads
-determine it for all workloads of the kind, in whole numbers. As memory peaks are not such products, one
-further probe computes with the numbers of all workloads at once. More probes check the result: one for every
-pattern of sizes that are 1, as such dims broadcast and have any stride.
+Workloads of one kind differ only in sizes. Every storage size, transfer and FLOP count of a probe is a
+product of powers of these sizes, so that probes of a few workloads determine it for all workloads of the
+kind, in whole numbers. As memory peaks are not such products, one further probe computes with the numbers of
+all workloads at once. More probes check the result: one for every pattern of sizes that are 1, as such dims
+broadcast and have any stride.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _FEW = 3
 
 
 def kind_of(work: Workload) -> str:
-    """Return a workload's content as text, without its sizes unless they decide which kernels run."""
+    """Return a text that workloads have in common if they differ only in sizes. With attention or recurrent
+    layers the text has the sizes, too, as they decide which kernels run."""
     alone = has_attention(work) or has_recurrent(work)
     return work.content if alone else _SIZE.sub("#", work.content)
 
@@ -43,7 +44,10 @@ def kind_of(work: Workload) -> str:
 def find_facts_of_all(
     works: Sequence[Workload], training: bool = True, capability: Capability | None = None
 ) -> list[Facts]:
-    """Return :func:`find_facts` of many workloads, computed in forks if this process allows it."""
+    """Return the facts of many workloads, in order, computed in forked processes if this process allows it.
+
+    ``capability``: the compute capability of the GPU whose kernels run; None for CPU kernels.
+    """
     kinds: dict[str, list[int]] = {}
     for i, work in enumerate(works):
         kinds.setdefault(kind_of(work), []).append(i)
@@ -66,7 +70,7 @@ def find_facts_of_all(
 
 
 def _derive_facts(works: Sequence[Workload], training: bool) -> dict[int, Facts]:
-    """Return position -> facts of workloads of one kind, except of those that need a probe of their own."""
+    """Return index -> facts of workloads of one kind, except of those that have to be probed one by one."""
     kind = _Kind(works, training)
     found = kind.derive(range(len(works)))
     if len(found) < len(works):
@@ -94,7 +98,7 @@ class _Kind:
         self.probed: dict[int, tuple[Facts, tuple[int, ...]]] = {}
 
     def derive(self, members: Sequence[int]) -> dict[int, Facts]:
-        """Return the facts of those members whose facts follow from probes of a few."""
+        """Return index -> facts of those ``members`` whose facts follow from probes of a few."""
         if len(members) <= _FEW:
             return {}
         logs = np.log(self.sizes)
@@ -138,7 +142,7 @@ class _Kind:
 
 
 def _independent(vectors: np.ndarray, order: Iterable[int]) -> list[int]:
-    """Return the indices, in order, of vectors that are linearly independent of those before."""
+    """Return the indices, in order, of vectors that are linearly independent of all vectors before them."""
     left, found = vectors.copy(), []
     for i in order:
         length = np.linalg.norm(left[i])

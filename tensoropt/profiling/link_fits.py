@@ -1,4 +1,4 @@
-"""Lines fitted to the times of messages.
+"""Lines fitted to the measured times of messages and collectives, as functions of their size.
 
 Each line is ``t = alpha + bytes / beta``, fitted by least squares of relative errors. A fit has several lines
 for ranges of sizes: the times of small messages are mostly wake-ups, and large messages leave the caches.
@@ -50,7 +50,8 @@ class LinkFit:
         group: the ranks.
         segments: the lines with their ranges, ascending in ``up_to_bytes``.
         residual: root mean square of the relative errors.
-        points: ``(bytes, seconds, spread, longest)``; spread is half the interquartile range over the median.
+        points: ``(bytes, seconds, spread, longest)``; spread is half the interquartile range over the median,
+            longest the slowest repeat in seconds.
     """
 
     kind: str
@@ -60,7 +61,7 @@ class LinkFit:
     points: tuple[tuple[int, float, float, float], ...] = field(default=(), repr=False)
 
     def time_s(self, num_bytes: float) -> float:
-        """Return the predicted seconds, which never fall with size and are interpolated between lines."""
+        """Return the predicted time in seconds for a size; it never falls with size, also between lines."""
         # Between two lines is a gap without measurements. A jump at a guessed border inside it, such as where
         # the allocator changes its behaviour, would misprice messages in the gap several times over; hence
         # the interpolation.
@@ -123,7 +124,7 @@ def _fit_line(sizes: Sequence[float], seconds: Sequence[float] | Floats) -> tupl
 
 
 def fit_segments(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[tuple[Segment, ...], float]:
-    """Return as few lines as fit the points well, at most four, and the relative residual.
+    """Return (as few lines as fit the times well, at most four; the root mean square of the relative errors).
 
     Before fitting, a time above that of a larger message is lowered to the latter.
 

@@ -1,4 +1,4 @@
-"""Functions that run on ranks when links are measured: collectives and messages between clock stamps."""
+"""Functions that run on each rank to time collectives and messages when links are measured."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SizeStamps(NamedTuple):
     """The times of all repeats of one message size on one rank, in seconds.
 
     Attributes:
-        starts, ends: the clock stamps of each repeat that began on an idle device, on the common clock.
-        in_stream: the durations of repeats queued behind other work on the device; NaN where the host was not
-            ahead, empty on CPUs.
+        starts, ends: when each repeat that found the device idle began and ended, on the ranks' common clock.
+        in_stream: the durations of repeats queued behind other work on the device; NaN if the device was done
+            with that before the host had queued the repeat, empty on CPUs.
     """
 
     starts: list[float]
@@ -43,11 +43,12 @@ def time_collective(
     groups: Sequence[Sequence[int]],
     plan: Sequence[tuple[int, int]],
 ) -> _Stamps:
-    """Run one collective in this rank's group, in all groups at once; the sizes take turns in laps.
+    """Time a collective in this rank's group, while all other groups run it, too; return the times by size.
 
     Args:
         groups: a partition of all ranks.
-        plan: ``(bytes, repeats)`` per size; :mod:`tensoropt.profiling.links` says what bytes mean.
+        plan: ``(bytes, repeats)`` per size; :mod:`tensoropt.profiling.links` says what bytes mean. The
+            repeats are spread over several rounds, in which the sizes take turns.
     """
     clock = common_clock()
     handles = [dist.new_group(list(group)) for group in groups]  # every rank creates every group
@@ -72,7 +73,8 @@ def time_collective(
 
 
 def time_pair(rank: int, world_size: int, pair: Sequence[int], plan: Sequence[tuple[int, int]]) -> _Stamps:
-    """Time a message from the first rank of the pair to the second and back, while the other ranks wait."""
+    """Time a message from the first rank of the pair to the second and back, while the other ranks wait;
+    return the times by size. ``plan`` has ``(bytes, repeats)`` per size."""
     clock, stamps, device = common_clock(), _Stamps(), local_timer().device
 
     def there_and_back(message: torch.Tensor) -> None:
@@ -125,7 +127,7 @@ def _repeat(
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """Return the seconds of an action queued behind other work of the device, per repeat; empty on CPUs.
+    """Return the seconds that each repeat takes when queued behind other work of the device; empty on CPUs.
 
     Args:
         meet: an action that synchronises the devices of all ranks, so that no timed rank waits for another.

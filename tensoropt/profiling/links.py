@@ -1,4 +1,4 @@
-"""Collectives timed on a mesh's groups, fitted to lines (:mod:`tensoropt.profiling.link_fits`), and stored.
+"""Functions that time collectives and messages on a mesh of ranks, fit lines to the times and store them.
 
 The meaning of ``bytes`` for each kind:
 
@@ -60,7 +60,7 @@ _ROUNDS = {"gloo": 3, "nccl": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFits:
-    """The fits of all collectives and pairs of ranks of one mesh.
+    """The lines fitted to the times of all collectives and all pairs of ranks of one mesh.
 
     Attributes:
         collectives: ``(kind, axes)`` -> one fit per group; all groups ran at once, and so shared links.
@@ -98,12 +98,12 @@ def _rows(title: str, fit: LinkFit) -> list[str]:
 
 
 def _repeats_for(size: int) -> int:
-    """Return the number of repeats of a message size; most sizes then take about the same total time."""
+    """Return how often to time a message size; most sizes then take the same total time."""
     return int(min(_MOST_REPEATS, max(_FEWEST_REPEATS, _BUDGET_S / (_MESSAGE_S + size / _BYTES_PER_S))))
 
 
 def _in_step(seconds: Floats) -> float:
-    """Return a collective's mean duration, with the stalls that it has in a step.
+    """Return the mean of a collective's durations, stalls included, as they also occur in a training step.
 
     The longest repeat is left out if it took longer than all others together: a standstill of the machine.
     """
@@ -130,9 +130,9 @@ def measure_links(
 
     Args:
         pool: ranks of this cluster.
-        store: measurements by cluster fingerprint, backend, kind and groups.
+        store: keeps measurements by cluster fingerprint, backend, kind and groups.
         sizes: message sizes in bytes, ascending.
-        refresh: repeat stored measurements.
+        refresh: measure anew what is stored.
         progress: called before each measurement and at the end, with ``stage``.
 
     Raises:
@@ -179,7 +179,7 @@ def measure_links(
 
 
 def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str | None = None) -> LinkFits:
-    """Return the fits of a mesh that the store has, without measuring."""
+    """Return the fits that the store has for a mesh, without measuring."""
     backend = backend or ("nccl" if cluster.device_type == "cuda" else "gloo")
     jobs = _jobs(mesh, COLLECTIVES, pairs=True)
     keys = {job: _key(cluster, backend, *job) for job in jobs}
@@ -189,7 +189,7 @@ def load_links(cluster: Cluster, mesh: Mesh, store: ProfileStore, backend: str |
 
 
 class _Job(NamedTuple):
-    """One measurement, of a collective or ``_SEND``, in several groups of ranks at once."""
+    """One measurement, of a collective or of messages, in several groups of ranks at once."""
 
     kind: str
     groups: tuple[tuple[int, ...], ...]
@@ -253,13 +253,13 @@ class _NotAheadError(MeasurementError):
 
 
 def _from_idle(ranks: Sequence[SizeStamps]) -> Floats:
-    """Return the duration of each repeat on idle devices, from the last rank's start to the last end."""
+    """Return each repeat's duration on idle devices: from the last rank's start to the last rank's end."""
     starts = np.max([rank.starts for rank in ranks], axis=0)
     return np.max([rank.ends for rank in ranks], axis=0) - starts
 
 
 def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
-    """Return the slowest device's duration of each repeat that all hosts issued before devices reached it."""
+    """Return the slowest device's duration of each repeat that all hosts queued before devices reached it."""
     seconds = np.max([rank.in_stream for rank in ranks], axis=0)  # NaN if one of them is NaN
     ahead = seconds[~np.isnan(seconds)]
     if not len(ahead):

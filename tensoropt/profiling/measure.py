@@ -1,4 +1,4 @@
-"""The measurement of workloads on a pool of ranks: what the store lacks is timed, saved and maybe retried."""
+"""Functions that time workloads on a pool of ranks, unless the profile store has their times already."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _allowed_for(timeout_s: float, expected_s: float) -> float:
 
 
 def _batches(works: Sequence[Workload], expected_s: Mapping[str, float]) -> Iterator[list[Workload]]:
-    """Yield consecutive workloads in batches, limited by ``_BATCH_S`` and ``_BATCH``."""
+    """Yield consecutive workloads in batches of at most ``_BATCH_S`` seconds and ``_BATCH`` workloads."""
     batch: list[Workload] = []
     for work in works:
         took_s = sum(expected_s[other.key] for other in [*batch, work])
@@ -42,7 +42,7 @@ _READY_S, _MAKING_S_PER_BYTE = 0.1, 2e-9
 
 
 def _timing_s(work: Workload, visit_s: float) -> float:
-    """Return the approximate seconds of measuring a workload; ``visit_s`` is one forward and backward."""
+    """Return the estimated seconds of measuring a workload; one forward and backward take ``visit_s``."""
     size = sum(spec.bytes for _, spec, _ in work.inputs)
     copies = max(1, min(WallTimer().copies(size), int(workload_timing.TARGET_S / max(visit_s, 1e-6))))
     # The first two laps over all copies, followed by the repeats.
@@ -65,9 +65,9 @@ def measure_workloads(
     """Time the workloads that the store lacks, and return the records of all workloads.
 
     Args:
-        prefix: the beginning of store keys, which names the device and the way of measuring.
-        describe: returns additional fields of a workload's record.
-        expected_s: returns the approximate seconds of forward and backward, for estimates and timeouts.
+        prefix: the beginning of store keys, which names the device and how it is measured.
+        describe: a function that returns further fields of a workload's record.
+        expected_s: a function that estimates the seconds of forward and backward, for progress and timeouts.
         progress: receives reports of the stage ``measure``.
         begins: called once before measuring, with the number of workloads and the estimated seconds.
 
@@ -116,9 +116,7 @@ class _Batch:
     keep: Callable[[Mapping[str, dict[str, Any]]], None]
 
     def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
-        """Time and save the workloads; return unsaved those that lacked memory, if they may be tried
-        ``again``.
-        """
+        """Time and save workloads; with ``again``, return those that lack memory, for another attempt."""
         short: list[Workload] = []
         while works:
             # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.

@@ -12,7 +12,7 @@ from tensoropt.ranks.pool import RankPool
 
 
 def time_optimizer(rank: int, world_size: int, name: str, elements: int) -> float:
-    """Return the seconds of an optimizer's step on this rank's device, for ``elements`` float32 elements."""
+    """Return the seconds that a step over ``elements`` float32 elements takes on this rank's device."""
     timer = local_timer()
     # Several parameters, because multi-tensor steps work on lists; eight is an assumption.
     parameters = [torch.randn(elements // 8, device=timer.device).requires_grad_() for _ in range(8)]
@@ -41,7 +41,7 @@ _OPTIMIZER_SIZES = (1 << 18, 1 << 22)
 
 
 def measure_optimizer(pool: RankPool, store: ProfileStore, prefix: str, name: str) -> float:
-    """Return the seconds per element of an optimizer's step, from the slope between two sizes."""
+    """Return the seconds per element of an optimizer's step: the slope between steps of two sizes."""
     key = f"{prefix}/optimizer-{name}"
     record = store.get(key)
     if record is None:

@@ -20,8 +20,8 @@ class OptimizerKind:
         state: values kept besides the parameter and its gradient.
         transient: temporaries that a step makes for all parameters at once.
         traffic: values that a step reads and writes.
-        largest: temporaries that a step makes for one parameter at a time, per element of the largest.
-        code: a hash of a user's file.
+        largest: temporaries made for one parameter at a time, per element of the largest parameter.
+        code: a hash of the file that defines a user's optimizer.
     """
 
     state: float
@@ -31,7 +31,7 @@ class OptimizerKind:
     code: str = ""
 
     def made(self, elements: int, largest: tuple[int, int]) -> float:
-        """Return the temporaries of a step per element of a parameter.
+        """Return the number of temporary values of a step per element of a parameter.
 
         Args:
             elements: the elements of the parameter.
@@ -56,10 +56,10 @@ Adam reads parameter, gradient and state once."""
 
 
 def with_kind(name: str) -> str:
-    """Return an optimizer's name, with figures if it is a user's: ``module.py:make?state=2&transient=1&...``.
+    """Return an optimizer's name; a user's gets its memory and traffic appended:
+    ``module.py:make?state=2&...``.
 
-    To find the figures, the optimizer is stepped on small tensors, so that readers of plans need not run its
-    code.
+    The optimizer is stepped on small tensors to find them. Readers of plans then need not run its code.
 
     Raises:
         MeasurementError: there is no optimizer of that name, or it cannot be used.
@@ -77,7 +77,10 @@ def with_kind(name: str) -> str:
 
 
 def kind_of(name: str) -> OptimizerKind:
-    """Return an optimizer's figures by its name (:func:`with_kind`); MeasurementError if it is unknown."""
+    """Return an optimizer's memory and traffic by its name, as :func:`with_kind` returns it.
+
+    Raises :class:`MeasurementError` if the name is unknown.
+    """
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     written = dict(part.partition("=")[::2] for part in name.partition("?")[2].split("&"))
@@ -89,7 +92,7 @@ def kind_of(name: str) -> OptimizerKind:
 
 
 def short_optimizer(name: str) -> str:
-    """Return an optimizer's name without its figures."""
+    """Return an optimizer's name without the figures that :func:`with_kind` appends."""
     return name.partition("?")[0]
 
 

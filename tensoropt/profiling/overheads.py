@@ -1,8 +1,8 @@
 """The overheads of a step beyond operators and collectives, on the device and on its host.
 
-They are the costs of copies around collectives, of adding gradients to buckets, of tensors between groups
-(edges), of each parameter in the optimizer's step, and of autograd's requests in recomputed regions. They
-follow from the device's data sheet and ``cluster/presets/host.yaml``.
+They are the times of copies around collectives, of adding gradients to buckets, of tensors between groups
+(edges), of each parameter in the optimizer's step, and of calls in recomputed regions. They follow from the
+device's data sheet and ``cluster/presets/host.yaml``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Overheads:
         step_s: one parameter in the optimizer's step, besides its elements.
         pass_s: one direction of an edge in which nothing moves.
         arrive_s, accumulate_s: a gradient copied, or added, into its bucket, besides its bytes.
-        of_host: the same for a separate host, whose time does not depend on bytes.
+        of_host: these times on a separate host, where they do not depend on bytes.
     """
 
     copy_s_per_byte: float = 0.0
@@ -43,7 +43,7 @@ class Overheads:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Overheads:
-        """Return the overheads of a record, ignoring figures of older versions."""
+        """Return the overheads of a stored record; figures that only older versions had are ignored."""
         known = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         host = known.get("of_host")
         return cls(**{**known, "of_host": None if host is None else cls.from_record(host)})
@@ -54,14 +54,15 @@ class Overheads:
         return self.of_host or NO_OVERHEADS
 
     def issuing_s(self, steps: int) -> float:
-        """Return the time, besides bytes, of one direction of an edge with ``steps`` resharding steps."""
+        """Return the time in seconds of one direction of an edge (a tensor between groups) with ``steps``
+        resharding steps, without the time to move its bytes."""
         return self.pass_s + steps * (self.call_s - self.pass_s) if steps else 0.0
 
     def arrival_s(self, gradient_bytes: float, micro_batches: int = 1, *, copied: bool = True) -> float:
         """Return the time per micro-batch, in seconds, to add a gradient to its bucket.
 
         Args:
-            copied: whether the first micro-batch's gradient is copied to the bucket; later ones are added.
+            copied: whether the first micro-batch's gradient has to be copied to the bucket; else it is free.
         """
         first = self.arrive_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
         other = self.accumulate_s + gradient_bytes * self.add_s_per_byte

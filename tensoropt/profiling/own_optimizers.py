@@ -1,4 +1,4 @@
-"""A user's optimizer: its figures, found by stepping it on small tensors."""
+"""The memory and traffic of a user's optimizer, found by stepping it on small tensors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ def optimizer_from(name: str, parameters: Sequence[torch.Tensor]) -> torch.optim
 
 
 def found_figures(name: str) -> dict[str, float | str]:
-    """Return an optimizer's fields of :class:`tensoropt.profiling.optimizers.OptimizerKind`.
+    """Return a user's optimizer's fields of :class:`tensoropt.profiling.optimizers.OptimizerKind`.
 
     Raises:
-        MeasurementError: as for :func:`optimizer_from`, or the optimizer does not treat each element by
-            itself.
+        MeasurementError: the function makes no optimizer, or one that does not treat each element by itself.
     """
     make = _function(name)
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""The peak of CPU ranks: the most FLOP/s of a product while all of them compute."""
+"""The peak FLOP/s of CPU ranks, measured by matrix products while all ranks compute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDTHS, _EACH_S = (512, 1024), 0.15
 
 @torch.no_grad()
 def _most_flops(rank: int, world_size: int, dtype: str) -> float:
-    """Return the most FLOP/s that this rank reaches in products of a dtype; runs in the pool."""
+    """Return the most FLOP/s that this rank reaches in matrix products of a dtype; runs in the pool."""
     timer, best = WallTimer(), 0.0
     for width in _WIDTHS:
         a, b = (torch.randn(width, width).to(getattr(torch, dtype)) for _ in range(2))
@@ -38,14 +38,14 @@ def _most_flops(rank: int, world_size: int, dtype: str) -> float:
 
 
 def known_peaks(store: ProfileStore, prefix: str) -> dict[str, float]:
-    """Return the stored peak FLOP/s by dtype."""
+    """Return the stored peak FLOP/s of a rank by dtype."""
     return dict(store.get(f"{prefix}/{_KEY}") or {})
 
 
 def measure_peaks(
     pool: RankPool, store: ProfileStore, prefix: str, dtypes: Iterable[str]
 ) -> dict[str, float]:
-    """Measure the peak FLOP/s of the given dtypes, and return the best ever measured, by dtype."""
+    """Measure the peak FLOP/s of a rank for some dtypes; return the best ever measured, by dtype."""
     known = known_peaks(store, prefix)
     for dtype in dtypes:
         known[dtype] = max(known.get(dtype, 0.0), *pool.run(_most_flops, dtype))

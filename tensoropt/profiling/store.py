@@ -291,8 +291,7 @@ class ProfileStore:
             self._do(lambda connection: _insert(connection, rows))
 
     def put(self, key: str, record: Mapping[str, Any], kind: str = "compute") -> None:
-        """Save one record, or one cached value, which may contain arrays. A store in memory discards cached
-        values.
+        """Save a record, or a cached value, which may have arrays and is discarded by a store in memory.
 
         Raises:
             TensorOptError: the value is not plain data, is too large, or cannot be written.
@@ -343,7 +342,7 @@ class ProfileStore:
             yield key, json.loads(record)
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """Return at most ``most`` records of a kind, always those whose keys end in the lowest hashes."""
+        """Return at most ``most`` records of a kind, always the same ones (by hashes at the end of keys)."""
         query = "SELECT key, record FROM profiles WHERE kind = ? ORDER BY substr(key, -32) LIMIT ?"
         rows = self._do(lambda connection: connection.execute(query, (kind, most)).fetchall())
         records = sorted((key, json.loads(record)) for key, record in rows)
@@ -355,7 +354,7 @@ class ProfileStore:
         return self._do(lambda connection: connection.execute(query, values).fetchone()[0])
 
     def digest(self) -> str:
-        """Return a hash of all records except those of kind ``saved``, which follow from their workloads."""
+        """Return a hash of all records, except those of kind ``saved``, which can be computed again."""
         digest = hashlib.sha256()
 
         def read(connection: sqlite3.Connection) -> None:
@@ -377,8 +376,7 @@ class ProfileStore:
         return written
 
     def import_file(self, path: str | os.PathLike[str]) -> int:
-        """Add the records of an exported file, replacing those with the same keys; return the number of
-        records.
+        """Add the records of an exported file, replacing equal keys; return the number of records.
 
         Raises:
             MeasurementError: the file is missing, or is not an export. Nothing is imported then.
@@ -455,7 +453,7 @@ class ProfileStore:
         return connect(None)
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Run one action; if the file turns out corrupt or read-only, replace the file and retry."""
+        """Run one action; if the file is corrupt, replace it, if it is read-only, use memory, then retry."""
         with self._lock:
             try:
                 return action(self._connection)

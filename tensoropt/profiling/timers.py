@@ -1,7 +1,7 @@
-"""Timers of a device's work, with one interface for CPUs and GPUs.
+"""Timers of work on a device, with one interface for CPUs and GPUs.
 
-A GPU is timed by events. An empty task before them keeps it busy until the host has launched all work, so
-that launch gaps do not count; the host's time is recorded apart
+Events time a GPU. An empty task before them keeps it busy until the host has launched all work, so that
+launch gaps do not count; the host's time is recorded apart
 (:class:`~tensoropt.simulate.simulator.StepMetrics`). On CPUs the fastest repeat that did not wait for a core
 counts, as other programs only make work longer; on GPUs the median.
 """
@@ -46,7 +46,7 @@ class Span:
     """The begin and end of one piece of work on a device.
 
     Attributes:
-        begin, end: on the device's clock.
+        begin, end: moments on the device's clock, which its timer can read.
         host_s: the time in which the host launched the work, in seconds; 0 on CPUs.
         ahead: whether the host launched all of the work before the device began; otherwise there may be gaps.
         waited_s: the time in which a CPU rank's thread waited for a core, in seconds.
@@ -71,13 +71,13 @@ def timed(timer: DeviceTimer, work: Callable[[], _Result]) -> tuple[_Result, Spa
 
 
 def counted(timer: DeviceTimer, spans: Sequence[Span]) -> float:
-    """Return the smallest (CPU) or median (GPU) duration of undisturbed spans, or of all if there is none."""
+    """Return the duration, in seconds, that counts: the smallest (CPU) or median (GPU) of undisturbed spans,
+    or of all spans if every one was disturbed."""
     return timer.counting_s(timer.seconds([span for span in spans if not span.disturbed] or spans))
 
 
 @cache
 def _schedule(thread: int) -> int | None:
-    """Return an open file with the time that a thread has waited for a core; None without Linux."""
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -92,7 +92,7 @@ def _waited_s() -> float:
 
 
 class WallTimer:
-    """A timer of a CPU rank, by the clock.
+    """A timer of a CPU rank by the system's clock.
 
     Attributes:
         host_apart: whether a host launches the work of a separate device.
@@ -102,7 +102,7 @@ class WallTimer:
     host_apart = False
 
     def copies(self, size_bytes: int) -> int:
-        """Return how many copies of a workload, each with ``size_bytes`` of tensors, to visit in turn."""
+        """Return how many copies of ``size_bytes`` to visit in turn, so that each has left the cache."""
         return min(_MOST_COPIES, ceil(_CACHE_BYTES / max(size_bytes, 1)))
 
     def leave_cache(self) -> None:
@@ -133,8 +133,7 @@ class WallTimer:
 
 
 class EventTimer:
-    """A timer of a GPU, by events in its current stream; zeroing a tensor of twice the L2's size empties the
-    L2.
+    """A timer of a GPU by events in its current stream. It zeroes a large tensor to empty the L2 cache.
 
     Args:
         device: for example ``cuda:0``.

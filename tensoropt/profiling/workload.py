@@ -49,8 +49,8 @@ class TensorSpec:
         shape, dtype: local shape; dtype by PyTorch's name.
         requires_grad: whether the tensor needs a gradient.
         high: the exclusive upper bound of random integers.
-        ends: for the end positions of groups of rows (of routed experts), the number of rows, shared evenly;
-            else 0.
+        ends: if the values are where each routed expert's rows end, the number of rows, which the experts
+            share evenly; else 0.
         order: the order of its dims in memory (:func:`memory_orders`); None if contiguous.
         domain: the domain of its values; "" for any.
         looped: whether the tensor is a parameter of an unrolled loop, and so stays in the caches.
@@ -76,8 +76,8 @@ class Resolved(NamedTuple):
     Attributes:
         tensor: the name of the result.
         shape: the local shape after resharding.
-        forward_elements, backward_elements: the most elements that resharding the result, or its gradient,
-            needs besides the input.
+        forward_elements, backward_elements: the most elements alive while the result, or its gradient, is
+            resharded, besides the input.
     """
 
     tensor: str
@@ -138,7 +138,7 @@ class Workload:
 
     @cached_property
     def done(self) -> tuple[tuple[str, ...], ...]:
-        """For each call, the names of the tensors inside the group that no later call needs."""
+        """For each call, the names of the group's inner tensors that no later call reads."""
         lasting = {n for n, _, _ in self.inputs} | set(self.writes)
         last: dict[str, int] = {}
         for position, (call, outputs) in enumerate(self.calls):
@@ -150,7 +150,7 @@ class Workload:
         )
 
     def describe(self) -> str:
-        """Return the name of the first call and the shapes of all inputs, for messages."""
+        """Return the name of the first call and the shapes of all inputs, for people."""
         call = self.calls[0][0]
         shapes = ", ".join("x".join(map(str, s.shape)) or "scalar" for _, s, _ in self.inputs)
         return f"{call.function.removesuffix('.default')}({shapes})"
@@ -168,7 +168,7 @@ def workload(
 
     Args:
         orders: the result of :func:`memory_orders`, computed if not given.
-        contiguous: sequences are cut into contiguous parts, not in zig-zag order, as in placed plans.
+        contiguous: whether sequences are cut into contiguous parts, as in placed plans, not in zig-zag order.
     """
     atoms, group = graph.atoms, configuration.group
     orders = memory_orders(graph) if orders is None else orders
@@ -236,11 +236,11 @@ _ORDERS: dict[int, Mapping[str, Order]] = {}
 
 
 def memory_orders(graph: GroupGraph) -> Mapping[str, Order]:
-    """Return the order in memory of the dims of each activation that is not contiguous, by its name.
+    """Return, by name, the order in memory of the dims of each activation that is not contiguous.
 
     A kernel's result may be laid out like its input: attention on transposed heads gives a result whose
-    transposition back is a view. All groups run unsplit on fake tensors; resharding preserves the order
-    (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
+    transposition back is a view. To find out, all groups run unsplit on fake tensors. Resharding preserves
+    the order (:class:`tensoropt.sharding.reshard.redistribute.EdgeSpec`).
     """
     if id(graph) in _ORDERS:
         return _ORDERS[id(graph)]
@@ -277,8 +277,8 @@ def on_fake_tensors(
     *modes: AbstractContextManager[Any],
     meta: bool = False,
 ) -> _T:
-    """Return ``use(operands)`` of random fake tensors under ``modes``, or real ones if a kernel checks
-    values.
+    """Call ``use`` under ``modes`` with the workload's inputs, random fake tensors by name; return its
+    result. If a kernel has to read values, the tensors are real.
 
     Args:
         meta: try the meta device first. It takes a quarter of the time, but lacks the kernels that attention
@@ -304,7 +304,7 @@ def _tame(value: torch.Tensor) -> torch.Tensor:
 
 
 def order_of(value: torch.Tensor) -> Order | None:
-    """Return a tensor's dims by descending stride; None if it is contiguous or has expanded dims."""
+    """Return a tensor's dims by descending stride; None if it is contiguous or an expanded view."""
     # Dims of size 1 may have any stride, and say nothing about a tensor's memory layout.
     wide, strides = [d for d in range(value.dim()) if value.shape[d] > 1], value.stride()
     if any(strides[d] == 0 for d in wide):
@@ -314,7 +314,7 @@ def order_of(value: torch.Tensor) -> Order | None:
 
 
 def random_tensor(spec: TensorSpec, device: torch.device | None = None) -> torch.Tensor:
-    """Return a random tensor for the spec, by default on the default device."""
+    """Return a random tensor that fits the spec; ``device``: by default the default device."""
     if spec.domain:
         drawn = random_tensor(replace(spec, domain="", requires_grad=False), device)
         return in_domain(drawn, spec.domain).requires_grad_(spec.requires_grad)
@@ -371,13 +371,12 @@ def run_workload(
     buffers: Reshard | None = None,
     after: Callable[[int], None] | None = None,
 ) -> None:
-    """Run the calls in order. Their results are added to ``tensors``, and tensors inside the group are
-    removed after their last use.
+    """Run a workload's calls in order. Their results are added to ``tensors``, and tensors inside the group
+    are removed after their last use.
 
     Args:
-        buffers: replaces the resharding inside the group, and allocates as much memory as resharding in a
-            step.
-        after: called after each call, with the call's position.
+        buffers: called instead of the resharding inside the group, to allocate as much memory as in a step.
+        after: called after each call, with the call's index.
     """
     for position, (call, outputs) in enumerate(work.calls):
         args, kwargs = call.arguments(tensors.__getitem__)

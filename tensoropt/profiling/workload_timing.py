@@ -1,4 +1,4 @@
-"""Functions that run on each rank when a workload is timed, and the record of the ranks' seconds.
+"""Functions that time a workload on each rank, and join the ranks' times to one record.
 
 All ranks time the same workload at once, as they share caches, bandwidth and power. The figure of the slowest
 rank counts (:mod:`tensoropt.profiling.timers`). The maximum over ranks is not taken repeat by repeat, because
@@ -48,9 +48,10 @@ def time_workload(
         timer: by default this rank's.
 
     Returns:
-        Seconds of each repeat: ``forward`` and ``backward`` on the device with cold caches; on GPUs also
-            ``forward_host`` and ``backward_host``, in which the host issues them, and ``waits`` if it could
-            not issue ahead. After a failure, such as too little memory, only an ``error``.
+        Lists of seconds, one for each repeat: ``forward`` and ``backward`` on the device with cold caches; on
+            GPUs also ``forward_host`` and ``backward_host``, the host's time to launch them, and ``waits`` if
+            it could not launch ahead of the device. After a failure, such as too little memory, only an
+            ``error``.
     """
     timer = timer or local_timer()
     record: dict[str, Any]
@@ -68,7 +69,7 @@ def time_workload(
 
 
 class _ApartError(RuntimeError):
-    """Ranks failed to synchronise, for a reason that need not be the workload."""
+    """The ranks failed to synchronise, which need not be the workload's fault."""
 
 
 def _meet(meeting: Callable[[], object]) -> None:
@@ -79,7 +80,7 @@ def _meet(meeting: Callable[[], object]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's reason in one line; all out-of-memory errors begin with the same words."""
+    """Return the first line of an error's text; out-of-memory errors all begin with ``OUT_OF_MEMORY``."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     # PyTorch's CPU allocator raises a plain RuntimeError that says "can't allocate memory".
     short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "t allocate memory" in text
@@ -87,7 +88,7 @@ def _reason(error: Exception) -> str:
 
 
 def _default_device(work: Workload, timer: DeviceTimer) -> contextlib.AbstractContextManager[Any]:
-    """Return a context with the GPU as default device, which slows all calls, if a call makes a tensor."""
+    """Return a context with the GPU as default device if a call makes a tensor; else none, for speed."""
     if timer.device.type == "cpu" or not makes_tensors(work):
         return contextlib.nullcontext()
     return timer.device
@@ -136,7 +137,7 @@ def _time(work: Workload, training: bool, world_size: int, timer: DeviceTimer) -
 
 
 def repeats_within(visit_s: float) -> float:
-    """Return the number of repeats of a workload, given the duration of one forward and backward."""
+    """Return how often to time a workload, given the seconds of one forward and backward."""
     return min(max(MIN_REPEATS, TARGET_S / max(visit_s, 1e-6)), _MOST_REPEATS)
 
 
@@ -242,7 +243,7 @@ def _forward(
 
 @cache
 def _start_of_backward_s(device: torch.device) -> float:
-    """Return the duration of a call of autograd without any node, which a step pays only once."""
+    """Return the seconds of a call of autograd without any node, which a step pays only once."""
     x, gradient = torch.zeros((), device=device, requires_grad=True), torch.ones((), device=device)
     seconds: dict[int, list[float]] = {1: [], _NODES: []}
     for _ in range(_STARTS):
@@ -263,7 +264,7 @@ def _ahead(laps: Sequence[_Lap]) -> int:
 
 
 def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]:
-    """Return the durations of the copies' undisturbed runs, or of all runs if every one was disturbed."""
+    """Return the seconds of all undisturbed runs of copies, or of all runs if every one was disturbed."""
     visits = [visit for lap in laps for visit in lap]
     visits = [v for v in visits if not any(span.disturbed for span in v if span)] or visits
     record = {
@@ -279,7 +280,7 @@ def _seconds(laps: Sequence[_Lap], timer: DeviceTimer) -> dict[str, list[float]]
 def time_workloads(
     rank: int, world_size: int, works: Sequence[Workload], training: bool
 ) -> list[dict[str, Any]]:
-    """Run :func:`time_workload` for several workloads, and send each record to the pool at once."""
+    """Time several workloads on this rank, one after another, and send each record to the pool at once."""
     records = []
     for work in works:
         records.append(time_workload(rank, world_size, work, training))

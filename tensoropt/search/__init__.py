@@ -1,4 +1,4 @@
-"""The search for the frontier of a cost graph: elimination, linear dynamic programming, unrolling, bounds."""
+"""Functions that find the memory-time frontier of a cost graph by eliminating one operator after another."""
 
 from tensoropt.costs.cost_graph import CostGraph
 from tensoropt.search.bounds import Staircase

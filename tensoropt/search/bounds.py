@@ -1,11 +1,13 @@
-"""Lower bounds on the time of any strategy within a memory budget.
+"""Lower bounds on the time of any strategy within a memory budget, and staircases that prune a search.
 
-The hull's lines are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is another, once a search
-has shown that no strategy lies below it. Bounds for parts of the strategies can be combined.
+Lines below the frontier's convex hull are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is
+another, once a search has shown that no strategy lies below it. Bounds for parts of the strategies can be
+combined.
 
-If the staircase of the known strategies is far above their convex hull, pruning by it leaves most of a large
-table. A search pass that is pruned by a *target*, a staircase close above the hull, costs little, and finds
-real strategies, which prune the next pass. The last pass is pruned by known strategies only.
+A search pass drops partial strategies that cannot come below a given staircase. If that of the known
+strategies is far above their convex hull, too many partial strategies remain. So the first passes use a
+*target*, a staircase close above the hull. They are cheap and find strategies that prune later passes. The
+last pass is pruned by known strategies only.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ that the proven gap does not exceed the allowed one."""
 
 
 class Bound(Protocol):
-    """A lower bound on the time of any strategy, by memory budget."""
+    """A lower bound on the time of any strategy, as a function of the memory budget."""
 
     def bounds(self, memory: Floats) -> Floats:
         """Return lower bounds on the time within each memory budget, (n,); inf if no strategy fits."""
@@ -34,21 +36,20 @@ class Bound(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Staircase:
-    """A staircase as a bound: ``memory`` (n,) ascends, ``time`` (n,) descends. No strategy needs to have the
-    costs of its points.
-    """
+    """A step function of the memory budget: ``time[i]`` from ``memory[i]`` up to the next point. ``memory``
+    (n,) ascends and ``time`` (n,) descends. No strategy needs to have these costs."""
 
     memory: Floats
     time: Floats
 
     def bounds(self, memory: Floats) -> Floats:
-        """Return the time of the last step within each budget, (n,); inf below the first step."""
+        """Return the time of the last point within each memory budget, (n,); inf below the first point."""
         return np.append(np.inf, self.time)[np.searchsorted(self.memory, memory, side="right")]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Highest:
-    """The highest of several bounds on the same strategies."""
+    """The pointwise highest of several lower bounds on the same strategies."""
 
     parts: Sequence[Bound]
 
@@ -58,7 +59,7 @@ class Highest:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lowest:
-    """The lowest of the bounds on separate sets of strategies, as a bound on all of them."""
+    """The pointwise lowest of bounds on several sets of strategies, as a bound on their union."""
 
     parts: Sequence[Bound]
 
@@ -67,17 +68,14 @@ class Lowest:
 
 
 def relative_gap(time: Floats, bounds: Floats) -> Floats:
-    """Return how much faster than each point a strategy could be, at most: time / bound - 1, 0 at the
-    bound.
-    """
+    """Return how much faster than each point a strategy could be, at most: time / bound - 1, at least 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(time <= bounds, 0.0, time / bounds - 1.0)
 
 
 def lowered(incumbents: Points, epsilon: float) -> Staircase:
-    """Return the staircase of the known strategies lowered by ``epsilon``. A strategy below it is faster by
-    more than this share than every known one within its memory.
-    """
+    """Return the staircase of the known strategies with times lowered by the relative gap ``epsilon``. A
+    strategy that is faster by more than ``epsilon`` than every known one of no more memory lies below it."""
     return Staircase(incumbents.memory, incumbents.time / (1.0 + epsilon * (1.0 - _ROUNDING)))
 
 
@@ -86,7 +84,8 @@ _SAMPLES = 1024
 
 
 def pruning_target(incumbents: Points, distance: float) -> Staircase:
-    """Return the known strategies' staircase, lowered to a relative distance above its convex hull."""
+    """Return a staircase to prune a search pass with: that of the known strategies, lowered to the relative
+    ``distance`` above their lower convex hull."""
     hull = np.array(lower_hull(zip(incumbents.memory.tolist(), incumbents.time.tolist(), strict=True)))
     with np.errstate(divide="ignore"):
         # Zeros have no logarithm; 1e-12 of the largest cost replaces them (an assumption, which only affects
@@ -108,9 +107,9 @@ def pruning_target(incumbents: Points, distance: float) -> Staircase:
 
 
 def looseness(incumbents: Points) -> float:
-    """Return how far the known strategies are above their hull: the mean relative distance of corners.
+    """Return the mean relative distance of the known strategies' staircase from its lower convex hull.
 
-    Of a corner's distances along memory and along time, the larger counts.
+    It is measured at the inner corners, along memory or along time, whichever is larger.
     """
     hull = np.array(lower_hull(zip(incumbents.memory.tolist(), incumbents.time.tolist(), strict=True)))
     memory, time = incumbents.memory[1:], incumbents.time[:-1]
@@ -124,8 +123,10 @@ def looseness(incumbents: Points) -> float:
 
 
 def lower_hull(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the vertices of the lower convex hull of (memory, time), memory ascending (Andrew's monotone
-    chain), without points that are no faster than a leaner one.
+    """Return the vertices of the lower convex hull of (memory, time) points, in order of memory.
+
+    Andrew's monotone chain. ``points`` come in order of memory; points no faster than a leaner one are left
+    out.
     """
     hull: list[tuple[float, float]] = []
     for m, t in points:

@@ -1,20 +1,21 @@
-"""One search pass that computes frontiers up a program, pruned and thinned, on several threads.
+"""One search pass: it computes all tables of an elimination program, with pruning, on several threads.
 
-A program's tables have an entry for each combination of their operators' configurations; an entry's frontier
-has the costs of partial strategies. Every entry of a step's table is computed independently, so the result is
-the same, bit for bit, for any number of threads.
+A program (:mod:`tensoropt.search.program`) removes operators from the graph. Its tables have an entry for
+each combination of configurations of the operators that remain. An entry has the frontier of partial
+strategies. The entries of a table are independent, so the result is the same, bit for bit, for any number of
+threads.
 
-Pruning is exact: every partial point that can still reach the frontier is kept. A partial point p of an entry
-e is completed by choices outside e. The outside messages say ``weight_m * memory + weight_t * time >=
-outside[e, w]`` for every completion, which is a convex region H. The known strategies (the upper staircase)
-leave room only below and left of their inner corners. So p survives iff some corner u and some h in H have
-``p + h <= u``, that is, iff its time is at most
+Pruning is exact: every partial point that can still reach the frontier is kept. Choices outside entry e
+complete a partial point p. Their costs satisfy ``weight_m * memory + weight_t * time >= outside[e, w]`` for
+every line w of the hull, which describes a convex region H. The known strategies leave room for better ones
+only below and left of the inner corners of their staircase. So p survives iff ``p + h <= u`` for some corner
+u and some h in H, that is, iff its time is at most
 
     limit(memory) = max over corners u of  u.time - H(u.memory - memory)
 
-where H(x) is the least completion time within memory x. H is convex, so the best corner moves in one
-direction with memory, and divide and conquer finds all breakpoints. A point on a corner survives: every value
-on the true frontier is kept, and the result stays exact.
+where H(x) is the least time of a completion within memory x. H is convex, so the best corner moves in one
+direction with memory, and divide and conquer finds the limits at all breakpoints (chosen memories). A point
+on a corner survives: every value on the true frontier is kept, and the result stays exact.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ which halved the CPU time on 1.7 million entries and 27 corners."""
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Corners:
-    """The C inner corners of the known strategies' staircase, and the W lines of the hull, for kernels.
+    """Inner corners (C) of the known strategies' staircase and lines (W) of the hull, for compiled kernels.
 
-    ``memory``, ``time`` (C,) are the corners, memory ascending, ends possibly inf. ``height`` (W, C) are
-    their weighted costs, raised by :data:`SLACK` against the rounding of sums. ``weight_m``, ``weight_t``
-    (W,) are the weights of the lines.
+    ``memory``, ``time`` (C,) are the corners, memory ascending; the first time and the last memory may be
+    inf. ``height`` (W, C) are the corners' weighted costs, raised by :data:`SLACK` against the rounding of
+    sums. ``weight_m``, ``weight_t`` (W,) are each line's weights of memory and time.
     """
 
     memory: Floats
@@ -58,14 +59,13 @@ class Corners:
 
     @property
     def roof(self) -> Floats:
-        """The largest height among neighbouring corners, (W, ceil(C / NEIGHBOURS))."""
+        """The largest ``height`` in each block of ``_NEIGHBOURS`` corners, (W, blocks)."""
         return np.maximum.reduceat(self.height, np.arange(0, len(self.memory), _NEIGHBOURS), axis=1)
 
 
 def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
-    """Return the inner corners of the staircase (memory, time). More than about ``most`` are merged by
-    rounding their values up, so that pruning by them stays exact.
-    """
+    """Return the inner corners of the staircase (memory, time), for pruning. If there are more than ``most``,
+    neighbouring ones are merged into one with their largest memory and time, so that pruning stays exact."""
     m = np.append(memory[1:], np.inf)
     t = time.copy()
     if time[-1] * hull.weight_t[-1] <= hull.value[-1]:
@@ -98,10 +98,6 @@ def corners_of(hull: Hull, memory: Floats, time: Floats, most: int) -> Corners:
 
 @njit(cache=True, nogil=True)
 def _reachable(inside, outside, height, roof):
-    """Return whether a strategy through an entry can reach the frontier (below a corner, by all lines).
-
-    A line above the ``roof`` of neighbouring corners rules all of them out at once.
-    """
     lines, count = height.shape
     # Anything impossible is impossible under all lines.
     if inside[0] == np.inf or outside[0] == np.inf:
@@ -139,13 +135,11 @@ def _reachable(inside, outside, height, roof):
 
 @njit(cache=True, nogil=True)
 def _envelope(values, weight_m, weight_t, slope, level, start):
-    """Compute the upper envelope of ``time >= (value - weight_m * memory) / weight_t``; return its number of
-    lines.
+    """Compute the upper envelope of ``time >= (value - weight_m * memory) / weight_t``; return its size.
 
-    Every value is lowered by :data:`SLACK` of *itself*: the sums through an entry can be many decades above
-    the line's least value, and so can their rounding. The lines of the envelope are written steepest first to
-    ``slope`` and ``level``, and the memory at which each begins to ``start``. The given lines must be in
-    order of rising weight of time.
+    The given lines must be in order of rising weight of time. The envelope's lines are written steepest
+    first: the slope, the time at memory 0 (``level``), and the memory from which a line is highest
+    (``start``). Each value is lowered by :data:`SLACK` of *itself*, because rounding grows with the sum.
     """
     size = 0
     for w in range(values.shape[0]):
@@ -175,7 +169,7 @@ def _envelope(values, weight_m, weight_t, slope, level, start):
 
 @njit(cache=True, nogil=True)
 def _least_time(x, size, slope, level, start):
-    """Return the height of the envelope at memory ``x``."""
+    """Return the time of an envelope, as :func:`_envelope` writes it, at memory ``x``."""
     low = 0
     high = size
     while high - low > 1:
@@ -189,11 +183,8 @@ def _least_time(x, size, slope, level, start):
 
 @njit(cache=True, nogil=True)
 def _breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, start, limit_m):
-    """Compute the memories at which the limit of an entry is evaluated, in even steps of memory and of time.
-
-    Fills ``limit_m`` (BREAKPOINTS,) in ascending order, from the entry's least memory to the largest useful
-    one.
-    """
+    """Fill ``limit_m`` with the memories, ascending, at which the time limit of an entry's points is
+    computed: from the entry's least memory to the largest useful one, in even steps of memory and of time."""
     least = inside[0] / weight_m[0]
     most = least
     for c in range(corner_m.shape[0]):
@@ -225,11 +216,10 @@ def _breakpoints(inside, outside, corner_m, weight_m, weight_t, slope, level, st
 def _fill_limits(
     outside, corner_m, corner_t, weight_m, weight_t, slope, level, start, limit_m, limit_t, stack
 ):
-    """Fill ``limit_t[g]`` with the largest time at which a point of memory ``limit_m[g]`` can still be
-    useful.
+    """Fill ``limit_t[g]`` with the largest useful time of a partial point whose memory is ``limit_m[g]``.
 
-    ``outside`` (W,) is the entry's outside message. Between breakpoints the left value applies, because the
-    limit never ascends.
+    ``outside`` (W,) are the least weighted costs of the operators that the entry does not cover. The limit
+    never ascends with memory, so between two of these memories the limit of the lower one applies.
     """
     size = _envelope(outside, weight_m, weight_t, slope, level, start)
     needed = outside[0] / weight_m[0]
@@ -282,7 +272,11 @@ def _fill_limits(
 
 @njit(cache=True, nogil=True)
 def reachable_entries(inside, outside, height, roof):
-    """Return :func:`_reachable` for every row of ``inside`` and ``outside``, (entries,)."""
+    """Return for each table entry whether a strategy through it can lie below some corner, (entries,).
+
+    ``inside``, ``outside`` (entries, W) are those of :class:`Messages`; ``height``, ``roof`` those of
+    :class:`Corners`. A block of corners is skipped if a line's bound exceeds the ``roof`` of the block.
+    """
     reachable_rows = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
         reachable_rows[e] = _reachable(inside[e], outside[e], height, roof)
@@ -299,12 +293,12 @@ _BYTES_PER_POINT = 20  # 8 bytes each for memory and time, and a 4-byte label
 
 
 class TooManySumsError(Exception):
-    """A search pass needs more sums of points than it may make."""
+    """A search pass has to add up more pairs of partial points than it may."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Table:
-    """The frontiers of all entries as flat arrays; ``label`` (points,) is the k of the step that won."""
+    """The frontiers of a table's entries; ``label`` (points,): the removed operator's class by point."""
 
     offsets: Indices
     memory: Floats
@@ -314,7 +308,7 @@ class _Table:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pass:
-    """All tables of one search pass, including the input tables, and whether any entry was thinned."""
+    """The result of one search pass: all tables, input tables first, and whether any points were left out."""
 
     tables: tuple[_Table, ...]
     thinned: bool
@@ -322,9 +316,11 @@ class Pass:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Messages:
-    """The least weighted costs (entries, W) inside and outside every table entry, and the corners to beat.
+    """The bounds by which a search pass prunes.
 
-    ``alive`` (entries,) marks the entries that can reach some corner.
+    ``inside``, ``outside`` (entries, W): for each line (weighting of memory and time), the least weighted
+    cost of the operators that a table entry covers, and of all others. ``corners`` are those of the known
+    strategies' staircase. ``alive`` (entries,) marks entries through which a strategy can lie below a corner.
     """
 
     inside: Floats
@@ -343,7 +339,7 @@ class Messages:
         return Messages(inside, outside, corners, np.concatenate(parts))
 
     def pairs(self, program: Program) -> int:
-        """Return the number of pairs of table entries that a pass has to examine."""
+        """Return the number of pairs of table entries that a pass pruned by these bounds combines."""
         first = program.base[program.leaves :]
         if not len(first):
             return 0
@@ -353,10 +349,10 @@ class Messages:
 
 @njit(cache=True, nogil=True)
 def _step_entries(first, last, index, points, bounds, most, allowed):
-    """Compute entries ``first:last`` of a step; return (counts, memory, time, label, thinned, made).
+    """Compute entries ``first:last`` of a step's table; return (counts, memory, time, label, thinned, made).
 
-    ``index``: the step's arrays. ``points``: those of the left and of the right table. ``bounds``: the step's
-    rows of ``inside``, ``outside`` (entries, W) and ``alive`` (entries,), without rows for no pruning; then
+    ``index``: the step's index arrays. ``points``: those of the left and of the right table. ``bounds``: the
+    step's rows of ``inside``, ``outside`` (entries, W) and ``alive`` (entries,), empty for no pruning; then
     corners and weights. ``most``: points kept per entry, 0 for all. ``made``: the number of sums of points
     and of examined pairs of entries. Once it exceeds ``allowed``, the rest is not computed.
     """
@@ -451,7 +447,7 @@ _ALL_ALIVE = np.empty(0, np.bool_)
 
 
 class ProgramRunner:
-    """The runner of one program's passes, which owns the threads."""
+    """A runner of search passes over one elimination program, with the requested number of threads."""
 
     def __init__(self, program: Program, threads: int | None) -> None:
         self.program = program
@@ -464,10 +460,11 @@ class ProgramRunner:
         self.leaves += (_Table(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int32)),)
 
     def run_pass(self, messages: Messages | None, most: int, sums: int = MOST_SUMS) -> Pass:
-        """Run one pass over all steps, keeping ``most`` points per entry (0: all).
+        """Compute all tables of the program, keeping ``most`` points per table entry (0: all).
 
-        Raises :class:`TableTooLargeError` before the tables outgrow :func:`memory_allowance`, and
-        :class:`TooManySumsError` if the pass takes more than ``sums`` sums of points and pairs of entries.
+        ``messages`` are the bounds that prune; None for no pruning. Raises :class:`TableTooLargeError` if the
+        tables outgrow :func:`memory_allowance`, and :class:`TooManySumsError` if the pass needs more than
+        ``sums`` sums of points and pairs of entries.
         """
         tables = list(self.leaves)
         thinned, made = False, 0
@@ -506,8 +503,9 @@ class ProgramRunner:
                 used += _BYTES_PER_POINT * len(tables[-1].memory)
                 if used > allowance:
                     raise TableTooLargeError(
-                        f"after {n + 1} of {len(self.program.steps)} tables the frontiers take "
-                        f"{format_bytes(used)}, more than half of the free memory; set epsilon or max_points"
+                        f"after {n + 1} of {len(self.program.steps)} tables the search takes "
+                        f"{format_bytes(used)}, more than half of the free memory; allow a gap (epsilon) or "
+                        "fewer points (max_points)"
                     )
                 thinned = thinned or any(f[4] for f in results)
         return Pass(tuple(tables), thinned)

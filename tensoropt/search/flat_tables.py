@@ -1,4 +1,4 @@
-"""Flat tables: the costs of a graph as the search works on them, reduced, with equal tables stored once."""
+"""The costs of a graph's operators and edges as flat arrays, without beaten options or repeated tables."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tensoropt.types import Floats, Indices
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FlatTable:
-    """Small frontiers in one flat table: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
+    """The costs of one operator or edge: entry ``e`` has the points ``offsets[e]:offsets[e + 1]``.
 
-    ``shape`` is (K,) for an operator, (P, Q) for an edge, with entries in row-major order. ``memory``,
-    ``time`` (points,) are finite; ``option`` (points,) int32 is the caller's option index of each point.
-    Every entry is reduced: memory strictly ascending, time strictly descending. An entry without points is
+    ``shape`` is (K,) for an operator with K configurations, (P, Q) for an edge, with entries in row-major
+    order. ``memory``, ``time`` (points,) are finite; ``option`` (points,) int32 is the caller's option index.
+    Every entry is a frontier: memory strictly ascends, time strictly descends. Without points it is
     impossible.
     """
 
@@ -41,8 +41,7 @@ class FlatTable:
 class FlatTables:
     """The flat tables of a graph's operators and edges, in the graph's order.
 
-    Equal tables are one object. So later stages compare tables by identity: each is rounded to the grid once,
-    and equal steps of a program are recognised.
+    Equal tables are one object, so that later stages compare tables by identity and process each only once.
     """
 
     graph: CostGraph
@@ -67,7 +66,7 @@ class FlatTables:
         return cls(graph, nodes, edges)
 
     def blocked(self) -> str | None:
-        """Return in words the first operator or edge that alone makes every strategy impossible, or None."""
+        """Return a clause on an operator or edge that alone makes every strategy impossible, or None."""
         for name, table in zip(self.graph.names, self.nodes, strict=True):
             if len(table.memory) == 0:
                 return (
@@ -87,7 +86,7 @@ class FlatTables:
         return None
 
     def check_sums(self) -> None:
-        """Raise ``ValueError`` if the costs of a strategy could add up to more than the search can hold."""
+        """Raise ``ValueError`` if the costs of a strategy could add up to more than ``MOST_COST``."""
         tables = [*self.nodes, *self.edges]
         for cost in ("memory", "time"):
             # The largest cost in every table: no strategy can cost more, though perhaps none costs as much.

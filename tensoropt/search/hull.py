@@ -1,14 +1,14 @@
-"""The frontier's lower convex hull: its lines are bounds, its vertices strategies.
+"""The lower convex hull of the frontier: its lines bound all strategies, its vertices are strategies.
 
 The hull is found chord by chord (dichotomic search; Aneja and Nair 1979): between two neighbouring vertices,
 the weights normal to their chord either prove that nothing lies below the chord or give a new vertex between
 them.
 
 The scalar problem min(weight_t * time + weight_m * memory) is solved exactly for many weights at once. One
-pass up the program gives the least weighted cost of every table entry, and one pass down the least cost of
-everything *outside* an entry (the two messages of min-sum belief propagation on a junction tree; Aji and
-McEliece 2000). Their sum bounds every strategy through that entry from below. The strategies that result are
-the vertices of the lower convex hull of the frontier.
+pass through the tables of an elimination program, up from its input tables, gives the least weighted cost of
+every table entry. One pass down gives the least cost of everything *outside* an entry (the two messages of
+min-sum belief propagation on a junction tree; Aji and McEliece 2000). Their sum bounds every strategy through
+that entry from below. The strategies that result are the vertices of the lower convex hull of the frontier.
 
 Work is divided among threads. The kernels release Python's lock, so threads of one process use all cores.
 """
@@ -34,12 +34,12 @@ from tensoropt.types import Floats, Indices
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Flat:
-    """A program as flat arrays for kernels.
+    """An elimination program as flat arrays for compiled kernels.
 
     ``index`` begins with ``meta`` (steps, 7): for each step the first entry of the out, left and right table,
     the counts of o and k, and the starts of the index arrays of o and of k. These arrays follow. ``leaves``
     are offsets, memory and time of all input tables, concatenated. ``tree`` (logical, 4) has for each logical
-    node the first entry of its table, its step or -1, and its left and right node.
+    node (use of a table) the table's first entry, its step or -1, and the left and right child nodes.
     """
 
     index: tuple[Indices, Indices, Indices, Indices, Indices]
@@ -74,7 +74,7 @@ def flatten(program: Program) -> _Flat:
 
 @njit(cache=True, nogil=True)
 def leaf_values(leaf_offsets, leaf_m, leaf_t, wm, wt, entries):
-    """Return the least weighted cost of every input table's entry, (entries, W); inf for other entries."""
+    """Return the least weighted cost of each entry of input tables, (entries, W); inf for other tables."""
     count = wm.shape[0]
     value = np.full((entries, count), np.inf)
     for e in range(leaf_offsets.shape[0] - 1):
@@ -135,10 +135,11 @@ def _pass_down(meta, left_out, left_k, right_out, right_k, value, outside, first
 def descend(
     meta, left_out, left_k, right_out, right_k, leaf_offsets, leaf_m, leaf_t, tree, root, value, wm, wt
 ):
-    """Find a strategy with the least weighted cost for every weight, by descending the tree of factors.
+    """Find a strategy of least weighted cost for each of W weightings, by descending the tree of tables.
 
-    Returns memory (W,), time (W,) and, per logical node, entry (logical, W) and choice (logical, W): the k of
-    the step, or the point of the input table. Of equal choices the first is used.
+    Returns memory (W,), time (W,) and, per logical node (use of a table), entry (logical, W) and choice
+    (logical, W): the class k of the removed operator, or the point of an input table. The first of equal ones
+    counts.
     """
     count = value.shape[1]
     nodes = tree.shape[0]
@@ -200,7 +201,7 @@ def thread_count(threads: int | None) -> int:
 def in_parts(
     function: Callable[[int, int], _PartResult], size: int, threads: int, least: int = 1
 ) -> list[_PartResult]:
-    """Return ``function(first, last)`` for each part of ``range(size)``, in order, with one thread per part.
+    """Call ``function(first, last)`` for parts of ``range(size)``, a thread each; return results in order.
 
     Args:
         least: the smallest part that is worth a thread.
@@ -220,12 +221,13 @@ each), so this covers sums over 18,000 tables."""
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Hull:
-    """The frontier's lower convex hull: lines that bound it, and strategies at its vertices.
+    """The lower convex hull of the frontier: lines that bound all strategies, and strategies at its vertices.
 
     Lines, sorted by weight of time: every strategy has ``weight_m * memory + weight_t * time >= value`` (W,).
-    The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time); both are exact
-    because the scales are powers of two. Vertices: ``memory``, ``time`` (V,) of real strategies. ``picks``
-    has for each vertex the entry and point of every operator and edge, (operators + edges, 2).
+    The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time). The other weight of
+    both is a power of two, so their values are exact. Vertices: ``memory``, ``time`` (V,) of strategies.
+    ``picks`` has for each vertex the table entry and point of every operator and edge, (operators + edges,
+    2).
     """
 
     weight_m: Floats
@@ -257,7 +259,7 @@ _LINES_PER_THREAD = 4
 
 
 class HullSearch:
-    """A search for lines and vertices of the hull, in rounds of a few weights each."""
+    """A search for lines and vertices of the frontier's lower convex hull, a few weightings per round."""
 
     def __init__(self, program: Program, threads: int | None = None) -> None:
         self.program, self.flat, self.threads = program, flatten(program), thread_count(threads)
@@ -272,7 +274,7 @@ class HullSearch:
         self._messages: tuple[Floats, Floats] | None = None
 
     def solve(self, weight_m: list[float], weight_t: list[float]) -> list[tuple[float, float]]:
-        """Run one pass for some weights; return the strategies' costs, in the order of the weights."""
+        """Find a strategy of least weighted cost for each weighting; return their costs, [] if impossible."""
         f = self.flat
         wm, wt = np.array(weight_m), np.array(weight_t)
 
@@ -305,7 +307,8 @@ class HullSearch:
         return costs
 
     def find_hull(self, lines: int) -> Hull | None:
-        """Return a hull of about ``lines`` lines, old ones included; None if there is no strategy."""
+        """Search until the hull is complete or has ``lines`` lines, but at least 4, and return it; None if
+        there is no strategy."""
         if not self.values and not self._ends():
             return None
         while len(self.values) < lines:
@@ -324,8 +327,8 @@ class HullSearch:
         return self._result()
 
     def repeat(self, hull: Hull) -> None:
-        """Solve, in one call, every second line of the hull that was found for a graph with more classes;
-        later rounds may solve the lines between them."""
+        """Solve, in one call, every second line of a hull that was found for a graph with more classes; later
+        rounds may solve the lines between them."""
         if self._ends():
             self.solve(hull.weight_m[1:-1:2].tolist(), hull.weight_t[1:-1:2].tolist())
 
@@ -370,14 +373,15 @@ class HullSearch:
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
     def tightened(self, hull: Hull, table: Floats) -> HullSearch:
-        """Return a search with the lines of ``hull``; ``table`` (entries, W) holds their least costs."""
+        """Return a copy of the search with the lines of ``hull``; ``table`` (entries, W) are the least
+        weighted costs of table entries."""
         other = copy(self)
         other.order, other._messages = np.arange(len(hull.value)), None
         other.tables = [(other.order, table)]
         return other
 
     def messages(self) -> tuple[Floats, Floats]:
-        """Return the least weighted costs inside and outside each entry, (entries, W); lines are sorted."""
+        """Return the least weighted costs inside and outside of table entries, each (entries, lines)."""
         if self._messages is not None:
             return self._messages
         f = self.flat

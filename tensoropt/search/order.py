@@ -1,4 +1,4 @@
-"""The order in which operators are removed: ours, and the paper's two.
+"""Orders in which a search removes the operators of a graph: a greedy one, and the two of the paper.
 
 Operators that cannot be removed exactly within the allowed table size are *fixed* instead (the paper's
 heuristic elimination, section 4.2): the search then tries some of their configurations, and the result is not
@@ -24,10 +24,10 @@ _LARGEST_STEP = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The operators in order of removal, with the fixed ones listed separately.
+    """The operators of a graph in order of removal, and separately the fixed ones.
 
-    ``largest`` is the number of entries of the largest table, ``total`` that of all tables if no two were
-    equal.
+    ``largest`` is the number of entries of the largest table that the removals make, ``total`` that of all
+    tables if no two were equal.
     """
 
     removed: tuple[int, ...]
@@ -114,8 +114,7 @@ class _Greedy:
         self._touch(around)
 
     def most_in_the_way(self, too_large: Callable[[int, _Greedy], bool]) -> int:
-        """Return the operator that takes part in most of the tables that would be too large if nothing were
-        fixed.
+        """Return the operator that takes part in most of the tables that would be too large.
 
         Greedy w-cutset (Bidyuk and Dechter, "On finding minimal w-cutset", UAI 2004). Ties go to the operator
         with the fewest classes, which has the fewest assignments, then to the one added first.
@@ -131,13 +130,13 @@ class _Greedy:
 
 
 def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = _LARGEST_TABLE) -> Order:
-    """Repeatedly remove the operator whose removal costs least (greedy; Bodlaender and Koster 2010).
+    """Return an order that always removes the operator of least cost next (Bodlaender and Koster 2010).
 
     The cost of removing v is the product of the class counts of v and its neighbours (the true table size,
-    which min-fill approximates) times the expected number of points of everything that has been removed into
-    it, ``1 + growth * removed``. Ties go to the operator added first. If tables would have more than
-    ``allowed`` entries, operators that take part in most of them are fixed until no table does. Operators
-    with a single class are removed last, when their neighbours are gone.
+    which min-fill approximates) times an estimate of the points per table entry: ``1 + growth * n`` for n
+    operators that were merged into v, and the same for each of its edges. Ties go to the operator added
+    first. If tables would have more than ``allowed`` entries, operators that take part in most of them are
+    fixed until no table does. Operators with a single class are removed last, when their neighbours are gone.
     """
     greedy = _Greedy(reduced, growth)
     removed: list[int] = []
@@ -163,11 +162,11 @@ def greedy_order(reduced: ReducedGraph, growth: float, allowed: int = _LARGEST_T
 
 
 def paper_order(reduced: ReducedGraph, linear: bool) -> Order:
-    """Return the paper's elimination order: operators with at most two neighbours; if stuck, one is fixed.
+    """Return the paper's elimination order: operators with at most two neighbours; without any, one is fixed.
 
     ``linear=False`` (FT-Elimination, section 4.2): branch elimination (one neighbour) before node elimination
-    (two), until nothing is left. ``linear=True`` (FT-LDP, Algorithm 3): mark a linear graph, eliminate the
-    others, then go along it from its first operator to its last.
+    (two), until nothing is left. ``linear=True`` (FT-LDP, Algorithm 3): mark a chain of operators, eliminate
+    the others, then the chain from its first operator to its last.
     """
     neighbours = _neighbours(reduced)
     n = len(reduced.domains)

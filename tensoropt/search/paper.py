@@ -1,15 +1,15 @@
-"""The paper's two methods, FT-Elimination and FT-LDP, and the search in bands of costs.
+"""The paper's two methods, FT-Elimination and FT-LDP, and searches of separate ranges of costs (bands).
 
 Cai et al., "TensorOpt" (arXiv 2004.10856), section 4. These methods do not prune.
 
-If costs have very different sizes, the frontier is searched in bands, each on a grid fine enough for its
-points. A grid holds sums of 52 bits. If one operator offers both 1 MB and 800 TB, a grid that holds the
-largest cost is too coarse for the smallest strategies: it cannot distinguish them from zero, and a strategy
-of a nanosecond can hide another of a picosecond. As costs are never negative, a strategy within a budget uses
-no table entry beyond the budget. So the strategies below the least cost that a grid resolves are searched
-again without the entries beyond that cost, on a finer grid, and so on. Strategies below the least memory are
-searched separately from those below the least time, whatever the first search found for them. One search is
-enough unless the costs span more than six decades.
+Costs are rounded to a grid, multiples of one unit, so that sums of 52 bits are exact. If costs have very
+different sizes, the frontier is searched in bands, each on a grid fine enough for its points. If one operator
+offers both 1 MB and 800 TB, a grid that holds the largest cost is too coarse for the smallest strategies: it
+cannot distinguish them from zero, and a strategy of a nanosecond can hide another of a picosecond. As costs
+are never negative, a strategy within a budget uses no table entry beyond the budget. So the strategies below
+the least cost that a grid resolves are searched once more without the entries beyond that cost, on a finer
+grid, and so on. Strategies of too little memory for a grid are searched separately from those of too little
+time. One search is enough unless the costs span more than six decades.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _unpruned(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> 
 
 
 def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchResult | None:
-    """Heuristic elimination (section 4.2): try assignments of the operators that no elimination removes."""
+    """Search some assignments of the fixed operators (heuristic elimination, section 4.2)."""
     bounded = relax(reduced, order)
     if bounded is None:
         return None
@@ -81,7 +81,7 @@ far, one can wrongly beat the other, so a frontier is accurate to twice this sha
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BandSearch:
-    """The search of one band of costs. Points ``first:last`` count; bounds hold up to ``caps``."""
+    """The search of one range (band) of costs. Points ``first:last`` count; bounds hold up to ``caps``."""
 
     caps: Caps
     reduced: ReducedGraph
@@ -129,7 +129,8 @@ class _BandBound:
 def search_bands(
     reduced: ReducedGraph, method: str, settings: SearchSettings, caps: Caps = UNLIMITED
 ) -> list[BandSearch]:
-    """Return the bands from the leanest to the fastest; empty if no strategy is possible within ``caps``."""
+    """Search a graph in one or more bands (ranges of costs), from the leanest to the fastest; empty if no
+    strategy is possible within ``caps``."""
     result = _track(reduced, method, settings)
     if result is None:
         return []
@@ -188,7 +189,7 @@ def _within(
 
 
 def distinct(points: Frontier, bands: list[BandSearch]) -> NDArray[np.bool_]:
-    """Mark the points of ``merge(bands)`` that remain when points that differ only by rounding count as one.
+    """Return a mask of the points of ``merge(bands)``, one of those that differ only by rounding.
 
     A sum such as 0.1 + 0.2 differs from 0.3 by an ulp, and one strategy can appear on two grids. Of two
     points with indistinguishable memory the slower is removed, of two with indistinguishable time the larger.

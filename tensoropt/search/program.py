@@ -1,4 +1,4 @@
-"""Elimination as a program: a list of steps that every pass of the search interprets.
+"""An elimination as a program: a list of steps, each of which computes one table from two.
 
 All of the paper's eliminations (node, edge, branch; section 4.2) and Algorithm 3 are one kind of step here:
 
@@ -45,7 +45,8 @@ _BYTES_PER_ENTRY = 96  # two indices, an offset, and scalar bounds for at least 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _ProgramStep:
-    """One table made from two; ``left`` has the entries ``left_out[o] + left_k[k]``, ``right`` likewise."""
+    """The computation of one table: its entry o combines, for each k, entry ``left_out[o] + left_k[k]`` of
+    table ``left`` with entry ``right_out[o] + right_k[k]`` of table ``right``."""
 
     left: int
     right: int
@@ -57,7 +58,7 @@ class _ProgramStep:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Logical:
-    """One use of a table in the tree of factors; ``left``, ``right``: child nodes, -1 for input tables."""
+    """One use of a table, a node of a binary tree; ``left``, ``right``: child nodes, -1 for input tables."""
 
     table: int
     left: int = -1
@@ -66,8 +67,8 @@ class _Logical:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Program:
-    """The tables and steps of an elimination. Tables 0..leaves-1 are the graph's input tables, the last of
-    them the empty product; then there is one per step.
+    """The tables and steps of an elimination. Tables 0..leaves-1 are the input tables (costs of operators and
+    edges; the last is the empty product); then there is one per step.
 
     ``sizes`` (tables,) are numbers of entries. ``base`` (tables,) is each table's first entry when all tables
     are in one array. ``root`` is the logical node of the whole graph, a table with one entry.
@@ -83,7 +84,7 @@ class Program:
 
     @property
     def inputs(self) -> int:
-        """The number of logical nodes of the graph's operators and edges, which come first, in this order."""
+        """The number of operators and edges, whose logical nodes come first, in the graph's order."""
         return len(self.reduced.domains) + len(self.reduced.edges)
 
     @property
@@ -99,7 +100,7 @@ class Program:
 
 @dataclass(eq=False, slots=True)
 class _Factor:
-    """A table over operators; ``maps[d]``: classes of operator ``scope[d]`` -> classes of the table."""
+    """A table over operators ``scope``; ``maps[d]``: class of operator ``scope[d]`` -> class of the table."""
 
     scope: _Scope
     shape: tuple[int, ...]
@@ -109,7 +110,7 @@ class _Factor:
 
 
 class ProgramBuilder:
-    """A builder that makes a program by removing one operator after another."""
+    """A builder that makes an elimination program by removing one operator of a graph after another."""
 
     def __init__(self, reduced: ReducedGraph) -> None:
         self.reduced = reduced
@@ -154,7 +155,7 @@ class ProgramBuilder:
         return self._maps.setdefault(values.tobytes(), values)
 
     def joint(self, maps: list[Indices]) -> tuple[Indices, Indices]:
-        """Return (class of every value under all ``maps`` together, one representative value per class)."""
+        """Group values that all ``maps`` treat alike; return (group of each value, one value per group)."""
         # Maps are interned, so identity is equality; ``_maps`` keeps them alive, so that no id is reused.
         key = tuple(sorted({id(m) for m in maps}))
         if key not in self._joint and any(id(m) in self._identities for m in maps):
@@ -170,7 +171,7 @@ class ProgramBuilder:
         return self._joint[key]
 
     def eliminate(self, v: int) -> None:
-        """Remove operator ``v``: the union over its classes of the product of its factors."""
+        """Remove operator ``v``: multiply the tables that depend on it, then minimise over its classes."""
         mine = [self._take(i) for i in sorted(self.of_operator[v])]
         if len(mine) == 1:  # the empty product
             mine.append(_Factor((), (), (), self._use(len(self.reduced.leaves)), 0))
@@ -224,8 +225,8 @@ class ProgramBuilder:
     def _strides(
         self, factor: _Factor, scope: _Scope, representatives: list[Indices], remove: int, values: Indices
     ) -> tuple[Indices, Indices]:
-        """Return the positions of a factor's entries as (for each entry of the result, for each configuration
-        of the removed variable), to be added. Equal arguments return the same arrays."""
+        """Return two arrays whose sums are positions of a factor's entries: a summand for each entry of the
+        result, and one for each class of the removed operator. Equal arguments return the same arrays."""
         place = {u: d for d, u in enumerate(factor.scope)}
         key = (
             factor.shape,

@@ -1,4 +1,4 @@
-"""The reduced graph: the smallest graph with the same frontier, with rounded costs and merged configurations.
+"""The reduced graph that the search works on: configurations that look alike from outside are merged.
 
 Configurations of an operator that use the same rows and columns of all its edges' tables (they agree on every
 placement) form one *class*. No other operator can distinguish them, so their frontiers are united before the
@@ -26,7 +26,7 @@ is such an integer, with one bit left for rounding each cost to the grid."""
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Budgets of the search: table entries with more memory or time count as impossible."""
+    """Limits of the search: table entries with more memory or time count as impossible."""
 
     memory: float = math.inf
     time: float = math.inf
@@ -37,7 +37,8 @@ UNLIMITED = Caps()
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Leaf:
-    """An input table of the elimination: entry ``e`` holds the points ``offsets[e]:offsets[e + 1]``.
+    """An input table of the search, the costs of an operator or edge: entry ``e`` has points
+    ``offsets[e]:offsets[e + 1]``.
 
     ``configuration``, ``option`` (points,) are the choice that a point stands for; an edge has no
     configuration (-1).
@@ -60,7 +61,8 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeafEdge:
-    """An edge over classes: entry ``rows[class of a] * width + cols[class of b]`` of input table ``leaf``."""
+    """An edge; a pair of classes (a of ``source``, b of ``target``) has the costs of entry ``rows[a] * width
+    + cols[b]`` of input table ``leaf``."""
 
     source: int
     target: int
@@ -73,7 +75,7 @@ class LeafEdge:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ReducedGraph:
-    """A :class:`CostGraph` with indistinguishable configurations merged, on which the elimination works.
+    """A :class:`CostGraph` for the search: configurations that look alike from outside form one class.
 
     ``domains[v]`` is the number of classes of operator v, ``node_leaf[v]`` its input table, with one entry
     per class. ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid`` are the units of
@@ -94,11 +96,11 @@ class ReducedGraph:
 
     @property
     def graph(self) -> CostGraph:
-        """The graph before the reduction."""
+        """The cost graph that was reduced."""
         return self.tables.graph
 
     def points(self) -> tuple[Indices, Indices, Floats, Floats]:
-        """Return the first entry of each input table; the offsets, memory and time of all tables' entries."""
+        """Return the tables' first entries, and the offsets, memory and time of all their points."""
         counts = [np.diff(leaf.offsets) for leaf in self.leaves]
         first = np.cumsum([0, *map(len, counts[:-1])])
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
@@ -113,7 +115,7 @@ class ReducedGraph:
 
 def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
     """Return the reduced graph of a cost graph: rounded costs, no impossible configurations, and
-    configurations that agree on every placement merged.
+    configurations merged that agree on every placement.
 
     Entries beyond ``caps`` count as impossible; strategies within them keep their costs.
     """
@@ -181,9 +183,7 @@ def reduce_graph(flat: FlatTables, caps: Caps = UNLIMITED) -> ReducedGraph:
 
 
 def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> ReducedGraph:
-    """Return the same graph with only those classes that ``kept[v]`` marks, for each operator v of
-    ``kept``.
-    """
+    """Return the graph with only those classes of each operator v in ``kept`` that mask ``kept[v]`` marks."""
     leaves = list(reduced.leaves)
     node_leaf, domains = list(reduced.node_leaf), list(reduced.domains)
     made: dict[tuple[int, bytes], int] = {}
@@ -210,7 +210,7 @@ def restrict(reduced: ReducedGraph, kept: dict[int, NDArray[np.bool_]]) -> Reduc
 
 
 def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> list[LeafEdge]:
-    """Narrow the input tables (``leaves``) of edges to the rows and columns in use; return the edges."""
+    """Cut the input tables (in ``leaves``) of edges down to the rows and columns in use; return the edges."""
     used = {e.leaf: (np.zeros(e.height, bool), np.zeros(e.width, bool)) for e in edges}
     for e in edges:
         rows, cols = used[e.leaf]
@@ -235,9 +235,8 @@ def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> list[LeafEdge]
 
 
 def impossible(reduced: ReducedGraph) -> str:
-    """Return why every strategy is impossible, as far as removing unsupported classes can tell (arc
-    consistency; Mackworth, "Consistency in networks of relations", 1977).
-    """
+    """Return a clause on why every strategy is impossible, as far as removing unsupported classes can tell
+    (arc consistency; Mackworth, "Consistency in networks of relations", 1977)."""
     names = reduced.graph.names
     alive = [np.ones(d, bool) for d in reduced.domains]
     changed = True
@@ -257,7 +256,7 @@ def impossible(reduced: ReducedGraph) -> str:
                         f"the edge {names[edge.source]!r} -> {names[edge.target]!r} allows none of the "
                         f"configurations that the other edges leave to {names[v]!r}"
                     )
-    return "every combination of configurations meets an inf entry"
+    return "every combination of configurations has an impossible (inf) cost"
 
 
 def _within(table: FlatTable, caps: Caps) -> FlatTable:
@@ -269,14 +268,14 @@ def _within(table: FlatTable, caps: Caps) -> FlatTable:
 
 
 def _grid(costs: list[Floats], most: float) -> float:
-    """Return a power of two of which rounded sums up to ``most`` are multiples, fewer than 2**53."""
+    """Return the power of two to whose multiples costs are rounded, so that sums up to ``most`` are exact."""
     # Sums beyond a cap are impossible anyway, so the grid need not hold them and can be finer.
     total = min(sum(float(c.max()) for c in costs if len(c)), most)
     return 2.0 ** (math.frexp(total)[1] - _GRID_BITS) if total > 0 else 1.0
 
 
 def _snapped(costs: Floats, grid: float) -> tuple[Floats, float]:
-    """Return the costs on the grid, and the most by which one of them changed."""
+    """Return the costs rounded to multiples of ``grid``, and the most by which one of them changed."""
     snapped = np.rint(costs / grid) * grid
     return snapped, float(np.abs(snapped - costs).max(initial=0.0))
 
@@ -305,7 +304,7 @@ def _edge_leaf(table: FlatTable) -> tuple[Leaf, Indices, Indices]:
 
 
 def _node_leaf(table: FlatTable, maps: list[Indices]) -> tuple[Leaf, Indices]:
-    """Return a table with one entry per class of possible configurations, and one member of each class."""
+    """Return an operator's input table, an entry per class of configurations, and a member of each class."""
     counts = np.diff(table.offsets)
     possible = np.flatnonzero(counts)
     signature = np.stack(maps, axis=1)[possible] if maps else np.zeros((len(possible), 1), np.int64)
@@ -334,6 +333,6 @@ def _unique(rows: NDArray[np.generic]) -> tuple[Indices, Indices]:
 
 
 def numbered(keys: Iterable[Hashable]) -> Indices:
-    """Return the number of each key; equal keys have one number, in order of appearance."""
+    """Return a number for each key, in order of appearance; equal keys have the same number."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -1,11 +1,11 @@
-"""The result of a search: the frontier, its certificate, and, on demand, the strategy of any point.
+"""The result of a search: the frontier, bounds that certify it, and, on demand, the strategy of any point.
 
-Certificates also cover points from several cost graphs: meshes, micro-batch counts, device counts.
+A certificate can also cover points of several cost graphs, such as those of several meshes.
 
 The strategies of points are recovered by unrolling the eliminations in reverse. Tables record only the index
-k of the best choice. The two points that were added are found again by their sum, which is exact on the
-dyadic grid. So a point costs 20 bytes instead of 28, and only requested points are rebuilt, all in one
-compiled call.
+k of the best choice. The two points that were added are found by their sum, which is exact as costs are
+multiples of a power of two. So a point costs 20 bytes instead of 28, and only requested points are rebuilt,
+all in one compiled call.
 
 A *pick* (operators + edges, 2) says which entry, and which of its points, every operator and edge uses.
 """
@@ -42,7 +42,7 @@ class ChosenStrategies:
 
     Attributes:
         names: the operators, one per column, in the graph's order.
-        edges: the edges, one per column, as :data:`_OptionKey`.
+        edges: the edges, one per column: (source, target, n-th edge between them).
         configurations: the configuration of every operator, (n, operators).
         options: the option of every operator, (n, operators).
         edge_options: the option of every edge, (n, edges).
@@ -61,7 +61,7 @@ class ChosenStrategies:
         return ChosenStrategies(graph.names, edge_keys(graph.edges), configurations, options, edge_options)
 
     def at(self, rows: Indices) -> ChosenStrategies:
-        """Return some of the strategies, in the given order."""
+        """Return the strategies of the given rows, in the given order."""
         return replace(
             self,
             configurations=self.configurations[rows],
@@ -77,18 +77,19 @@ class ChosenStrategies:
         return dict(zip(self.names, self.configurations[row].tolist(), strict=True))
 
     def options_of(self, row: int) -> dict[_OptionKey, int]:
-        """Return the option of each operator, and of each edge by (source, target, n-th edge of theirs)."""
+        """Return the option of each operator, and of each edge by (source, target, n-th edge of the pair)."""
         own = dict(zip(self.names, self.options[row].tolist(), strict=True))
         return {**own, **dict(zip(self.edges, self.edge_options[row].tolist(), strict=True))}
 
 
 @dataclass(frozen=True, eq=False)
 class TrackedFrontier:
-    """The cost frontier of a graph, with its certificate.
+    """The memory-time frontier of a cost graph, with lower bounds on what any strategy can reach.
 
     ``memory`` (n,) in bytes ascends; ``time`` (n,) in seconds strictly descends. ``exact`` is True only if it
-    is proven that no strategy beats or is missing from these points (in the additive model, every point
-    within 4e-10 of its own cost). ``notes`` say what was heuristic. ``pickle`` sends the strategies
+    is proven that no strategy beats or is missing from these points (in the additive model, apart from
+    rounding by at most 4e-10 of a cost). ``notes`` say what was heuristic. ``unroll`` rebuilds strategies by
+    index; ``bounds`` gives a lower bound on the time for each memory budget. ``pickle`` sends the strategies
     themselves to another process, not the tables from which they are rebuilt.
     """
 
@@ -111,7 +112,7 @@ class TrackedFrontier:
         return f"TrackedFrontier({len(self.memory)} points, {word})"
 
     def lower_bound(self, memory: float) -> float:
-        """Return a lower bound on the seconds of strategies within ``memory`` bytes; inf if none fits.
+        """Return a lower bound on the time in seconds of strategies within ``memory`` bytes; inf if none.
 
         Raises ``ValueError`` if ``memory`` is NaN.
         """
@@ -121,13 +122,12 @@ class TrackedFrontier:
 
     @property
     def gap(self) -> Floats:
-        """How much faster, at most, a strategy of no more memory can be than each point: time / bound - 1."""
+        """How much faster than each point, at most, a strategy of no more memory can be: time / bound - 1."""
         return relative_gap(self.time, self.bounds(self.memory))
 
     @property
     def worst_gap(self) -> float:
-        """The largest gap over all memory budgets, including those between the points: 0 for an exact
-        frontier.
+        """The largest gap at any memory budget, also between the points; 0 for an exact frontier.
 
         Budgets that rounding cannot distinguish from the next point's memory are left out.
         """
@@ -141,7 +141,7 @@ class TrackedFrontier:
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
         wrong = chosen[(chosen < -len(self)) | (chosen >= len(self))]
         if len(wrong):
-            raise IndexError(f"point {wrong[0]} of a frontier with {len(self)} points")
+            raise IndexError(f"there is no point {wrong[0]}: the frontier has {len(self)}, counted from 0")
         return self.unroll(chosen % max(len(self), 1))
 
     def strategy(self, index: int) -> dict[str, int]:
@@ -149,7 +149,7 @@ class TrackedFrontier:
         return self.strategies([index]).strategy(0)
 
     def options(self, index: int) -> dict[_OptionKey, int]:
-        """Return the option of every operator, and of every edge by (source, target, n-th edge of theirs)."""
+        """Return the option of each operator, and of each edge by (source, target, n-th edge of the pair)."""
         return self.strategies([index]).options_of(0)
 
 
@@ -161,7 +161,7 @@ def _least_bounds(parts: Sequence[TrackedFrontier], memory: Floats) -> Floats:
 def certify(
     parts: Sequence[TrackedFrontier], memory: Floats, time: Floats
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return (gap, exact), each (n,), of strategies with these costs against *all* strategies of all parts.
+    """Return (gap, exact), each (n,), of strategies with these costs among *all* strategies of ``parts``.
 
     ``gap`` is how much faster, at most, any strategy with no more memory could be (time over the bound, minus
     1). ``exact`` says that none is better in either cost: neither faster within that memory, nor as fast with
@@ -175,7 +175,7 @@ def certify(
 
 
 def unroll(program: Program, result: Pass, points: Indices) -> Indices:
-    """Return the picks of the given points of the program's root table, (n, operators + edges, 2)."""
+    """Return the table entries and points that make up given points of a pass, (n, operators + edges, 2)."""
     flat = flatten(program)
     counts = np.concatenate([np.diff(table.offsets) for table in result.tables])
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -194,7 +194,7 @@ def unroll(program: Program, result: Pass, points: Indices) -> Indices:
 def _unroll_points(
     meta, left_out, left_k, right_out, right_k, tree, offsets, memory, time, label, root, points, picks
 ):
-    """Fill ``picks``; return whether each point was found to be the sum of a point of either factor.
+    """Fill ``picks`` with the entries and points that make up ``points``; return whether all were found.
 
     ``memory``, ``time`` and ``label`` hold the points of all tables, whose entries begin at ``offsets``.
     """
@@ -231,7 +231,8 @@ def _unroll_points(
 
 
 def chosen_strategies(reduced: ReducedGraph, picks: Indices) -> ChosenStrategies:
-    """Return the strategies of picks (n, operators + edges, 2), in the caller's numbering."""
+    """Return the configurations and options, in the caller's numbering, of strategies given by the table
+    entry and point that each operator and edge uses (``picks``, (n, operators + edges, 2))."""
     columns = [*reduced.node_leaf, *(edge.leaf for edge in reduced.edges)]
     configurations, options = np.empty((2, len(picks), len(columns)), np.int64)
     for v, number in enumerate(columns):

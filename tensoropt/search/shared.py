@@ -1,4 +1,4 @@
-"""Code shared by all searches: settings, results, programs, first strategies and useful classes."""
+"""Code that all search methods share: settings, results, first strategies, the classes worth searching."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MESSAGE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """The caller's settings: the allowed relative gap, the points per table entry, and the threads.
+    """Settings of a search: the allowed relative gap, the points per table entry, and the threads.
 
     ``rivals`` are points of other graphs; strategies that they beat need not be returned. ``thorough`` says
     whether an allowed gap is to be proven even if that takes seconds.
@@ -49,17 +49,17 @@ class SearchSettings:
     thorough: bool = True
 
     def with_rivals(self, sources: list[Source]) -> Frontier:
-        """Return the frontier over ``sources`` and the rivals."""
+        """Return the frontier of all points of ``sources`` and of the rivals."""
         return merge([*sources, *([] if self.rivals is None else [self.rivals])])
 
     def after(self, sources: list[Source]) -> SearchSettings:
-        """Return the settings of a search that may leave out strategies beaten by ``sources``."""
+        """Return the settings of a further search, which may leave out strategies that ``sources`` beat."""
         return replace(self, rivals=self.with_rivals(sources)) if sources else self
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SearchResult:
-    """The result of a search: sources of strategies, their frontier with origins, and a lower bound.
+    """The result of a search: sources that rebuild strategies, the frontier of their points, a bound on time.
 
     ``bound`` is None only if the frontier is ``exact``, and so its own bound.
     """
@@ -72,7 +72,7 @@ class SearchResult:
 
 
 def build_program(reduced: ReducedGraph, order: Order) -> Program:
-    """Return the program that removes the operators of ``order`` one after another."""
+    """Return the elimination program that removes the operators of ``order`` one after another."""
     builder = ProgramBuilder(reduced)
     for v in order.removed:
         builder.eliminate(v)
@@ -80,21 +80,23 @@ def build_program(reduced: ReducedGraph, order: Order) -> Program:
 
 
 def lines_that_fit(program: Program, wanted: int) -> int:
-    """Return how many hull lines, at most ``wanted`` and at least 4, fit in ``_MESSAGE_BYTES`` of memory."""
+    """Return how many hull lines, at most ``wanted`` and at least 4, fit in ``_MESSAGE_BYTES`` of memory with
+    their bounds on all table entries."""
     # 16 bytes: an inside and an outside message, each a float64, for every entry and line. HullSearch makes
     # at least four lines: the two ends, and the two next to them.
     return max(4, min(wanted, _MESSAGE_BYTES // (16 * max(program.entries, 1))))
 
 
 def seeds(reduced: ReducedGraph, hull: Hull) -> list[Source]:
-    """Return the strategies that a hull gives at once: its vertices, and mixes of neighbouring ones."""
+    """Return the strategies that a hull gives without a search: its vertices and mixes of neighbours."""
     return [vertex_source(reduced, hull), mix_source(reduced, hull)]
 
 
 def useful_classes(
     program: Program, search: HullSearch, hull: Hull, incumbents: Points
 ) -> dict[int, NDArray[np.bool_]]:
-    """Return by operator which classes of configurations may be part of a strategy on the frontier."""
+    """Return for each operator a mask of the classes of configurations through which a strategy may beat
+    ``incumbents`` or equal them."""
     inside, outside = search.messages()
     corners = corners_of(hull, incumbents.memory, incumbents.time, CORNERS)
     roof, of_leaf = corners.roof, {}
@@ -108,7 +110,7 @@ def useful_classes(
 
 
 def few_sums(program: Program) -> bool:
-    """Return whether an unpruned pass makes so few sums of points that bounds would take longer."""
+    """Return whether a pass without pruning is estimated to cost less than the bounds that would prune it."""
     leaves = program.reduced.leaves
     options = np.concatenate([np.diff(leaf.offsets) for leaf in leaves])
     mean = max(float(options.mean()), 1.0)
@@ -119,7 +121,7 @@ def few_sums(program: Program) -> bool:
 
 
 def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
-    """Return the frontier of a small graph, which is cheaper to compute than bounds for pruning.
+    """Return the frontier of a small graph, by one pass without pruning; None if no strategy is possible.
 
     Raises :class:`~tensoropt.search.engine.TooManySumsError` if the graph was not small after all: costs
     without any pattern leave far more points than are estimated.
@@ -131,7 +133,8 @@ def unpruned(program: Program, settings: SearchSettings) -> SearchResult | None:
 
 
 def gaps(incumbents: Points, bound: Bound) -> tuple[float, float]:
-    """Return the mean and the worst relative gap over budgets: how much faster, at most, a strategy could be.
+    """Return the mean and the worst relative gap between known strategies and a lower bound on time, over all
+    memory budgets; inf if a leaner strategy may exist.
 
     A worst gap of 0 proves that nothing is missing: no strategy within a budget is faster than a known one.
     """

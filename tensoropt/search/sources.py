@@ -1,10 +1,9 @@
-"""Sources of strategies: hull vertices, crossovers, passes. Each can rebuild any of its points.
+"""Sources of strategies: vertices of the hull, mixes of two vertices (crossovers), and search passes.
 
 Crossovers lie between two hull vertices: the first operators take the choices of one vertex, the rest those
 of the other. With many equal layers the hull has few vertices and long edges, and along an edge almost every
-such mix is close to optimal. The costs of all cuts of a pair take one cumulative sum. The resulting points
-make the upper staircase tight before any frontier has been computed. They are real strategies and can be
-unrolled.
+such mix is close to optimal. One cumulative sum gives the costs of all mixes of a pair. Their points make the
+staircase of known strategies tight before any frontier has been computed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from tensoropt.types import Floats, Indices
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """The costs (n,) of strategies in any order; ``rebuild`` returns chosen ones, in the caller's names."""
+    """A set of n strategies, given by their costs in any order, (n,). ``rebuild`` returns the strategies of
+    given indices, in the caller's numbering."""
 
     memory: Floats
     time: Floats
@@ -42,7 +42,7 @@ def vertex_source(reduced: ReducedGraph, hull: Hull) -> Source:
 
 
 def pass_source(program: Program, result: Pass) -> Source:
-    """Return the points at the root of a pass; its tables stay in memory, to unroll strategies from them."""
+    """Return the strategies that a pass has found as a source; it keeps all tables of the pass in memory."""
 
     def rebuild(indices: Indices) -> ChosenStrategies:
         return chosen_strategies(program.reduced, unroll(program, result, indices))
@@ -52,7 +52,7 @@ def pass_source(program: Program, result: Pass) -> Source:
 
 
 def mix_source(reduced: ReducedGraph, hull: Hull) -> Source:
-    """Return all crossovers of neighbouring hull vertices, in both directions."""
+    """Return all crossovers (mixes) of neighbouring hull vertices as a source, in both directions."""
     n, count = len(reduced.domains), len(hull.picks)
     low, high = np.arange(count - 1), np.arange(1, count)
     heads, tails = np.append(low, high), np.append(high, low)
@@ -70,9 +70,10 @@ def mix_source(reduced: ReducedGraph, hull: Hull) -> Source:
 
 
 def _cuts(reduced: ReducedGraph, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
-    """Return memory and time of every cut of every pair of picks, (pairs, operators + 1); inf if impossible.
+    """Return memory and time of every crossover of every pair, (pairs, operators + 1); inf if impossible.
 
-    Edges across the cut use their option with the least memory.
+    Operators below a cut choose as ``heads``, the others as ``tails`` (indices into ``picks``). Edges across
+    the cut use their option of least memory.
     """
     n, edges = len(reduced.domains), reduced.edges
     first, offsets, *costs = reduced.points()
@@ -112,19 +113,18 @@ def _cuts(reduced: ReducedGraph, picks: Indices, heads: Indices, tails: Indices)
 
 
 def _ends(reduced: ReducedGraph) -> Indices:
-    """Return the two operators that each edge joins, (2, edges)."""
     return np.array([(e.source, e.target) for e in reduced.edges], np.int64).reshape(-1, 2).T
 
 
 def _unmix(
     reduced: ReducedGraph, picks: Sequence[Indices], heads: Indices, tails: Indices, cuts: Indices
 ) -> Indices:
-    """Return the picks of crossovers, each made from a head's pick and a tail's, (n, operators + edges, 2).
+    """Return the table entries and points that crossovers use, (n, operators + edges, 2).
 
     Args:
-        picks: the picks of the mixed strategies, each (operators + edges, 2).
+        picks: those of each strategy that is mixed, (operators + edges, 2).
         heads, tails: indices into ``picks``, (n,).
-        cuts: the operator below which the head's pick is used, (n,).
+        cuts: the operator below which the choices of ``heads`` are used, (n,).
     """
     n = len(reduced.domains)
     source, target = _ends(reduced)

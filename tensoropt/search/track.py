@@ -1,4 +1,4 @@
-"""The entry point of the search: checked settings, one search in bands, the result with its certificate."""
+"""The entry point of the search: it checks settings, searches, and returns the frontier with its bounds."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def track_frontier(
             search are then bounded, and so is the number of points (about ``log(slowest / fastest) /
             epsilon``). If the gap could not be proven everywhere, ``notes`` say so.
         method: "auto" (ours), "ldp" or "elimination" (the paper's).
-        max_points: the points kept per table entry and in the result. Trimming costs exactness, but all
-            points remain achievable.
+        max_points: the points kept per table entry and in the result. If points are left out, the result is
+            not exact, but each point that it has is a strategy's.
         threads: by default one per core; the result does not depend on their number.
-        rivals: points from elsewhere. Strategies that they beat need not be returned, and bounds treat them
+        rivals: points of other graphs. Strategies that they beat need not be returned, and bounds treat them
             as known.
         thorough: with an ``epsilon``, prove the gap even if that takes seconds; otherwise only if it takes
             less.
 
     Raises ``ValueError`` for bad settings and for costs whose sums are too large, :class:`NoStrategyError` if
-    no strategy is possible, and :class:`~tensoropt.search.TableTooLargeError` if an unpruned method outgrows
-    the memory.
+    no strategy is possible, and :class:`~tensoropt.search.TableTooLargeError` if a method without pruning
+    outgrows the memory.
     """
     _check_settings(epsilon, method, max_points, threads)
     return _track(graph, method, SearchSettings(epsilon, max_points, threads, rivals, thorough))
@@ -63,15 +63,13 @@ def outline_frontier(graph: CostGraph, *, threads: int | None = None) -> Tracked
     """Return a first look at the frontier of ``graph``: some vertices of its lower convex hull, strategies
     between them, and the hull as the bound; for small graphs, the frontier itself.
 
-    It takes as long as minimising a few weighted sums of memory and time. Raises what :func:`track_frontier`
-    raises.
+    It takes as long as minimising a few weighted sums, and raises the same errors as :func:`track_frontier`.
     """
     # Any gap is allowed, so only what bounds the frontier is computed.
     return _track(graph, "auto", SearchSettings(np.inf, None, threads))
 
 
 def _track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFrontier:
-    """Run one search with checked settings; strategies that rivals beat may be missing."""
     if not len(graph):
         nothing, chosen = np.zeros(1), ChosenStrategies.of(graph, *(np.zeros((1, 0), np.int64),) * 3)
         return TrackedFrontier(nothing, nothing, True, (), chosen.at, Staircase(nothing, nothing).bounds)
@@ -84,7 +82,7 @@ def _track(graph: CostGraph, method: str, settings: SearchSettings) -> TrackedFr
             return _result(bands, settings)
         culprit = impossible(reduced)
     raise NoStrategyError(
-        f"no strategy is possible: {culprit}; make some of these entries finite or add configurations"
+        f"no strategy is possible: {culprit}; make some of these costs finite or add configurations"
     )
 
 
@@ -155,13 +153,12 @@ def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
 def _enough_within(
     memory: Floats, time: Floats, bounds: Callable[[Floats], Floats], epsilon: float
 ) -> Indices:
-    """Choose points of a staircase so that no budget has a wider gap than ``epsilon``. Where even the whole
-    staircase has a wider one, leave out points that are at most ``epsilon / 2`` faster than a leaner chosen
-    one.
+    """Return indices of points of a staircase, so few that no memory budget has a wider gap than ``epsilon``.
+    Where even the whole staircase has a wider one, points are left out that are at most ``epsilon / 2``
+    faster than a leaner chosen one.
 
-    Greedy, starting from the leanest: a point is left out if the one kept before it is good enough up to the
-    memory of the next. The number of points is about the logarithm of the range of times divided by the room
-    that the gap leaves.
+    Greedy, from the leanest on: a point is left out if the last chosen one is good enough up to the memory of
+    the next point.
     """
     lower = bounds(np.append(memory[1:] * (1.0 - SAME), np.inf))
     # A millionth of the gap is reserved for the rounding of the division that computes it.

@@ -1,17 +1,18 @@
-"""Frontiers within an allowed gap, in bounded time and memory however long the exact frontier is.
+"""The search of a frontier exactly or within an allowed gap, in bounded time and memory if a gap is allowed.
 
 Only strategies that are faster than the known ones by more than the gap matter. So everything is pruned by
 the known staircase *lowered* by the gap: if no strategy is left below it, that is a proof.
 
 1. Lines of the hull are bounds; their vertices and crossovers are the first known strategies (Lagrangian
-bounds and reduced-cost fixing; Fisher, "The Lagrangian relaxation method", 1981). Classes through which no
-strategy can come below the lowered staircase are left out. That allows more lines, and so on.
-2. Passes thinned to a few points per entry, pruned by a target where too much is left, find better
+bounds and reduced-cost fixing; Fisher, "The Lagrangian relaxation method", 1981). Classes of configurations
+through which no strategy can come below the lowered staircase are left out. A smaller graph allows more
+lines, which rule out further classes.
+2. Passes that keep few points per table entry, pruned by a target if too much is left, find better
 strategies.
-3. A last pass over all that is left proves the gap. If it would be too large, it is left out. The proven gap
-is then the hull's, and a note says so.
+3. A last pass over all that is left proves the gap. If that pass would take too long, it is not made. The
+proven gap is then the hull's, and a note says so.
 
-This is our method if no operator has to be fixed: the whole frontier, or one within the allowed gap.
+This is our method if no operator has to be fixed.
 """
 
 from __future__ import annotations
@@ -81,9 +82,7 @@ _UNPROVEN = (
 
 
 class _Within:
-    """The state of a search: the known strategies and, for narrowed graphs, bounds on all that was left
-    out.
-    """
+    """The state of a search: the known strategies, and bounds on strategies whose classes were left out."""
 
     def __init__(self, settings: shared.SearchSettings) -> None:
         self.settings = settings
@@ -96,11 +95,11 @@ class _Within:
 
     @property
     def goal(self) -> Staircase:
-        """The staircase below which a strategy has to lie to be worth finding."""
+        """The known strategies' staircase lowered by the gap; only strategies below it are worth finding."""
         return lowered(self.incumbents, self.settings.epsilon)
 
     def bound(self, inner: Bound) -> Bound:
-        """Return the bound of the whole graph; ``inner`` bounds the strategies of the remaining classes."""
+        """Return a bound on all strategies; ``inner`` bounds those whose classes have not been left out."""
         for hull, floor in reversed(self.left_out):
             # Classes that were left out lie above the floor, and all strategies of that graph lie above its
             # hull.
@@ -203,7 +202,7 @@ class _Within:
         return self.result(bound, *([_UNPROVEN] if self.settings.epsilon > 0 else ()))
 
     def _limits(self, points: int, *, is_wide: bool, is_last: bool) -> tuple[int, int, float]:
-        """Return the most points of a table entry (0: all), and the most sums and pairs of a pass."""
+        """Return the most points of a table entry (0: all), sums of a pass, and pairs of the last pass."""
         most = self.settings.max_points
         if is_last and self.settings.epsilon == 0:
             return most or 0, MOST_SUMS, np.inf
@@ -235,7 +234,7 @@ def track_auto(
 ) -> shared.SearchResult | None:
     """Return the frontier of a graph whose ``order`` fixes no operator; None if no strategy is possible.
 
-    Only strategies at most ``settings.epsilon`` faster are missing, or a note says that this is not proven.
+    Only strategies at most ``settings.epsilon`` faster are missing; a note says if that is not proven.
     """
     program = shared.build_program(reduced, order)
     # Bounds take a scalar pass per line, which does not pay off for small graphs.

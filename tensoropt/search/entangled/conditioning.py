@@ -1,10 +1,11 @@
-"""Our method if operators have to be fixed: bound, then search one assignment of them after another.
+"""The search of graphs that are too entangled for exact elimination, so that some operators have to be fixed.
 
-Operators are fixed if tables would be too large otherwise (:mod:`tensoropt.search.order`). The relaxation
-(``relaxation.py``) gives bounds and rules out configurations, after which the search is often exact. To find
-strategies, so many operators are fixed that searching one assignment of their configurations takes
-milliseconds. The assignments tried are those that look-alikes (``fixing.py``) and the relaxation choose. All
-known strategies prune each search.
+If tables would be too large otherwise, operators are *fixed* (:mod:`tensoropt.search.order`): each gets one
+configuration at a time, and the rest of the graph is searched exactly. A relaxation (``relaxation.py``) gives
+bounds and rules out configurations, after which the search is often exact. To find strategies, so many
+operators are fixed that searching one assignment of their configurations takes milliseconds. The assignments
+tried come from graphs in which operators that look alike choose alike (``fixing.py``), and from the
+relaxation. All known strategies prune each search.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _WORTH_ANOTHER_ROUND = 0.9
 
 
 def track_entangled(reduced: ReducedGraph, settings: shared.SearchSettings) -> shared.SearchResult | None:
-    """Return the frontier of any reduced graph by our method; None if no strategy is possible.
+    """Return the frontier of any reduced graph by our own method; None if no strategy is possible.
 
-    If operators have to be fixed, classes that the relaxation rules out are left out, until the search is
-    exact or nothing more can be ruled out.
+    If operators have to be fixed, classes of configurations that bounds rule out are removed, until the
+    search is exact or nothing more can be ruled out.
     """
     sources: list[Source] = []
     tried = 0
@@ -100,10 +101,10 @@ def _unbeaten(sources: list[Source]) -> list[Source]:
 def _guesses(
     reduced: ReducedGraph, bounded: relaxation.Relaxation, fixed: tuple[int, ...]
 ) -> list[dict[int, int]]:
-    """Return choices of configurations to try first for the operators that are fixed.
+    """Return assignments of classes to the ``fixed`` operators, in the order in which to try them.
 
-    The first ones are vertices of the hull of a smaller graph, in which equal operators must choose equally;
-    graphs in which fewer operators are tied come first. The last ones are those that the relaxation prefers.
+    The first are vertices of the hull of a smaller graph, in which operators that look alike are merged; the
+    finest merging comes first. The last are those that the relaxation prefers.
     """
     guesses: list[dict[int, int]] = []
     for colour in colourings(reduced):
@@ -127,8 +128,7 @@ def _narrowed(
     sources: list[Source],
 ) -> ReducedGraph | None:
     """Return the graph without classes that cannot reach the frontier; itself if these are too few to matter;
-    None if no class can reach the frontier.
-    """
+    None if an operator has no other class."""
     incumbents = settings.with_rivals(sources)
     if not len(incumbents):
         return reduced

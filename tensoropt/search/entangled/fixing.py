@@ -1,15 +1,15 @@
-"""Heuristic elimination with a certificate: operators are fixed, and what that can cost is bounded.
+"""Graphs whose operators are split, merged or fixed, for searches that elimination alone cannot do.
 
-An operator with too many entangled neighbours is *split*: each of its edges gets a copy of it with its own
-choice. The split graph is a relaxation, whose hull bounds every strategy. In ``shared`` each copy pays its
-share of the operator's cost (cost shifting: Choi, Chavira and Darwiche, "Node splitting", UAI 2007). If all
-copies are made to choose one given class, ``reduced`` becomes the conditioned graph, whose strategies are
-real (Dechter's cutset conditioning; mini-buckets for the bound).
+An operator with too many entangled neighbours is *split*: each of its edges gets a copy of it that chooses
+for itself. The split graph is a relaxation, whose hull bounds every strategy. Each copy pays its share of the
+operator's cost (cost shifting: Choi, Chavira and Darwiche, "Node splitting", UAI 2007). If all copies are
+made to choose one given class, the strategies are real ones (Dechter's cutset conditioning; mini-buckets for
+the bound).
 
-Operators that look alike, such as the steps of a recurrent network, should choose alike. *Tying* them gives a
-far smaller graph, whose strategies are good guesses for the operators that have to be fixed. Look-alikes are
-the colours of colour refinement (Weisfeiler and Leman 1968; Kersting, Ahmadi and Natarajan, "Counting belief
-propagation", UAI 2009).
+Operators that look alike, such as the steps of a recurrent network, should choose alike. *Tying* (merging)
+them gives a far smaller graph, whose strategies are good guesses for the operators that have to be fixed.
+Look-alikes are the colours of colour refinement (Weisfeiler and Leman 1968; Kersting, Ahmadi and Natarajan,
+"Counting belief propagation", UAI 2009).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tensoropt.types import Floats, Indices
 
 
 def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
-    """Yield colours 0..n-1 of the operators, from coarse (equal costs) to fine (equal neighbourhoods)."""
+    """Yield partitions of the operators into look-alikes, from coarse (equal costs) to fine (equal
+    neighbourhoods): arrays with the number of each operator's part, its colour."""
     colour = numbered(reduced.node_leaf)
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
     for e in reduced.edges:
@@ -45,9 +46,9 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
 
 
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
-    """Return the graph with the operators of each colour merged into one, whose costs and edges add up.
+    """Return the graph with the operators of each colour (look-alikes) merged; their costs and edges add up.
 
-    Its operators are the colours, and one with a single class for edges between operators of one colour.
+    One more operator, with a single class, is the other end of edges between operators of the same colour.
     """
     leaves = list(reduced.leaves)
     scaled: dict[tuple[int, int], int] = {}
@@ -87,18 +88,16 @@ def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
 
 
 def _free(classes: int) -> Leaf:
-    """Return an input table whose classes cost nothing."""
     none = np.full(classes, -1, np.int64)
     return Leaf(np.arange(classes + 1), np.zeros(classes), np.zeros(classes), none, none)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SplitGraph:
-    """The split graph. ``copies[f]`` are the operators (f itself first) that stand for the fixed operator f.
+    """A graph whose fixed operators are split into a copy for each edge; ``copies[f]`` include f itself.
 
     In ``reduced``, f pays its cost and the other copies are free. In ``shared``, each pays an equal share,
-    which gives better bounds. ``order`` removes the copies first, then the operators in their old order; it
-    fixes nothing.
+    which gives better bounds. ``order`` removes the copies first, then the other operators, and fixes none.
     """
 
     reduced: ReducedGraph
@@ -108,7 +107,7 @@ class SplitGraph:
 
 
 def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
-    """Give every edge of an operator that ``order`` fixes a separate copy of the operator."""
+    """Return the graph in which each edge of an operator that ``order`` fixes has its own copy of it."""
     fixed = order.fixed
     leaves = list(reduced.leaves)
     domains, node_leaf = list(reduced.domains), list(reduced.node_leaf)
@@ -143,7 +142,6 @@ def split(reduced: ReducedGraph, order: Order) -> SplitGraph:
 
 
 def _shared(reduced: ReducedGraph, copies: dict[int, tuple[int, ...]]) -> ReducedGraph:
-    """Return the split graph with every fixed operator's cost shared among its copies, on the same grid."""
     leaves, node_leaf = list(reduced.leaves), list(reduced.node_leaf)
     for f, same in copies.items():
         leaf = leaves[reduced.node_leaf[f]]
@@ -166,7 +164,7 @@ def _share(costs: Floats, parts: int, grid: float) -> Floats:
 def condition(
     reduced: ReducedGraph, copies: dict[int, tuple[int, ...]], classes: dict[int, int]
 ) -> ReducedGraph:
-    """Return a split graph with fixed operators f, and all their ``copies``, set to class ``classes[f]``."""
+    """Return a split graph in which operator f, and all its ``copies``, must choose class ``classes[f]``."""
     kept = {}
     for f, chosen in classes.items():
         mask = np.zeros(reduced.domains[f], bool)
@@ -178,10 +176,10 @@ def condition(
 def preferred_classes(
     relaxed: SplitGraph, operators: tuple[int, ...], picks: tuple[Indices, ...]
 ) -> list[dict[int, int]]:
-    """Return classes of configurations worth trying for some operators, by what their copies chose.
+    """Return assignments of classes to some operators that are worth trying, by what their copies chose.
 
-    For each pick (a strategy of the split graph), every operator takes the class that most of its copies
-    chose. Further results take the choice of single copies.
+    For each of ``picks`` (a strategy of the split graph), every operator takes the class that most of its
+    copies chose. Further assignments take the choices of single copies.
     """
     picked: dict[tuple[int, ...], None] = {}
     copies = [relaxed.copies.get(v, (v,)) for v in operators]

@@ -1,9 +1,9 @@
-"""Bounds from splitting the fixed operators: the relaxation's hull, and the least memory of any strategy.
+"""Lower bounds for graphs with fixed operators, from a relaxation in which these operators are split.
 
 Operators are fixed if tables would be too large otherwise (:mod:`tensoropt.search.order`), and split into a
 copy for each edge (``fixing.py``). Lagrange multipliers make the copies agree, which tightens the relaxation.
 Every copy t of a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class
-c. The multipliers of all copies of f sum to zero, so a strategy in which they agree costs the same as before,
+c. The multipliers of all copies of f sum to zero, so a strategy whose copies agree costs the same as before,
 and any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian
 decomposition: Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all
 lines in one pass.
@@ -52,7 +52,7 @@ _LEANEST_WORK = 200_000_000
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Relaxation:
-    """A reduced graph whose fixed operators are split, and its hull, which bounds every strategy."""
+    """A graph whose fixed operators are split into copies, and its lower hull, a bound on every strategy."""
 
     split: SplitGraph
     program: Program
@@ -61,10 +61,8 @@ class Relaxation:
 
 
 def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
-    """Return the relaxation in which every edge of an operator that ``order`` fixes chooses for itself.
-
-    None if not even the relaxation has a strategy.
-    """
+    """Return the relaxation in which each edge of an operator that ``order`` fixes has its own choice of that
+    operator's class. None if not even the relaxation has a strategy."""
     relaxed = split(reduced, order)
     program = build_program(relaxed.shared, relaxed.order)
     search = HullSearch(program)
@@ -73,9 +71,9 @@ def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
 
 
 def affordable_order(reduced: ReducedGraph) -> Order:
-    """Return an order whose tables fit together; operators are fixed until they do.
+    """Return an order of removal whose tables fit in memory together; operators are fixed until they do.
 
-    Once operators have to be fixed, the tables only give bounds, for which smaller ones are nearly as good.
+    Once an operator is fixed, the tables only give bounds, and have to be smaller still.
     """
     # The growth of 0.1 is an assumption: tables that have absorbed ten others count double. It decides the
     # order and thus the work, never what a result claims.
@@ -92,9 +90,7 @@ def affordable_order(reduced: ReducedGraph) -> Order:
 
 
 def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
-    """Return the hull of the unsplit graph, if its scalar problems can be solved without fixing any operator,
-    within :data:`_LARGEST_PROGRAM` table entries; else None.
-    """
+    """Return the hull of the graph without split operators; None if its tables would be too large."""
     order = greedy_order(reduced, 0.1)
     if order.fixed or order.total > max(_LARGEST_PROGRAM, fixed.total):
         return None
@@ -103,12 +99,12 @@ def _unsplit_hull(reduced: ReducedGraph, fixed: Order) -> Hull | None:
 
 
 def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -> Hull:
-    """Return the hull with its first line at the least memory of any strategy, by branch and bound.
+    """Return the hull with its first line raised to the least memory of any strategy, by branch and bound.
 
-    Branches set the class of one fixed operator after another; the relaxation gives the bounds. A leaner
-    strategy than those of ``sources`` is added to them. After ``_LEANEST_CHECKS`` scalar problems, or
-    ``_LEANEST_WORK`` pairs of entries (a hundredth if little is left to prove), the least bound of open
-    branches is used.
+    Branches set the class of one fixed operator after another; the relaxation gives the bounds. A strategy
+    leaner than those of ``sources`` is added to them. After ``_LEANEST_CHECKS`` scalar problems, or
+    ``_LEANEST_WORK`` pairs of table entries (a hundredth if bound and strategies are ``_CLOSE``), the least
+    bound of all open branches is used.
     """
     fixed = sorted(relaxed.copies)
     least = min(float(s.memory.min(initial=math.inf)) for s in sources)
@@ -157,7 +153,10 @@ def _unit(costs: list[Floats], grid: float) -> float:
 
 
 def any_strategy(relaxed: SplitGraph, solver: Solver) -> tuple[Source, ...]:
-    """Search depth first for a possible assignment of the fixed operators; return its strategies, if any."""
+    """Search depth first for classes of the fixed operators that allow a strategy; return those found.
+
+    Raises ``ValueError`` if ``_FEASIBILITY_CHECKS`` partial assignments do not decide whether there are any.
+    """
     fixed = sorted(relaxed.copies)
     checks = 0
 
@@ -174,8 +173,8 @@ def any_strategy(relaxed: SplitGraph, solver: Solver) -> tuple[Source, ...]:
                 names = ", ".join(repr(relaxed.reduced.graph.names[f]) for f in fixed[:5])
                 raise ValueError(
                     f"no possible strategy was found in {_FEASIBILITY_CHECKS} attempts: around {names} the "
-                    "graph is too entangled for an exact search and has too many inf entries; give these "
-                    "operators fewer configurations"
+                    "graph is too entangled for an exact search and has too many impossible (inf) costs; "
+                    "give these operators fewer configurations"
                 )
             attempt = {**classes, f: c}
             program = build_program(condition(relaxed.reduced, relaxed.copies, attempt), relaxed.order)
@@ -187,7 +186,7 @@ def any_strategy(relaxed: SplitGraph, solver: Solver) -> tuple[Source, ...]:
 
 
 def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source], bool]:
-    """Return (strategies with the fixed operators at any of their classes, whether each search was exact)."""
+    """Search every assignment of classes to the fixed operators; return (strategies, whether exact)."""
     fixed = sorted(relaxed.copies)
     sources: list[Source] = []
     exact = True
@@ -203,7 +202,7 @@ def every_assignment(relaxed: SplitGraph, solver: Solver) -> tuple[list[Source],
 def heuristic(
     reduced: ReducedGraph, order: Order, bounded: Relaxation, sources: list[Source], tried: int
 ) -> SearchResult:
-    """Return the result after ``tried`` assignments of operators that ``order`` fixes, with its bounds."""
+    """Return the strategies found in ``tried`` assignments of the fixed operators, with bounds and a note."""
     hull = _unsplit_hull(reduced, order) or _with_least_memory(bounded.split, bounded.hull, sources)
     names = ", ".join(repr(reduced.graph.names[f]) for f in order.fixed[:5])
     more = f" and {len(order.fixed) - 5} more" if len(order.fixed) > 5 else ""
@@ -222,7 +221,8 @@ and Crowder 1974); an assumption."""
 
 
 def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
-    """Return the relaxation with multipliers improved towards the known strategies ``incumbents``."""
+    """Return the relaxation with tighter bounds, by subgradient steps on the multipliers; the known
+    strategies ``incumbents`` set the length of the steps."""
     weight_m, weight_t = bounded.hull.weight_m, bounded.hull.weight_t
     flat, root = bounded.search.flat, bounded.search.root
     least = (weight_m[:, None] * incumbents.memory + weight_t[:, None] * incumbents.time).min(axis=1)
@@ -263,7 +263,7 @@ def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
 
 
 class _Copies:
-    """The copies of all fixed operators: the positions of their classes among the entries of input tables."""
+    """The copies of all fixed operators, and the rows of their classes in arrays over all table entries."""
 
     def __init__(self, bounded: Relaxation) -> None:
         reduced, program = bounded.program.reduced, bounded.program
@@ -280,7 +280,7 @@ class _Copies:
         self.entries = at
 
     def disagreement(self, entry: Indices) -> Floats:
-        """Return whether each copy chose each class, minus the share of copies that did, (rows, W)."""
+        """Return 1 if a copy chose a class, else 0, minus the share of the copies that did, (rows, W)."""
         out = np.zeros((self.entries, entry.shape[1]))
         for same, at, size in self.groups:
             chosen = entry[same][:, None, :] == np.arange(size)[None, :, None]  # (copies, classes, W)

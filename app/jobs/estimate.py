@@ -38,7 +38,7 @@ class Estimate:
     Attributes:
         last_s: the duration of the newest run.
         low_s, high_s: the shortest and the longest duration.
-        runs: the number of runs.
+        runs: the number of these runs.
         same: whether the runs had exactly this request, not only the same model, cluster and planners.
     """
 
@@ -73,7 +73,6 @@ def estimate(wanted: RequestKey, runs: Sequence[CompletedJob]) -> Estimate | Non
     """
     for same in (True, False):
         alike = [r.seconds for r in runs if (r.request == wanted if same else r.request.core == wanted.core)]
-        if alike:
-            shown = alike[:REPEATED]
-            return Estimate(alike[0], min(shown), max(shown), len(alike), same)
+        if shown := alike[:REPEATED]:
+            return Estimate(shown[0], min(shown), max(shown), len(shown), same)
     return None

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from io import FileIO
 from math import ceil
 from typing import Any, TypeVar
 
@@ -76,19 +77,26 @@ def counted(timer: DeviceTimer, spans: Sequence[Span]) -> float:
     return timer.counting_s(timer.seconds([span for span in spans if not span.disturbed] or spans))
 
 
-@cache
-def _schedule(thread: int) -> int | None:
-    try:
-        return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
+class _Schedule(threading.local):
+    """The running thread's scheduling statistics: a file of its own, or None if the system reports none."""
+
+    def __init__(self) -> None:
+        try:
+            self.file: FileIO | None = FileIO("/proc/thread-self/schedstat")
+        except OSError:
+            self.file = None
+
+
+_schedule = _Schedule()
 
 
 def _waited_s() -> float:
     """Return how long this thread has waited for a core, in seconds; 0 if the system does not report it."""
-    file = _schedule(threading.get_native_id())
+    if _schedule.file is None:
+        return 0.0
+    _schedule.file.seek(0)
     # Nanoseconds at work, nanoseconds of waiting, turns.
-    return 0.0 if file is None else int(os.pread(file, 96, 0).split()[1]) / 1e9
+    return int(_schedule.file.read().split()[1]) / 1e9
 
 
 class WallTimer:

@@ -44,5 +44,5 @@ def test_the_newest_is_the_estimate_and_the_range_is_said():
     took = 12.0, 30.0, *[20.0] * REPEATED, 900.0
     found = estimate(wanted, [CompletedJob(wanted, seconds) for seconds in took])
     assert (found.last_s, found.low_s, found.high_s) == (12.0, 12.0, 30.0)
-    assert estimate_words(found) == ("The same took 12 s to 30 s in 15 runs; saved results are reused.")
+    assert estimate_words(found) == ("The same took 12 s to 30 s in 12 runs; saved results are reused.")
     assert estimate_words(None).startswith("No estimate yet")

@@ -1,6 +1,6 @@
-"""TensorOpt: a multi-objective cost-frontier explorer for distributed training.
+"""TensorOpt finds the worthwhile trade-offs of memory and time of distributed training, and runs one of them.
 
-``import tensoropt`` is light: modules are imported when one of their names is first used.
+``import tensoropt`` is fast, since each module is imported only when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -117,7 +117,6 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Return the public names, without submodules, which are imported by their own names."""
     return sorted(__all__)
 
 

@@ -1,4 +1,4 @@
-"""The functions that explore a model on a cluster, which run all stages in order.
+"""The functions that explore a model on a cluster, by running all stages in order.
 
 The stages are: capture, grouping of operators, cost tables, search, simulation, pipelines and quick planners,
 and the reduction to points that no other point beats. :mod:`tensoropt.session` implements them.
@@ -68,28 +68,27 @@ def explore(
     keep: bool = False,
     **chosen: Any,
 ) -> Exploration:
-    """Return the cost frontier of one step of ``model(*args, **kwargs)`` on a cluster.
+    """Return the frontier of memory and time of one step of ``model(*args, **kwargs)`` on a cluster.
 
     Args:
         model: any module that ``torch.export`` accepts, on the meta device for big models; or the result of
             :func:`tensoropt.load_model`, which includes its example inputs, source and seed.
         args, kwargs: example inputs at the global batch size.
         cluster: ``local``, ``local:N``, ``cpu:N``, a preset, a file, or a :class:`Cluster`. CPU ranks and the
-            GPUs of this machine are measured; anything else is priced from data sheets.
+            GPUs of this machine are measured; the costs of other devices are taken from data sheets.
         loss: maps the output to a scalar, if the model does not return one.
         settings: all other choices, see :class:`Settings`.
-        store: the profile store; by default the user's own.
+        store: the profile store, which keeps measurements; by default the user's own.
         progress: True for a bar, False for none, or a function called with (stage, done, total, what); by
             default a bar in a terminal or a notebook.
-        source, seed: the origin of the model, for plans that are run without a script.
-        planners: published methods to run on the same tables, by name, or ``all``; their points are in
+        source, seed: the origin of the model and of its weights, by which a plan can be run without a script.
+        planners: published methods to run on the same cost tables, by name, or ``all``; their points are in
             ``others``, and ``comparison`` has a row for each.
-        planner_options: their settings, such as ``netsplit.seconds=600``.
+        planner_options: settings of the planners, such as ``netsplit.seconds=600``.
         limits: memory limits of the planners, in bytes per device; None for all trade-offs that they find.
         keep: whether to cache the exploration in the profile store, and to return a cached one, with a note,
             if nothing that determines its points has changed: the operators, the cluster, the settings, the
-            contents of the store, this package. Explorations with planners are not cached, but their tables
-            are.
+            contents of the store, this package. Of explorations with planners, only cost tables are cached.
         chosen: single fields of :class:`Settings`, such as ``mode`` or ``epsilon``, instead of ``settings``;
             ``memory="24GiB"`` (or bytes) for ``memory_bytes``.
 
@@ -143,7 +142,7 @@ def explore_captured(
     keep: bool = False,
     **chosen: Any,
 ) -> Exploration:
-    """Return the cost frontier of a captured model; the module itself is not needed.
+    """Return the frontier of memory and time of a captured model, without the module itself.
 
     Args:
         captured: the model, captured in the mode and the dtype of the settings; the dtype ``auto`` stands for
@@ -178,7 +177,8 @@ def answer(
     progress: Progress,
     note: Callable[[str], None],
 ) -> Exploration:
-    """Return the new exploration that answers a question, after caching it and the model's operator graph.
+    """Explore as a question asks; cache the exploration and the model's operator graph, and return the
+    former.
 
     Args:
         cluster, settings: the cluster and the settings to use, which may differ from the question's.
@@ -193,7 +193,7 @@ def answer(
     how: dict[str, Any] = {"cluster": cluster, "settings": settings, "progress": progress, "keep": keep}
     if known.captured is not None:
         if known.source is not None:
-            note("using the kept operator graph; --anew captures the model again")
+            note("using an operator graph kept from an earlier run; --anew captures the model again")
         return explore_captured(known.captured, **how)
     loaded = question.loaded_model(on_meta=not has_local_cores(cluster))
     how |= {"planners": question.planners, "planner_options": question.planner_options}
@@ -214,7 +214,8 @@ def compare(
     limits: Sequence[float | None] = (None,),
     **more: Any,
 ) -> Exploration:
-    """Return the exploration of a model together with the plans of published planners on the same tables.
+    """Return the exploration of a model, with the plans that published planners make from the same cost
+    tables.
 
     Args:
         model, args, kwargs: as in :func:`explore`.
@@ -240,8 +241,8 @@ def recost(
     keep: bool = False,
     old_points: bool = True,
 ) -> tuple[Exploration, tuple[Recosted, ...]]:
-    """Search the saved operator graph of an exploration again at current costs, and cost its old points
-    again.
+    """Search a saved exploration's operator graph again at today's costs, and find what its old points cost
+    now.
 
     The model is not needed, because nothing is captured. The search uses the same settings and the current
     contents of the store, the cluster file and the links; the old strategies are simulated at the same costs.
@@ -282,7 +283,7 @@ def _explored(
     entries: Sequence[Entry] = (),
     limits: Sequence[float | None] = (),
 ) -> Exploration:
-    """Return the cached exploration if there is one; otherwise search, and cache the result.
+    """Return the cached exploration of a model if there is one; otherwise search, and cache the result.
 
     Args:
         prepared: returns the model's operators, ready for costs.
@@ -324,8 +325,8 @@ def _explored(
 
 
 def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> First | None:
-    """Return the plans of usual strategies if a full search takes longer; None if there are none. Show the
-    best one to a person who waits for the search.
+    """Return the plans of usual strategies (DDP, FSDP, ...), and show the best to a person who waits for the
+    search. None for a small model, whose search takes little longer, or if there are no such plans.
 
     Raises:
         InterruptedExplorationError: Ctrl-C was pressed after points were found.

@@ -1,4 +1,4 @@
-"""Command-line options and output, with answers on stdout and progress (a bar or plain lines) on stderr."""
+"""Command-line options and output: answers go to stdout, progress (a bar or plain lines) to stderr."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def option_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Return a parsing function as an option's ``type``, so that its errors name the option."""
+    """Return a parsing function as the ``type`` of an option, so that argparse names the option in its
+    errors."""
 
     def convert(text: str) -> _Value:
         try:
@@ -60,10 +61,10 @@ def about(seconds: float) -> str:
 
 
 class ProgressDisplay:
-    """A display of the progress of named stages; a :class:`~tensoropt.types.Progress`.
+    """A display of the progress of long stages, on a terminal, in a notebook or in a log.
 
-    A terminal or notebook shows one line with a bar, redrawn; elsewhere a stage writes a line at its
-    beginning, every few seconds, and at its end.
+    A terminal or notebook shows one line with a bar, which is redrawn. In a log, a stage writes a line at its
+    beginning, every ten seconds, and at its end.
 
     Args:
         stream: the stream for progress; by default standard error.
@@ -113,28 +114,28 @@ class ProgressDisplay:
         self.stream.flush()
 
     def note(self, text: str) -> None:
-        """Write a separate line."""
+        """Write a line of its own, below the bar."""
         self.close()
         self._line(text)
 
     def first(self, text: str) -> None:
-        """Write the answer of the usual strategies, before the search."""
+        """Write the answer that usual strategies give, before the search ends."""
         self.note(f"Before the search: {text}")
 
     def say(self, text: str) -> None:
-        """Write a part of the answer while the rest is being computed."""
+        """Write an answer, or a part of it, to the stream for answers."""
         self.close()
         print(text, file=self.answers, flush=True)
 
     def close(self) -> None:
-        """End the redrawn line."""
+        """End the line with the bar, so that further text begins a new line."""
         if self._drawn:
             self.stream.write("\n")
             self.stream.flush()
             self._drawn = 0
 
     def end(self) -> None:
-        """Show in the redrawn line that everything is done, and end it."""
+        """Fill the bar, with the time that everything took, and end its line."""
         if self._drawn:
             self._draw(1.0, f"done in {time.monotonic() - self._first:.0f} s")
             self.close()
@@ -154,8 +155,8 @@ _Result = TypeVar("_Result")
 
 
 def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Return a public function with a ``progress`` argument (:data:`~tensoropt.types.ProgressChoice`), for
-    which a :class:`ProgressDisplay` is made if a bar is to be shown; the display ends with the call.
+    """Decorate a function that has an argument ``progress`` (:data:`~tensoropt.types.ProgressChoice`): if a
+    bar is to be shown, the function gets a :class:`ProgressDisplay`, which ends with the call.
 
     Raises:
         TensorOptError: ``progress`` has another value.
@@ -188,7 +189,7 @@ def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
 
 
 def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
-    """Return rows (the first is the header) as text; columns ``left`` are aligned to the left."""
+    """Return rows of cells (the first is the header) as aligned lines; ``left`` has the columns of words."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -208,7 +209,8 @@ def reserved_stdout(*, for_good: bool) -> Iterator[TextIO]:
     process, may call this, not functions called from a notebook.
 
     Args:
-        for_good: whether stdout stays redirected, for a process about to end, as exit handlers print, too.
+        for_good: whether stdout stays redirected afterwards, for a process about to end, whose exit handlers
+            may print.
     """
     before = sys.stdout
     if before is None or sys.stderr is None:  # started with one of them closed: nothing to separate
@@ -250,7 +252,7 @@ def _flush(stream: TextIO) -> None:
 
 
 def json_text(data: Any, *, indent: int | None = None) -> str:
-    """Return data as JSON, with null for infinity and NaN."""
+    """Return data as JSON text, with null for infinity and NaN, which JSON does not have."""
     return json.dumps(_plain(data), indent=indent, allow_nan=False)
 
 

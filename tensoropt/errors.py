@@ -1,4 +1,4 @@
-"""The errors that user input can cause.
+"""The errors that a user's input can cause.
 
 They derive from :class:`TensorOptError`; the command line prints the message (rule, values, remedy) and exits
 with code 2. Any other error is a bug and shows a traceback.
@@ -16,7 +16,7 @@ _MOST_NAMES = 100
 
 
 class TensorOptError(Exception):
-    """The base of all errors caused by input; the message names the culprit and the remedy."""
+    """The base of all errors caused by input; the message says what is wrong and what to do."""
 
 
 class CaptureError(TensorOptError):
@@ -24,7 +24,7 @@ class CaptureError(TensorOptError):
 
 
 class UnsupportedError(TensorOptError):
-    """The error if a part of a model cannot be explored; the message names stage, operator and line."""
+    """The error if a part of a model cannot be explored; the message names the operator and its line."""
 
 
 class ClusterError(TensorOptError, ValueError):
@@ -40,7 +40,7 @@ class PlanError(TensorOptError):
 
 
 class InfeasibleError(TensorOptError):
-    """The error if no strategy satisfies the request; the message names a request that could be satisfied."""
+    """The error if no strategy is within the limits; the message names limits that would do."""
 
 
 class MissingExtraError(TensorOptError, ImportError):
@@ -48,7 +48,7 @@ class MissingExtraError(TensorOptError, ImportError):
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> Any:
-    """Return a module that is installed with the optional extra ``extra``.
+    """Import a module that comes with the optional extra ``extra``, and return it.
 
     Raises:
         MissingExtraError: the module, or a package that it imports, is not installed.
@@ -63,7 +63,7 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
 
 
 def closest(name: object, valid: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Return valid names spelled like ``name``, the most similar first, ignoring case."""
+    """Return the valid names that are spelled most like ``name``, the most similar first, ignoring case."""
     lowered = {text.lower(): text for text in valid}
     # An assumed cutoff, below difflib's own 0.6: more hints, some of them wrong.
     near = difflib.get_close_matches(str(name).lower(), list(lowered), n=most, cutoff=0.5)
@@ -71,7 +71,7 @@ def closest(name: object, valid: Iterable[str], most: int = 3) -> tuple[str, ...
 
 
 def suggest(name: object, valid: Iterable[str]) -> str:
-    """Return the remedy for an unknown name: ``did you mean 'a' or 'b'? Valid: a, b, c``."""
+    """Return the end of a message on an unknown name: ``did you mean 'a' or 'b'? Valid: a, b, c``."""
     names = sorted(set(valid))
     near = closest(name, names)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -1,5 +1,4 @@
-"""Functions that write files whole or not at all, read files that contain only data, and load users'
-functions.
+"""Functions that write files whole or not at all, read files of pure data, and load users' functions.
 
 The command line always imports this module, so NumPy is imported on use.
 """
@@ -40,10 +39,10 @@ SETTINGS_FILE = "exploration.json"
 
 
 def unpacked(content: bytes, name: object) -> bytes:
-    """Return the content of a gzip'd file, unpacking at most :data:`_MOST_BYTES`.
+    """Return the content of a gzip'd file, of which at most :data:`_MOST_BYTES` are unpacked.
 
     Args:
-        name: the file's name for errors.
+        name: the file's name, for error messages.
 
     Raises:
         TensorOptError: the content is larger, or damaged.
@@ -61,7 +60,7 @@ def unpacked(content: bytes, name: object) -> bytes:
 
 
 def check_size(path: Path) -> None:
-    """Raise an error for a file of more than :data:`_MOST_BYTES`, counted unpacked for a zip archive.
+    """Raise an error for a file larger than :data:`_MOST_BYTES`; for a zip archive its unpacked size counts.
 
     Raises:
         TensorOptError: the file is larger.
@@ -78,7 +77,7 @@ def check_size(path: Path) -> None:
 
 
 def pack(value: Any) -> bytes:
-    """Return JSON data, possibly with arrays, as compressed bytes from which only data can be read.
+    """Return JSON data, possibly with NumPy arrays in it, as compressed bytes; reading them runs no code.
 
     Raises:
         TypeError, ValueError: a part is neither JSON nor an array of numbers.
@@ -110,7 +109,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """Return the value given to :func:`pack`, with tuples as lists.
+    """Return the data that :func:`pack` compressed; tuples come back as lists.
 
     Raises:
         TensorOptError, ValueError, TypeError: the content is damaged.
@@ -131,8 +130,8 @@ def unpack(content: bytes) -> Any:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """Return a record's fields by name: the ``default`` with which :func:`json.dumps` writes dataclasses and
-    pydantic models. A ``TypeAdapter`` of their class reads them back."""
+    """Return the fields of a dataclass or pydantic model by name: a ``default`` function for
+    :func:`json.dumps`. A ``TypeAdapter`` of the class reads the JSON back."""
     if is_dataclass(record):
         return {field.name: getattr(record, field.name) for field in fields(record)}
     return dict(record)
@@ -151,8 +150,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_together(paths: Sequence[str | os.PathLike[str]]) -> Iterator[list[Path]]:
-    """Yield a temporary path in the same folder for each of ``paths``. If the block succeeds, they replace
-    all of ``paths`` or none, even if the process is killed (see :func:`folder_lock`).
+    """Yield, for each of ``paths``, a temporary path in the same folder. If the block succeeds, the temporary
+    files replace all of ``paths`` or none, even if the process is killed (see :func:`folder_lock`).
 
     Raises:
         TensorOptError: a file cannot be written; the previous files are kept.
@@ -212,9 +211,10 @@ def _finish(journal: Path) -> None:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, *, writing: bool = False) -> Iterator[None]:
-    """Hold a folder's lock, which readers share, after completing the renames of a killed writer.
+    """Lock a folder during the block, for one writer or for several readers.
 
-    Without locks (some network file systems) or permission to rename, files are read as they are.
+    If a writer was killed between renames of its files, the other renames are made first. Without locks (some
+    network file systems) or permission to rename, files are read as they are.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -241,7 +241,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def parse_typed(text: str) -> Any:
-    """Return the values in a text in YAML or JSON that a user typed.
+    """Return the values in a text in YAML or JSON that a user typed into a form or an option.
 
     Raises:
         ValueError: the text is neither, or uses aliases; the message has the line.
@@ -263,10 +263,11 @@ def parse_typed(text: str) -> Any:
 
 
 def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
-    """Return the values in a user's file: JSON in ``.json``, otherwise YAML.
+    """Return the values in a user's file, which is JSON if its name ends with ``.json``, otherwise YAML.
 
     Args:
-        kind: the kind of file, for error messages.
+        kind: what the file contains, for error messages: ``cluster``, ``constraints``.
+        refused: the class of the errors to raise.
 
     Raises:
         refused: the file is missing, cannot be read, or is neither.
@@ -290,11 +291,11 @@ def read_document(path: Path, kind: str, refused: type[TensorOptError]) -> Any:
 
 
 def named_function(source: str, signature: str) -> Callable[..., Any]:
-    """Return the function named by ``package.module:function`` or ``path/file.py:function``.
+    """Import and return the function named by ``package.module:function`` or ``path/file.py:function``.
 
     Args:
         source: the name.
-        signature: the signature that error messages show for a missing function.
+        signature: the signature that the function should have, for error messages.
 
     Raises:
         TensorOptError: there is no such function.

@@ -30,7 +30,7 @@ def measure_links(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> dict[str, LinkFits]:
-    """Return fitted costs of collectives and messages on this machine, or on a job's hosts, by mesh label.
+    """Time collectives and messages on this machine, or on a job's hosts; return fitted costs by mesh label.
 
     Args:
         cluster: ``local``, ``local:N`` or ``cpu:N``; in a job, the file that :func:`detect` wrote.
@@ -72,7 +72,7 @@ def measure_links(
 
 
 def detect(hosts: int | None = None, network: str = "") -> Cluster:
-    """Return this host, or all hosts of a job, as a cluster.
+    """Return this host, or all hosts of a torchrun job, as a cluster.
 
     In a torchrun job, one process per host reports its devices. Otherwise all hosts are assumed to be like
     this one, and the cluster's ``source`` says so.
@@ -102,10 +102,10 @@ def dashboard(
     port: int = 8050,
     say: Callable[[str], Any] = print,
 ) -> str:
-    """Serve the dashboard until interrupted; return its address.
+    """Serve the dashboard until interrupted; return its web address.
 
     Args:
-        folder: the folder of one or several explorations; None for only the ready-made ones.
+        folder: the folder of one or several explorations; None for only those that come with the package.
         port: the port; 0 for any free one.
         say: called with the address once it is known.
 

@@ -1,7 +1,7 @@
-"""Functions that compute in forks of this process, which share everything it has in memory.
+"""Functions that compute in forks of this process, which share its memory at no cost.
 
-Starting Python and loading PyTorch takes seconds, a fork some hundredths. Forking is safe if no other thread
-may hold a lock and CUDA is not initialised.
+Starting Python and loading PyTorch takes seconds, a fork some hundredths of a second. Forking is safe if no
+other thread may hold a lock and CUDA is not initialised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WATCH = "end with parent"
 
 
 def _can_fork() -> bool:
-    """Return whether this process can be forked safely, and may have children."""
+    """Return whether this process may be forked: no other threads, no CUDA, and allowed to have children."""
     # PyTorch's export leaves a thread of tqdm, which takes only tqdm's own lock; ours takes none.
     harmless = ("tqdm_monitor", _WATCH)
     threads = [thread for thread in threading.enumerate() if thread.name not in harmless]
@@ -41,13 +41,13 @@ def _can_fork() -> bool:
 
 
 def cores() -> int:
-    """Return the number of cores available to this process, as restricted by taskset or a container."""
+    """Return the number of cores that this process may use, as restricted by taskset or a container."""
     return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
 def not_searched_for_garbage() -> Iterator[None]:
-    """Exclude objects now in memory from garbage collection during the block, in forks too.
+    """Exclude all objects that exist now from garbage collection during the block, in forks too.
 
     A big model's graphs and tables are millions of objects that a search neither changes nor releases, and
     Python would traverse them again and again.
@@ -64,10 +64,10 @@ def not_searched_for_garbage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def garbage_sought_seldom() -> Iterator[None]:
-    """Make Python search for cyclic garbage only after many new objects during the block, in forks too.
+    """Run Python's garbage collection less often during the block, in forks too: after 100,000 new objects.
 
-    An exploration makes millions of small, long-lived objects, hardly any in cycles; a search after every 700
-    new objects took 15 % of GPT-2's time.
+    An exploration makes millions of small, long-lived objects, hardly any in cycles; a collection after every
+    700 new objects took 15 % of GPT-2's time.
     """
     before = gc.get_threshold()
     if before[0]:  # 0: collection is off
@@ -80,8 +80,8 @@ def garbage_sought_seldom() -> Iterator[None]:
 
 @contextlib.contextmanager
 def finished_when_interrupted() -> Iterator[list[bool]]:
-    """Let the block finish despite a first Ctrl-C, which appends to the yielded list; a second one ends the
-    block. Only the main thread is ever interrupted."""
+    """Let the block finish despite a first Ctrl-C, which only appends to the yielded list; a second Ctrl-C
+    interrupts the block. Outside of the main thread, which alone gets Ctrl-C, nothing is changed."""
     interrupted: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
@@ -100,7 +100,7 @@ def finished_when_interrupted() -> Iterator[list[bool]]:
 
 
 def in_forks(work: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[_Answer]:
-    """Return ``work(item)`` for every item, in order, computed in forks, one per core at a time.
+    """Return ``work(item)`` for every item, in order, computed in forked processes, one per core at a time.
 
     With one core or one item, or if forking is unsafe, the work runs in this process. ``work`` should not
     change memory, since changes in forks are lost. Results are pickled.
@@ -122,7 +122,7 @@ def in_forks(work: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[_
 def _ended(
     running: dict[Connection, int], work: Callable[[_Item], _Answer], items: Sequence[_Item]
 ) -> dict[int, _Answer]:
-    """Return the results of finished forks (at least one) by index, and remove these from ``running``."""
+    """Wait until at least one fork ends, take it from ``running``, and return the results by item number."""
     answers = {}
     for connection in cast("list[Connection]", wait(list(running))):
         number = running.pop(connection)
@@ -134,9 +134,10 @@ def _ended(
 
 
 def _fork(stack: ExitStack, work: Callable[[_Item], _Answer], item: _Item) -> Connection:
-    """Start a fork and return the connection that receives ``work(item)``.
+    """Start a fork that computes ``work(item)``, and return the connection from which the result can be
+    received.
 
-    The fork ends with the stack, whatever it is doing, or when its parent ends.
+    The fork is killed when the stack closes, and ends by itself when this process does.
     """
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
@@ -163,7 +164,7 @@ def _send(
 
 
 def end_with(parent: int) -> None:
-    """End this process as soon as its parent, given by process id, is gone."""
+    """Start a thread that ends this process as soon as its parent, given by process id, is gone."""
 
     def watch() -> None:
         while os.getppid() == parent:  # an orphan gets another parent

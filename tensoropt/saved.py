@@ -43,16 +43,17 @@ def choose(
     instead, for the leanest within a time, or for the knee.
 
     Args:
-        saved: an exploration, its folder, or a sweep's folder of explorations on several numbers of devices
-            or at several batches.
+        saved: an exploration, its folder, or a folder with explorations on several numbers of devices or at
+            several batch sizes (a sweep).
         memory: the budget per device: ``24GiB``, or bytes.
         time: the longest step: ``300ms``, or seconds.
         knee: whether to return the point where saving memory or time costs most.
         point: the point's number, from 1, instead of limits.
         fastest: whether to return the fastest plan that fits.
-        devices: the number of devices in a sweep's folder; ``auto`` for the fewest that fit.
-        batch: the batch size in a sweep's folder; ``auto`` for the most samples per second.
-        memory_bytes, time_s: the same limits, as numbers.
+        devices: which exploration of a sweep: its number of devices, or ``auto`` for the fewest that fit.
+        batch: which exploration of a sweep: its batch size, or ``auto`` for the most samples per second.
+        memory_bytes, time_s: the budget in bytes and the longest step in seconds, instead of ``memory`` and
+            ``time``.
 
     Raises:
         TensorOptError: the folder holds no exploration, or several and neither ``devices`` nor ``batch``
@@ -99,7 +100,7 @@ def chosen_point(
 def export_job(
     saved: _Saved, launcher: str, point: int, *, nearest: bool = False, progress: ProgressChoice = None
 ) -> ToldJob:
-    """Return a point as a launcher's config, with its predicted cost.
+    """Return the content of a launcher's config that runs a point's plan, with its predicted cost.
 
     Args:
         launcher: ``torchtitan``, ``megatron``, ``deepspeed`` or ``accelerate``.
@@ -130,17 +131,17 @@ def export_job(
 
 
 def opened(saved: _Saved) -> Exploration:
-    """Return the exploration, loaded if a folder is given."""
+    """Return the exploration itself, or the one saved in a folder."""
     return saved if isinstance(saved, Exploration) else load_exploration(saved)
 
 
 def _exploration_meant(
     saved: _Saved, limits: Mapping[str, Any], devices: int | str | None, batch: int | str | None
 ) -> Exploration:
-    """Return the exploration, or a sweep's exploration with the requested device count or batch size.
+    """Return the exploration; of a sweep's folder, the one with this number of devices or batch size.
 
     Args:
-        limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
+        limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`, for ``auto``.
     """
     if isinstance(saved, Exploration):
         return saved

@@ -1,4 +1,4 @@
-"""Functions that explore one model on several clusters or device counts, or at several global batches."""
+"""Functions that explore one model on several clusters or device counts, or at several batch sizes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MOST_BATCHES = 12
 
 @dataclass(frozen=True)
 class Sweep:
-    """The explorations of one model, and why it could not be explored elsewhere, by name."""
+    """The explorations of one model, and the reasons for those that failed, by name."""
 
     explorations: list[Exploration] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, folder: Path, explore_one: Callable[[], Exploration]) -> Exploration | None:
-        """Explore once and save the exploration in its folder; return None if that failed.
+        """Explore once and save the exploration in a folder. If that fails, note the reason and return None.
 
         Raises:
             CaptureError, ModelSourceError, ConstraintError: the rest of the sweep would fail, too.
@@ -55,7 +55,7 @@ class Sweep:
         return exploration
 
     def ended(self) -> Sweep:
-        """Return the sweep itself; raise :class:`InfeasibleError` if no exploration succeeded."""
+        """Return the sweep itself, or raise :class:`InfeasibleError` if it has no exploration."""
         if not self.explorations:
             raise InfeasibleError("; ".join(f"{name}: {why}" for name, why in self.refused.items()))
         return self
@@ -71,8 +71,9 @@ def over_clusters(
     """Explore a model on each cluster in turn.
 
     Args:
-        clusters: the clusters by name; result and folders in ``out`` have the same names.
-        explore_on: explores on a cluster; may be given an earlier exploration, to reuse its operators.
+        clusters: the clusters by name; results and the folders in ``out`` have these names.
+        explore_on: explores on a cluster; gets an earlier exploration, if there is one, to reuse its operator
+            graph.
 
     Raises:
         InfeasibleError: no exploration succeeded; the message has the reasons.
@@ -96,12 +97,12 @@ def over_batches(
     out: Path,
     progress: Progress,
 ) -> Sweep:
-    """Explore a model at each batch size in turn; ``auto`` doubles the size until it does not fit, then tries
-    one between the last two.
+    """Explore a model at each batch size in turn. ``auto`` doubles the size until it does not fit, then tries
+    one halfway between the last two.
 
     Args:
-        source: the model's source, whose default batch size is the first of ``auto``.
-        memory_bytes: memory limit per device, if below the device's memory.
+        source: the model's source; ``auto`` begins with its default batch size.
+        memory_bytes: memory limit per device in bytes; None for that of the explorations.
 
     Raises:
         TensorOptError: the model's batch size cannot be chosen, or no exploration succeeded.

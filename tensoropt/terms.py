@@ -1,6 +1,6 @@
-"""The terms that the dashboard explains where it shows them, each in one plain sentence.
+"""Explanations of terms, each in one sentence, that the dashboard shows where it uses the terms.
 
-The code's terms are in the glossary of ``tensoropt/README.md``.
+The terms of the code are explained in the glossary of ``tensoropt/README.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Types shared by several stages: arrays, sources of predicted durations, progress reports."""
+"""Types that several stages share: arrays, sources of predicted durations, callbacks for progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Content = TypeVar("_Content")
 
 @dataclass(frozen=True, eq=False)
 class Itself(Generic[_Content]):
-    """An object equal only to itself: a cache key where comparing content is slow or impossible."""
+    """A cache key for an object that is slow or impossible to compare: equal only for the same object."""
 
     content: _Content
 
@@ -33,7 +33,7 @@ class Itself(Generic[_Content]):
 
 
 class Progress(Protocol):
-    """A callback through which long stages report progress."""
+    """The type of callbacks through which long stages report progress."""
 
     def __call__(self, stage: str, done: int, total: int, what: str, /) -> None:
         """Report that ``done`` of ``total`` parts of a stage are finished.
@@ -42,12 +42,12 @@ class Progress(Protocol):
             stage: the stage's name, the same in all its reports.
             done: 0 in the first report, ``total`` in the last.
             total: the number of parts.
-            what: the current work, or its result, in words.
+            what: the part at work, or its result, in words.
         """
 
 
 def silent(stage: str, done: int, total: int, what: str, /) -> None:
-    """Show no progress, as a :class:`Progress` callback."""
+    """Report no progress: the :class:`Progress` callback that does nothing."""
 
 
 ProgressChoice = Progress | bool | None
@@ -56,5 +56,5 @@ ProgressChoice = Progress | bool | None
 
 
 def heard(progress: ProgressChoice) -> Progress:
-    """Return the callback for progress; :func:`silent` if there is none."""
+    """Return the given callback for progress, or :func:`silent` for True, False or None."""
     return progress if callable(progress) else silent

@@ -1,4 +1,4 @@
-"""Functions that convert units between people and code.
+"""Functions that read and write numbers with units, such as ``24GiB`` or ``12.4 ms``.
 
 Code uses only bytes, seconds, FLOP and bytes per second; GiB and ms are for people.
 """
@@ -21,12 +21,12 @@ _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40, "pi": 2.0
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of quantity in texts, such as a size or a time.
+    """A kind of quantity that texts state with a unit, such as a size or a time.
 
     Attributes:
-        what, example: its name and an example, for messages.
-        listed: the units that messages list.
-        units: each unit's value, by its lower-case form, or as written if case matters.
+        what, example: the name of the kind and an example, for error messages.
+        listed: the units that error messages list.
+        units: the factor of each unit, by its lower-case form, or as written if case matters.
         cased: whether case matters.
     """
 
@@ -96,7 +96,8 @@ _COUNT = _Kind("a count", "50000 or 1.5T", "K, M, B, T", {"": 1.0, "k": 1e3, "m"
 
 
 def _with_point(text: str) -> str:
-    """Return a text with a number without its commas: ``1,024`` groups thousands, ``4,5`` is a decimal."""
+    """Return a text that begins with a number, without commas in it: ``1,024`` is 1024, and ``4,5`` is
+    4.5."""
     if re.match(r"\d{1,3}(,\d{3})+(?![\d,])", text):
         return text.replace(",", "")
     return re.sub(r"^(\d+),(\d{1,2})(?![\d,.])", r"\1.\2", text)
@@ -117,18 +118,18 @@ def _parse(text: str, kind: _Kind) -> float:
 
 
 def parse_bytes(text: str) -> float:
-    """Return the bytes stated by a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9``."""
+    """Return the size in bytes that a text such as ``24GiB``, ``512 MB``, ``80G`` or ``1e9`` states."""
     return _parse(text, _SIZE)
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds stated by a text such as ``0.5``, ``500ms``, ``5\u00b5s`` or ``2 s``."""
+    """Return the duration in seconds that a text such as ``0.5``, ``500ms``, ``5µs`` or ``2 s`` states."""
     return _parse(text, _TIME)
 
 
 def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
-    """Return a limit given as ``memory_bytes`` or as ``memory`` (bytes, or text such as ``24GiB``); None for
-    no limit.
+    """Return a memory limit in bytes, given as bytes (``exact``) or as text such as ``24GiB`` (``said``);
+    None for no limit.
 
     Raises:
         TensorOptError: both are given, or the text is not a size.
@@ -137,7 +138,7 @@ def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
 
 
 def limit_seconds(exact: float | None, said: float | str | None) -> float | None:
-    """Return a limit given as ``time_s`` or ``time`` (seconds, or ``300ms``); None for no limit."""
+    """Return a time limit in seconds, given as seconds (``exact``) or as text (``said``); None for none."""
     return _limit("time_s", exact, "time", said, parse_seconds)
 
 
@@ -156,17 +157,17 @@ def _limit(
 
 
 def parse_bandwidth(text: str) -> float:
-    """Return the bytes per second stated by a text such as ``450GB/s``, ``100 Gbit/s`` or ``25Gbps``."""
+    """Return the bytes per second that a text such as ``450GB/s``, ``100 Gbit/s`` or ``25Gbps`` states."""
     return _parse(text, _BANDWIDTH)
 
 
 def parse_flops(text: str) -> float:
-    """Return the FLOP per second stated by a text such as ``60TFLOPS``, ``312 TFLOP/s`` or ``1.2P``."""
+    """Return the FLOP per second that a text such as ``60TFLOPS``, ``312 TFLOP/s`` or ``1.2P`` states."""
     return _parse(text, _FLOPS)
 
 
 def parse_count(text: str) -> float:
-    """Return the number stated by a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (T is 10¹²)."""
+    """Return the number that a text such as ``1e9``, ``50000``, ``300B`` or ``1.5T`` (T is 10¹²) states."""
     return _parse(text, _COUNT)
 
 
@@ -193,7 +194,7 @@ def format_bytes(value: float) -> str:
 
 
 def without_zeros(text: str) -> str:
-    """Return a formatted size or time without trailing zeros, as for limits: ``24 GiB``."""
+    """Return a formatted size or time without trailing zeros, for limits: ``24.0 GiB`` becomes ``24 GiB``."""
     number, blank, unit = text.partition(" ")
     return (number.rstrip("0").rstrip(".") if "." in number else number) + blank + unit
 
@@ -220,7 +221,7 @@ LEAST_SHARE = 1e-5
 
 
 def share_words(share: float) -> str:
-    """Return a share as ``12 %``; small shares keep a digit, so that only zero reads as zero."""
+    """Return a share as text, ``12 %``; shares below 1 % keep a digit, so that only zero reads as zero."""
     if share == 0:
         return "0 %"
     if abs(share) < LEAST_SHARE:
@@ -235,7 +236,8 @@ _SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "k
 
 
 def read_number(text: str) -> float:
-    """Return the number in a text: ``4,5`` is 4.5 and ``5%`` is 0.05; any other text is an error."""
+    """Return the number in a text: ``4,5`` is 4.5 and ``5%`` is 0.05; raise TensorOptError for other
+    texts."""
     plain = _with_point(text.strip())
     number = plain.removesuffix("%").rstrip()
     # Python's float accepts NaN, infinity and digits of other scripts.
@@ -245,7 +247,7 @@ def read_number(text: str) -> float:
 
 
 def read_whole(text: str) -> int:
-    """Return the whole number in a text."""
+    """Return the whole number in a text; raise TensorOptError if there is none."""
     with contextlib.suppress(TensorOptError):
         if not (number := read_number(text)) % 1:
             return int(number)
@@ -253,7 +255,7 @@ def read_whole(text: str) -> int:
 
 
 def read_counts(text: str) -> str | tuple[int, ...]:
-    """Return ``auto``, or the counts in a list such as ``1,2,4``."""
+    """Return the numbers in a list such as ``1,2,4`` as a tuple, or the word ``auto`` as it is."""
     plain = text.replace(" ", "")
     if plain == "auto":
         return plain
@@ -263,12 +265,12 @@ def read_counts(text: str) -> str | tuple[int, ...]:
 
 
 def write_counts(value: str | Sequence[int]) -> str:
-    """Format counts as ``auto`` or ``1,2,4``."""
+    """Return a sequence of numbers as ``1,2,4``, or the word ``auto`` as it is."""
     return value if isinstance(value, str) else ",".join(map(str, value))
 
 
 def read_size(text: str) -> float:
-    """Return the bytes of a device's memory stated by a text such as ``24GiB``."""
+    """Return the size of a device's memory in bytes that a text such as ``24GiB`` states."""
     size = parse_bytes(text)
     if not 0 < size < 2**60:
         raise TensorOptError(f"'{text[:40]}' is not the size of a device's memory; write for example 24GiB")
@@ -276,16 +278,16 @@ def read_size(text: str) -> float:
 
 
 def write_size(value: float) -> str:
-    """Return the shortest text that reads back as this number of bytes."""
+    """Return the shortest text from which :func:`read_size` gives this number of bytes."""
     unit = next((unit for unit, size in _SIZES.items() if value and value % size == 0), "")
     return f"{round(value / _SIZES.get(unit, 1))}{unit}"
 
 
 def headroom_bytes(headroom: str, whole: float) -> float:
-    """Return the bytes to keep free on devices of ``whole`` bytes, for a headroom of ``5%`` or ``2GiB``.
+    """Return the bytes to keep free of a device's ``whole`` bytes, for a text such as ``5%`` or ``2GiB``.
 
     Raises:
-        TensorOptError: the headroom is neither a share nor a size, or leaves nothing.
+        TensorOptError: the text is neither a share nor a size, or leaves nothing.
     """
     try:
         kept = whole * read_number(headroom) if "%" in headroom else parse_bytes(headroom)

@@ -1,3 +1,3 @@
-"""The ``tensoropt`` command: its parser, and one file for each verb."""
+"""The ``tensoropt`` command: its parser, and one file for each verb (``explore``, ``choose``, ...)."""
 
 from tensoropt.cli.parser import main as main

@@ -1,8 +1,8 @@
-"""Arguments that several verbs share, and the functions that parse them.
+"""Command-line options that several verbs share, and the functions that read them.
 
-- ``Verb`` and ``Answer``: the form of every verb: its name, its arguments, its call, the text of its answer.
-- The flags of ``explore``, parsed into a ``Question``.
-- The length of a training and the price of its devices: ``--tokens``, ``--price``, ...
+- ``Verb`` is the description of a verb, and ``Answer`` the result of running it.
+- The options of ``explore`` become a ``Question``.
+- ``--tokens``, ``--price``, ... give the length of a training and the price of its devices.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ def add_amount(verb: argparse.ArgumentParser) -> None:
 
 
 def add_repeated(group: Any, flag: str, metavar: str, said: str) -> None:
-    """Add an option that may be given several times."""
     group.add_argument(flag, action="append", default=[], metavar=metavar, help=said)
 
 
 def amount_option(options: argparse.Namespace) -> Any:
-    """Return the requested :class:`~tensoropt.exploration.rates.Amount`; None if none is given.
+    """Return the length of a training that the options give; None if they give none.
 
     Raises:
-        TensorOptError: the text is not an amount.
+        TensorOptError: the text is not a number with an optional suffix, such as 1.5T.
     """
     from tensoropt.exploration.rates import AMOUNTS, Amount
 
@@ -58,10 +57,10 @@ def amount_option(options: argparse.Namespace) -> Any:
 
 
 def tariff_option(options: argparse.Namespace) -> Any:
-    """Return the :class:`~tensoropt.exploration.rates.Tariff` given by ``--price``.
+    """Return the device prices that ``--price`` gives.
 
     Raises:
-        TensorOptError: a price is not a number, or the same devices have several.
+        TensorOptError: a price is not a number, or a device kind has two prices.
     """
     from tensoropt.exploration.rates import Tariff, prices_of
 
@@ -73,8 +72,8 @@ class Answer(NamedTuple):
     """The result of a verb.
 
     Attributes:
-        data: the output of ``--json``.
-        text: the output for a person.
+        data: what ``--json`` writes.
+        text: what a person reads.
         code: the exit code.
     """
 
@@ -91,7 +90,7 @@ class Verb:
         help: a description in a few words without a full stop.
         add_arguments: adds the verb's arguments to a parser.
         answer: runs the verb. It imports heavy modules itself, so that ``--help`` stays quick.
-        measures: whether the verb may measure on all hosts of a job that ``torchrun`` started.
+        measures: whether the verb may measure on all hosts if ``torchrun`` started a process on each.
     """
 
     name: str
@@ -112,7 +111,7 @@ CLUSTER_HELP = (
 
 
 def add_onnx(verb: argparse.ArgumentParser) -> None:
-    """Add the options for an ONNX file's open sizes, outputs and loss."""
+    """Add the options for an ONNX file: sizes of open dims, outputs to keep, loss."""
     group = verb.add_argument_group("ONNX files")
     said = "size of a dim the file leaves open (batch=8), or of one it fixes (x[0]=8)"
     add_repeated(group, "--dim", "NAME=SIZE", said)
@@ -125,7 +124,7 @@ def add_onnx(verb: argparse.ArgumentParser) -> None:
 
 
 def dims_option(options: argparse.Namespace) -> dict[str, int]:
-    """Return the sizes given by ``--dim``, by name."""
+    """Return the sizes of an ONNX file's dims given by ``--dim``, by the dim's name."""
     dims: dict[str, int] = {}
     for text in options.dim:
         name, _, size = text.rpartition("=")
@@ -136,7 +135,7 @@ def dims_option(options: argparse.Namespace) -> dict[str, int]:
 
 
 def add_headroom(verb: argparse.ArgumentParser) -> None:
-    """Add the option for the share of a device's memory to keep free."""
+    """Add the option for how much of a device's memory to keep free."""
     verb.add_argument(
         "--headroom",
         metavar="5%|2GiB",
@@ -148,7 +147,7 @@ def add_headroom(verb: argparse.ArgumentParser) -> None:
 def writable_folder(path: str) -> Iterator[Path]:
     """Yield the folder, created if necessary; remove it again if the block fails and leaves it empty.
 
-    A folder that cannot be written is refused before hours are spent, not after.
+    A folder that cannot be written raises an error before the block runs for hours, not after.
     """
     folder = Path(path)
     # The innermost first, which is the order in which they can be removed again.
@@ -195,7 +194,7 @@ def add_question(verb: argparse.ArgumentParser) -> None:
         "unquantized weights",
     )
     verb.add_argument(
-        "--seed", type=WHOLE, default=0, help="for weights and random walks; default: %(default)s"
+        "--seed", type=WHOLE, default=0, help="for weights and randomised planners; default: %(default)s"
     )
     verb.add_argument(
         "--anew",
@@ -245,7 +244,7 @@ def _read(flag: str, read: Callable[[str], Any], text: str) -> Any:
 
 
 def question_option(options: argparse.Namespace) -> Any:
-    """Return the command line as a :class:`~tensoropt.question.question.Question`."""
+    """Return the model, cluster and settings that a parsed command line asks for."""
     from tensoropt.question.model_source import with_lora, with_sequence
     from tensoropt.question.question import Question, read_batches
     from tensoropt.units import read_counts
@@ -292,7 +291,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def computing_on(question: Any, clusters: Collection[Any], progress: ProgressDisplay) -> Any:
-    """Return the question with a dtype that all these clusters compute in; show the reason for it."""
+    """Return the question with a dtype in which all these clusters can compute; show the reason for it."""
     from tensoropt.question.compute_dtype import AUTO, dtype_of
 
     if question.settings.dtype == AUTO and (why := dtype_of(question.model, clusters)[1]):
@@ -309,11 +308,11 @@ def explored(
     *,
     within: str = "",
 ) -> Any:
-    """Return the exploration that answers a question, after saving it in ``out`` if given.
+    """Return the exploration that answers a question, after saving it in ``out`` if that is given.
 
     Args:
-        cluster: a cluster other than the question's.
-        sibling: an exploration of the same model on another cluster, whose operators are reused.
+        cluster: a cluster instead of the question's.
+        sibling: an exploration of the same model on another cluster, whose operator graph is reused.
         within: the folder of the sweep to which the exploration belongs, if any.
     """
     from tensoropt.cluster import load_cluster

@@ -1,4 +1,4 @@
-"""The verb ``choose``, which turns a point of a saved frontier into a plan."""
+"""The verb ``choose``, which describes a point of a saved frontier and writes it as a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--devices",
         metavar="auto|N",
-        help="in a folder made with explore --devices: plans for N devices, or for the fewest that will do",
+        help="in a folder made with explore --devices: plans for N devices, or for the fewest that fit one",
     )
     verb.add_argument(
         "--batch",
@@ -105,8 +105,8 @@ def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> Answer:
 def _described(
     options: argparse.Namespace, exploration: Exploration, index: int, memory_bytes: float | None
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return lines that describe a point, the time and cost of a training, and the results of its runs; and
-    the same as data with the keys ``rates``, ``fit``, ``range`` and ``verified``."""
+    """Return lines of text on a point, on time and cost of a training, and on runs of its plan; and the same
+    as data with the keys ``rates``, ``fit``, ``range`` and ``verified``."""
     from tensoropt.exploration.facts import rate_facts
     from tensoropt.exploration.figure_rows import FigureRow, rates_data
     from tensoropt.exploration.rates import kinds_of

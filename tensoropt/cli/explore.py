@@ -60,10 +60,10 @@ def _answer(options: argparse.Namespace, progress: ProgressDisplay) -> arguments
 def explore(
     question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any] | None = None
 ) -> arguments.Answer:
-    """Return the answer to a question about a model, after saving the exploration in ``out``.
+    """Return the result for one question about a model, after saving the exploration in ``out``.
 
     Args:
-        asked: ``amount``, the length of a training, and ``tariff``, the prices of devices, if they matter.
+        asked: ``amount``, the length of a training, and ``tariff``, the prices of devices, if given.
     """
     asked = asked or {}
     if question.planners:
@@ -111,7 +111,7 @@ def explore(
 
 
 def _compare(question: Any, progress: ProgressDisplay, out: str) -> arguments.Answer:
-    """Return a row per planner and memory limit beside the frontier's; save the exploration in ``out``."""
+    """Run planners beside the search, save the exploration, and return a row per planner and memory limit."""
     from tensoropt.planners.compare import requested_planners
 
     # An unknown name is refused before anything is computed.
@@ -175,7 +175,7 @@ def _over_clusters(
 def _over_batches(
     question: Any, progress: ProgressDisplay, out: str, asked: Mapping[str, Any]
 ) -> arguments.Answer:
-    """Return the answer at several batches, each captured separately, as shapes depend on the batch."""
+    """Explore at several batch sizes, for each of which the model is captured anew, as shapes differ."""
     from tensoropt.cluster import load_cluster
     from tensoropt.question.model_source import default_batch
     from tensoropt.sweeps import over_batches

@@ -1,4 +1,4 @@
-"""The verb ``export``, which writes saved frontiers as CSV, or a point as a launcher's config."""
+"""The verb ``export``, which writes saved frontiers as CSV files, or a point as a launcher's config."""
 
 from __future__ import annotations
 

@@ -46,7 +46,6 @@ _FAMILIES = {
 
 
 def _clusters() -> tuple[list[dict[str, Any]], _Rows, tuple[int, ...]]:
-    """Return this machine's clusters, then the presets; ``NAMExN`` stands for any number of nodes."""
     from tensoropt.cluster import list_clusters, load_cluster
 
     data: list[dict[str, Any]] = []

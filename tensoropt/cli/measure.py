@@ -1,4 +1,4 @@
-"""The verb ``measure``: times this machine's links, describes its devices, shows its profile store."""
+"""The verb ``measure``, which times this machine's links, describes its devices, or shows saved timings."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _links_data(mesh: str, fits: Any) -> dict[str, Any]:
 
 
 def _host(options: argparse.Namespace, _: ProgressDisplay) -> Answer:
-    """Return the cluster that was found; the first process of a job also writes it."""
+    """Return the description of the hosts found; the first process of a torchrun job also writes it."""
     from tensoropt.cluster.files import save_cluster
     from tensoropt.machine import detect
 

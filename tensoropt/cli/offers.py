@@ -1,4 +1,4 @@
-"""The table of several clusters, device counts or batches that a model was explored on."""
+"""The comparison of a model on several clusters, device counts or batch sizes, as text tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 
 def offers_answer(sweep: Any, asked: dict[str, Any], folder: Path, more: str = "") -> Answer:
-    """Return sentences and tables on the explorations of a :class:`tensoropt.sweeps.Sweep`.
+    """Return sentences and tables that compare the explorations of a :class:`tensoropt.sweeps.Sweep`.
 
     Args:
         asked: the fields of a :class:`~tensoropt.exploration.cluster_offers.ClusterQuestion`.
@@ -39,7 +39,7 @@ def offers_answer(sweep: Any, asked: dict[str, Any], folder: Path, more: str = "
 
 
 def _budget_table(offers: Any) -> str:
-    """Return a table of step times by cluster (or batch) and memory budget."""
+    """Return a table of the step time on each cluster (or at each batch) within each memory budget."""
     # Of budgets that read alike, the largest.
     places = {f"<= {format_bytes(budget)}": place for place, budget in enumerate(offers.budgets_bytes)}
     rows = [["cluster", *(["batch"] if offers.weak else []), *places]]

@@ -38,7 +38,6 @@ _EXIT_OK, _EXIT_CHECK, _EXIT_INPUT, _EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     common = OptionParser(add_help=False)
     common.add_argument("--json", action="store_true", help="write the result as JSON to stdout")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -65,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; by default that of this process."""
+    """Run a command line (by default that of this process) and return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         options = parser().parse_args(words)
@@ -77,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _on_all_hosts(options: argparse.Namespace, progress: ProgressDisplay) -> int:
-    """Run a verb in the first process of a job if the verb may measure there; the others serve it."""
+    """Run a verb. If it may measure on all hosts of a torchrun job, only the first process runs it, and the
+    others measure for it."""
     # `measure host` runs on all hosts at once, as each detects its own devices.
     together = VERBS[options.verb].measures and getattr(options, "what", "") != "host"
     if together and "WORLD_SIZE" in os.environ:
@@ -129,5 +129,4 @@ def _failed(options: argparse.Namespace, progress: ProgressDisplay, text: str, c
 
 
 def sentence(error: BaseException) -> str:
-    """Return the first paragraph of an error's message on one line."""
     return " ".join(str(error).split("\n\n")[0].split()) or "no message"

@@ -1,4 +1,4 @@
-"""The verb ``tune``, which improves a plan by timing its steps."""
+"""The verb ``tune``, which runs plans on this machine, times their steps, and keeps the fastest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb ``verify``, which compares plans, or random strategies, with the unsplit model."""
+"""The verb ``verify``, which runs plans, or random strategies, and compares them with the unsplit model."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def _verify_random(options: argparse.Namespace, progress: ProgressDisplay) -> di
 
 
 def verify_text(data: dict[str, Any]) -> str:
-    """Return predictions next to measurements, one row per plan, and remarks on differences; a dash stands
-    for a value that was not checked."""
+    """Return a table of predictions beside measurements, one row per plan, with remarks; a dash stands for a
+    value that was not checked."""
     rows = [
         ["", "mesh", "micro", "loss diff.", "gradient diff.", "replicas", "collectives", "memory pred.",
          "tracked", "time pred.", "measured", "verdict"]

@@ -1,1 +1,1 @@
-"""Explorations, which hold a frontier's points and can be chosen from, saved and shown."""
+"""Explorations: the points of a memory-time frontier, from which plans are chosen, saved and shown."""

@@ -1,9 +1,9 @@
 """The answer to "which plan fits my memory budget, and what does it gain?", compared with baselines.
 
-The answer follows from an exploration's points and a limit on the memory needed per device. Baselines are the
-usual strategies: *DDP* (a copy of the model on every device), *ZeRO-1* and *-2*, *FSDP* (ZeRO-3), *TP*
+The answer is computed from an exploration's points and a limit on the memory needed per device. Baselines are
+the usual strategies: *DDP* (a copy of the model on every device), *ZeRO-1* and *-2*, *FSDP* (ZeRO-3), *TP*
 (Megatron), *PP* with its schedule, and *placed*, the best heuristic that puts each operator on one device.
-All of them are simulated like every point.
+Their memory and step time are simulated like those of the exploration's own points.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Baseline(NamedTuple):
     """A usual strategy, or a published planner's plan, compared with the recommended plan.
 
     Attributes:
-        title: its usual name, such as ``FSDP (ZeRO-3)``.
-        row: the index of its plan in :attr:`Findings.all_points`: its fastest plan that fits, or its leanest
-            if none fits.
-        point, needs_bytes: that plan's point, and the memory that it needs on a device.
-        fits: whether that memory is within the limit.
-        longer: its step time divided by the recommended plan's, less 1; None if either plan does not fit.
-        note: why it cannot be chosen (it computes something else than the plan at ``row``); "" if it can.
+        title: the strategy's usual name, such as ``FSDP (ZeRO-3)``.
+        row: the index in :attr:`Findings.all_points` of its fastest plan that fits, or of its leanest if none
+            fits.
+        point, needs_bytes: that plan, and the memory in bytes that it needs on a device.
+        fits: whether ``needs_bytes`` is within the memory limit.
+        longer: the plan's step time divided by the recommended plan's, less 1; None if either does not fit.
+        note: why this baseline cannot be run (batch-norm statistics per device); "" if it can.
     """
 
     title: str
@@ -66,11 +66,11 @@ class Baseline(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The title without its brackets: ``FSDP``."""
         return self.title.partition(" (")[0]
 
     def verdict(self) -> str:
-        """Return ``+4 %``, ``as fast``, ``fits``, or ``does not fit, needs 31 GiB``."""
+        """Return the comparison with the recommended plan: ``+4 %`` in time, ``as fast``, ``fits``, or ``does
+        not fit, needs 31 GiB``."""
         if not self.fits:
             return f"does not fit, needs {format_bytes(self.needs_bytes)}"
         if self.longer is None:
@@ -85,13 +85,13 @@ class Budgeted:
     """The recommended plan within a memory limit, its baselines, and the gain from more memory.
 
     Attributes:
-        limit_bytes: the memory that a plan may need on each device.
-        limit_words: the kind of limit, in brackets; "" for a budget.
+        limit_bytes: the most memory in bytes that a plan may need on each device.
+        limit_words: a remark if the limit is not the user's budget, ``(95 % of the memory)``; else "".
         chosen: the recommended plan; None if none fits.
         leanest: the index of the point that needs the least memory; None without points.
-        baselines: one per usual strategy found, in the usual order.
-        more_bytes: the additional memory for which :attr:`gain` is given.
-        gain: the share by which that memory shortens the fastest step; 0 if it does not.
+        baselines: the best plan of each usual strategy, in the usual order (DDP, ZeRO-1, ...).
+        more_bytes: the additional memory in bytes for which ``gain`` is given.
+        gain: the share by which ``more_bytes`` would shorten the fastest step; 0 if not at all.
     """
 
     findings: Findings
@@ -110,11 +110,11 @@ class Budgeted:
 
     @property
     def name(self) -> str:
-        """The recommended plan's name; "" if none fits."""
         return "" if self.row is None else self.findings.names[self.row]
 
     def costs(self) -> str:
-        """Return ``250 ms a step, 13.6 GiB (tight), 302,000 tokens/s``, or the least memory if none fits."""
+        """Return step time, memory and speed of the recommended plan, or the least memory needed if none
+        fits."""
         if self.leanest is None:
             return "there is no plan"
         if self.row is None:
@@ -130,7 +130,8 @@ class Budgeted:
         return ", ".join([*figures, *_pace_words(self.findings, self.row)])
 
     def beside(self) -> list[str]:
-        """Return sentences on baselines that do not fit, other baselines, and the gain from more memory."""
+        """Return sentences on baselines that do not fit, on those that fit, and on the gain from more
+        memory."""
         if self.chosen is None:
             return []
         plans = [base for base in self.baselines if not base.note]
@@ -150,7 +151,6 @@ class Budgeted:
         return [*sentences, f"{without_zeros(format_bytes(self.more_bytes))} more buys {bought}."]
 
     def _called(self, base: Baseline) -> str:
-        """Return a baseline's name with the variant that fits: ``DDP``, or ``DDP recomputed``."""
         again = plan_names.is_recomputed(self.findings.names[base.row])
         return f"{base.short} recomputed" if again else base.short
 
@@ -192,8 +192,8 @@ class Budgeted:
 def answer(
     findings: Findings, budget_bytes: float | None = None, headroom: float | str | None = None
 ) -> Budgeted:
-    """Return the recommended plan and its baselines within a budget, by default the exploration's own, and a
-    headroom (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+    """Return the recommended plan within a memory budget (by default the exploration's own), compared with
+    baselines. The headroom is the memory to keep free: a share, or text such as ``2GiB``."""
     if budget_bytes is None and headroom is None:
         budget_bytes = findings.settings.get("memory_bytes")
     limit = findings.usable_bytes(budget_bytes, headroom)
@@ -275,7 +275,6 @@ def without_plans(findings: Findings) -> dict[str, str]:
 
 
 def _pace_words(findings: Findings, row: int) -> list[str]:
-    """Return ``302,000 tokens/s`` (or samples) if known, and ``bound by the host`` if it is."""
     rates = RatesOf(findings).of(row)
     known = (("tokens", rates.tokens_per_s), ("samples", rates.samples_per_s))
     said = [f"{format_number(per_s)} {what}/s" for what, per_s in known if per_s is not None][:1]

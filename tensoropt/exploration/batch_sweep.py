@@ -22,19 +22,19 @@ def folder_of_batch(batch: int) -> str:
 
 
 def batch_in(name: str) -> int | None:
-    """Return the batch size that a folder name states; None for other names."""
+    """Return the batch size in a folder name that :func:`folder_of_batch` made; None for other names."""
     number = name.removeprefix(_BATCH_FOLDER)
     return int(number) if name != number and number.isdecimal() else None
 
 
 def next_batch(tried: Mapping[int, bool], first: int) -> int | None:
-    """Return the next batch size to try in the search for the largest that fits; None at the end.
+    """Return the next batch size to try in the search for the largest that fits; None when the search ends.
 
-    The size is doubled until one does not fit, or halved until one fits; then one size between the two is
-    tried.
+    The size is doubled until one does not fit, or halved until one fits. Then one size halfway between the
+    largest that fits and the next larger one is tried.
 
     Args:
-        tried: the batch sizes tried so far, each with whether it fits.
+        tried: whether each batch size tried so far fits.
         first: the batch size to begin with.
     """
     fitting = [batch for batch, fits in tried.items() if fits]
@@ -52,13 +52,13 @@ def next_batch(tried: Mapping[int, bool], first: int) -> int | None:
 
 
 def fastest_batch(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Exploration:
-    """Return the exploration with the least time per sample within limits.
+    """Return the exploration of the batch size with the least step time per sample within limits.
 
     Args:
         limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
 
     Raises:
-        InfeasibleError: no plan is within the limits; the message states the leanest batch's memory.
+        InfeasibleError: no plan is within the limits; the message states the least memory needed.
     """
     paces: list[tuple[float, int]] = []
     for place, found in enumerate(sweep):

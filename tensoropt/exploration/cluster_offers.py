@@ -1,9 +1,9 @@
-"""Offers, which compare one model's step across clusters, device counts and global batches.
+"""A table of offers, which compares one model's step across clusters, device counts or global batch sizes.
 
-Each cluster is one row, with its recommended plan: the fastest plan that fits is also the cheapest, since
-cost is time times price. Steps of different batches are compared per sample. Each row also has the step time
-within several memory budgets (TensorOpt's profiling mode: devices × memory); the fewest devices that fit are
-its mini-parallelism.
+Each offer (row) is one cluster or batch size with its recommended plan: of the plans that fit, the fastest is
+also the cheapest, since cost is time times price. Steps with different numbers of samples are compared per
+sample. Each row also has the step time within several memory budgets (TensorOpt's profiling mode). The fewest
+devices on which a plan fits are the model's mini-parallelism.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 @dataclass(frozen=True)
 class _ClusterOffer:
-    """One cluster's recommended plan for the requested training, with its duration and cost.
+    """One cluster's recommended plan for a training, with its duration and cost.
 
     Attributes:
         cluster: the cluster's name.
-        devices, count: its devices in words, and their number; 0 if unknown.
+        devices, count: the devices in words, such as ``8 x H100-80GB``, and their number; 0 if unknown.
         batch: samples per step; None if unknown.
         index, name: the index and the name of the recommended plan; None and "" if none fits.
-        rates: the rates of that plan.
-        memory_bytes: the memory that the plan needs on a device.
-        hours, device_hours, cost: for the requested amount of training; None if unknown.
+        rates: the samples and tokens per second, MFU and price of that plan.
+        memory_bytes: the memory in bytes that the plan needs on a device.
+        hours, device_hours, cost: for the whole training; None if unknown.
         reason: why there is no plan; "" if there is one.
-        within_s: step time of the recommended plan within each of :attr:`Offers.budgets_bytes`; None if none
-            fits.
+        within_s: step time in seconds of the recommended plan within each of :attr:`Offers.budgets_bytes`;
+            None for budgets within which no plan fits.
     """
 
     cluster: str
@@ -61,7 +61,7 @@ class _ClusterOffer:
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """The request that offers answer: memory limit per device, length of training, prices."""
+    """The conditions of a comparison of clusters: memory limit per device, length of the training, prices."""
 
     memory_bytes: float | None = None
     amount: Amount = THOUSAND_STEPS
@@ -70,7 +70,7 @@ class ClusterQuestion:
 
 @dataclass(frozen=True)
 class Offers:
-    """The offers, one row per cluster or batch size in the order given, failed ones last."""
+    """The compared clusters or batch sizes, one per row in the order given; those that failed are last."""
 
     question: ClusterQuestion
     rows: tuple[_ClusterOffer, ...]
@@ -78,7 +78,6 @@ class Offers:
 
     @property
     def within(self) -> tuple[_ClusterOffer, ...]:
-        """The rows with a plan that fits."""
         return tuple(row for row in self.rows if not row.reason)
 
     @property
@@ -88,25 +87,25 @@ class Offers:
 
     @property
     def of_batches(self) -> bool:
-        """Whether the rows are one cluster at several batch sizes."""
+        """Whether all rows are of the same cluster, at several batch sizes."""
         return self.weak and len({(row.cluster, row.devices) for row in self.rows if row.devices}) == 1
 
     @property
     def of_counts(self) -> bool:
-        """Whether the rows are several numbers of devices of one kind."""
+        """Whether the rows are different numbers of devices of one kind."""
         known = [row for row in self.rows if row.count]
         kinds = {row.devices.partition(" x ")[2] for row in known}
         return len(kinds) == 1 and len({row.count for row in known}) > 1
 
     @property
     def cheapest(self) -> _ClusterOffer | None:
-        """The cheapest offer with a known price; among equals, the fastest."""
+        """The cheapest row with a known price; of several at the same price, the fastest."""
         priced = [row for row in self.within if row.cost is not None]
         return min(priced, key=lambda row: (row.cost or 0.0, self._pace(row)), default=None)
 
     @property
     def fastest(self) -> _ClusterOffer | None:
-        """The fastest offer (per sample if batch sizes differ); among equals, the cheapest."""
+        """The row with the shortest step, per sample if batch sizes differ; of several, the cheapest."""
         return min(
             self.within,
             key=lambda row: (self._pace(row), float("inf") if row.cost is None else row.cost),
@@ -117,7 +116,8 @@ class Offers:
         return _seconds(row) / (row.batch or 1) if self.weak else _seconds(row)
 
     def sentences(self) -> Iterator[str]:
-        """Yield sentences on the fewest devices or largest batch, the cheapest and the fastest offer."""
+        """Yield sentences on the largest batch or fewest devices that fit, the cheapest and the fastest
+        row."""
         question = self.question
         limit = f"within {format_bytes(question.memory_bytes)} a device" if question.memory_bytes else ""
         said = limit or "without limits"
@@ -185,15 +185,16 @@ def offers(
     question: ClusterQuestion | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Offers:
-    """Return the offers of several clusters for one model's step.
+    """Return the comparison of one model's step on several clusters.
 
-    If steps differ in samples, an amount of training in steps counts steps of the largest batch.
+    If steps differ in samples, a length in steps counts steps of the largest batch.
 
     Args:
-        refused: why clusters could not be explored, by cluster.
+        question: the memory limit, the length of the training, and the prices; by default 1,000 steps.
+        refused: why the model could not be explored, by cluster.
 
     Raises:
-        TensorOptError: the step's samples or tokens, in which the amount of training is given, are unknown.
+        TensorOptError: the length of the training is in samples or tokens, whose number per step is unknown.
     """
     question = question or ClusterQuestion()
     batches = {batch for found in explorations if (batch := StepWork.of(found).samples) is not None}
@@ -235,7 +236,7 @@ def _room(found: Exploration, memory_bytes: float | None) -> float:
 
 
 def fits_within(found: Exploration, memory_bytes: float | None) -> bool:
-    """Return whether any plan fits a memory budget per device, or for None the exploration's own limit."""
+    """Return whether any plan fits a memory budget per device (None: the exploration's own limit)."""
     return recommended(found, _room(found, memory_bytes)) is not None
 
 
@@ -245,7 +246,7 @@ _OF_RATES = {"time_s": "step_s", "price_per_hour": "per_hour", "samples_per_s": 
 
 
 def offers_data(found: Offers) -> list[dict[str, object]]:
-    """Return the rows as plain data; None for unknown values. Hours and cost are for the requested amount."""
+    """Return the rows as plain data, with None for unknown values; costs are for the whole training."""
     return [
         {
             **{name: getattr(row, name) for name in _OWN},
@@ -263,8 +264,8 @@ _BUDGETS = 6
 
 
 def _budgets(explorations: Sequence[Exploration]) -> tuple[float, ...]:
-    """Return memory budgets, evenly spaced in log memory: from the leanest plan's need to the lesser of the
-    largest plan's need and the largest device's memory, or to the former if no plan fits any device."""
+    """Return memory budgets in bytes, evenly spaced in log memory, from the need of the leanest plan to that
+    of the largest plan that fits the largest device (of the largest plan if none fits)."""
     sizes = np.concatenate([np.zeros(0), *(found.needs for found in explorations)])
     if not len(sizes):
         return ()
@@ -281,7 +282,7 @@ def _within(found: Exploration, budgets_bytes: Sequence[float]) -> tuple[float |
 
 
 def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Yield the folder itself if it has an exploration, else its subfolders that have one, by name."""
+    """Yield the folder itself if it holds an exploration, else its subfolders that hold one, by name."""
     if folder is None or not Path(folder).is_dir():
         return
     if (Path(folder) / DESCRIBED).is_file():
@@ -293,10 +294,10 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 
 def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
-    """Return the explorations of :func:`folders_in`, by folder.
+    """Return the explorations saved in a folder or in its subfolders, by path.
 
     Raises:
-        TensorOptError: there is none, or one is damaged.
+        TensorOptError: there is no exploration, or one is damaged.
     """
     found = {str(path): load_exploration(path) for path in folders_in(folder)}
     if not found:
@@ -308,11 +309,10 @@ def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
 
 
 def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
-    """Return the explorations of a folder, ascending in devices, then batch size; one if the folder itself is
-    one.
+    """Return the explorations saved in a folder or its subfolders, ascending in devices, then batch size.
 
     Raises:
-        TensorOptError: there is none, one is damaged, or they differ in model or settings.
+        TensorOptError: there is no exploration, one is damaged, or they differ in model or settings.
     """
     sweep = list(loaded(folder).values())
     steps = {same_step(exploration.model.fingerprint, exploration.settings) for exploration in sweep}
@@ -325,14 +325,14 @@ def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
 
 
 def same_step(fingerprint: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a key that is equal for comparable explorations: a hash of the operators, and the step's
-    settings."""
+    """Return a key that is equal for explorations whose steps can be compared: a hash of the operators, and
+    the settings that change a step."""
     of_step = (setting for setting in settings_fields() if setting.of_step)
     return fingerprint, *(str(settings.get(setting.name, setting.default)) for setting in of_step)
 
 
 def of_batches(sweep: Sequence[Exploration]) -> bool:
-    """Return whether explorations have the same model, settings and cluster, and differ in batch size."""
+    """Return whether the explorations differ in batch size only, with equal model, settings and cluster."""
     batches = {found.model.batch for found in sweep}
     alike = {
         (found.cluster["name"], found.devices, found.model.source, found.model.seed,
@@ -346,6 +346,7 @@ def fewest_devices(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> E
     """Return the exploration on the fewest devices that has a plan within limits (mini-parallelism).
 
     Args:
+        sweep: explorations of one model, ascending in devices.
         limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""An exploration: the frontier of a model on a cluster, every point of which can become a plan."""
+"""The exploration, which holds the frontier of a model on a cluster; each of its points can become a plan."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def _answered(findings: Findings) -> str:
 
 
 def _table(findings: Findings) -> tuple[list[list[str]], str]:
-    """Return the table's rows, header first, and the number of points in it."""
     if not findings.points:
         return [["no points"]], ""
     rows, count = _rows(findings), counted(len(findings.points), "point")
@@ -67,7 +66,7 @@ def _table(findings: Findings) -> tuple[list[list[str]], str]:
 
 @dataclass(frozen=True, repr=False)
 class Exploration(Findings):
-    """An exploration, as :func:`tensoropt.explore` returns it; its fields are those of :class:`Findings`."""
+    """The result of :func:`tensoropt.explore`: a frontier, with methods that choose plans and save files."""
 
     @property
     def frontier(self) -> tuple[Point, ...]:
@@ -89,8 +88,7 @@ class Exploration(Findings):
         return self.points[-1]
 
     def plot(self) -> Any:
-        """Return the frontier as a Plotly figure, as in the dashboard, with the recommended plan selected.
-        ``plot().update_layout(...)`` and ``.write_html("frontier.html")`` are Plotly's methods.
+        """Return the frontier as a Plotly figure, in which the recommended plan is selected.
 
         Raises:
             MissingExtraError: the dashboard's packages (the extra ``app``) are not installed.
@@ -132,7 +130,7 @@ class Exploration(Findings):
         )
 
     def noted(self, notes: Iterable[str], **facts: Any) -> Exploration:
-        """Return a copy of this exploration with further notes and entries in its report."""
+        """Return a copy with further notes and further entries (``facts``) in its report."""
         return replace(self, report={**self.report, **facts, "notes": [*self.report["notes"], *notes]})
 
     def index(
@@ -145,19 +143,22 @@ class Exploration(Findings):
         point: int | None = None,
         fastest: bool = False,
     ) -> int:
-        """Return the index in :attr:`all_points` of the requested point. Unless it is given by number, it
-        fits the budget, or by default the device's memory less the usual headroom.
+        """Return the index in :attr:`all_points` of the point that the arguments ask for.
+
+        A point that is not given by number fits the budget, or by default the device's memory less the usual
+        headroom.
 
         Args:
-            memory_bytes, headroom: the memory limit per device, and the memory to keep free.
+            memory_bytes, headroom: the memory budget per device in bytes, and the memory to keep free on a
+                device.
             time_s: the longest step in seconds; given alone, the leanest point within this time is returned.
-            knee_point: whether to return the knee.
+            knee_point: whether to return the frontier's knee.
             point: the point's number, from 1, instead of limits.
-            fastest: whether to return the fastest point instead of the simplest of similar speed
+            fastest: whether to return the fastest point, instead of the simplest that is at most 3 % slower
                 (:func:`~tensoropt.exploration.recommended.recommended`).
 
         Raises:
-            TensorOptError: no point has this number, or a limit is given with it.
+            TensorOptError: no point has this number, or arguments exclude each other.
             InfeasibleError: nothing fits; the message states the least memory or time that would do.
         """
         if point is not None:
@@ -210,7 +211,7 @@ class Exploration(Findings):
         memory_bytes: float | None = None,
         time_s: float | None = None,
     ) -> Plan:
-        """Return the recommended plan, or the one asked for, as :func:`tensoropt.choose` does."""
+        """Return the recommended plan, or the one that a limit, the knee or a point's number selects."""
         index = self.index(
             memory_bytes=limit_bytes(memory_bytes, memory),
             time_s=limit_seconds(time_s, time),
@@ -221,7 +222,7 @@ class Exploration(Findings):
         return self.plan(index)
 
     def plan(self, which: int | Point) -> Plan:
-        """Return a point as a plan.
+        """Return the plan of a point.
 
         Args:
             which: a point, such as :attr:`fastest`, or its index in :attr:`all_points`, from 0
@@ -230,8 +231,7 @@ class Exploration(Findings):
         return plan_of(self, which if isinstance(which, Point) else self.all_points[which])
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write ``exploration.json``, ``points.npz``, ``strategies.json.gz``, ``frontier.csv`` and
-        ``recorded.json.gz`` to a folder, all or none.
+        """Write the exploration's files to a folder, all or none.
 
         Raises:
             TensorOptError: the folder cannot be written; its old content is kept.
@@ -242,10 +242,10 @@ class Exploration(Findings):
 
 
 class NothingFitsError(InfeasibleError):
-    """The error if no point fits the requested budget.
+    """The error if no point fits the memory budget of an exploration.
 
     Attributes:
-        exploration: the exploration, whose leanest plan shows how much memory would do.
+        exploration: all points found; the leanest shows which budget would do.
     """
 
     def __init__(self, message: str, exploration: Exploration):
@@ -272,6 +272,6 @@ def load_exploration(directory: str | os.PathLike[str]) -> Exploration:
     """Return the exploration that :meth:`Exploration.save` wrote into a folder.
 
     Raises:
-        TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
+        TensorOptError: the folder holds no exploration, one of another version, or files of different runs.
     """
     return Exploration(**read_files(directory))

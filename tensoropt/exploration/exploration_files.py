@@ -1,8 +1,9 @@
 """Functions that read and write the folder of a saved exploration.
 
-The files suffice to make plans later, without the model or a new search: ``points.npz`` has a column per
-figure, and each point's indices per searched space; ``strategies.json.gz`` has the meaning of the indices,
-and the plans of placed and pipelined points; ``exploration.json``, which is small, has the rest.
+Plans can be made from these files without the model or a new search. ``points.npz`` has a column per figure,
+and each point's choices as indices into the tables of its mesh and micro-batch count. ``strategies.json.gz``
+has the meaning of these indices, and the plans of placed and pipelined points. ``exploration.json`` has the
+rest.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _GRAPH = TypeAdapter(GraphFacts | None)
 
 
 def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
-    """Write all files of an exploration, or none; :data:`RECORDED` only if its costs can be saved.
+    """Write all files of an exploration, or none. Costs are left out if a file cannot hold an operator's
+    argument.
 
     Raises:
         TensorOptError: the folder cannot be written; its old content is kept.
@@ -75,10 +77,10 @@ def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
 
 
 def read_files(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the fields of a saved exploration, by name.
+    """Return the fields of a saved exploration, by the names of :class:`Findings`.
 
     Raises:
-        TensorOptError: the folder holds no exploration, one of another version, or mismatched files.
+        TensorOptError: the folder holds no exploration, one of another version, or files of different runs.
     """
     folder = Path(directory)
     with folder_lock(folder) if folder.is_dir() else nullcontext():
@@ -116,7 +118,7 @@ def _read_files(folder: Path) -> dict[str, Any]:
 
 
 def read_described(folder: Path) -> dict[str, Any]:
-    """Return the content of :data:`DESCRIBED` without checking its schema."""
+    """Return the content of ``exploration.json``, whose schema is not checked."""
     check_size(folder / DESCRIBED)
     return dict(json.loads((folder / DESCRIBED).read_text(encoding="utf-8")))
 

@@ -1,7 +1,7 @@
-"""CSV files (RFC 4180) of a frontier and its strategies, and the comparison of planners.
+"""Functions that write a frontier and its strategies as CSV files (RFC 4180), and that compare planners.
 
-A frontier's first columns are fixed, since other programs read them by name and position; new columns go
-after them. Planners are compared within a memory limit, by the exploration's points.
+The first columns of a frontier's file are fixed, since other programs read them by name and position; new
+columns are added after them. Planners are compared by their fastest plans within a memory limit.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from tensoropt.units import format_bytes
 
 @dataclass(frozen=True)
 class Compared:
-    """One row of the comparison: the frontier, or one planner, within a memory limit.
+    """The best plan of the whole frontier, or of one planner, within a memory limit.
 
     Attributes:
-        planner: its name; ``frontier`` for the frontier itself.
-        limit_bytes: the memory limit per device; None for no limit.
-        memory_bytes, time_s: the cost of its fastest plan within the limit; None if it has none.
-        points: the number of its plans within the limit.
-        search_s: duration of searching and simulating its plans in seconds.
-        gap: its step time over the best known one within its memory, less 1; at least 0. None without a plan.
-        notes: why it has no plan, or its remarks on the result.
-        needs_bytes: memory that the plan needs on a device, process included; None without a plan.
+        planner: the planner's name; ``frontier`` for the frontier itself.
+        limit_bytes: the memory limit per device in bytes; None for no limit.
+        memory_bytes, time_s: memory and step time of the fastest plan within the limit; None if there is
+            none.
+        points: the number of the planner's plans within the limit.
+        search_s: duration of searching and simulating the planner's plans in seconds.
+        gap: the plan's step time over that of the fastest known plan with no more memory, less 1, at least 0.
+        notes: why there is no plan, or the planner's remarks on its result.
+        needs_bytes: memory in bytes that the plan needs on a device, process included; None without a plan.
     """
 
     planner: str
@@ -51,15 +52,15 @@ class Compared:
 
 
 def limits_asked(found: Findings) -> tuple[float | None, ...]:
-    """Return the memory limits given to the planners, in order."""
+    """Return the memory limits per device in bytes that the planners were run with; None for no limit."""
     return tuple(dict.fromkeys(row["limit_bytes"] for row in found.comparison))
 
 
 def compared(found: Findings, limit_bytes: float | None = None) -> tuple[Compared, ...]:
-    """Return the frontier's row and one per planner that ran, in order.
+    """Return the frontier's best plan within a memory limit, and that of each planner that ran.
 
     Args:
-        limit_bytes: memory limit per device.
+        limit_bytes: memory limit per device in bytes; None for no limit.
     """
     needs = dict(zip((p.identity for p in found.all_points), map(float, found.needs), strict=True))
 
@@ -106,11 +107,11 @@ def _write_rows(path: str | os.PathLike[str], header: Sequence[str], rows: Seque
 
 
 def write_frontier_csv(saved: Findings | Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
-    """Write one row per point, ascending in memory, strictly descending in time.
+    """Write a CSV file with one row per frontier point, ascending in memory, strictly descending in time.
 
     Args:
-        saved: an exploration, or several by name. The rows of several end with ``exploration``, ``cluster``
-            (its name) and ``batch`` (samples per step).
+        saved: an exploration, or several by name. For several, the last columns are ``exploration`` (that
+            name), ``cluster`` (its name) and ``batch`` (samples per step).
     """
     explorations, of_several = _by_name(saved)
     header = [f.name for f in FIGURES] + (["exploration", "cluster", "batch"] if of_several else [])
@@ -124,20 +125,18 @@ def write_frontier_csv(saved: Findings | Mapping[str, Findings], path: str | os.
 
 
 def _by_name(saved: Findings | Mapping[str, Findings]) -> tuple[Mapping[str, Findings], bool]:
-    """Return explorations by name, and whether several were given."""
     return ({"": saved}, False) if isinstance(saved, Findings) else (saved, True)
 
 
 def write_strategies_csv(saved: Findings | Mapping[str, Findings], path: str | os.PathLike[str]) -> None:
-    """Write one row per point and operator group: the dim that each mesh axis splits, and the storage of
-    parameters.
+    """Write a CSV file with one row per point and group of operators: the dim that each mesh axis splits, and
+    how the group's parameters are stored.
 
-    For a pipeline the first axis is the stage number, and each stage has a row for the storage of its
-    parameters.
+    For a pipeline the first axis is the stage number, and each stage has a row with its stored parameters.
 
     Args:
-        saved: an exploration, or several by name. The rows of several end with ``exploration``, ``cluster``
-            (its name) and ``devices``.
+        saved: an exploration, or several by name. For several, the last columns are ``exploration`` (that
+            name), ``cluster`` (its name) and ``devices``.
     """
     explorations, of_several = _by_name(saved)
     axes = max((len(s.mesh.names) for found in explorations.values() for s in found.spaces), default=0)
@@ -155,7 +154,6 @@ def write_strategies_csv(saved: Findings | Mapping[str, Findings], path: str | o
 def _rows(
     plan: Plan, stages: Sequence[StagePlan], groups: Mapping[str, Mapping[str, Any]], axes: int
 ) -> Iterator[list[str]]:
-    """Yield the cells after the point's number: each stage's operators, then operators outside of stages."""
 
     def cells(name: str, labels: Sequence[str], options: str = "") -> list[str]:
         return [name, *labels, *[""] * (axes - len(labels)), options]

@@ -1,7 +1,6 @@
-"""Descriptions of a point's figures (memory, time, proof, ...), the same wherever a point is shown.
+"""Descriptions of a point's figures (memory, time, proof, ...), which are the same wherever a point is shown.
 
-``choose``, the dashboard's card and the comparison of two points select from :func:`facts` by name
-(:mod:`tensoropt.plan.facts_table`).
+The command ``choose``, the dashboard's card and the comparison of two points show a selection of them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LISTED_NAMES = tuple(figure.label for figure in LISTED)
 
 
 def noted(findings: Findings) -> list[str]:
-    """Return notes on the parts of users' jobs that predictions leave out."""
+    """Return notes on what the predictions of users' current jobs leave out."""
     return [f"your job ({job.launcher}): {note}" for job in your_jobs(findings) for note in job.notes]
 
 
@@ -33,7 +32,7 @@ FIT = "on a device"
 
 
 def facts(row: FigureRow) -> dict[str, Fact]:
-    """Return the rows that describe a point, by name."""
+    """Return a point's figures as named rows of text, with their sources."""
     point, space, sources = row.point, row.space, source_words(row.point.sources)
     spread = range_of(row.findings, row.index)
     hidden = f", {format_seconds(point.hidden_s)} hidden" if hides(point) else ""
@@ -60,7 +59,7 @@ def facts(row: FigureRow) -> dict[str, Fact]:
 
 
 def hides(point: Point) -> bool:
-    """Return whether communication overlaps other work by more than a rounding error."""
+    """Return whether any of a point's communication overlaps computation."""
     return point.hidden_s > 1e-6 * point.time_s
 
 
@@ -100,13 +99,13 @@ def _proof_words(point: Point) -> str:
 
 
 def rate_facts(row: FigureRow, amount: Amount | None = None) -> list[Fact]:
-    """Return rows on throughput, MFU, hours and cost of a training, with the reason for each unknown value.
+    """Return rows on throughput, MFU, hours and cost of a training; unknown values have a reason instead.
 
     Args:
         amount: the length of the training; by default 1,000 steps.
 
     Raises:
-        TensorOptError: the step's samples or tokens, in which the amount is given, are unknown.
+        TensorOptError: the length is in samples or tokens, whose number per step is unknown.
     """
     rates, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
     speeds = [

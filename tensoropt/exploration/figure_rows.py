@@ -1,4 +1,4 @@
-"""The rows of figures that the CSV, ``--json`` and the dashboard show."""
+"""The rows of figures that CSV files, ``--json`` and the dashboard show, one row per point."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensoropt.plan.space import Space
 
 @dataclass(frozen=True)
 class FigureRow:
-    """A point within its exploration, with all data for its figures
+    """A point with its exploration, from which all figures of its row are computed
     (:data:`~tensoropt.plan.figures.FIGURES`)."""
 
     findings: Findings
@@ -25,7 +25,7 @@ class FigureRow:
 
     @classmethod
     def of(cls, findings: Findings, index: int, tariff: Tariff = CLUSTERS_OWN) -> FigureRow:
-        """Return the row of point ``index`` of ``all_points``; a tariff replaces the cluster's prices."""
+        """Return the row of point ``index`` of ``all_points``, at a tariff's prices or the cluster's own."""
         return cls(findings, index, RatesOf(findings, tariff))
 
     @property
@@ -39,12 +39,11 @@ class FigureRow:
 
     @property
     def space(self) -> Space:
-        """The searched mesh and micro-batch count of the point."""
+        """The mesh and the micro-batch count of the point, with the choices that were searched there."""
         return self.findings.spaces[self.point.space]
 
     @property
     def name(self) -> str:
-        """The display name of the point's plan."""
         return self.findings.names[self.index]
 
     @property
@@ -54,23 +53,22 @@ class FigureRow:
 
     @property
     def fits(self) -> str:
-        """Whether the point fits a device, in one word."""
+        """Whether the point fits a device: ``yes``, ``tight`` or ``no``."""
         return WORDS[self.findings.verdict(self.index)]
 
     @property
     def rates(self) -> Rates:
-        """The point's samples and tokens per second, MFU and price."""
         return self.rated.of(self.index)
 
 
 def figure_rows(findings: Findings, indices: Iterable[int]) -> Iterator[FigureRow]:
-    """Yield rows of points, by index in ``all_points``."""
+    """Yield the rows of points, which are given by their indices in ``all_points``."""
     rated = RatesOf(findings)
     return (FigureRow(findings, index, rated) for index in indices)
 
 
 def points_data(findings: Findings, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
-    """Return points as plain data, with the CSV's names; parts of a breakdown are nested under its name.
+    """Return a dictionary per point, with the names of the CSV's columns; a breakdown's parts are nested.
 
     Args:
         indices: the points' indices in ``all_points``; by default the frontier.
@@ -89,10 +87,10 @@ def points_data(findings: Findings, indices: Iterable[int] | None = None) -> lis
 
 
 def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
-    """Return a point's rates as plain data, unrounded, None if unknown; ``unknown`` gives the reasons.
+    """Return a point's throughput, MFU, hours and cost as plain data; None, with a reason, for unknown ones.
 
     Raises:
-        TensorOptError: the step's samples or tokens, in which the amount is given, are unknown.
+        TensorOptError: the length is in samples or tokens, whose number per step is unknown.
     """
     one, work, amount = row.rates, row.rated.work, amount or THOUSAND_STEPS
     steps = amount.steps(work)

@@ -1,4 +1,4 @@
-"""A frontier as a text table with units and remarks."""
+"""A frontier as a text table, one point per row, with units and remarks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNKNOWN = "-"
 
 
 def source_words(sources: dict[str, float]) -> str:
-    """Return the sources of the predicted durations with their shares, largest first."""
+    """Return the share of the step time by source of the prediction: ``measured 90 %, data sheet 10 %``."""
     parts = [(share, name) for name, share in sources.items() if share >= 0.005]
     return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
 
@@ -36,8 +36,8 @@ def left_of(header: Sequence[str]) -> tuple[int, ...]:
 
 
 def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
-    """Return a header and one row of texts per point, with a remark last. If known, tokens (or else samples)
-    per second of all devices and MFU follow the time."""
+    """Return the cells of a header and of a row per point, with a remark last. Tokens (or else samples) per
+    second of all devices, and MFU, have columns only if they are known."""
     marks = notable(findings) | {
         job.row: [f"you are here ({job.launcher})"] for job in your_jobs(findings) if job.row is not None
     }
@@ -72,7 +72,7 @@ def table_rows(findings: Findings, indices: Sequence[int]) -> list[list[str]]:
 
 
 def frontier_text(findings: Findings) -> str:
-    """Return a table of the frontier's notable points and users' jobs as text."""
+    """Return a text table of the frontier's notable points (fastest, leanest, ...) and of users' jobs."""
     indices = list(notable(findings))
     jobs = [job.row for job in your_jobs(findings) if job.row is not None]
     rows = table_rows(findings, [*indices, *jobs])
@@ -86,7 +86,7 @@ def frontier_text(findings: Findings) -> str:
 
 
 def units_of(findings: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
-    """Return ((name, bytes), (name, seconds)) of the units of a frontier's columns."""
+    """Return (name, bytes) of the unit of a frontier's memory, and (name, seconds) of that of its times."""
     memory, time_s = findings.points[-1].memory_bytes, findings.points[0].time_s
     size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
     return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)

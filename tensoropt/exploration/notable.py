@@ -23,14 +23,14 @@ _NO_CONSTRAINT = 0.25
 
 
 def notable(findings: Findings, most: int | None = None) -> dict[int, list[str]]:
-    """Return remarks on at most ``most`` points of the frontier, by ascending index.
+    """Return the frontier's points that people ask about, by ascending index, with remarks on each.
 
-    Points are added in this order: ``fastest`` of those that fit, ``leanest``, ``knee``, ``recommended``; the
-    fastest of each family of plans; then, without a remark, points that differ from the previous one by more
-    than 1 % in memory and time, evenly spread.
+    Points are added in this order: the ``fastest`` that fits, the ``leanest``, the ``knee``, the
+    ``recommended`` one, and the fastest of each family of plans (DP, ZeRO, TP, ...). Evenly spread points
+    follow without a remark; each differs from the previous one by more than 1 % in memory and time.
 
     Args:
-        most: by default :data:`_NOTABLE`, or fewer if memory is no constraint (:func:`unconstrained_words`).
+        most: the largest number of points; by default :data:`_NOTABLE`, or fewer if every plan fits easily.
     """
     if most is None:
         most = _FEW if unconstrained_words(findings) else _NOTABLE
@@ -79,7 +79,7 @@ def _apart(memory: np.ndarray, time: np.ndarray) -> list[int]:
 
 
 def unconstrained_words(findings: Findings) -> str:
-    """Return a sentence stating that memory is no constraint; "" if it may be one."""
+    """Return a sentence that all plans fit easily (in a quarter of a device); "" if they do not."""
     device = findings.device_bytes
     if math.isinf(device) or not findings.points or findings.settings.get("memory_bytes"):
         return ""

@@ -1,4 +1,4 @@
-"""An exploration's notes on what was left out or not timed, and on the sources of its figures."""
+"""The notes of an exploration: what the search left out, what was not timed, and where figures come from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MISSING = (
 
 
 def notes_of(findings: Findings, *, missing: bool) -> list[str]:
-    """Return the notes of an exploration and its spaces, without repeats: with ``missing`` those on what is
-    missing or untimed, otherwise all others."""
+    """Return an exploration's notes, without repeats: with ``missing`` those on what was left out of the
+    search or not timed, otherwise all others."""
     notes = [*findings.report.get("notes", []), *(note for space in findings.spaces for note in space.notes)]
     about = {note: any(words in note for words in _MISSING) for note in map(str, notes)}
     return [note for note, is_missing in about.items() if is_missing == missing]

@@ -1,7 +1,7 @@
 """The rates of a point: samples and tokens per second, MFU, device-hours and cost.
 
-They follow from a point's step time, the step's samples, tokens and FLOP, its devices and their prices.
-Unknown values are None with a reason in words, never guesses. Users give the length of a training
+They are computed from the point's step time, the step's samples, tokens and FLOP, and the devices with their
+prices. Unknown values are None with a reason in words, never guesses. Users give the length of a training
 (:class:`Amount`) and prices (:class:`Tariff`); the cluster is the one saved with the plan or exploration.
 """
 
@@ -29,12 +29,12 @@ _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 @dataclass(frozen=True)
 class StepWork:
-    """The samples, tokens and FLOP of a step.
+    """The amount of data and computation in one step of a model.
 
     Attributes:
-        samples, tokens: their number in the global batch; None if unknown.
-        flops: the model's FLOP by number format.
-        whys: the reason for each attribute that is None, by name.
+        samples, tokens: number of samples and tokens in the global batch; None if unknown.
+        flops: the model's FLOP by number format, such as ``bfloat16``.
+        whys: the reason for each attribute that is None, by attribute name.
     """
 
     samples: int | None
@@ -44,7 +44,7 @@ class StepWork:
 
     @classmethod
     def of(cls, findings: Findings) -> StepWork:
-        """Return the samples, tokens and FLOP of an exploration's step."""
+        """Return the samples, tokens and FLOP of one step of an exploration's model."""
         inputs = list(_inputs(findings))
         samples, no_samples = _samples(findings, inputs)
         tokens, no_tokens = _tokens(findings, inputs, samples)
@@ -57,7 +57,6 @@ def _whys(**reasons: str) -> dict[str, str]:
 
 
 def _inputs(findings: Findings) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield (name, shape, dtype) of the model's inputs, if known."""
     if findings.graph_facts is not None:
         yield from findings.graph_facts.inputs
         return
@@ -76,13 +75,13 @@ def _samples(findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]])
         return findings.model.batch, ""
     if not sizes:
         return None, "the shapes of the model's inputs were not saved"
-    return None, f"its inputs have no batch in common (first sizes {', '.join(map(str, sizes))})"
+    return None, f"the model's inputs have no batch size in common (first sizes {', '.join(map(str, sizes))})"
 
 
 def _tokens(
     findings: Findings, inputs: list[tuple[str, tuple[int, ...], str]], samples: int | None
 ) -> tuple[int | None, str]:
-    """Return the number of tokens (indices that an embedding looks up), or None with the reason."""
+    """Return the number of tokens in a step (indices that an embedding looks up), or None with the reason."""
     graph = findings.graph_facts
     read = {"input_ids"} if graph is None else graph.looked_up
     numbers = (shape for name, shape, dtype in inputs if dtype in _INTEGERS and name in read)
@@ -90,8 +89,8 @@ def _tokens(
     if len(lengths) == 1 and samples:
         return samples * lengths[0], ""
     if lengths:
-        return None, f"it reads sequences of {' and '.join(map(str, lengths))} tokens a sample; count samples"
-    return None, "it reads no sequences of token numbers; count samples"
+        return None, f"inputs are sequences of {' and '.join(map(str, lengths))} tokens; use samples instead"
+    return None, "the model has no input of token indices; use samples instead"
 
 
 AMOUNTS = ("steps", "samples", "tokens")
@@ -99,8 +98,7 @@ AMOUNTS = ("steps", "samples", "tokens")
 
 @dataclass(frozen=True)
 class Tariff:
-    """The prices of devices: money per device-hour ``by_kind``, and for other kinds ``price``; None for the
-    cluster's own prices.
+    """The prices of devices per hour: ``by_kind``, else ``price``, else those that the cluster states.
 
     Raises:
         TensorOptError: a price is not positive.
@@ -115,12 +113,12 @@ class Tariff:
                 raise TensorOptError(f"the price of {name} is {price:g} per hour; give more than 0")
 
     def of(self, kind: DeviceKind) -> float | None:
-        """Return the price per hour of one device of a kind; None if unknown."""
+        """Return the price per hour of one device of this kind; None if unknown."""
         said = self.by_kind.get(kind.name, self.price)
         return kind.price_per_hour if said is None else said
 
     def check(self, kinds: Iterable[str]) -> None:
-        """Raise :class:`TensorOptError` if a price is for a kind that is not among ``kinds``."""
+        """Raise :class:`TensorOptError` if a price is given for a device kind that is not among ``kinds``."""
         known = dict.fromkeys(kinds)
         for name in self.by_kind:
             if name not in known:
@@ -133,10 +131,10 @@ CLUSTERS_OWN = Tariff()
 
 
 def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
-    """Return (price of all devices, prices by kind) from ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or both.
+    """Return (price of all devices, prices by device kind) from ``2.5`` or ``H100-80GB=2.5, A100-80GB=1.6``.
 
     Raises:
-        TensorOptError: a price is not a number, or a device has two prices.
+        TensorOptError: a price is not a number, or a device kind has two prices.
     """
     everywhere: float | None = None
     by_kind: dict[str, float] = {}
@@ -160,10 +158,10 @@ def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
 
 @dataclass(frozen=True)
 class Amount:
-    """The length of a training.
+    """The length of a training, as a number of steps, samples or tokens.
 
     Attributes:
-        unit: one of :data:`AMOUNTS`.
+        unit: ``steps``, ``samples`` or ``tokens``.
 
     Raises:
         TensorOptError: the unit is unknown, or the count is not positive.
@@ -179,10 +177,10 @@ class Amount:
             raise TensorOptError(f"the length of a training is {self.count:g} {self.unit}; give more than 0")
 
     def steps(self, work: StepWork) -> float:
-        """Return the number of steps, possibly a fraction.
+        """Return the length in steps, possibly a fraction.
 
         Raises:
-            TensorOptError: the step's samples or tokens are unknown; the message has the reason.
+            TensorOptError: the length is in samples or tokens, whose number per step is unknown.
         """
         if self.unit == "steps":
             return self.count
@@ -193,7 +191,7 @@ class Amount:
 
     @property
     def words(self) -> str:
-        """The amount in words: ``1,000 steps``, ``300B tokens``."""
+        """The length in words: ``1,000 steps``, ``300B tokens``."""
         return f"{_count(self.count)} {self.unit[:-1] if self.count == 1 else self.unit}"
 
 
@@ -204,10 +202,10 @@ _AMOUNT = re.compile(r"(\S+)\s*(steps?|samples?|tokens?)")
 
 
 def amount_of(text: str) -> Amount | None:
-    """Return the amount of training in ``1e9 tokens`` or ``50000 samples``; None for an empty text.
+    """Return the length of a training from a text such as ``1e9 tokens`` or ``50000 samples``; None for "".
 
     Raises:
-        TensorOptError: the text is not an amount.
+        TensorOptError: the text is not a number with one of these units.
     """
     if not text.strip():
         return None
@@ -221,7 +219,6 @@ def amount_of(text: str) -> Amount | None:
 
 
 def _count(value: float) -> str:
-    """Return a count as ``parse_count`` reads it: with grouped digits, or as ``300B`` from 1e8 on."""
     if value < 1e8:
         return f"{value:,.12g}"
     letter, unit = next((one for one in (("T", 1e12), ("B", 1e9)) if value >= one[1]), ("M", 1e6))
@@ -262,10 +259,10 @@ class Rates:
         devices: the number of devices.
         samples_per_s, tokens_per_s: samples and tokens per second of all devices; None if unknown.
         flops_per_s: the model's FLOP per second, of all devices.
-        mfu: model FLOPs utilisation: the time for the model's FLOP at the peak of every device and number
-            format, as a share of the step (PaLM, appendix B).
-        per_hour: price per hour of all devices.
-        whys: the reason for each attribute that is None, by name.
+        mfu: model FLOPs utilisation (PaLM, appendix B): the share of the step that the model's FLOP would
+            take at the devices' peak FLOP/s.
+        per_hour: price of all devices per hour.
+        whys: the reason for each attribute that is None, by attribute name.
     """
 
     step_s: float
@@ -278,7 +275,7 @@ class Rates:
     whys: Mapping[str, str] = field(default_factory=dict)
 
     def hours(self, steps: float) -> float:
-        """Return the hours that this many steps take."""
+        """Return the duration of this many steps in hours."""
         return steps * self.step_s / HOUR_S
 
     def device_hours(self, steps: float) -> float:
@@ -291,10 +288,10 @@ class Rates:
 
 
 class RatesOf:
-    """The rates of all points of an exploration.
+    """The speed, efficiency and price of each point of an exploration.
 
     Args:
-        tariff: prices that replace the cluster's.
+        tariff: device prices that replace the cluster's.
     """
 
     def __init__(self, findings: Findings, tariff: Tariff = CLUSTERS_OWN):
@@ -304,7 +301,7 @@ class RatesOf:
         self._on_devices = cache(self._of_devices)
 
     def of(self, index: int) -> Rates:
-        """Return the rates of point ``index`` of ``all_points``."""
+        """Return the speed, efficiency and price of point ``index`` of ``all_points``."""
         point, work = self.findings.all_points[index], self.work
         devices, step_s = self.findings.spaces[point.space].devices, point.time_s
         ideal_s, per_hour, whys = self._on_devices(devices)
@@ -320,7 +317,8 @@ class RatesOf:
         )
 
     def _of_devices(self, count: int) -> tuple[float | None, float | None, dict[str, str]]:
-        """Return (seconds of a step at peak, price per hour, reasons for unknowns) of so many devices."""
+        """Return (seconds of the model's FLOP at peak, price per hour, reasons for unknowns) of ``count``
+        devices."""
         kinds, why = _kinds(self.cluster, count)
         if kinds is None:
             return None, None, {"mfu": why, "per_hour": why}
@@ -333,7 +331,7 @@ class RatesOf:
 
     def _ideal_s(self, kinds: tuple[DeviceKind, ...]) -> tuple[float | None, str]:
         if not self.work.flops:
-            return None, "its model has no product whose FLOP are counted"
+            return None, "the model has no operator whose FLOP count for MFU, such as a matrix product"
         seconds, measured = 0.0, self.findings.report.get(_PEAK_FLOPS) or {}
         for name, flops in self.work.flops.items():
             peaks = [measured.get(name) or _peak(kind, name) for kind in kinds]
@@ -345,7 +343,7 @@ class RatesOf:
 
 
 def kinds_of(findings: Findings) -> tuple[str, ...]:
-    """Return the names of an exploration's device kinds."""
+    """Return the names of the device kinds of an exploration's cluster."""
     return tuple(str(kind["name"]) for kind in findings.cluster.get("kinds", ()))
 
 
@@ -355,7 +353,7 @@ def _peak(kind: DeviceKind, name: str) -> float | None:
 
 
 def _kinds(cluster: Cluster | None, count: int) -> tuple[tuple[DeviceKind, ...] | None, str]:
-    """Return the device kinds of a plan on ``count`` devices; None with the reason if unknown."""
+    """Return the kind of each device of a plan on ``count`` devices, or None with the reason."""
     if cluster is None:
         return None, "its cluster was not saved"
     if count == cluster.device_count:

@@ -1,4 +1,4 @@
-"""The recommended plan: the simplest within 3 % of the fastest that fits."""
+"""The recommended plan: the simplest that takes at most 3 % longer than the fastest plan that fits."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _KINDS = ("DP", "ZeRO", "TP", "SP", "CP", "EP", "PP", "placed", "other")
 
 
 class Recommendation(NamedTuple):
-    """The recommended plan and the fastest one.
+    """The recommended plan and the fastest plan that fits.
 
     Attributes:
-        row, fastest: their indices in :attr:`Findings.all_points`.
+        row, fastest: the indices of the two plans in :attr:`Findings.all_points`.
     """
 
     row: int
@@ -35,7 +35,7 @@ class Recommendation(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """Why the plan is recommended, in words."""
+        """The reason why the plan is recommended, in words."""
         near = f"within {share_words(_WITHIN)} of"
         if self.row == self.fastest:
             return f"the fastest plan that fits; none {near} it is simpler"
@@ -45,14 +45,16 @@ class Recommendation(NamedTuple):
 def recommended(
     findings: Findings, limit_bytes: float, rows: Sequence[int] | np.ndarray | None = None
 ) -> Recommendation | None:
-    """Return the simplest plan within 3 % of the fastest that needs at most ``limit_bytes``; None if none
+    """Return the simplest plan that fits and takes at most 3 % longer than the fastest one; None if none
     fits.
 
     Simplicity compares, in this order: whether a launcher's config can express the plan, its number of kinds
-    of parallelism, the share of time in operators split otherwise than its name says, micro-batches, time.
+    of parallelism, the share of time in operators that are split otherwise than the plan's name says,
+    micro-batches, step time.
 
     Args:
-        rows: indices of the points to consider; by default all, other planners' included.
+        limit_bytes: the most memory in bytes that a plan may need on a device.
+        rows: indices of the points to consider; by default all, including those of other planners.
     """
     needs, times = findings.needs, findings.all_points.time
     asked = np.arange(len(needs)) if rows is None else np.asarray(rows, dtype=int)
@@ -75,12 +77,12 @@ def recommended(
 
 
 def a_config_says(name: str) -> bool:
-    """Return whether a launcher's config can express a plan with this name: all operators are split alike,
-    and only whole blocks are recomputed."""
+    """Return whether a launcher's config can express the plan with this name, as all operators are split
+    alike and only whole blocks are recomputed."""
     return all(_FOR_A_CONFIG.fullmatch(part) for part in name.split(JOIN))
 
 
 def kinds_of(name: str) -> int:
-    """Return the number of kinds of parallelism in a plan's name."""
+    """Return the number of kinds of parallelism (DP, ZeRO, TP, ...) in a plan's name."""
     words = set(re.findall(r"[A-Za-z]+", name))
     return sum(kind in words for kind in _KINDS)

@@ -1,4 +1,4 @@
-"""The range of a predicted step time, from published jobs' deviations from predictions by data sheets."""
+"""The range of a predicted step time, by how far published jobs deviate from data-sheet predictions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class TimeRange:
     """A range of step times in seconds.
 
     Attributes:
-        low_s, high_s: the step time of a fast job and of a slow job.
-        holds: the share of published jobs within such a range.
+        low_s, high_s: the step time of a well-tuned job and of a slow job.
+        holds: the share of published jobs whose time is within such a range.
         source: the published jobs behind the range, in words.
     """
 
@@ -39,9 +39,9 @@ class TimeRange:
 def range_of(findings: Findings, index: int) -> TimeRange | None:
     """Return the range of a point's step time.
 
-    None unless the time is predicted from GPU data sheets and published jobs resemble the point: dense
-    transformers, trained in 16 bits. Measured durations do not vary between teams, so their share narrows the
-    range.
+    None unless the time is predicted from GPU data sheets and the point resembles published jobs: dense
+    transformers trained in 16 bits. The range is narrower by the share of the time that was measured, since
+    measured durations do not vary between teams.
     """
     point, spread, graph = findings.all_points[index], job_spread(), findings.graph_facts
     share = point.sources.get(DATA_SHEET, 0.0)
@@ -57,7 +57,8 @@ def range_of(findings: Findings, index: int) -> TimeRange | None:
 
 
 def range_words(findings: Findings, index: int) -> str:
-    """Return :func:`range_of` in words, or :data:`UNLIKE`; "" for times that are not from GPU data sheets."""
+    """Return a point's range in words, or :data:`UNLIKE` if there is none; "" for times not from data
+    sheets."""
     spread = range_of(findings, index)
     if spread is not None:
         return spread.words

@@ -1,4 +1,4 @@
-"""The results of running an exploration's plans, written by ``tensoropt verify PLAN --save DIR``."""
+"""The results of running an exploration's plans, which ``tensoropt verify PLAN --save DIR`` writes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MEASURED = ("memory_tracked_bytes", "time_measured_s", "loss_difference", "grad
 
 @dataclass(frozen=True)
 class Verified:
-    """The predictions and measurements of one plan, in bytes and seconds; fake ranks measure None.
+    """The predictions and measurements of one plan, in bytes and seconds; None if not measured.
 
     Attributes:
         key: the hash of the plan (:mod:`tensoropt.plan.keys`).
         checked_on: the machine on which the plan ran, in words.
-        error: why it did not run; "" if it did.
+        error: why the plan did not run; "" if it did.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Verified:
 
     @classmethod
     def of(cls, plan: Plan, found: Mapping[str, Any]) -> Verified:
-        """Return the record of a :func:`tensoropt.verify.verify_plan` result."""
+        """Return the predictions of a plan beside a result of :func:`tensoropt.verify.verify_plan`."""
         (one,) = found["plans"]
         return cls(
             key=plan_key(plan),
@@ -63,23 +63,23 @@ class Verified:
         )
 
     def is_of(self, exploration: Exploration, point: int) -> bool:
-        """Return whether this result is of point ``point`` of ``exploration.all_points``."""
+        """Return whether the plan that ran is that of point ``point`` of ``exploration.all_points``."""
         space = exploration.spaces[exploration.all_points[point].space]
         # A cheap test that rules most points out.
         return space.micro_batches == self.micro_batches and plan_key(exploration.plan(point)) == self.key
 
     def point_of(self, exploration: Exploration) -> int | None:
-        """Return the index of the point whose plan was run; None if the exploration does not have it."""
+        """Return the index of the point whose plan ran; None if the exploration has no such point."""
         # Try the plan's own index first; it is right unless the exploration was costed again.
         nearest = np.argsort(abs(exploration.all_points.time - self.time_predicted_s), kind="stable")
         return next((row for row in nearest.tolist() if self.is_of(exploration, row)), None)
 
 
 def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str, Any]) -> Verified:
-    """Save a result of running a plan beside its exploration, replacing an earlier one of the same plan.
+    """Save the result of running a plan in its exploration's folder, in place of an earlier result.
 
     Raises:
-        TensorOptError: the folder holds no exploration, or none with this plan.
+        TensorOptError: the folder holds no exploration, or an exploration without this plan.
     """
     exploration = load_exploration(folder)
     new = Verified.of(plan, found)
@@ -98,10 +98,10 @@ _PLAIN = TypeAdapter(tuple[Verified, ...])
 
 
 def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
-    """Return the results of running an exploration's plans; empty if none was verified.
+    """Return the saved results of running an exploration's plans; empty if none was run.
 
     Raises:
-        TensorOptError: the file is damaged, or of a version without the plans' keys.
+        TensorOptError: the file is damaged, or of an earlier version.
     """
     file = Path(folder) / FILE
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Users' current jobs compared with the frontier, and the gain from a better plan."""
+"""Users' current training jobs compared with the frontier, and the gain from better plans."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class _YourJob(NamedTuple):
     """A user's current job, compared with the points of a frontier.
 
     Attributes:
-        row: its index in :attr:`Findings.all_points`; None if it could not be simulated.
-        faster: the index of the fastest point that needs no more memory; None if the gain is too small.
-        leaner: the index of the leanest point that takes no longer; None if the gain is too small.
+        row: the job's index in :attr:`Findings.all_points`; None if it could not be simulated.
+        faster: the index of the fastest point that needs no more memory; None if it gains less than 3 %.
+        leaner: the index of the leanest point that takes no longer; None if it gains less than 3 %.
         notes: the parts of the job that the prediction leaves out.
-        refusal: why it could not be simulated; "" if it could.
+        refusal: why the job could not be simulated; "" if it could.
     """
 
     findings: Findings
@@ -35,7 +35,7 @@ class _YourJob(NamedTuple):
     refusal: str
 
     def sentences(self) -> list[str]:
-        """Return the job's cost, the gain from better plans, and notes, as sentences."""
+        """Return sentences on the job's time and memory, on better plans, and on what is not predicted."""
         if self.row is None:
             return [f"Your job ({self.launcher}) has no prediction: {self.refusal}."]
         point = self.findings.all_points[self.row]
@@ -60,7 +60,7 @@ class _YourJob(NamedTuple):
         return f"point {row + 1} ({brief_name(self.findings.names[row])})"
 
     def to_data(self) -> dict[str, Any]:
-        """Return the sentence and its figures as plain data; points are numbered from 1."""
+        """Return the first sentence and its figures as plain data; points are numbered from 1."""
         point = None if self.row is None else self.findings.all_points[self.row]
         number = {"point": self.row, "faster": self.faster, "leaner": self.leaner}
         return {
@@ -76,7 +76,7 @@ class _YourJob(NamedTuple):
 
 
 def your_jobs(findings: Findings) -> tuple[_YourJob, ...]:
-    """Return the users' jobs, in the order given."""
+    """Return the users' jobs in the order in which they were given, each compared with the frontier."""
     planners = findings.all_points.planners
     rows = iter([row for row, planner in enumerate(planners) if planner.startswith(YOUR_JOB)])
     return tuple(_job(findings, told, rows) for told in findings.report.get("jobs", ()))

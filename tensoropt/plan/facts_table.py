@@ -1,4 +1,4 @@
-"""Tables of named values with their sources, as text and HTML."""
+"""Rows of a name, a value and its source, written as lines of text or as HTML tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fact:
-    """A row of a fact sheet: the name, value and source of a figure.
+    """A named value for people, with its unit and its source.
 
     Attributes:
-        name: the label; "" for a further line of the row above.
+        name: the name that is shown; "" for a further line of the row above.
         value: the value; None if unknown, in which case ``note`` gives the reason.
         unit: the function that formats the value.
-        source: where the value comes from, in words.
+        source: the origin of the value, in words.
         note: a remark.
     """
 
@@ -38,12 +38,11 @@ class Fact:
 
 
 def named(facts: Mapping[str, Fact], *names: str) -> list[Fact]:
-    """Return the facts with these names, in the order of the names; names without a fact are skipped."""
+    """Return the facts with these names, in the order of ``names``; names without a fact are skipped."""
     return [facts[name] for name in names if name in facts]
 
 
 def fact_lines(facts: Iterable[Fact]) -> list[str]:
-    """Return an indented line of text for each fact."""
     return [f"  {fact.name}: {fact.words}" for fact in facts]
 
 
@@ -54,19 +53,19 @@ class Html(str):
 
 
 def filled(template: Path, **values: Any) -> str:
-    """Return a :class:`string.Template` filled with values, escaped unless they are :class:`Html`."""
+    """Return a file's text with each ``$name`` replaced by a value, escaped unless it is :class:`Html`."""
     words = {name: value if isinstance(value, Html) else escape(str(value)) for name, value in values.items()}
     return Template(template.read_text(encoding="utf-8")).substitute(words)
 
 
 def facts_rows(facts: Iterable[Fact]) -> Html:
-    """Return the facts as an HTML table of the class ``facts``, for a page with its own style."""
+    """Return the facts as an HTML table of the CSS class ``facts``."""
     cells = "".join(f"<tr><th scope=row>{escape(fact.name)}<td>{escape(fact.words)}" for fact in facts)
     return Html(f"<table class=facts><tbody>{cells}</tbody></table>")
 
 
 def table_html(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Html:
-    """Return rows (the first is the header) as an HTML table; columns ``left`` are aligned to the left."""
+    """Return rows of cells (first the header) as an HTML table; columns ``left`` are aligned to the left."""
 
     def cells(row: Sequence[str], tag: str) -> str:
         sides = ("left" if i in left else "right" for i in range(len(row)))

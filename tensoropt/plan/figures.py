@@ -1,8 +1,8 @@
-"""The registry of a point's figures (memory, time, ...): name, unit, label and meaning of each.
+"""The registry of all figures of a point (memory, time, ...): name, unit, label and meaning of each.
 
 The CSV, ``--json``, ``choose``, the dashboard's table and tooltips, and the columns of a saved frontier are
-made from this registry. A simulated figure is a keyword of :meth:`~tensoropt.plan.point.Point.of`; a derived
-figure has its formula here.
+made from this registry. Simulated figures are passed to :meth:`~tensoropt.plan.point.Point.of` by name. Other
+figures are computed from a point by the formula given here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensoropt.units import format_bytes, format_number, format_seconds
 
 @dataclass(frozen=True)
 class _FigureUnit:
-    """The unit of a figure, with functions that format it.
+    """The unit of a figure.
 
     Attributes:
         plain: converts a value for JSON and CSV.
@@ -43,16 +43,16 @@ _WORDS = _FigureUnit("words", str, str)
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a point.
+    """The description of a figure, such as memory or time, that every point has.
 
     Attributes:
         name: the column's name, and the attribute of a point.
         label: the name shown to people.
         about: a sentence on its meaning.
-        of: the formula for a row (:class:`~tensoropt.exploration.figure_rows.FigureRow`); None for simulated
-            figures, which points store.
-        part: the name of its breakdown, and its own name there: ``("terms", "context")``.
-        default: the value for points without the figure; NaN if such a point's value is unknown.
+        of: computes the figure from a point's row (:class:`~tensoropt.exploration.figure_rows.FigureRow`);
+            None for simulated figures, which points store.
+        part: for a part of a breakdown, (the breakdown's name, the part's name): ``("terms", "context")``.
+        default: the value for points that do not store the figure; NaN if it is then unknown.
         listed: whether the figure has its own line in ``choose`` and tooltips, and a column in the dashboard;
             other figures appear in sentences.
     """
@@ -67,25 +67,25 @@ class Figure:
     listed: bool = False
 
     def value(self, row: Any) -> Any:
-        """Return the figure for a row; None if it is unknown or does not apply."""
+        """Return the figure of a point's row; None if it is unknown or does not apply."""
         if self.of is not None:
             return self.of(row)
         found = row.point.figures.get(self.name, self.default)
         return None if found != found else found
 
     def cell(self, row: Any) -> Any:
-        """Return the figure for a row as in CSV; "" if it is unknown."""
+        """Return the figure of a point's row for a CSV file; "" if it is unknown."""
         value = self.plain(row)
         return "" if value is None else str(value).lower() if self.unit is FLAG else value
 
     def plain(self, row: Any) -> Any:
-        """Return the figure for a row as in JSON; None if it is unknown."""
+        """Return the figure of a point's row for JSON; None if it is unknown."""
         value = self.value(row)
         return None if value is None else self.unit.plain(value)
 
 
 def _parts(breakdown: str, parts: Iterable[str], name: str, unit: _FigureUnit, about: str) -> list[Figure]:
-    """Return the figures of a breakdown; ``{}`` in names and descriptions stands for the part's name."""
+    """Return one figure per part of a breakdown; ``{}`` in names and texts stands for the part's name."""
     return [
         Figure(
             name.format(part.replace(" ", "_")),
@@ -169,9 +169,10 @@ BREAKDOWNS: Mapping[str, Mapping[str, str]] = {
 
 
 def kept_figures(named: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures that a point stores, from figures and breakdowns by name; None and NaN are left out.
+    """Return the figures that a point stores, from figures and whole breakdowns by name; None and NaN are
+    left out.
 
-    A breakdown is a mapping by part names, or a sequence of all parts.
+    A breakdown is a mapping from part names to values, or a sequence of the values.
     """
     found: dict[str, float] = {}
     for name, value in named.items():
@@ -196,5 +197,5 @@ class _Worded(dict[str, str]):
 
 
 def worded(of: object, text: str) -> str:
-    """Return a text with each ``{time_s}`` replaced by that figure of a point, plan or step, in words."""
+    """Return a text in which ``{time_s}`` and other figures' names are replaced by the figures of ``of``."""
     return text.format_map(_Worded(of))

@@ -1,7 +1,7 @@
-"""The data of an exploration, to which :class:`~tensoropt.exploration.exploration.Exploration` adds methods.
+"""The data of an exploration; :class:`~tensoropt.exploration.exploration.Exploration` adds the methods.
 
-Files (:mod:`tensoropt.exploration.exploration_files`), CSVs, tables and plots need only these fields, and so
-do not import the class that calls them.
+Code for files, CSVs, tables and plots needs only the data. It imports this module, not that class, which in
+turn imports that code.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tensoropt.units import headroom_bytes
 
 @dataclass(frozen=True, eq=False)
 class SavedCosts:
-    """The saved operator graph and costs of an exploration, read only when needed, as that imports PyTorch.
+    """The saved operator graph and costs of an exploration, parsed on first use, as that imports PyTorch.
 
     Attributes:
-        facts: a summary of the graph for plan names and rates.
+        facts: a summary of the graph, enough for plan names and for tokens per second; None if there is none.
         content, path: the content of the file, and the path from which it was read.
     """
 
@@ -48,18 +48,17 @@ class SavedCosts:
         return read_recorded(self.content, self.path)
 
     def save(self, path: Path) -> None:
-        """Write the file's content unchanged to another path."""
         path.write_bytes(self.content)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The points of an exploration, the spaces that were searched for them, and a report on the run.
+    """The points of an exploration, the choices that were searched for them, and a report on the run.
 
     Attributes:
         points: the frontier, ascending in memory, strictly descending in time.
-        spaces: the searched meshes and micro-batch counts, with the names of all choices.
-        model, cluster, settings, versions: as in a plan.
+        spaces: the searched meshes and micro-batch counts, each with the names of all choices on it.
+        model, cluster, settings, versions: the data of these names that plans have, too.
         report: statistics of the run: operators, groups, coverage, duration of each stage in seconds, notes.
         others: points of other planners in the same spaces, each with its planner's name.
         comparison: each planner's result (:class:`~tensoropt.exploration.export.Compared`).
@@ -85,14 +84,14 @@ class Findings:
 
     @cached_property
     def graph_facts(self) -> GraphFacts | None:
-        """The summary of the operator graph for plan names and rates; None if the graph was not saved."""
+        """The summary of the operator graph (for plan names and rates); None if the graph was not saved."""
         if isinstance(self.costs, SavedCosts):
             return self.costs.facts
         return None if self.recorded is None else GraphFacts.of(self.recorded.graph, self.cluster)
 
     @cached_property
     def all_points(self) -> PointTable:
-        """The frontier's points, followed by other planners' points that are not among them."""
+        """The frontier's points, followed by those points of other planners that are not on the frontier."""
         by = {point.planner for point in self.others}
         known = {point.identity for point in self.points if point.planner in by}
         return PointTable((*self.points, *(p for p in self.others if p.identity not in known)))
@@ -104,12 +103,12 @@ class Findings:
 
     @property
     def weights(self) -> Weights:
-        """The weights of operators and parameters in plan names."""
+        """The durations of operators and sizes of parameters that decide what plan names mention."""
         return Weights() if self.graph_facts is None else self.graph_facts.weights
 
     def title(self, index: int) -> str:
-        """Return ``point 17 of 201`` for a point of the frontier, or ``zero 2 of 5`` (a planner and the
-        number among its plans) for another one. Numbers begin with 1."""
+        """Return ``point 17 of 201`` for a point of the frontier, else ``zero 2 of 5``: a planner, and the
+        number among its plans."""
         if index < len(self.points):
             return f"point {index + 1} of {len(self.points)}"
         planner = self.all_points[index].planner
@@ -127,18 +126,19 @@ class Findings:
 
     @cached_property
     def knee(self) -> int:
-        """The index of the frontier's knee, where both memory and time rise most steeply, among the points
-        that fit a device; among all points if none fits."""
+        """The index of the frontier's knee (farthest below the line between its ends, in log scale) among the
+        points that fit a device; among all points if none fits."""
         return self.knee_within(self.limit_bytes)
 
     def knee_within(self, limit_bytes: float) -> int:
-        """Return the knee's index among the points within a memory limit; among all points if none is."""
+        """Return the index of the knee among the points within a memory limit (among all if none is)."""
         rows = self.within(limit_bytes)
         rows = rows if len(rows) else np.arange(len(self.points))
         return int(rows[knee(PointTable([self.points[row] for row in rows.tolist()]))])
 
     def within(self, limit_bytes: float) -> np.ndarray:
-        """Return the indices of the frontier's points that need at most this memory per device, ascending."""
+        """Return the indices of the frontier's points that need at most ``limit_bytes`` per device,
+        ascending."""
         found: np.ndarray = np.flatnonzero(self.needs[: len(self.points)] <= limit_bytes)
         return found
 
@@ -153,7 +153,7 @@ class Findings:
 
     @cached_property
     def needs(self) -> np.ndarray:
-        """The memory that each of :attr:`all_points` needs on a device, in bytes."""
+        """(points,) the memory in bytes that each of :attr:`all_points` needs on a device."""
         fits = (point_needs(point, self.spaces, self._device, 0.0) for point in self.all_points)
         return np.array([fit.needed_bytes for fit in fits])
 
@@ -164,20 +164,20 @@ class Findings:
         return self.usable_bytes(self.settings.get("memory_bytes"))
 
     def usable_bytes(self, budget_bytes: float | None = None, headroom: float | str | None = None) -> float:
-        """Return the memory in bytes that a plan may need on a device, within a budget and a headroom: a
-        share, or text such as ``2GiB`` (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+        """Return the most memory in bytes that a plan may need on a device. The headroom is the memory to
+        keep free: a share, or text such as ``2GiB`` (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
         whole = self.device_bytes
         if isinstance(headroom, str):
             headroom = headroom_bytes(headroom, whole) / whole
         return usable_bytes(whole, budget_bytes, headroom)
 
     def verdict(self, index: int, budget_bytes: float | None = None) -> Verdict:
-        """Return in words whether a point fits the smallest device, or a memory budget in bytes."""
+        """Return whether a point fits the smallest device, or a memory budget in bytes, as a word."""
         is_gpu = self._device is not None and self._device.device_type == "cuda"
         room = room_bytes(self.device_bytes, budget_bytes)
         return verdict_on(float(self.needs[index]), room, estimated=is_gpu)
 
     def fit(self, index: int, budget_bytes: float | None = None) -> DeviceFit:
-        """Return the memory that a point needs, beside that of the smallest device or of a budget."""
+        """Return a point's memory need, compared with the smallest device or with a budget in bytes."""
         point, room = self.all_points[index], room_bytes(self.device_bytes, budget_bytes)
         return point_needs(point, self.spaces, self._device, room)

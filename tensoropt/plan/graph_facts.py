@@ -1,8 +1,8 @@
-"""A summary of an operator graph for plan names and rates, which is small and saved with an exploration.
+"""A small summary of an operator graph, saved with an exploration, from which plan names and rates are made.
 
-Names leave out small shares (:mod:`tensoropt.plan.plan_names`), so operators are weighted by their rough
-duration in the unsplit model. With this summary, a saved exploration can be opened for its points without the
-graph and PyTorch.
+With the summary, a saved exploration can be shown without its graph and without PyTorch. Plan names leave out
+uses of a mesh axis with a small share of the time (:mod:`tensoropt.plan.plan_names`), so the summary has a
+rough duration of each operator in the unsplit model.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _LOOKUP = "aten.embedding"
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of operators and parameters in plan names; without a graph, all 1.
+    """The shares with which operators and parameters count in plan names; without a graph, all count alike.
 
     Attributes:
-        seconds: rough duration of each operator in seconds: the larger of those for its FLOP and for its
-            memory traffic, at the shares of the device's peaks that kernels reach.
+        seconds: rough duration of each operator in seconds: that of its FLOP or of its memory traffic, if
+            longer, at the shares of the device's peaks that kernels usually reach.
         sizes: size of each parameter in bytes.
     """
 
@@ -33,7 +33,7 @@ class Weights:
     sizes: Mapping[str, float] = field(default_factory=dict)
 
     def of_operators(self, names: Iterable[str]) -> float:
-        """Return the total weight of the named operators, which are those of one group."""
+        """Return the total duration of the operators of one group; 1 if durations are unknown."""
         return sum(self.seconds.get(name, 0.0) for name in names) if self.seconds else 1.0
 
     def of_parameter(self, name: str) -> float:
@@ -45,9 +45,9 @@ class GraphFacts:
     """A summary of an operator graph on a cluster.
 
     Attributes:
-        weights: the weights of operators and parameters, for the cluster's first device kind.
+        weights: durations of operators on the cluster's first device kind, and sizes of parameters.
         inputs: (name, shape, dtype) of each input.
-        looked_up: the names of the tensors that embeddings read.
+        looked_up: the names of the inputs of embedding operators.
         dense_transformer: whether the model is a transformer without experts.
     """
 
@@ -58,7 +58,7 @@ class GraphFacts:
 
     @classmethod
     def of(cls, graph: OperatorGraph, cluster: Mapping[str, Any]) -> GraphFacts:
-        """Return the summary of a graph on a cluster, given as the data of :meth:`Cluster.to_dict`."""
+        """Return the summary of a graph on a cluster, given as :meth:`Cluster.to_dict` writes it."""
         # These import PyTorch.
         from tensoropt.ops.registry import is_dense_transformer
         from tensoropt.plan.operator_seconds import seconds_of

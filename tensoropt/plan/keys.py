@@ -1,4 +1,4 @@
-"""Hash keys of plans, equal for plans that do the same, whatever their predicted figures.
+"""Hash keys of plans. Two plans have the same key if they do the same, even if their predictions differ.
 
 A key is 16 hex digits: an order-independent hash of the model, optimizer, mesh and everything that a plan
 states about its operators, parameters and tensors. Plan files do not contain their keys.

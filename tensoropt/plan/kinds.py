@@ -1,6 +1,6 @@
-"""The kinds of plans (sharded, pipeline, placed), with the words that differ in texts about them.
+"""The three kinds of plans (sharded, pipeline, placed), each with its own words for texts about plans.
 
-Code that shows, saves or explains plans uses these words and treats all kinds alike.
+Code that shows, saves or explains plans takes its words from here instead of treating each kind separately.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ STAGE_AXIS = "stage"
 
 @dataclass(frozen=True)
 class PlanKind:
-    """A kind of plan.
+    """A kind of plan, with phrases that texts about such plans contain.
 
     Attributes:
         name: the kind's name.
-        first_axes: the mesh axis along which its stages lie, if any; operators are split along the others.
+        first_axes: the mesh axes along which stages lie; operators are split along the others.
         placed: whether each operator runs on one device.
-        key: names of stage fields that enter the hash (:mod:`tensoropt.plan.keys`), by their group's name
-            there.
-        rows: the rank whose seconds are shown for each operator, in words; "" if all devices have the same.
-        each: the devices for which a memory peak is given, in words.
-        mesh_words: text before the mesh's sizes.
-        strategies: the parts with a strategy or device of their own, in words; "" if one mesh describes all.
-        memory_of: the device whose memory a point states, in words.
-        headline: the devices whose memory and seconds a point states, in a few words.
-        time_of: the device whose seconds a point states, in words; "" if all are alike.
-        idle: what an idle device waits for, other than links and its host.
-        host_wait: the meaning of idle time if the host is slower than the device.
-        overlap: the assumed overlap of computation and communication, in words.
-        owners: the tensors whose memory is not attributed to an owner, in words; "" if there are none.
+        key: the fields of :class:`StagesInfo` that enter a plan's hash (:mod:`tensoropt.plan.keys`).
+        rows: the rank whose seconds are shown for each operator; "" if all devices have the same.
+        each: the devices for which a memory peak is given.
+        mesh_words: the text before the mesh's sizes.
+        strategies: the parts that have a strategy or device of their own; "" if one mesh describes all.
+        memory_of: the device whose memory a point states.
+        headline: the devices whose memory and time a point states.
+        time_of: the device whose time a point states; "" if all are alike.
+        idle: the reason why a device is idle, other than links and its host.
+        host_wait: the words for idle time if the host is slower than the device.
+        overlap: the assumed overlap of computation and communication.
+        owners: a remark if some of the memory is not attributed to single tensors; else "".
     """
 
     name: str
@@ -52,7 +51,7 @@ class PlanKind:
     owners: str = ""
 
     def lies_on(self, axes: tuple[str, ...], *, placed: bool) -> bool:
-        """Return whether plans of this kind run on a mesh with these axes."""
+        """Return whether a mesh with these axes is that of a plan of this kind."""
         return (axes[: len(self.first_axes)], placed) == (self.first_axes, self.placed)
 
 
@@ -89,13 +88,13 @@ PLACE_AXES = tuple(axis for kind in _KINDS for axis in kind.first_axes)
 
 
 def numbered(part: int, parts: int, devices: int) -> str:
-    """Return the device numbers of one of several equal parts: ``4``, or ``4–7``."""
+    """Return the device numbers of part ``part`` of the devices, split into ``parts``: ``4``, or ``4–7``."""
     each = devices // parts
     return str(part) if each == 1 else f"{part * each}–{(part + 1) * each - 1}"
 
 
 def devices_words(part: int, parts: int, devices: int) -> str:
-    """Return ``device 4``, or ``devices 4–7``, for one of equal parts of the devices, such as a stage."""
+    """Return ``device 4`` or ``devices 4–7`` for part ``part`` of the devices, such as a pipeline rank."""
     return f"device{'s' if devices > parts else ''} {numbered(part, parts, devices)}"
 
 

@@ -12,9 +12,9 @@ from tensoropt.plan.space import Space
 
 
 def point_needs(point: Point, spaces: Sequence[Space], cluster: Cluster | None, room: float) -> DeviceFit:
-    """Return the memory that a point needs, for comparison with ``room``, the usable bytes of a device.
+    """Return the memory that a point needs on a device, compared with the device's usable bytes, ``room``.
 
-    If a point's memory counts tensors alone, the process memory is estimated from the point's collectives.
+    If a point counts only tensors, the other memory of a GPU process is estimated from its collectives.
     """
     terms, tensors = point.terms, point.memory_bytes - sum(point.terms.values())
     if cluster is None or cluster.device_type != "cuda":

@@ -14,7 +14,7 @@ from tensoropt.ranks.kernel_settings import KernelSettings
 
 
 def seconds_of(op: Operator, tensors: Mapping[str, Tensor], device: DeviceKind) -> float:
-    """Return an operator's rough duration on a device in seconds; 0 if it launches no kernel."""
+    """Return an operator's rough duration on a device in seconds; 0 if it launches no kernel (a view)."""
     if not launches(op.target):
         return 0.0
     reads, made = [tensors[name] for name in op.inputs()], [tensors[name] for name in op.outputs]
@@ -34,7 +34,7 @@ def _flops(cls: CostClass | None, reads: list[Tensor], made: list[Tensor]) -> fl
     """Return the FLOP of a matrix product (a multiply-add is two); 0 for other operators.
 
     Args:
-        reads: operands of two or more dims.
+        reads: the operator's floating-point inputs with two or more dims.
     """
     if len(reads) < 2 or not made:
         return 0.0

@@ -1,9 +1,9 @@
 """Plans (a strategy with everything needed to run it) and plan files.
 
-Field declarations check single values. :func:`check_plan` checks, before a model is loaded, that fields agree
-with each other, which editing by hand easily breaks. Whether a plan fits a model is checked when both are
-known. A plan stores its example call as data (shapes and dtypes of tensors, numbers as they are), so that a
-model object can be split by the plan without an example call.
+Types of fields check single values. :func:`check_plan` then checks, without the model, that fields agree with
+each other; editing by hand easily breaks that. Whether a plan fits a model is checked when the model is
+loaded. A plan also stores the shapes and dtypes of an example call, so that a model object can be split by a
+plan without example inputs.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _check_place(plan: Plan, what: str, **numbers: int | None) -> None:
     if {number is not None for number in numbers.values()} != {plan.kind.placed}:
         given = " and ".join(f"{name} {number}" for name, number in numbers.items())
         raise PlanError(
-            f"{what} has {given} in a {plan.kind.name}; give devices for operators and parameters in "
-            "placed plans only"
+            f"{what} has {given} in a {plan.kind.name}; operators and parameters have a device in "
+            "placed plans and in no others"
         )
 
 
@@ -117,7 +117,7 @@ _TENSOR = "tensor"
 
 
 def describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a call's arguments as data, with shapes for tensors; None if JSON cannot hold an argument."""
+    """Return a call's arguments as data, with shape and dtype for tensors; None if JSON cannot hold them."""
     try:
         return {"args": [_describe(a) for a in args], "kwargs": {k: _describe(v) for k, v in kwargs.items()}}
     except TypeError:
@@ -142,7 +142,7 @@ def _describe(value: Any) -> Any:
 
 
 def example_call(data: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) for the data of a described call, with tensors filled with zeros.
+    """Return (args, kwargs) of a call that :func:`describe_call` wrote, with tensors of zeros.
 
     Raises:
         PlanError: the data is damaged.
@@ -185,7 +185,6 @@ class OnnxInfo(_Strict):
     loss: str | None = None
 
     def options(self) -> OnnxOptions:
-        """Return the options for the importer."""
         return OnnxOptions.of(self.dims, self.outputs, self.loss)
 
 
@@ -201,9 +200,9 @@ class ModelInfo(_Strict):
     """The identity of a model: its source, its operator graph's fingerprint, and its inputs' shapes.
 
     Attributes:
-        parameters, trained: number of parameter elements, and of those with a gradient; None if unknown.
+        parameters, trained: number of parameter elements, and of those that are trained; None if unknown.
         adapters: the kind of trained adapters, such as ``LoRA r16``; "" without any.
-        call: the example call (:func:`describe_call`).
+        call: shapes and dtypes of the example inputs, as :func:`describe_call` writes them.
     """
 
     source: str
@@ -221,8 +220,8 @@ class ModelInfo(_Strict):
 class MeshInfo(_Strict):
     """The sizes and names of the mesh axes, outermost first.
 
-    A pipeline's ranks are the first axis, :data:`STAGE_AXIS`. ``placed``: whether the devices form a row on
-    which operators are placed, not a mesh.
+    The first axis of a pipeline, :data:`STAGE_AXIS`, numbers its pipeline ranks. ``placed`` is whether the
+    mesh is that of a placed plan: a row of devices, each of which runs whole operators.
     """
 
     shape: tuple[int, ...]
@@ -231,7 +230,7 @@ class MeshInfo(_Strict):
 
     @property
     def places(self) -> int:
-        """The number of pipeline ranks that micro-batches pass; 1 without a pipeline."""
+        """The number of pipeline ranks; 1 without a pipeline."""
         return dict(zip(self.names, self.shape, strict=True)).get(STAGE_AXIS, 1)
 
     @property
@@ -242,10 +241,10 @@ class MeshInfo(_Strict):
 
 
 class OperatorPlan(_Strict):
-    """The split of a group of operators: the loop dim that each mesh axis splits, or ``none``, ``partial``,
-    ...
+    """How a group of operators is split, or in a placed plan on which device it runs.
 
-    In a placed plan instead: its device, and its position in the device's forward and backward order.
+    ``axes`` has the loop dim that each mesh axis splits, or ``none``. ``order`` and ``backward_order`` are
+    the positions among the device's operators.
     """
 
     axes: dict[str, str]
@@ -262,11 +261,11 @@ class OperatorPlan(_Strict):
 
 
 class ParameterPlan(_Strict):
-    """The placement in which a parameter is stored; in a placed plan, its device.
+    """How a parameter is stored; in a placed plan, on which device.
 
-    The first entry of ``stored`` is for micro-batches, the others are for the mesh axes: ``S(n)``, ``R`` or
-    ``R/P``. The first is ``held`` if the parameter is gathered once per step, ``held/P`` if its gradient is
-    also reduced once, and ``ahead`` if it is gathered while the previous block computes.
+    The first entry of ``stored`` is for micro-batches, the others are its placement on each mesh axis:
+    ``S(n)``, ``R`` or ``R/P``. The first is ``held`` if the parameter is gathered once per step, ``held/P``
+    if its gradient is also reduced once, and ``ahead`` if it is gathered while the previous block computes.
     """
 
     key: str
@@ -275,7 +274,7 @@ class ParameterPlan(_Strict):
 
 
 class TransferPlan(_Strict):
-    """A tensor, or with ``backward`` its gradient, that is sent from one device to another."""
+    """A tensor (or its gradient, if ``backward``) that device ``source`` sends to device ``target``."""
 
     value: str
     source: int = Field(ge=0)
@@ -284,15 +283,15 @@ class TransferPlan(_Strict):
 
 
 class StagePlan(_Strict):
-    """The strategy of one stage without its mesh, as :meth:`tensoropt.sharding.strategy.Strategy.to_data`
-    writes it.
+    """The strategy of one stage, as :meth:`tensoropt.sharding.strategy.Strategy.to_data` writes it, without
+    mesh.
 
     Attributes:
-        begins: the name of its first operator group; "" for the first stage.
+        begins: the name of the stage's first operator group; "" for the first stage.
         recomputed: the names of repeated blocks that run again in backward, wholly or in part.
-        once: the names of operator groups in these blocks that are not run again.
-        gathered_again: the names of tensors whose gathered copies are not kept for backward but gathered
-            again (:mod:`tensoropt.sharding.gathered_again`).
+        once: the names of operator groups in these blocks that do not run again.
+        gathered_again: the names of tensors whose gathered copies are freed after use and gathered again in
+            backward (:mod:`tensoropt.sharding.gathered_again`).
     """
 
     begins: str = ""
@@ -305,20 +304,20 @@ class StagePlan(_Strict):
 
 
 class StagesInfo(_Strict):
-    """The stages of a pipelined or placed plan, and their schedule.
+    """The stages of a pipeline with their schedule, or the pieces and transfers of a placed plan.
 
     In a pipeline, micro-batches pass through stages of several operators. In a placed plan, each device runs
-    its operators in the order given in ``operators``.
+    its operators in the order that their :class:`OperatorPlan` gives.
 
     Attributes:
-        schedule: the order of micro-batches in the stages; "" for a placed plan.
+        schedule: the name of the order in which micro-batches pass the stages; "" for a placed plan.
         again: the names of tensors that stages recompute instead of receiving them.
         stages: all stages in order, as many for each pipeline rank (first mesh axis) as the schedule gives;
             empty for a placed plan.
         splits: (loop dim, number of pieces) of operator groups that are cut into pieces.
         transfers: the transfers of one micro-batch in a placed plan, in an order common to all devices; a
             pipeline's follow from its stages.
-        peak_bytes: the peak memory of each device, or of one device of each pipeline rank.
+        peak_bytes: peak memory in bytes of each device, or of one device of each pipeline rank.
         kinds: the device kinds of each pipeline rank, if they differ.
     """
 
@@ -337,7 +336,7 @@ class StagesInfo(_Strict):
 
 
 def plan_kind(stages: StagesInfo | None) -> PlanKind:
-    """Return the kind of a plan with these stages."""
+    """Return the kind (sharded, pipeline or placed) of a plan with these stages."""
     if stages is None:
         return SHARDED
     return PIPELINED if stages.schedule else PLACED
@@ -355,11 +354,11 @@ class CollectiveCount(_Strict):
 class Predicted(_Strict):
     """The predictions for one rank and one step, in bytes and seconds.
 
-    ``memory_bytes`` and ``time_s`` are simulated; ``additive_memory_bytes`` and ``additive_time_s`` are the
-    search's sums. ``memory`` is the peak of tensors by kind, ``terms`` the further memory of a process (on
-    GPUs); together they are ``memory_bytes``. ``communication_s`` is all communication, ``exposed_s`` the
-    part for which the device waits. ``host_s`` is the host's time to issue the step, if host and device
-    differ.
+    ``memory_bytes`` and ``time_s`` are simulated. ``additive_memory_bytes`` and ``additive_time_s`` are the
+    sums of costs by which the search ranked the plan. ``memory`` is the peak of tensors by kind, ``terms``
+    the other memory of a GPU process; together they are ``memory_bytes``. ``communication_s`` is all
+    communication, ``exposed_s`` the part for which the device waits. ``host_s`` is the host's time to issue
+    the step; 0 if the host itself computes.
     """
 
     memory_bytes: float
@@ -381,17 +380,17 @@ class Predicted(_Strict):
 
     @property
     def tensor_bytes(self) -> float:
-        """The memory of tensors alone in bytes, as a tensor tracker measures it."""
+        """The predicted memory of tensors alone, without the rest of the process, in bytes."""
         return self.memory_bytes - sum(self.terms.values())
 
 
 class Plan(_Strict):
     """The content of a plan file.
 
-    Without ``stages``, a plan is one stage on the whole mesh. Stages with a schedule form a pipeline
-    (:mod:`tensoropt.pipeline`); they have more detail per stage than ``operators`` and ``parameters``.
-    Without a schedule, every operator or piece of one runs on one device (:mod:`tensoropt.placement`): the
-    mesh is the row of devices, and figures are those of the fullest device. Recomputation is given as in
+    A plan without ``stages`` is sharded: one stage on the whole mesh. If ``stages`` has a schedule, the plan
+    is a pipeline (:mod:`tensoropt.pipeline`), described in more detail there than in ``operators`` and
+    ``parameters``. Otherwise each operator, or piece of one, runs on one device (:mod:`tensoropt.placement`):
+    the mesh is the row of devices, and figures are those of the fullest device. Recomputation is given as in
     :class:`StagePlan`.
     """
 
@@ -416,7 +415,6 @@ class Plan(_Strict):
 
     @property
     def devices(self) -> int:
-        """The number of devices, which equals the number of ranks."""
         return prod(self.mesh.shape)
 
     @property
@@ -431,7 +429,7 @@ class Plan(_Strict):
 
     @property
     def place_of(self) -> dict[str, dict[str, str]]:
-        """The stage (of several the first) or device of each operator that has one, as {axis: number}."""
+        """The (first) stage or the device of each operator that has one, as ``{"stage": "2"}``."""
         devices = {name: operator.device for name, operator in self.operators.items()}
         places = {name: {"device": str(device)} for name, device in devices.items() if device is not None}
         for number, stage in enumerate(self.info.stages):
@@ -441,19 +439,19 @@ class Plan(_Strict):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The names of the mesh axes along which operators are split."""
+        """The names of the mesh axes that can split operators (in a pipeline, all but the first)."""
         return self.mesh.names[len(self.kind.first_axes) :]
 
     @property
     def compute_dtype(self) -> str:
-        """The compute dtype: ``bfloat16`` for mixed precision; see :mod:`tensoropt.capture.precision`."""
+        """The dtype of computation; bfloat16 is mixed precision (:mod:`tensoropt.capture.precision`)."""
         return str(self.settings.get("dtype", "float32"))
 
     def strategy_data(self) -> dict[str, Any]:
         """Return the strategy in the form that :meth:`tensoropt.sharding.strategy.Strategy.from_data` reads.
 
         Raises:
-            PlanError: the plan is not a strategy on one mesh.
+            PlanError: the plan is a pipeline or a placed plan.
         """
         if self.stages is not None:
             raise PlanError(
@@ -474,7 +472,7 @@ class Plan(_Strict):
         }
 
     def strategy(self, graph: Any) -> Any:
-        """Return the plan's strategy for a graph of operator groups.
+        """Return the plan's strategy for a model's graph of operator groups.
 
         Raises:
             PlanError: the plan was made for another model; the message names the first difference.
@@ -488,7 +486,7 @@ class Plan(_Strict):
         return strategy
 
     def check_model(self, graph: Any) -> None:
-        """Raise :class:`PlanError` unless the plan was made for this grouped graph's model."""
+        """Raise :class:`PlanError` unless the plan was made for the model of this group graph."""
         found = graph.atoms.graph.fingerprint
         if found != self.model.fingerprint:
             raise PlanError(
@@ -497,7 +495,6 @@ class Plan(_Strict):
             )
 
     def to_data(self) -> dict[str, Any]:
-        """Return the plan as plain data, the content of a plan file."""
         return self.model_dump(by_alias=True, mode="json")
 
     def to_json(self) -> str:
@@ -521,7 +518,7 @@ class Plan(_Strict):
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
-    """Return the plan in a file after checking it.
+    """Return the plan in a file, after checking that its fields agree with each other.
 
     Raises:
         PlanError: there is no such file, or it is not a plan; the message names the first invalid field.

@@ -1,6 +1,6 @@
 """Names of plans in common terms: ``DP 8 · ZeRO-1 · TP 2 · 3/12 blocks recomputed · 4 micro-batches``.
 
-A name follows from the dim that each mesh axis splits in each operator, and from how parameters are stored.
+A name is made from the dim that each mesh axis splits in each operator, and from how parameters are stored.
 An axis is named after its use in most operators, weighted by their duration; other uses follow with their
 share, from 2 % on. Storage is weighted by size (:mod:`tensoropt.plan.graph_facts`; without a saved operator
 graph all operators and parameters weigh the same).
@@ -11,16 +11,17 @@ graph all operators and parameters weigh the same).
 - *CP*: the axis splits the sequence, and attention along its queries, with keys and values gathered or passed
   around (*ring*; Liu et al., arXiv 2310.01889), or along its heads between two exchanges (*Ulysses*; Jacobs
   et al., arXiv 2309.14509). If attention is not split, the name is *SP* alone
-- *ZeRO-1*, *-2*, *-3*: parameters lie in shards on axes along which they are used whole. They are gathered
-  and reduced once per step (1), gathered once and reduced in every micro-batch (2), or gathered for each use
-  (3) (Rajbhandari et al., SC 2020, section 5). A percentage is the share of the bytes that could be stored in
-  shards
+- *ZeRO-1*, *-2*, *-3*: parameters are stored in shards on axes along which operators use them whole. They are
+  gathered and reduced once per step (1), gathered once and reduced in every micro-batch (2), or gathered for
+  each use (3) (Rajbhandari et al., SC 2020, section 5). A percentage is the share of the bytes that could be
+  stored in shards
 - *EP*: experts are split into that many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
   in other operators; with ``n/m layers`` in n of the m layers of experts
 - *PP*: stages of a pipeline, with their schedule
 - *LoRA r16*: only adapters of that rank are trained; *on nf4*: the frozen weights are quantised to that type
 - *blocks recomputed*: wholly, *in part*, or the named part (:mod:`tensoropt.sharding.recipes`)
-- *alike*: the devices of an axis all compute the same, for more of the time than the use that names the axis
+- *alike*: the devices of an axis repeat the same computation, for more of the time than the use that names
+  the axis
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def is_recomputed(name: str) -> bool:
 
 
 def brief_name(name: str) -> str:
-    """Return a plan's name shortened for tables and plots: one ZeRO stage, no shares, no micro-batches."""
+    """Return a plan's name for tables and plots, with one ZeRO stage, without shares and micro-batches."""
     kept = []
     for part in name.split(JOIN):
         part = re.sub(r" \(.*?\)", "", part)
@@ -145,25 +146,26 @@ def _percent(stage: str) -> float:
 
 
 def stage_of(micro: str) -> int:
-    """Return the ZeRO stage of a sharded parameter from the micro-batch entry of its stored placement."""
+    """Return the ZeRO stage (1 to 3) of a sharded parameter, from its first entry in
+    :class:`ParameterPlan`."""
     return _STAGE_OF.get(micro, 3)
 
 
 def planner_title(name: str) -> str:
-    """Return a planner's display name."""
+    """Return a planner's name as people write it: ``PipeDream 1F1B`` for ``pipedream_1f1b``."""
     if name.startswith(YOUR_JOB):
         return f"your job ({name.removeprefix(YOUR_JOB)})"
     return _PLANNER_TITLES.get(name, name.replace("_", " "))
 
 
 def what_it_does(label: str, batch: str, sequence: str = "") -> int:
-    """Return how an operator uses a mesh axis, as :data:`DATA` or another of these numbers.
+    """Return how an operator uses a mesh axis: :data:`DATA` if the axis splits the batch, :data:`TENSOR`, ...
 
     Args:
-        label: the operator's label on that axis.
-        batch: the operator's label on the micro-batch axis; "" if micro-batches are impossible (batch norm),
+        label: the name of the loop dim that the axis splits, or ``none``, ``partial``, ...
+        batch: the label by which micro-batches split the operator; "" if they are impossible (batch norm),
             which leaves its loops unnamed.
-        sequence: the operator's label for splitting the sequence; "" if it has none.
+        sequence: the label for splitting the sequence; "" if the operator has none.
     """
     if label in ("none", "partial"):
         return WHOLE
@@ -183,7 +185,7 @@ def what_it_does(label: str, batch: str, sequence: str = "") -> int:
 
 @cache
 def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
-    """Return (_COUNTED,) flags: the counts that include an operator with this label."""
+    """Return (_COUNTED,) flags: which uses of an axis, and splits of attention, this label stands for."""
     counted, kind = np.zeros(_COUNTED, dtype=int), what_it_does(label, batch, sequence)
     counted[kind] = 1
     counted[QUERIES], counted[AROUND] = label in (_QUERIES, _RING), label == _RING
@@ -193,18 +195,18 @@ def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
 
 
 def splits_experts(label: str) -> bool:
-    """Return whether an operator's label on a mesh axis means that the axis splits experts."""
+    """Return whether an operator's label on a mesh axis (the loop dim that it splits) is one over experts."""
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
 def plan_names(
     points: Sequence[Point], spaces: Sequence[Space], adapters: str = "", weights: Weights = _ALIKE
 ) -> tuple[str, ...]:
-    """Return the names of all points at once, since points of a space share most look-ups.
+    """Return the names of all plans at once, which is faster, as plans on one mesh share most look-ups.
 
     Args:
         adapters: the trained adapters, such as ``LoRA r16``; "" if everything is trained.
-        weights: the weights of operators and parameters.
+        weights: the duration of operators and size of parameters, by which small shares are left out.
     """
     names = [""] * len(points)
     of_spaces, records = by_strategy(points)
@@ -220,10 +222,10 @@ def plan_names(
 
 
 def exceptions(points: Sequence[Point], spaces: Sequence[Space], weights: Weights = _ALIKE) -> np.ndarray:
-    """Return (points,) the degree to which each plan deviates from its name.
+    """Return (points,) the degree from 0 to 1 to which each plan deviates from its name; 1 for placed plans.
 
-    It is the largest of the shares of operators' duration with another use of an axis, of parameters' size
-    stored otherwise than most, and of blocks recomputed otherwise than most; 1 for placed operators.
+    It is the largest of three shares: of the operators' duration, where an axis has another use than its name
+    says; of the parameters' size, stored otherwise than most; and of blocks, recomputed otherwise than most.
     """
     shares = np.ones(len(points))
     of_spaces, records = by_strategy(points)
@@ -242,15 +244,15 @@ def exceptions(points: Sequence[Point], spaces: Sequence[Space], weights: Weight
 
 
 def _stored_otherwise(stored: np.ndarray) -> np.ndarray:
-    """Return (points,) the share of parameters' size that is not stored as most of it is."""
+    """Return (points,) the share of the parameters' size that is not stored in the most common way."""
     possible, shards = stored[:, 0], stored[:, 1:]
     ways = np.concatenate([shards, (possible - shards.sum(axis=1))[:, None]], axis=1)
     return 1.0 - np.divide(ways.max(axis=1), possible, out=np.ones_like(possible), where=possible > 0)
 
 
 def _other_way(counts: np.ndarray) -> np.ndarray:
-    """Return (points, axes) the share of the operators' duration for which an axis has neither the use that
-    names it nor one that goes with that use."""
+    """Return (points, axes) the share of the operators' duration for which an axis has neither the use after
+    which it is named nor one that goes with that use."""
     named = counts[..., :OTHER]
     named = np.where(named.any(axis=-1, keepdims=True), named, counts[..., OTHER : OTHER + 1])
     main = named.argmax(axis=-1)
@@ -267,8 +269,8 @@ def _other_way(counts: np.ndarray) -> np.ndarray:
 def _of_stages(
     record: StagesRecord, space: Space, weights: Weights
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return (axes, _COUNTED) weights of operators by count, (4,) weights of all parameters that can be
-    sharded and of the sharded ones by ZeRO stage, and the number of parts of each expert layer."""
+    """Return the weights of operators by axis and use (axes, _COUNTED), the weights of all parameters that
+    can be sharded and of those in each ZeRO stage (4,), and the number of parts of each expert layer."""
     stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
     counts, of_experts, experts = np.zeros((len(shape), _COUNTED)), set[int](), list[int]()
     for stage in stages:
@@ -318,13 +320,13 @@ def _micro(space: Space) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OfSpace:
-    """The data for the names of all points of a space.
+    """The data from which the names of all plans on one mesh are made.
 
     Attributes:
-        counts: (points, axes, _COUNTED) weights of operators by count.
-        stored: (points, 4) weights of parameters that can be sharded, and of the sharded ones by ZeRO stage.
+        counts: (points, axes, _COUNTED) the weight of the operators with each use of each axis.
+        stored: (points, 4) the weight of parameters that can be sharded, and of those in each ZeRO stage.
         once: for each block (points, groups of the block) ``1`` or ``0``, as in :attr:`Space.recipes`.
-        experts: for each expert layer (points,) the number of parts.
+        experts: for each expert layer (points,) the number of parts into which experts are split.
     """
 
     space: Space
@@ -334,7 +336,7 @@ class _OfSpace:
     experts: Sequence[np.ndarray]
 
     def ways(self) -> Iterator[Counter[str]]:
-        """Yield for each point the number of blocks by recomputed part, :data:`_NOT_AT_ALL` included."""
+        """Yield for each point the number of blocks by recomputed part, or :data:`_NOT_AT_ALL`."""
         known: dict[tuple[str, bytes], str] = {}
         for i in range(len(self.counts)):
             found = Counter[str]()
@@ -421,7 +423,7 @@ def _expert_parts(labels: Sequence[str], shape: Sequence[int]) -> int:
 
 
 def _experts(parts: Sequence[int]) -> Iterator[str]:
-    """Yield ``EP 8``, the number of parts that experts are split into; ``parts`` has that of each expert
+    """Yield ``EP 8`` for each number of parts into which an expert layer is split; ``parts`` has one per
     layer."""
     for count in sorted({*parts} - {1}):
         alike = parts.count(count)
@@ -431,9 +433,9 @@ def _experts(parts: Sequence[int]) -> Iterator[str]:
 def _tables(
     group: Mapping[str, Any], shape: Sequence[int], batch: str, sequence: str, sizes: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (configurations, axes, _COUNTED) flags of a group's counts, (configurations, options, 4) weights
-    of its parameters (of ``sizes``) that can be sharded and of the sharded ones by ZeRO stage, and
-    (configurations,) the number of parts of its experts."""
+    """Return a group's uses of each axis as flags (configurations, axes, _COUNTED), the weights of its
+    parameters that can be sharded and of those in each ZeRO stage (configurations, options, 4), and into how
+    many parts its experts are split (configurations,)."""
     configurations, axes = group["configurations"], len(shape)
     counted = np.zeros((len(configurations), axes, _COUNTED), dtype=int)
     for c, labels in enumerate(configurations):
@@ -458,15 +460,15 @@ def _tables(
 
 
 def _of_tied(layout: Sequence[str]) -> list[bool]:
-    """Return a tied parameter's flags as in :attr:`_OfSpace.stored`, without shards that a split use
-    explains."""
+    """Return a tied parameter's flags as in :attr:`_OfSpace.stored`; shards that come from split operators do
+    not count."""
     in_shards = any(name.startswith("S(") for name in layout[1:])
     of_zero = in_shards and layout[0] in (*_STAGE_OF, "ahead")
     return [of_zero or not in_shards, *(of_zero and stage_of(layout[0]) == stage for stage in (1, 2, 3))]
 
 
 def _main(counts: np.ndarray) -> int:
-    """Return the use after which an axis is named; ``counts`` is (_COUNTED,)."""
+    """Return the use after which an axis is named, given the weight of each use (_COUNTED,)."""
     # Elementwise operators follow splits of weights under names of dims, so they name an axis only if no
     # operator with a named use does.
     named = counts[:OTHER] if counts[:OTHER].any() else counts[:WHOLE]
@@ -476,7 +478,7 @@ def _main(counts: np.ndarray) -> int:
 
 
 def _axes_and_storage(shape: Sequence[int], counts: np.ndarray, stored: np.ndarray) -> Iterator[str]:
-    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: the uses of the mesh axes, and parameters' storage."""
+    """Yield ``DP 8``, ``ZeRO-1``, ``TP 2``: the uses of the mesh axes, and how parameters are stored."""
     axes: dict[int, list[int]] = {}
     for axis, size in enumerate(shape):
         if size > 1:

@@ -1,4 +1,4 @@
-"""Points of a frontier (strategies with their figures), and the reduction to points that no other beats."""
+"""Points of a frontier (strategies with their figures), and the removal of points that another one beats."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Point:
     """A strategy with its figures, in bytes and seconds of one rank and one step.
 
     Every figure of :data:`~tensoropt.plan.figures.KEPT` is an attribute. ``memory_bytes`` and ``time_s`` are
-    simulated, ``additive_...`` are the search's sums. ``communication_s`` is all communication: the device
-    waits for ``exposed_s``, and ``hidden_s`` overlaps other work; ``time_s = compute_s + exposed_s +
-    idle_s``. ``host_s`` is the host's time to issue the step, if host and device differ; a step takes the
-    longer of both. ``memory_bytes`` is the sum of ``memory`` and ``terms``; ``additive_memory_bytes`` counts
-    tensors only.
+    simulated, ``additive_...`` are the sums of costs by which the search ranked the strategy.
+    ``communication_s`` is all communication: the device waits for ``exposed_s``, and ``hidden_s`` overlaps
+    other work; ``time_s = compute_s + exposed_s + idle_s``. ``host_s`` is the host's time to issue the step,
+    which takes at least as long. ``memory_bytes`` is the sum of ``memory`` and ``terms``;
+    ``additive_memory_bytes`` counts tensors only.
 
     Attributes:
-        exact: whether it is proven that no strategy of any searched space is better in the additive model
-            (faster with no more memory, or leaner and no slower).
-        gap: the most by which a strategy with no more additive memory could be faster in that model (additive
-            time over the bound, less 1); None if nothing is proven.
-        space: the index of the searched mesh and micro-batch count.
-        choice, options: the strategy as indices into the names of that space.
+        exact: whether it is proven that no strategy of any searched mesh has lower sums (less time with no
+            more memory, or less memory in no more time).
+        gap: the most by which a strategy with no more memory could be faster, by the sums (time over its
+            lower bound, less 1); None if nothing is proven.
+        space: the index of the mesh and micro-batch count among those searched.
+        choice, options: the strategy as indices into the names of the choices in that space.
         record: the plan of a placed or pipelined point, instead of indices. Its memory is the fullest rank's,
             its breakdown of time the busiest rank's.
     """
@@ -63,12 +63,12 @@ class Point:
         record: StagesRecord = WITH_INDICES,
         **figures: Any,
     ) -> Point:
-        """Return a point from a strategy and figures by name. A breakdown is given as a whole, as a sequence
-        or by name: ``terms={"context": 3e8}``."""
+        """Return a point from a strategy and its figures by name. A breakdown is given as a whole, as a
+        sequence or by name: ``terms={"context": 3e8}``."""
         return cls(_ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, record)
 
     def changed(self, **changes: Any) -> Point:
-        """Return a copy with other fields or figures; breakdowns are replaced as a whole."""
+        """Return a copy with other fields or figures; a breakdown can only be replaced as a whole."""
         own = {name: changes.pop(name) for name in _FIELDS & changes.keys()}
         gone = {
             *changes,
@@ -85,7 +85,7 @@ class Point:
 
     @property
     def exact(self) -> bool:
-        """Whether it is proven that no strategy is better in the additive model."""
+        """Whether it is proven that no searched strategy has lower sums of costs."""
         return bool(self.figures.get("exact", False))
 
     @property
@@ -95,7 +95,7 @@ class Point:
 
     @property
     def memory(self) -> tuple[float, ...]:
-        """The peak of tensors by kind in bytes, as in :data:`~tensoropt.simulate.recording.MEMORY_KINDS`."""
+        """The peak memory of tensors in bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`."""
         return tuple(self.figures.get(name, 0.0) for name in BREAKDOWNS["memory"].values())
 
     @property
@@ -105,7 +105,7 @@ class Point:
 
     @property
     def sources(self) -> dict[str, float]:
-        """The share of the non-idle duration by source of the prediction (measured, fitted, data sheet)."""
+        """The share of the time by source of its prediction: measured, fitted, data sheet."""
         return self._parts("sources")
 
     def _parts(self, breakdown: str) -> dict[str, float]:
@@ -124,7 +124,7 @@ class Point:
 
     @property
     def tensor_bytes(self) -> float:
-        """The memory of tensors alone in bytes, as a tensor tracker measures it."""
+        """The simulated memory of tensors alone, without the rest of the process, in bytes."""
         return sum(self.memory)
 
     @property
@@ -140,7 +140,7 @@ class Point:
 
     @property
     def proven(self) -> str:
-        """The proof in the additive model in words: ``exact``, ``within 0.1 %``, or ``-`` for none."""
+        """The proof of a point in words: ``exact``, ``within 0.1 %`` of the best sums, or ``-`` for none."""
         if self.gap is None or self.gap > PROOF:
             return "-"
         return "exact" if self.exact else f"within {share_words(max(self.gap, LEAST_SHARE))}"
@@ -159,7 +159,7 @@ def stages_point(
     sent: Mapping[Collective, int],
     **fields: Any,
 ) -> Point:
-    """Return the point of a simulated pipelined or placed plan, without a proof.
+    """Return the point of a simulated pipelined or placed plan; nothing is proven about it.
 
     Args:
         seconds_by_source: the duration of computing and sending in seconds, by source of the prediction.
@@ -182,7 +182,7 @@ _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 
 
 def by_strategy(points: Sequence[Point]) -> tuple[dict[int, list[int]], dict[int, StagesRecord]]:
-    """Return the rows of sharded points by space, and the records of other points by row."""
+    """Return the rows of sharded points by their ``space``, and the plans of other points by row."""
     of_spaces: dict[int, list[int]] = {}
     records: dict[int, StagesRecord] = {}
     for row, point in enumerate(points):
@@ -200,9 +200,9 @@ def reduce_points(
     items: Sequence[_Item],
     costs: Callable[[_Item], tuple[float, float]] = attrgetter("memory_bytes", "time_s"),
 ) -> tuple[_Item, ...]:
-    """Return the items that no other beats in (memory, time), ascending in memory.
+    """Return the items that no other item beats in both memory and time, ascending in memory.
 
-    Differences below rounding do not count; of equal items, the first is returned.
+    Differences below rounding do not count. Of equal items, only the first is returned.
     """
 
     def rounded(item: _Item) -> tuple[float, ...]:
@@ -229,10 +229,9 @@ different orders, with rounding errors of some 1e-16 per term."""
 
 
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points without ``exact`` where another point is better in additive memory and time.
+    """Return the points, with ``exact`` set to False where another point has lower sums of memory and time.
 
-    Bounds hold up to rounding, so a point of one space may be a rounding error above one of another; and they
-    do not cover placed plans. So the figures themselves are compared, as the CSV shows them.
+    Proofs hold up to rounding, and do not cover placed plans. So the sums themselves are compared here.
     """
     order = sorted(range(len(points)), key=lambda i: _additive(points[i]))
     found = list(points)

@@ -1,4 +1,4 @@
-"""The conversion of a point to a plan, which looks up the point's indices among the names of its space."""
+"""The conversion of a point to a plan, which replaces the point's indices by the names of its choices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Records, which hold the plans of placed and pipelined points instead of indices into a searched space.
+"""The plans of placed and pipelined points. Sharded points instead have indices into tables of choices.
 
-:meth:`StagesRecord.from_data` and :meth:`StagesRecord.to_data` read and write their JSON in a saved
-exploration.
+:meth:`StagesRecord.to_data` writes such a plan as JSON in a saved exploration, and ``from_data`` reads it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def recomputed_words(ways: Counter[str], blocks: int = 0) -> tuple[str, ...]:
 
     Args:
         ways: the number of blocks by the name of the recomputed part.
-        blocks: the number of repeated blocks; 0 if unknown.
+        blocks: the number of repeated blocks in the model; 0 if unknown.
     """
     total = ways.total()
     if not total:
@@ -47,10 +46,10 @@ class StagesRecord:
 
     Attributes:
         stages: the plan's stages; None for a sharded point.
-        operators, parameters: the plans of operators and parameters of all stages; those that are in several
-            stages are as in the first.
+        operators, parameters: the plans of the operators and parameters of all stages. One that is in several
+            stages is described as in the first of them.
         recomputed: the names of the recomputed blocks of all stages.
-        recipes: the recomputed part of each block that is recomputed in part.
+        recipes: the name of the recomputed part of each block that is recomputed in part.
     """
 
     stages: StagesInfo | None = None
@@ -66,7 +65,7 @@ class StagesRecord:
 
     @cached_property
     def identity(self) -> str:
-        """A text that differs between plans; the same for all sharded points."""
+        """A text that is equal only for equal plans, and equal for all sharded points."""
         return self.info.model_dump_json()
 
     @cached_property
@@ -76,7 +75,7 @@ class StagesRecord:
 
     @property
     def placing(self) -> tuple[str, ...]:
-        """The number of devices that operators are placed on, and of operators cut into pieces, in words."""
+        """The number of devices with placed operators, and of operators cut into pieces, in words."""
         devices = {operator.device for operator in self.operators.values()} - {None}
         placed = f"placed on {counted(len(devices), 'device')}" if devices else ""
         cut = f"{counted(len(self.info.splits), 'operator')} cut" if self.info.splits else ""
@@ -93,7 +92,6 @@ class StagesRecord:
         return _PLAIN.validate_python(data)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the record as plain data."""
         return dict(_PLAIN.dump_python(self, mode="json"))
 
 

@@ -1,4 +1,4 @@
-"""The points of an exploration as a table, and as arrays for a file with a column per figure."""
+"""The points of an exploration as a table, and as arrays for a file with one column per figure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _Strategy = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class PointTable(tuple[Point, ...]):
-    """A sequence of points with cached columns."""
+    """A sequence of points, with memory and time as arrays that are computed once."""
 
     @cached_property
     def memory(self) -> np.ndarray:
-        """(points,) the memory per device in bytes; with :attr:`time`, the frontier functions' input."""
+        """(points,) the memory per device in bytes."""
         return np.array([point.memory_bytes for point in self], dtype=float)
 
     @cached_property
@@ -37,10 +37,10 @@ class PointTable(tuple[Point, ...]):
 
 
 def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, np.ndarray]:
-    """Return points as one array per figure, and one array of indices per space.
+    """Return points as one array per figure, and their choices as arrays of indices, for each searched mesh.
 
-    ``space``, ``planner``, ``devices`` and ``micro_batches`` are columns, too. ``sends`` has (row, bytes,
-    count) of each collective, ``send_kind`` and ``send_axes`` its kind and axes.
+    ``space``, ``planner``, ``devices`` and ``micro_batches`` are columns, too. ``sends`` has (row of the
+    point, bytes, count) of each collective, ``send_kind`` and ``send_axes`` its kind and axes.
     """
     space = np.array([point.space for point in points], dtype=int)
     arrays = {"planner": np.array([point.planner for point in points], dtype=str), "space": space}
@@ -69,10 +69,10 @@ def point_arrays(points: Sequence[Point], spaces: Sequence[Space]) -> dict[str, 
 def read_points(
     arrays: Mapping[str, np.ndarray], spaces: int, carried: Mapping[int, Mapping[str, Any]]
 ) -> tuple[Point, ...]:
-    """Return the points that :func:`point_arrays` stored.
+    """Return the points that :func:`point_arrays` wrote.
 
     Args:
-        spaces: the number of spaces.
+        spaces: the number of searched meshes with a micro-batch count.
         carried: the plans of placed and pipelined points, by row.
 
     Raises:

@@ -1,6 +1,6 @@
 """The operator graph and the costs that are saved with an exploration.
 
-They explain any of its points (:mod:`tensoropt.report.detail`) and allow costing it again
+From them, any point can be explained (:mod:`tensoropt.report.detail`) or costed again
 (:func:`tensoropt.api.recost`) without the model. The file is ``recorded.json.gz``, gzip'd JSON.
 """
 
@@ -43,7 +43,7 @@ class _RecordedWork:
 
     Attributes:
         facts: FLOP, memory traffic and tensor sizes.
-        forward_host_s, backward_host_s: the host's seconds to issue it; 0 if the host is the device.
+        forward_host_s, backward_host_s: the host's seconds to issue it; 0 if the host itself computes.
         weight_gradient_s: seconds of the weight-gradient product in its backward
             (:meth:`~tensoropt.costs.prices.ComputeCosts.weight_gradient_s`).
     """
@@ -59,7 +59,7 @@ class _RecordedWork:
 
 @dataclass(frozen=True)
 class _RecordedCompute:
-    """The computation costs on some devices of a cluster, as a
+    """The saved costs of computation on some devices, for use as a
     :class:`~tensoropt.costs.prices.ComputeCosts`."""
 
     works: Mapping[str, _RecordedWork]
@@ -68,7 +68,7 @@ class _RecordedCompute:
     overheads: Overheads
 
     def of(self, work: Workload) -> _RecordedWork:
-        """Return the costs of a workload.
+        """Return the saved costs of a workload (one rank's computation for a group of operators).
 
         Raises:
             TensorOptError: they were not saved.
@@ -86,7 +86,7 @@ class _RecordedCompute:
         return found.forward_s, found.backward_s
 
     def host_seconds(self, work: Workload) -> tuple[float, float]:
-        """Return the saved (forward, backward) duration on the host in seconds, for one micro-batch."""
+        """Return the saved seconds in which the host issues (forward, backward) of one micro-batch."""
         found = self.of(work)
         return found.forward_host_s, found.backward_host_s
 
@@ -103,10 +103,10 @@ class Recorded:
 
     Attributes:
         whole: costs of workloads that all devices run.
-        links: fitted costs of collectives by mesh label; with messages, by the label of :func:`_with_pairs`.
-        discovered: splits of operators without a rule, found by running small copies, by operator signature.
-        parts: costs that differ on a part of the devices: a pipeline rank (:func:`_place_key`) or one device
-            kind (:func:`_device_key`).
+        links: fitted costs of collectives by mesh label; those with messages by :func:`_with_pairs`.
+        discovered: how operators without a rule can be split, found by running small copies, by signature.
+        parts: costs on a part of the devices, by the key of a pipeline rank (:func:`_place_key`) or of a
+            device kind (:func:`_device_key`).
     """
 
     graph: OperatorGraph
@@ -121,14 +121,14 @@ class Recorded:
         return group_operators(refine_graph(self.graph, self))
 
     def get(self, key: str, kind: str) -> Any:
-        """Return an operator's splits; see :class:`tensoropt.sharding.discovery.discover.Kept`."""
+        """Return how the operator with this signature can be split; None if unknown."""
         return self.discovered.get(key)
 
     def put(self, key: str, record: Any, kind: str) -> None:
         """Do nothing: recorded costs do not change."""
 
     def joined(self, other: Recorded) -> Recorded:
-        """Return a copy with the costs of further strategies of this model."""
+        """Return a copy to which the saved costs of further strategies of this model are added."""
 
         def with_works(part: _RecordedCompute, more: _RecordedCompute) -> _RecordedCompute:
             return replace(part, works={**more.works, **part.works})
@@ -146,7 +146,7 @@ class Recorded:
         work: Callable[[str, _RecordedWork], _RecordedWork],
         overheads: Callable[[Overheads], Overheads] = lambda unchanged: unchanged,
     ) -> Recorded:
-        """Return a copy with other costs of workloads and overheads in all parts.
+        """Return a copy in which the costs of workloads and the overheads of a step are changed everywhere.
 
         Args:
             work: returns the new costs of a workload, given its key and old costs.
@@ -160,7 +160,6 @@ class Recorded:
         return replace(self, whole=of_part(self.whole), parts=parts)
 
     def save(self, path: Path) -> None:
-        """Write a gzip'd JSON file that :func:`read_recorded` reads."""
         data = {
             "schema": _SCHEMA,
             "graph": graph_to_dict(self.graph),
@@ -201,12 +200,12 @@ def read_recorded(content: bytes, path: Path) -> Recorded:
 
 
 class RecordedCosts:
-    """The recorded or changed costs of an exploration, as a :class:`~tensoropt.costs.prices.ClusterCosts`.
+    """The saved or changed costs of an exploration, as a :class:`~tensoropt.costs.prices.ClusterCosts`.
 
     Args:
         cluster: the exploration's, or one with the same devices and other links.
         settings: the exploration's settings.
-        part: the costs on a part of the devices, which replace those on the whole cluster.
+        part: the costs of computation on a part of the devices, instead of on the whole cluster.
     """
 
     def __init__(
@@ -223,7 +222,7 @@ class RecordedCosts:
         self.facts = self.timings = _Saved(replace(self.part, works=known))
 
     def on(self, kinds: Sequence[DeviceKind]) -> RecordedCosts:
-        """Return the costs on devices of these kinds alone; ``self`` if they are all of the cluster's."""
+        """Return the costs on devices of these kinds only; ``self`` if the cluster has no other kinds."""
         if len(kinds) == len(self.cluster.device_kinds):
             return self
         names = {kind.name for kind in kinds}
@@ -233,7 +232,7 @@ class RecordedCosts:
         return RecordedCosts(self.recorded, cluster, self.settings, part)
 
     def compute(self) -> _RecordedCompute:
-        """Return the costs of workloads that all devices run at the same time, each on its own shard."""
+        """Return the costs of workloads that all devices run at once, each on its own shard."""
         return self.part
 
     def compute_on(self, kind: DeviceKind) -> _RecordedCompute:
@@ -241,31 +240,31 @@ class RecordedCosts:
         return self._part(_device_key(kind))
 
     def overheads(self) -> Overheads:
-        """Return a step's overheads on the slowest device kind."""
+        """Return what a step spends beside operators and collectives, on the slowest device kind."""
         return self.part.overheads
 
     def overheads_on(self, kind: DeviceKind) -> Overheads:
-        """Return a step's overheads on one device kind."""
+        """Return what a step spends beside operators and collectives, on one device kind."""
         return self._part(_device_key(kind)).overheads
 
     def _part(self, key: str) -> _RecordedCompute:
-        """Return the costs on a part of the devices; those on the whole cluster if it has one device kind.
-        Raise TensorOptError if they were not saved."""
+        """Return the costs on a part of the devices (on the whole cluster if it has one device kind), or
+        raise TensorOptError if they were not saved."""
         part = self.recorded.parts.get(key)
         if part is None and len(self.cluster.device_kinds) > 1:
             raise TensorOptError(f"the costs of {key} were not saved; explore again")
         return part or self.recorded.whole
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
-        """Return the memory of a process beside tensors; constants alone if the settings do not count it."""
+        """Return the memory of a process beside the step's tensors; only constants if it is not counted."""
         return process_memory(self.cluster, graph, counted=self.settings.process_memory)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
-        """Return the costs of a mesh's links."""
+        """Return the costs of a mesh's collectives; with ``pairs`` also of messages between ranks."""
         label = _with_pairs(mesh) if pairs else mesh.label
         if pairs and self.recorded.links and label not in self.recorded.links:
             raise TensorOptError(
-                f"the timed links of mesh {mesh.label} were saved without those of messages; explore again"
+                f"link timings of mesh {mesh.label} were saved without messages between ranks; explore again"
             )
         return CommunicationModel(self.cluster, mesh, self.recorded.links.get(label))
 
@@ -294,10 +293,10 @@ def _device_key(kind: DeviceKind) -> str:
 
 
 class CostRecorder:
-    """A collector of the costs that strategies of one model use.
+    """A collector of the costs that strategies of one model use, to be saved with an exploration.
 
     Args:
-        costs: the source of costs that are in no tables.
+        costs: the source of costs that are in no cost tables, as for pipelines and placed plans.
     """
 
     def __init__(self, graph: GroupGraph, costs: ClusterCosts):
@@ -308,7 +307,7 @@ class CostRecorder:
         self._seen: set[tuple[int, int]] = set()
 
     def add_tables(self, tables: CostTables, choice: Mapping[str, int]) -> None:
-        """Record the costs of a strategy chosen from tables."""
+        """Record the costs of a strategy, given as an index into the cost table of each variable."""
         prices = tables.prices
         self._priced[""] = prices.compute, prices.overheads
         if isinstance(prices.communication, CommunicationModel):
@@ -322,7 +321,7 @@ class CostRecorder:
                 self._add("", template.works[index], template.facts[index])
 
     def add_links(self, mesh: Mesh) -> None:
-        """Record the fitted costs of a mesh's links, messages included."""
+        """Record the fitted costs of collectives and messages on a mesh's links."""
         label = _with_pairs(mesh)
         if label not in self._links:
             self._add_fits(label, self.costs.communication(mesh, pairs=True))
@@ -437,7 +436,7 @@ def _fits_from_dict(data: Mapping[str, Any]) -> LinkFits:
 
 
 def mesh_of(cluster: Cluster, shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
-    """Return a mesh of this shape; a single device has a mesh of one axis, as the cluster names it."""
+    """Return the mesh of this shape; for a single device, the one-axis mesh that the cluster defines."""
     if math.prod(shape) == 1:
         return cluster.meshes(1)[0]
     return Mesh(shape=shape, names=names)

@@ -14,24 +14,25 @@ from tensoropt.plan.plan import MeshInfo
 
 @dataclass(frozen=True)
 class Space:
-    """The choices of a strategy on one mesh at one micro-batch count, by name.
+    """The names of all choices of a strategy on one mesh at one micro-batch count.
 
     Attributes:
         mesh: the sizes and names of the axes.
         micro_batches: the micro-batch count.
-        groups: for each group of operators ``micro`` (label on the micro-batch axis), ``members``,
-            ``parameters`` (graph names), ``configurations`` (labels per axis) and ``options`` (per
-            configuration and option, each parameter's stored placement). Empty for points with a record.
+        groups: for each group of operators its ``members``, its ``parameters`` (graph names), its
+            ``configurations`` (for each, the loop dim that each axis splits, its *label*), its ``options``
+            (for each configuration, the possible ways to store its parameters), and ``micro``, its label on
+            the micro-batch axis. Empty for pipelines and placed plans.
         hubs, shared: the possible placements of tensors with several readers, and of tied parameters.
         keys: the model's own parameter name by graph name.
         notes: where the search was heuristic, in words.
-        regions: the repeated block of each group in a block that may be recomputed; the group's index counts
-            its configurations once plain, then once recomputed.
+        regions: the name of the repeated block of each group in a block that may be recomputed. A point's
+            index for such a group counts its configurations twice: first not recomputed, then recomputed.
         sequence: each group's label for splitting the sequence, if it has one.
-        moves: the tensors that backward may gather again. A point's options have an entry for each after
-            those of its variables: 1 to gather it again.
-        recipes: for each block and recipe (part to recompute), a character per group of the block: ``1`` if
-            the group is not recomputed, else ``0``.
+        moves: the tensors that may be gathered again in backward. A point's options end with an entry for
+            each: 1 if it is gathered again.
+        recipes: for each block and each part of it that may be recomputed, a character per group of the
+            block: ``0`` if the group is recomputed, ``1`` if not.
     """
 
     mesh: MeshInfo
@@ -48,15 +49,14 @@ class Space:
 
     @property
     def devices(self) -> int:
-        """The number of devices of the mesh."""
         return math.prod(self.mesh.shape)
 
     def position(self, group: str, index: int) -> int:
-        """Return the position of configuration ``index``, plain or recomputed, in the group's lists."""
+        """Return the position in ``configurations`` of a group's index, which counts recomputed ones, too."""
         return index % len(self.groups[group]["configurations"])
 
     def labels(self, group: str, index: int) -> Sequence[str]:
-        """Return the label on each axis for a group's configuration ``index``."""
+        """Return the loop dim that each axis splits in a group's configuration ``index``."""
         labels: Sequence[str] = self.groups[group]["configurations"][self.position(group, index)]
         return labels
 
@@ -87,5 +87,5 @@ class Space:
 
     @cached_property
     def variables(self) -> tuple[str, ...]:
-        """The names of a strategy's variables, in the order of a point's indices."""
+        """The names of all choices (of groups, hubs, tied parameters), in the order of a point's indices."""
         return variables(self.groups, self.hubs, self.shared)

@@ -1,4 +1,4 @@
-"""The duration of each group of operators in a step, and of other work of the device, from its timeline."""
+"""The time that each group of operators, and everything else, takes in a step, summed from its timeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECOMPUTATION, COPIES, OPTIMIZER_TITLE = "recomputation", "copies and additions"
 
 @dataclass(slots=True)
 class Spent:
-    """The durations of one group of operators in a step in seconds, without recomputing and regathering.
+    """The durations of one group of operators in a step, in seconds; recomputation and regathering excluded.
 
     Attributes:
         forward_s, backward_s: duration of the operators.
@@ -33,7 +33,7 @@ NOTHING = Spent()
 
 
 def is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
-    """Return whether an event is work of one of the named groups, neither recomputation nor optimizer."""
+    """Return whether an event is a named group's own work: no recomputation, no optimizer."""
     if event.group not in names or event.phase == AGAIN:
         return False
     return event.phase != OPTIMIZER or event.copies or not event.is_computing
@@ -58,7 +58,7 @@ def spent_by_group(timeline: Iterable[TimelineEvent], names: Container[str]) -> 
 
 
 def beside_groups(timeline: Iterable[TimelineEvent], spent: Mapping[str, Spent]) -> dict[str, float]:
-    """Return the duration of device work outside of groups' own operators in seconds, by title."""
+    """Return the seconds of computation that no group's own operators take, such as copies, by title."""
     seconds = {COPIES: sum(g.copies_s for g in spent.values()), RECOMPUTATION: 0.0, OPTIMIZER_TITLE: 0.0}
     for event in timeline:
         if event.is_computing:

@@ -1,1 +1,1 @@
-"""Questions that explorations answer, each a model, a cluster, and settings."""
+"""The question that an exploration answers: a model, a cluster, and settings."""

@@ -1,4 +1,4 @@
-"""Functions that resolve dtype ``auto``: bfloat16 for language models on GPUs that support it, else float32.
+"""Functions that replace the dtype ``auto``: by bfloat16 for language models on GPUs with it, else float32.
 
 Language models are trained in bfloat16 on such GPUs, so float32 figures would describe a step that nobody
 runs. Other models keep their dtypes unless the user chooses one.
@@ -18,7 +18,7 @@ AUTO, _WIDE, _NARROW = "auto", "float32", "bfloat16"
 
 
 def _is_language_model(source: str) -> bool:
-    """Return whether a source names a language model, of the zoo or of ``transformers`` by its config."""
+    """Return whether a source names a language model: of the zoo, or a ``transformers`` config."""
     if is_config(source):
         return True
     if not source.startswith("zoo:"):
@@ -32,7 +32,7 @@ def _is_language_model(source: str) -> bool:
 
 
 def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
-    """Return the dtype to which ``auto`` resolves, and a sentence that explains a choice, else "".
+    """Return the dtype that ``auto`` stands for, and a sentence with the reason, or "" if there is no choice.
 
     Args:
         source: the model's source; "" for a module.
@@ -54,7 +54,7 @@ def dtype_of(source: str, clusters: Iterable[Cluster]) -> tuple[str, str]:
 
 
 def with_dtype(settings: Settings, source: str, clusters: Iterable[Cluster]) -> Settings:
-    """Return the settings with ``auto`` resolved to a dtype; a given dtype stays.
+    """Return the settings with ``auto`` replaced by a dtype; any other dtype stays.
 
     Args:
         source, clusters: as in :func:`dtype_of`.

@@ -1,4 +1,4 @@
-"""Functions that read users' constraints from an object, data, or a YAML or JSON file."""
+"""Functions that read users' constraints on plans from an object, a dictionary, or a YAML or JSON file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Given = Constraints | Mapping[str, Any] | str | os.PathLike[str] | None
 
 
 def constraints_of(given: _Given) -> Constraints | None:
-    """Return constraints from an object, data or a file.
+    """Return constraints given as an object, as a dictionary, or as the path of a file.
 
     Raises:
         ConstraintError: the file cannot be read or understood.
@@ -28,7 +28,7 @@ def constraints_of(given: _Given) -> Constraints | None:
 
 
 def _load_constraints(path: str | os.PathLike[str]) -> Constraints:
-    """Return constraints from a file, or from a saved exploration; ``.json`` is JSON, anything else YAML.
+    """Return the constraints in a file (``.json`` is JSON, anything else YAML) or in a saved exploration.
 
     Raises:
         ConstraintError: the file cannot be read, or an entry is malformed; the message names file and entry.

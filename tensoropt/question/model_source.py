@@ -13,12 +13,12 @@ from tensoropt.files import named_function
 
 
 class ModelSourceError(TensorOptError):
-    """The error if a model source cannot be opened."""
+    """The error if a model cannot be built from its source."""
 
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """The options for opening an ONNX file; a plan stores them, so that every rank opens the file alike.
+    """The options for importing an ONNX file; a plan stores them, so that every rank builds the same model.
 
     Attributes:
         dims: sizes of open dims, by name.
@@ -34,13 +34,13 @@ class OnnxOptions:
     def of(
         cls, dims: Mapping[str, int] | None = None, outputs: Sequence[str] = (), loss: str | None = None
     ) -> OnnxOptions:
-        """Return the options, with sizes sorted by name."""
+        """Return options whose sizes are sorted by name, so that equal options compare as equal."""
         return cls(tuple(sorted((dims or {}).items())), tuple(outputs), loss)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A module with example inputs, and the arguments to build it again.
+    """A module with example inputs, and the arguments with which it can be built again.
 
     Attributes:
         source, seed, batch, onnx: the arguments of :func:`load_model`.
@@ -63,7 +63,7 @@ def is_onnx(source: str) -> bool:
 
 
 def is_config(source: str) -> bool:
-    """Return whether a source is ``hf:ID``, or a folder with a ``config.json``."""
+    """Return whether a source is a Hugging Face config: ``hf:ID``, or a folder with a ``config.json``."""
     named = source.partition("?")[0]
     return named.startswith("hf:") or named.endswith("config.json") or (Path(named) / "config.json").is_file()
 
@@ -174,7 +174,7 @@ def _arguments(function: Callable[..., Any], source: str, batch: int | None) -> 
 
 
 def with_sequence(source: str, length: int) -> str:
-    """Return a language model's source with another sequence length.
+    """Return the source of a language model, changed to another sequence length.
 
     Args:
         length: the length in tokens.
@@ -205,7 +205,7 @@ def with_sequence(source: str, length: int) -> str:
 
 
 def with_lora(source: str, text: str) -> str:
-    """Return a model's source with LoRA adapters, which become the only trained parameters.
+    """Return the source of a model, changed to have LoRA adapters as its only trained parameters.
 
     Args:
         text: the adapters, as ``r=16,alpha=32,targets=q_proj+v_proj`` (:class:`tensoropt.zoo.lora.Lora`).

@@ -1,6 +1,6 @@
-"""The open dims of an ONNX file, read in a separate process, as a server must not open model files.
+"""The open dims of an ONNX file, read in a separate process, since a server must not open model files.
 
-``python onnx_dims.py FILE`` prints their names as a JSON list, quickly, as this needs no PyTorch.
+``python onnx_dims.py FILE`` prints the names as a JSON list, quickly, as this needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MOST_S = 30.0
 
 
 def open_dims(path: Path) -> list[str]:
-    """Return the names of a file's open dims, as ``--dim`` takes them.
+    """Return the names of the dims whose size a file leaves open, as ``--dim`` takes them.
 
     Raises:
         ValueError: the file is not an ONNX file; the message has the reason.

@@ -1,6 +1,6 @@
-"""The question that ``explore`` answers, as one value that can be stored, sent and written as JSON.
+"""The question that ``explore`` answers, as an object that can be stored, sent, and written as JSON.
 
-A command line or a form is parsed into a question, which can also be written as a command line.
+A command line or a web form is read into a question, which can also be written as a command line again.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Question(BaseModel):
         cluster: the name of a cluster, or the content of a cluster file.
         batch: the global batch size; None for the model's own.
         batches: global batch sizes to explore one by one; ``auto`` searches for the largest that fits.
-        seed: the seed of weights and random walks.
+        seed: the seed of weights, and of planners that search by chance.
         dims, outputs, loss: options of an ONNX file.
         settings: the settings of the exploration.
-        constraints_file: the path of a file with constraints.
+        constraints_file: the path of a file with constraints on plans.
         headroom: device memory to keep free: ``5%`` or ``2GiB``.
         planners: published planners to compare with: ``all``, or names.
         planner_options: planners' settings, such as ``netsplit.seconds=600``.
         limits: memory limits of planners in bytes per device; None for all trade-offs that they find.
-        devices: device counts to explore one by one, or ``auto``.
+        devices: device counts to explore one by one; ``auto`` for 1, 2, 4, ... up to all.
         also_on: further clusters by name.
         beside: users' current jobs: ``torchtitan:job.toml`` and the like.
         anew: whether to ignore cached results.
@@ -80,41 +80,40 @@ class Question(BaseModel):
 
     @classmethod
     def of(cls, data: object) -> Question:
-        """Return the question that :meth:`data` wrote; raise :class:`TensorOptError` for other data."""
+        """Return the question that :meth:`data` wrote; raise :class:`TensorOptError` if it is invalid."""
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             fault = error.errors()[0]
             place = ".".join(map(str, fault["loc"])) or "it"
             raise TensorOptError(
-                f"not a question of this version ({place}: {fault['msg']}); ask again"
+                f"the question was not written by this version ({place}: {fault['msg']}); ask it again"
             ) from None
 
     def data(self) -> dict[str, Any]:
-        """Return the question as plain data for JSON."""
         return self.model_dump(mode="json")
 
     @property
     def onnx(self) -> OnnxOptions | None:
-        """The options for opening its ONNX file; None if none are given."""
+        """The options for importing the model's ONNX file; None for other models."""
         return onnx_options(
             self.model, self.dims, self.outputs, self.loss, training=self.settings.mode == "train"
         )
 
     @property
     def capture_facts(self) -> dict[str, Any]:
-        """The values besides the model's source that determine the operator graph, by name."""
+        """The values, besides the model's source, on which the captured operator graph depends, by name."""
         chosen = {"batch": self.batch, "seed": self.seed, "onnx": repr(self.onnx)}
         return {**chosen, "mode": self.settings.mode, "dtype": self.settings.dtype}
 
     def computing_on(self, clusters: Iterable[Cluster]) -> Question:
-        """Return the question with dtype ``auto`` resolved for all of these clusters."""
+        """Return the question with dtype ``auto`` replaced by one in which all these clusters can compute."""
         settings = with_dtype(self.settings, self.model, clusters)
         return self if settings is self.settings else self.model_copy(update={"settings": settings})
 
     def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
-        """Return the question with the batch, sequence and dtype of users' jobs, where the question gives
-        none and the model allows a choice, and a sentence that lists the values taken.
+        """Return the question with the batch size, sequence length and dtype of users' current jobs, as far
+        as the question leaves them open, and a sentence that lists them.
 
         Raises:
             JobError: a job cannot run on this many devices.
@@ -138,11 +137,12 @@ class Question(BaseModel):
         return self.model_copy(update={"model": model, "batch": batch, "settings": settings}), words
 
     def at(self, batch: int) -> Question:
-        """Return the question about a single batch size."""
+        """Return the question for a single batch size instead of several."""
         return self.model_copy(update={"batch": batch, "batches": ""})
 
     def loaded_model(self, *, on_meta: bool) -> LoadedModel:
-        """Return its model, without memory for weights if ``on_meta`` and the model's code allows it."""
+        """Build the model; with ``on_meta`` without memory for its weights, if the model's code allows
+        that."""
         if on_meta:
             try:
                 return load_model(self.model, device="meta", seed=self.seed, batch=self.batch, onnx=self.onnx)
@@ -151,14 +151,15 @@ class Question(BaseModel):
         return load_model(self.model, device="cpu", seed=self.seed, batch=self.batch, onnx=self.onnx)
 
     def settings_on(self, cluster: Cluster) -> Settings:
-        """Return the settings for a cluster, with a memory budget that keeps the headroom free."""
+        """Return the settings, with a memory budget that leaves the headroom free on this cluster's
+        devices."""
         if not self.headroom:
             return self.settings
         usable = cluster.memory_bytes - headroom_bytes(self.headroom, cluster.memory_bytes)
         return replace(self.settings, memory_bytes=min(self.settings.memory_bytes or usable, usable))
 
     def in_effect(self, cluster: Cluster, settings: Settings, out: str | None) -> str:
-        """Return all settings in effect, defaults included, in one line."""
+        """Return one line of text with all settings that an exploration uses, defaults included."""
         parts = {
             "model": self.model,
             "batch": self.batch or "the model's own",
@@ -173,11 +174,13 @@ class Question(BaseModel):
         return "exploring with " + ", ".join(f"{name} {value}" for name, value in parts.items())
 
     def words(self, out: str, cluster_file: str = "", constraints_file: str = "") -> list[str]:
-        """Return the equivalent command line's words after ``tensoropt``, without defaults.
+        """Return the words of the command line (after ``tensoropt``) that asks this question, without
+        defaults.
 
         Args:
             out: the folder for the result.
-            cluster_file, constraints_file: files for an unnamed cluster and for constraints.
+            cluster_file, constraints_file: files to name, if the question has the content of a cluster file
+                or of constraints.
         """
         cluster = self.cluster if isinstance(self.cluster, str) else cluster_file
         words = ["explore", self.model, "--cluster", cluster]
@@ -207,14 +210,15 @@ class Question(BaseModel):
         return [*words, *(["--anew"] if self.anew else []), "--out", out]
 
     def line(self, out: str, cluster_file: str = "") -> str:
-        """Return the equivalent command line for copying; the arguments are as in :meth:`words`."""
+        """Return the command line that asks this question, to be copied; arguments are as in
+        :meth:`words`."""
         return shlex.join(["tensoropt", *self.words(out, cluster_file)])
 
 
 def onnx_options(
     source: str, dims: Mapping[str, int], outputs: Sequence[str], loss: str | None, *, training: bool
 ) -> OnnxOptions | None:
-    """Return the options for opening an ONNX file; None if none are given.
+    """Return the options for importing an ONNX file; None if the source is another and there are no options.
 
     Raises:
         TensorOptError: a loss is given for inference.
@@ -227,7 +231,7 @@ def onnx_options(
 
 
 def read_batches(text: str) -> dict[str, Any]:
-    """Return the fields of a question that ``8``, ``8,16,32`` or ``auto`` stands for.
+    """Return the fields of :class:`Question` for a batch option such as ``8``, ``8,16,32`` or ``auto``.
 
     Raises:
         TensorOptError: the text is none of these, or a batch size is below 1.

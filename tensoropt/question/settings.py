@@ -32,20 +32,23 @@ else:
 class Setting:
     """The description of a setting: its name and meaning, and how its values are read and written.
 
+    *Assumptions* are the settings that the dashboard lists beside a result.
+
     Attributes:
-        help: its meaning in a few words.
-        label: its name among assumptions.
-        group: its section in ``--help``.
-        flag: its command-line name; by default that of the field.
-        metavar: the placeholder for its value in ``--help``.
-        none: the word for no value.
+        help: the meaning in a few words.
+        label: the name among the assumptions.
+        group: the section in ``--help``.
+        flag: the command-line name; by default that of the field.
+        metavar: the placeholder for a value in ``--help``.
+        none: the word for None.
         title: the format of a value in titles; by default the value follows the flag.
-        words: formats a value among assumptions; None for the same format as elsewhere.
-        assumed: whether assumptions list the setting even at its default.
-        of_step: whether explorations with different values are not comparable, as their steps differ.
+        words: formats a value among the assumptions; None for the same format as elsewhere.
+        assumed: whether the assumptions list the setting even at its default.
+        of_step: whether the setting changes what a step computes, so that explorations with different values
+            cannot be compared.
         read: parses a value.
         write: formats a value so that ``read`` gives it again.
-        choices: its possible values; by default those of the field.
+        choices: the possible values; by default those of the field.
         others: the placeholder for values that only the command line and Python accept.
         name, default: the name and default value of the field, filled in by :func:`settings_fields`.
     """
@@ -69,32 +72,32 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """The setting's name among parsed options."""
+        """The name of the setting's attribute among parsed command-line options."""
         return self.flag.replace("-", "_")
 
     def text(self, value: Any) -> str:
-        """Return a value as written in a sentence."""
+        """Return a value as text for a sentence."""
         if value is None:
             return self.none
         return ("no", "yes")[value] if isinstance(value, bool) else self.write(value)
 
     def row(self, value: Any) -> str:
-        """Return a value as listed among assumptions."""
+        """Return a value as text for the list of assumptions."""
         return self.text(value) if self.words is None or value is None else self.words(value)
 
     def notable(self, value: Any) -> str:
-        """Return a value as text if it distinguishes explorations, else ""."""
+        """Return a value as text if it should be mentioned: not the default, or always listed; else ""."""
         return "" if value is None or (value == self.default and not self.assumed) else self.text(value)
 
     def in_title(self, value: Any) -> str:
-        """Return a value as shown in a title."""
+        """Return a value as text for a title."""
         return (self.title or f"{self.flag} {{}}").format(self.text(value))
 
     def option(self, value: Any, text: str = "") -> list[str]:
-        """Return the command-line words that choose a value; empty for the default.
+        """Return the command-line words that set a value; empty for the default.
 
         Args:
-            text: the text in place of the value, such as the name of its file.
+            text: the text to write instead of the value, such as the name of its file.
         """
         if value == self.default:
             return []
@@ -168,7 +171,7 @@ _COSTS = "where costs come from"
 
 
 def _refused_in_words(of: type) -> type:
-    """Make the class raise errors in one sentence (:func:`_refusal`) instead of pydantic's."""
+    """Make a class raise errors of one sentence (:func:`_refusal`) instead of pydantic's."""
     checked: Any = of.__init__  # type: ignore[misc]
 
     def initialise(self: Any, *values: Any, **chosen: Any) -> None:
@@ -185,10 +188,10 @@ def _refused_in_words(of: type) -> type:
 @_refused_in_words
 @model(frozen=True, config=ConfigDict(extra="forbid"))
 class Settings:
-    """The settings of an exploration; the defaults are the command line's.
+    """The settings of an exploration, with the same defaults as on the command line.
 
     Raises:
-        TensorOptError: a value is invalid (the message names valid ones), or two values conflict.
+        TensorOptError: a value is invalid; the message names valid ones.
         ConstraintError: constraints cannot be read.
     """
 
@@ -236,7 +239,7 @@ class Settings:
         int | None,
         AfterValidator(_enough),
         Setting(
-            "keep at most N points per table while searching", "Points kept", _SEARCH, metavar="N",
+            "keep at most N points per frontier while searching", "Points kept", _SEARCH, metavar="N",
             none="no limit", title="{} points kept", read=units.read_whole,
         ),
     ] = None  # fmt: skip
@@ -328,11 +331,11 @@ class Settings:
 
     @property
     def allows_gap(self) -> bool:
-        """Whether strategies that barely improve on others may be left out."""
+        """Whether the search may leave out strategies that improve on others by less than ``epsilon``."""
         return self.epsilon > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain data for plans and explorations."""
+        """Return the settings as plain data, as plans and explorations store them."""
         micro = self.micro_batches if isinstance(self.micro_batches, str) else list(self.micro_batches)
         constraints = dict(self.constraints.data) if self.constraints else None
         return {**vars(self), "micro_batches": micro, "constraints": constraints}
@@ -342,7 +345,7 @@ class Settings:
         """Return the settings that :meth:`to_dict` wrote.
 
         Raises:
-            TensorOptError: a setting is unknown to this version.
+            TensorOptError: this version does not know one of the settings.
         """
         try:
             kind_of(data.get("optimizer", "adam"))  # checks the name without running user code

@@ -1,4 +1,4 @@
-"""The zoo's models and their sizes without PyTorch, from ``zoo/figures.json`` (``make zoo-figures``)."""
+"""The zoo's models and their sizes, read from ``zoo/figures.json`` (``make zoo-figures``) without PyTorch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Listed:
     """A model of the zoo, as ``tensoropt list models`` shows it.
 
     Attributes:
-        batch: its default batch in samples.
+        batch: the default batch in samples.
         requires: the package of the extra ``zoo`` that the model needs; None if it needs none.
-        options: the options behind its name, with defaults.
+        options: the options that can be set behind the model's name, with their defaults.
     """
 
     size: str
@@ -31,13 +31,13 @@ class Listed:
 
     @property
     def language_model(self) -> bool:
-        """Whether the model's inputs are tokens only; true for translators, too."""
+        """Whether all inputs of the model are tokens, as for language models and translators."""
         return "vocabulary" in self.options and "image" not in self.options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The sizes of one training step at ``batch`` samples, in the model's own dtypes, unsplit.
+    """The sizes of one training step at ``batch`` samples, in the model's own dtypes, on one device.
 
     Attributes:
         parameters: number of parameter elements; tied ones count once.
@@ -45,9 +45,9 @@ class Figures:
         kept_bytes: size in bytes of activations saved for backward (CPU kernels).
         output_bytes: size in bytes of the outputs of all forward operators but views.
         operators, groups: number of operators in the captured graph, and of groups that they are joined to.
-        treewidth: an upper bound on the search graph's treewidth (min-fill order).
+        treewidth: an upper bound on the treewidth of the search's graph (min-fill order).
         flop: the FLOP of forward and backward, multiply-adds counted as two.
-        rule_share: the share of forward FLOP in groups with rules for all operators.
+        rule_share: the share of forward FLOP in groups in which every operator has a rule for its splits.
         split_share: the share of forward FLOP in groups that can be split in two or more ways.
     """
 

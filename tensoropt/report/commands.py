@@ -1,4 +1,4 @@
-"""The exact command lines that repeat an exploration, choose its points, run its plans and check them."""
+"""The command lines that repeat an exploration, choose its points, run its plans and check them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Command:
 
 
 def cluster_is_named(exploration: Exploration) -> bool:
-    """Return whether the cluster's name alone reproduces it, or stands for any machine (``local``)."""
+    """Return whether the cluster's name gives the same cluster again, or is ``local``, any machine's own."""
     if str(exploration.cluster["name"]).partition(":")[0] == "local":
         return True
     try:
@@ -42,7 +42,7 @@ def cluster_is_named(exploration: Exploration) -> bool:
 
 
 def question_of(exploration: Exploration) -> Question:
-    """Return the question that an exploration answers, as far as it was saved, on its saved cluster."""
+    """Return the model, cluster and settings of an exploration, as far as they were saved."""
     model, settings = exploration.model, Settings.from_dict(exploration.settings)
     named = dict.fromkeys(str(row["planner"]) for row in exploration.comparison)
     planners = tuple(name for name in named if name != FRONTIER)
@@ -65,11 +65,11 @@ def question_of(exploration: Exploration) -> Question:
 
 
 def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str:
-    """Return the command line that repeats this exploration, without defaults.
+    """Return the command line that repeats this exploration; options at their default are left out.
 
     Args:
         out: the folder to write to.
-        folder: the exploration's folder, whose file states the cluster and the constraints that have no name.
+        folder: the exploration's folder, whose file states the cluster and constraints if they have no name.
     """
     file = f"{folder}/{DESCRIBED}"
     constraints = exploration.settings.get("constraints")
@@ -81,7 +81,6 @@ def explore_line(exploration: Exploration, out: str, folder: str = "DIR") -> str
 
 
 def _whole_source(source: str) -> str:
-    """Return a model's source, with the absolute path if it names a file on this machine."""
     place = source if is_onnx(source) else source.rpartition(":")[0]
     if not place.endswith((".onnx", ".py")) or not Path(place).is_file():
         return source
@@ -89,7 +88,7 @@ def _whole_source(source: str) -> str:
 
 
 def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Command, ...]:
-    """Return the commands that run a plan on its devices; for a plan for GPUs also one for CPU ranks."""
+    """Return commands and calls that run a plan on its devices; if these are GPUs, one on CPU ranks, too."""
     known = made_for(cluster)
     if known is None or not for_gpus(cluster):
         return (Command("Run it", run_line(devices, path)),)

@@ -1,4 +1,4 @@
-"""The reasons for a point's costs, as operators, timeline and memory curve of its step.
+"""The simulated step of a point in detail: operators, timeline and memory curve, which explain its costs.
 
 They are computed from the operator graph and the costs that were saved with the exploration, for all kinds of
 plans.
@@ -34,7 +34,7 @@ _Owners = tuple[Sequence[recording.MemoryAt], Callable[[int], Sequence[recording
 
 
 def detail(exploration: Exploration, index: int) -> Detail:
-    """Return the simulated step of point ``index`` of ``exploration.all_points`` in every detail.
+    """Return the simulated step of point ``index`` of ``exploration.all_points`` with all its parts.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.
@@ -55,7 +55,7 @@ def step_of(exploration: Exploration, index: int) -> _SimulatedStep:
 
 
 def recorded_of(exploration: Exploration) -> Recorded:
-    """Return the operator graph and the costs of an exploration.
+    """Return the saved operator graph and costs of an exploration.
 
     Raises:
         TensorOptError: the exploration was saved without them.
@@ -69,7 +69,7 @@ def recorded_of(exploration: Exploration) -> Recorded:
 
 
 class _SimulatedStep:
-    """The step of a sharded point, simulated again at saved costs; subclasses are for other plans."""
+    """The step of a sharded plan, simulated again at saved costs; subclasses are for other kinds of plans."""
 
     evaluated: Any
 
@@ -143,7 +143,8 @@ class _SimulatedStep:
         return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
 
     def _place(self, number: int, words: str, *seconds: float) -> Share:
-        """Return the peak and the durations (in the order of :class:`Share`) of a device or pipeline rank."""
+        """Return the memory peak and the seconds, in the order of :class:`Share`, of a device or pipeline
+        rank."""
         peaks = self.point.stages.peak_bytes
         beside_bytes = self.point.memory_bytes - max(peaks)
         title = devices_words(number, len(peaks), self._devices) + words
@@ -181,8 +182,6 @@ and gradients reduced to them."""
 
 
 class _PipelinedStep(_SimulatedStep):
-    """The step of a pipeline: its stages' steps, and the schedule that runs them."""
-
     evaluated: PipelineEvaluation
 
     @cached_property
@@ -275,8 +274,6 @@ class _PipelinedStep(_SimulatedStep):
 
 
 class _PlacedStep(_SimulatedStep):
-    """The step of a placed plan: the tasks of its devices, and the messages between them."""
-
     evaluated: SimulatedPlacement
 
     @cached_property

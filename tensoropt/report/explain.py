@@ -1,4 +1,4 @@
-"""A point's costs as text: the parts of its step and memory, and changes that would make it faster."""
+"""A text that explains a point's costs: where its time and memory go, and what would make it faster."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TOP = 5
 
 
 def why_lines(detail: Detail, owners: PointOwners, faster: Sequence[Faster]) -> list[str]:
-    """Return a headline, the parts of the step and of the memory at its peak, each device's share if devices
-    differ, and changes that would make the step shorter, as lines of text."""
+    """Return lines of text on the parts of the step, each device's share if devices differ, the largest
+    tensors at the memory peak, and changes that would make the step shorter."""
     step = detail.step
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in detail.sources.items() if share)
     lines = [

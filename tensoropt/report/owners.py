@@ -1,4 +1,4 @@
-"""The owners (operators and tensors) of a plan's memory at a moment of its step, largest first.
+"""The tensors that make up a plan's memory at a moment of its step, largest first, with their operators.
 
 They show for the simulated step what PyTorch's memory_viz shows for a run: every row is a tensor with the
 times from and until which it is alive. At every moment the rows add up to the height of the memory curve.
@@ -21,12 +21,12 @@ from tensoropt.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class _MomentOwners:
-    """The owners of the memory at one moment.
+    """The tensors in memory at one moment of a step.
 
     Attributes:
-        number: the number of the point on the memory curve.
-        at: the point itself.
-        rows: the owners, largest first; their sizes add up to ``at.total``.
+        number: the index of the moment on the memory curve.
+        at: the memory at that moment, by kind.
+        rows: the tensors, largest first; their sizes add up to ``at.total``.
     """
 
     number: int
@@ -34,11 +34,10 @@ class _MomentOwners:
     rows: tuple[OwnerRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data."""
         return {"number": self.number, "total_bytes": self.at.total, **asdict(self)}
 
     def lines(self, top: int) -> list[str]:
-        """Return a table of the largest ``top`` rows for a terminal, with all others in one row."""
+        """Return a table of the largest ``top`` tensors as lines of text; the last row sums up all others."""
         shown, rest = self.rows[:top], self.rows[top:]
         title = f"memory at {format_seconds(self.at.time_s)}: {format_bytes(self.at.total)}"
         cells = [["bytes", "kind", "operator", "tensor", "what", "until"]]
@@ -58,12 +57,12 @@ def _until_words(row: OwnerRow) -> str:
 
 @dataclass(frozen=True)
 class PointOwners:
-    """The owners of one point's memory, for any moment of its step.
+    """The tensors in memory at any moment of one point's step.
 
     Attributes:
-        curve: the memory curve.
-        rows_at: returns the owners at a point of the curve, by its number.
-        note: the owners that are unknown for this kind of plan, in words; "" if all are known.
+        curve: the memory over the step's time.
+        rows_at: returns the tensors in memory at a moment, given as an index into ``curve``.
+        note: the part of the memory whose tensors are unknown for this kind of plan; "" if all are known.
     """
 
     curve: Sequence[MemoryAt]
@@ -72,14 +71,14 @@ class PointOwners:
 
     @cached_property
     def peak(self) -> int:
-        """The number of the curve's highest point, the first of several."""
+        """The index in ``curve`` of the largest memory, the first of several."""
         return max(range(len(self.curve)), key=lambda number: self.curve[number].total)
 
     def at(self, number: int | None = None) -> _MomentOwners:
-        """Return the owners at a point of the curve, by its number; at the peak by default.
+        """Return the tensors in memory at moment ``number`` of the curve; by default at the peak.
 
         Raises:
-            TensorOptError: there is no such point.
+            TensorOptError: there is no such moment.
         """
         number = self.peak if number is None else number
         if not 0 <= number < len(self.curve):
@@ -91,7 +90,8 @@ class PointOwners:
 
 
 def point_owners(exploration: Exploration, index: int) -> PointOwners:
-    """Return the owners of the memory of point ``index`` of ``exploration.all_points``.
+    """Return the tensors in memory at any moment of the step of point ``index`` of
+    ``exploration.all_points``.
 
     Raises:
         TensorOptError: there is no such point, or the exploration was saved without its costs.

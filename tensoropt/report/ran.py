@@ -1,4 +1,4 @@
-"""The measurements of `verify` compared with a plan's predictions, in words that depend on the error."""
+"""The result of running a plan beside its predictions, in words that say how far these are off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _miss_of(measured: float, predicted: float) -> str:
 
 
 def _change_words(measured: float, predicted: float) -> str:
-    """Return a change as ``+1 %`` or ``+333 %, far off``; "" if nothing was predicted."""
+    """Return the error of a prediction as ``+1 %`` or ``+333 %, far off``; "" if nothing was predicted."""
     if not predicted:
         return ""
     change = f"{100 * (measured / predicted - 1):+.0f} %".replace("-", "−")
@@ -36,8 +36,8 @@ def ran_words(
     memory: Callable[[float], str] = format_bytes,
     seconds: Callable[[float], str] = format_seconds,
 ) -> str:
-    """Return ``73.2 MiB tracked (72.3 MiB predicted, +1 %); 352 ms measured (...); numbers match the unsplit
-    model``.
+    """Return what was measured, with predictions: ``73.2 MiB tracked (72.3 MiB predicted, +1 %); 352 ms
+    measured (...); numbers match the unsplit model``.
 
     Args:
         cluster: the cluster that the plan is for.

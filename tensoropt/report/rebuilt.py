@@ -1,4 +1,4 @@
-"""Functions that simulate a plan of any kind again, at saved, current or changed costs."""
+"""Functions that simulate a saved plan of any kind again, at the same or at other costs."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ operators, or a piece of a group, in a micro-batch."""
 
 @dataclass(frozen=True)
 class StrategyOnMesh:
-    """A sharded strategy on a mesh of a cluster; subclasses are for pipelines and placements."""
+    """The strategy of a sharded plan on a mesh of a cluster; the subclasses are for other kinds of plans."""
 
     strategy: Any
     mesh: Mesh
 
     @staticmethod
     def read(plan: Plan, graph: GroupGraph) -> Any:
-        """Return the strategy of a plan for the grouped graph of its model."""
+        """Return the strategy of a plan for its model's graph of operator groups."""
         return Strategy.from_data(plan.strategy_data(), graph)
 
     @staticmethod
     def meshes(cluster: Cluster, shape: tuple[int, ...]) -> Sequence[Mesh]:
-        """Return the meshes of a cluster with as many axes as ``shape`` on which such strategies run."""
+        """Return the meshes of a cluster on which a strategy of this kind and shape may run."""
         return cluster.meshes(max(len(shape), 1))
 
     def works(self, cluster: Cluster) -> Iterator[_Work]:
-        """Yield the computation of one process of each pipeline rank for each group of operators."""
+        """Yield one rank's computation for each group of operators, with the device kinds that run it."""
         kinds = kinds_at(cluster, self.strategy.places)
         for number, works in enumerate(stage_works(self.strategy)):
             for work in works.values():
@@ -71,11 +71,11 @@ class StrategyOnMesh:
         return SimulatedStep(float(metrics.memory_bytes[0]), float(metrics.time_s[0]))
 
     def evaluated(self, costs: ClusterCosts) -> Any:
-        """Return the simulated step at these costs; for a sharded strategy an :class:`Evaluation`."""
+        """Return the simulated step at these costs; its class depends on the kind of plan."""
         return evaluate_on(self.strategy, self.mesh, costs)
 
     def record(self, recorder: CostRecorder) -> None:
-        """Record all costs on which a simulated step depends."""
+        """Record all costs that the simulation of the step uses."""
         recorder.add_links(self.mesh)
         works: dict[tuple[DeviceKind, ...], list[Workload]] = {}
         for kinds, work in self.works(recorder.costs.cluster):
@@ -144,7 +144,7 @@ _KINDS: Mapping[str, type[StrategyOnMesh]] = {
 
 
 def strategy_on(plan: Plan, graph: GroupGraph, cluster: Cluster) -> StrategyOnMesh:
-    """Return the strategy of a plan for the grouped graph of its model, on a mesh of a cluster.
+    """Return the strategy of a plan for its model's graph of operator groups, on a mesh of a cluster.
 
     Raises:
         PlanError: the plan is for another model.
@@ -171,12 +171,12 @@ class Rebuilt:
     settings: Settings
 
     def costs(self, *, cluster: Cluster | None = None, recorded: Recorded | None = None) -> RecordedCosts:
-        """Return the exploration's costs, for another cluster of the same meshes or changed costs if
-        given."""
+        """Return the costs to simulate at: the exploration's own, or those of another cluster with the same
+        meshes, or changed ones."""
         return RecordedCosts(recorded or self.recorded, cluster or self.cluster, self.settings)
 
     def simulated(self, **changed: Any) -> SimulatedStep:
-        """Return the simulated step at the exploration's costs, or at costs changed as in :meth:`costs`."""
+        """Return the simulated step at the costs that :meth:`costs` returns for the same arguments."""
         return self.plan.simulated(self.costs(**changed))
 
 

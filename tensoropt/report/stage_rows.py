@@ -1,6 +1,6 @@
-"""The rows of one stage of a plan: its operators, with their durations and memory in a step.
+"""The operators of one stage of a plan as table rows, with their durations and memory in a step.
 
-A sharded plan is one stage, a pipeline has several. The durations are read off the events of the stage's
+A sharded plan is one stage, a pipeline has several. The durations are those of the events in the stage's
 simulated step.
 """
 
@@ -26,15 +26,15 @@ _COPYING = ("read", "gather", "hub", "output", "parameters", "reduce", "unshard"
 
 @dataclass(frozen=True)
 class StageRows:
-    """The data for the rows and the timeline of one stage.
+    """The data from which the rows and the timeline of one stage are made.
 
     Attributes:
         evaluation: the stage's simulated step.
-        events: the events of one rank in the step; repeated events may be one event with the sum of their
-            durations.
+        events: the events of one rank in the step; one event may stand for several equal ones, with the sum
+            of their durations.
         axes: the names of the axes of the stage's mesh.
-        stage: the stage's number as a configuration's first axis; empty in a plan of one stage.
-        names: the name of each group's row.
+        stage: the stage's number by the name of the stage axis; empty in a plan of one stage.
+        names: the name of the row of each group of operators.
     """
 
     strategy: Strategy
@@ -45,10 +45,10 @@ class StageRows:
     names: Mapping[str, str]
 
     def shown(self, event: StepEvent, device: str = COMPUTE, link: str = "link") -> TimelineEvent:
-        """Return an event for the shown timeline.
+        """Return a simulated event as an event of the timeline for people.
 
         Args:
-            device, link: the name of the computation lane, and the prefix of the links' lanes.
+            device, link: the name of the lane for computation, and the first word of those for collectives.
         """
         over = "" if event.axes is None else "+".join(self.axes[axis] for axis in event.axes)
         return TimelineEvent(
@@ -63,7 +63,7 @@ class StageRows:
 
     @cached_property
     def timeline(self) -> tuple[TimelineEvent, ...]:
-        """The events of the stage's own step."""
+        """The timeline of the stage's own step."""
         return tuple(map(self.shown, self.events))
 
     @cached_property
@@ -71,16 +71,15 @@ class StageRows:
         return spent_by_group(self.timeline, set(self.names.values()))
 
     def computed(self) -> list[Computed]:
-        """Return the duration that each group of operators computes."""
+        """Return the computation time of each group of operators."""
         groups = {self.names[group.name]: group for group in self.strategy.graph.groups}
         return [Computed.of(groups[name], took, name) for name, took in self._spent.items()]
 
     def beside(self) -> dict[str, float]:
-        """Return the seconds of computation that belongs to no operator, such as copies, by title."""
+        """Return the seconds of computation that belong to no operator, such as copies, by title."""
         return beside_groups(self.timeline, self._spent)
 
     def operators(self) -> tuple[OperatorRow, ...]:
-        """Return a row for each group of operators."""
         counted: set[str] = set()
         rows = []
         for group in self.strategy.graph.groups:
@@ -90,7 +89,8 @@ class StageRows:
         return tuple(rows)
 
     def _operator(self, group: Group, own: Sequence[str]) -> OperatorRow:
-        """Return the row of a group; ``own`` are its parameters, tied ones only in their first group."""
+        """Return the row of a group, with the memory of its ``own`` parameters (tied ones only in their first
+        group)."""
         batch, spent = self.evaluation.batch, self._spent.get(self.names[group.name], NOTHING)
         (facts,), (work,) = batch.candidates.facts(group), batch.candidates.works(group)
         owners = [batch.owner("group", group.name), *(batch.owner("parameter", n) for n in own)]

@@ -1,7 +1,7 @@
-"""The parts of a step's time: operators summed by module and kind, and everything beside them.
+"""The parts of a step's time: operators summed by module and kind, copies, waiting for links, idle time, ...
 
-The page, the command line and the notebook all read these parts. They add up to the step; if devices have
-different loads, to the step of the busiest one.
+The dashboard, the command line and the notebook all show these parts. They add up to the step's duration; if
+devices have different loads, to that of the busiest one.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Part:
 
     Attributes:
         key: ``computation``, ``communication``, ``idle`` or ``host``.
-        title: the part in words, such as operators of one kind in equal modules, or the links of some axes.
-        seconds: its duration in seconds.
-        share: its share of the step.
-        count: the number of groups of operators in it; 0 for parts that are not operators.
-        groups: the names of these groups' rows.
+        title: the part in words: operators of one kind in equal modules, or the links of some mesh axes.
+        seconds: the part's duration in seconds.
+        share: the part's share of the step.
+        count: the number of groups of operators in the part; 0 if it has none.
+        groups: the names of these groups' rows in the table of operators.
     """
 
     key: str
@@ -74,10 +74,10 @@ class Computed:
     """The computation time of one group of operators.
 
     Attributes:
-        module: the path of its module; "" if none is known.
-        kind: the kind of operator, as named by :func:`_kind_of`.
+        module: the path of the group's module; "" if none is known.
+        kind: the kind of operator in words, such as ``linear``.
         seconds: the duration in seconds.
-        row: the name of the group's row.
+        row: the name of the group's row in the table of operators.
     """
 
     module: str
@@ -87,13 +87,13 @@ class Computed:
 
     @classmethod
     def of(cls, group: Group, spent: Spent, row: str) -> Computed:
-        """Return the computation time of a group, without copies."""
+        """Return the computation time of a group: its forward and backward, without copies."""
         anchor = group.anchor
         return cls(anchor.module, _kind_of(anchor.target), spent.forward_s + spent.backward_s, row)
 
 
 def _kind_of(target: str) -> str:
-    """Return an operator's display name by its target (``aten.addmm.default``) or name (``addmm_12``)."""
+    """Return an operator's kind in words, from its target (``aten.addmm.default``) or name (``addmm_12``)."""
     parts = target.partition(" in stage ")[0].split(".")
     name = parts[1] if len(parts) > 1 else re.sub(r"_\d+$", "", parts[0])
     return _KINDS.get(name) or _KINDS.get(name.removeprefix("native_")) or name.strip("_").replace("_", " ")
@@ -103,7 +103,7 @@ def _kind_of(target: str) -> str:
 
 
 def _summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[Computed, ...], float]]:
-    """Return (title, groups, seconds) by module and kind, the longest first.
+    """Return (title, groups, seconds) of the groups of each kind in equal modules, the longest first.
 
     Modules count as equal if their paths differ only in numbers: ``h.0.mlp.c_fc`` and ``h.11.mlp.c_fc``.
     Without modules, as in ONNX files, groups are summed by kind.
@@ -117,15 +117,14 @@ def _summed(computed: Iterable[Computed]) -> list[tuple[str, tuple[Computed, ...
 
 
 def _titles(computed: Sequence[Computed]) -> list[str]:
-    """Return, for each group, the title of the part in which it is summed."""
     keys = [(_alike(group.module), group.kind) for group in computed]
     names, counts = _short_names([module for module, _ in keys]), Counter(keys)
     return [_title(kind, names[module], counts[module, kind]) for module, kind in keys]
 
 
 def _alike(module: str) -> str:
-    """Return a module's path with ``*`` for the numbers of siblings: names that are numbers, and numbers at
-    the end of a name that is not the last (``layer3.1.conv2`` becomes ``layer*.*.conv2``)."""
+    """Return a module's path with ``*`` for numbers (``layer3.1.conv2`` becomes ``layer*.*.conv2``), except
+    at the end of the last name."""
     *outer, last = module.split(".")
     names = [re.sub(r"\d+$", "*", name) for name in outer]
     return ".".join([*names, "*" if last.isdigit() else last])
@@ -163,7 +162,7 @@ def _title(kind: str, module: str, count: int) -> str:
 
 
 def waits_of(point: Point) -> dict[str, float]:
-    """Return the seconds of a step in which a device computes, waits for links or its host, or is idle."""
+    """Return the seconds of a step by what a device does: compute, wait for links or its host, or be idle."""
     # A place of a pipeline is idle while it waits for others, too.
     host_s = 0.0
     if point.host_bound:
@@ -188,8 +187,8 @@ def step_parts(
 
     Args:
         computed: the computation times of the groups of operators on the busiest device.
-        beside: the seconds that this device computes beside them, by title.
-        timeline: the step's timeline, which shows the links that a device waits for.
+        beside: the seconds in which this device computes anything else, by title.
+        timeline: the step's timeline, from which the waiting for each link is taken.
     """
     point = exploration.all_points[index]
     step_s = point.time_s or 1.0
@@ -210,7 +209,7 @@ def step_parts(
 
 
 def _shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the parts that a table names, and a row with the sum of the other operators."""
+    """Return the parts that have a row in a table; the last row sums up the other operators."""
     operators = [part for part in parts if part.count]
     named = [part for part in operators[:_MOST_NAMED] if part.share >= _LEAST_NAMED]
     rest = operators[len(named) :]
@@ -226,7 +225,7 @@ def _shown_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def part_rows(parts: Sequence[Part]) -> list[tuple[str, float, float]]:
-    """Return (title, seconds, share of the step) of the parts that a table names."""
+    """Return (title, seconds, share of the step) of the parts that have a row in a table."""
     return [(part.title, part.seconds, part.share) for part in _shown_parts(parts)]
 
 
@@ -236,9 +235,8 @@ def part_rows(parts: Sequence[Part]) -> list[tuple[str, float, float]]:
 def _waiting_by_links(
     exploration: Exploration, index: int, timeline: Sequence[recording.TimelineEvent]
 ) -> tuple[tuple[str, float], ...]:
-    """Return (links and axes in words, seconds of waiting for them) for the lanes that are axes of the mesh,
-    the longest first; they add up to all waiting. Lanes of single devices are left out, as devices wait at
-    different times."""
+    """Return (links in words, seconds of waiting for them) by mesh axes, the longest first; they add up to
+    all waiting. Links between single devices are left out, as devices wait for them at different times."""
     point = exploration.all_points[index]
     space = exploration.spaces[point.space]
     lanes = {
@@ -273,8 +271,8 @@ def _axes_words(lane: str) -> str:
 
 
 def _waited_lanes(timeline: Sequence[recording.TimelineEvent]) -> dict[str, float]:
-    """Return, for each lane of links, the seconds in which it sends while nothing is computed; lanes that
-    send at the same time divide these seconds."""
+    """Return, by link lane, the seconds in which it sends while nothing is computed; lanes that send at the
+    same time share these seconds."""
     edges: list[tuple[float, int, str]] = []
     for event in timeline:
         if event.duration_s > 0:
@@ -335,13 +333,13 @@ _BESIDE = (COPIES, RECOMPUTATION, _REDUCTION, OPTIMIZER_TITLE)
 
 @dataclass(frozen=True)
 class Share:
-    """The share of a point's memory and time that belongs to an operator, a device, or anything beside
-    operators.
+    """The memory and time of a point that belong to an operator, to a device, or to anything else.
 
     Attributes:
-        memory_bytes: memory at the peak; for an operator, its parameters, gradients and optimizer state.
+        memory_bytes: memory at the peak in bytes; for an operator, its parameters, gradients and optimizer
+            state.
         compute_s, communication_s: seconds of one step; for an operator without copies and recomputation,
-            which are shares of their own.
+            which have shares of their own.
         idle_s: seconds in which a device waits for other devices or for its host, but not for a link; None
             for shares that are not devices.
     """
@@ -355,18 +353,18 @@ class Share:
 
 @dataclass(frozen=True, repr=False)
 class Detail:
-    """The simulated step of one point in every detail.
+    """The simulated step of one point: its operators, timeline, memory curve and parts.
 
     Attributes:
         index: the point's index in ``all_points``; its number is one more.
         operators: the durations and memory of each group of operators; for a pipeline, in each stage.
-        timeline, memory_curve: the step of one rank over time.
+        timeline, memory_curve: the events and the memory of one rank over the step's time.
         step: the point itself, which has the durations of its step.
         parts: the parts of the step, the longest first (:mod:`.step_parts`).
         overlap: the assumed overlap of computation and communication, in words.
         sources: the share of the step's duration by source of the prediction.
-        places: memory peak and durations of each device of a placed plan, or of a rank of each part of a
-            pipeline; empty if all devices are alike.
+        places: memory peak and durations of each device of a placed plan, or of one device of each pipeline
+            rank; empty if all devices are alike.
     """
 
     index: int
@@ -385,15 +383,15 @@ class Detail:
 
     @property
     def peak(self) -> recording.MemoryAt:
-        """The moment of the largest memory."""
+        """The moment of the step at which memory is largest."""
         return max(self.memory_curve, key=lambda at: at.total)
 
     def shares(self) -> tuple[tuple[Share, ...], tuple[Share, ...]]:
-        """Return (the shares of all operators, the other shares), which add up to the step's compute,
-        communication and peak.
+        """Return the shares of the operators, and those of everything else; together they are the step's
+        compute, communication and memory peak.
 
-        They are read off the timeline, so that nothing is counted twice or left out. In placed plans and
-        pipelines no single device has the sums: :attr:`places` gives each device's share.
+        The times are taken from the timeline, so that nothing is counted twice or left out. In placed plans
+        and pipelines no single device has the sums; :attr:`places` has each device's.
         """
         names = {row.group for row in self.operators}
         seconds: dict[str, list[float]] = {}
@@ -430,14 +428,14 @@ class Detail:
         return _chrome_trace(self.timeline, self.memory_curve, f"point {self.index + 1}", self.overlap)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data, with the point's number and its durations instead of the point."""
+        """Return all fields as plain data, with the point's number and durations instead of the point."""
         names = ("compute_s", "exposed_s", "hidden_s", "idle_s", "host_s")
         step = {"total_s": self.step.time_s, **{name: getattr(self.step, name) for name in names}}
         fields = asdict(replace(self, step=None))  # type: ignore[arg-type]
         return {"point": fields.pop("index") + 1, **fields, "step": step}
 
     def headline(self) -> str:
-        """Return the largest shares of the step and of its peak memory, in two sentences."""
+        """Return two sentences: on the parts of the step, and on the kinds of tensors at the memory peak."""
         return f"{self._time_words()} {self._memory_words()}"
 
     def _time_words(self) -> str:

@@ -1,4 +1,4 @@
-"""An exploration as text: a summary with its notes, one point in words, and a comparison of planners."""
+"""An exploration as text: a summary with notes, a description of one point, and a comparison of planners."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tensoropt.units import counted, format_bytes, format_seconds
 
 
 def timing_words(exploration: Exploration) -> str:
-    """Return how many operator groups were timed; if none, the reason and the figures' other sources."""
+    """Return how many workloads were timed; if none, why not, and from where the predictions come instead."""
     report = exploration.report
     measured, failed = report.get("workloads_measured", 0), report.get("failed_measurements", 0)
-    pieces = f"{measured} distinct pieces of work"
+    pieces = f"{measured} distinct workloads"
     if report.get("median_spread") is not None:
         pieces += f", median spread {100 * report['median_spread']:.0f} %"
     if failed:
@@ -32,14 +32,15 @@ def timing_words(exploration: Exploration) -> str:
     refused = exploration.settings.get("measure") == "never"
     absent = f"{report.get('device', 'the device')} is not here"
     reason = "timing was refused (--measure never)" if refused else absent
-    bases = [f"the profile store, which knows {pieces}"] if measured else []
-    bases += ["a fit to what it knows"] if report.get("fit") else []
+    bases = [f"the profile store, with timings of {pieces}"] if measured else []
+    bases += ["a fit to the profile store's timings"] if report.get("fit") else []
     bases += [] if measured or report.get("fit") else ["data sheets"]
     return f"nothing was timed: {reason}; figures come from {' and '.join(bases)}"
 
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines on how well a fit predicts held-out timings, by class of operator."""
+    """Return lines on the error of a fit to timings, found with timings left out of the fit, by operator
+    class."""
     head = "what was not timed is fitted; the fit's error on held-out timings, median (90th percentile):"
     lines = [
         f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
@@ -50,7 +51,7 @@ def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def summary_lines(exploration: Exploration) -> list[str]:
-    """Return lines on the model, on what was left out, and on what was timed; the report has the rest."""
+    """Return lines on the model's size, on what the search left out, and on what was timed."""
     report: dict[str, Any] = dict(exploration.report)
     lines = [
         f"model: {exploration.model.parameters:,} parameters{_trained_words(exploration)}, "
@@ -90,7 +91,7 @@ def point_lines(row: FigureRow) -> list[str]:
 
 
 def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
-    """Return the command that runs a plan without a script; with ``gpus``, a plan for GPUs on CPU ranks."""
+    """Return the ``torchrun`` command that runs a plan; with ``gpus``, a plan for GPUs runs on CPU ranks."""
     line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
     return f"{line} --cpu" if gpus else line
 
@@ -102,7 +103,7 @@ _GAP_CAPTION = "gap: time over the best known within the same memory, by the fro
 
 
 def comparison_text(exploration: Exploration) -> str:
-    """Return a table with a row per memory limit for the frontier and each planner."""
+    """Return a table of the best plan of the frontier and of each planner within each memory limit."""
     rows = [_COMPARISON_HEADER]
     for limit in limits_asked(exploration):
         rows += [_comparison_row(row) for row in compared(exploration, limit)]

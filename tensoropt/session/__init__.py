@@ -1,1 +1,1 @@
-"""The stages that turn a prepared model into an exploration: costs, search, simulation, planners."""
+"""The stages that make an exploration of a captured model: cost tables, search, simulation, planners."""

@@ -26,7 +26,7 @@ from tensoropt.session.session import Session
 
 @dataclass(frozen=True)
 class Recosted:
-    """A saved point at current costs, or the ``reason`` why it could not be costed ("" if it was)."""
+    """A saved point's memory and step time at other costs; ``reason`` says why if they could not be found."""
 
     index: int
     memory_bytes: float | None
@@ -37,9 +37,9 @@ class Recosted:
 def recosted(
     session: Session, searched: Searched, old: Exploration, indices: Sequence[int]
 ) -> tuple[Recosted, ...]:
-    """Return the memory and step time of points of an old exploration, at the costs of the given search.
+    """Return the memory and step time of points of an old exploration, at the costs of a new search.
 
-    The old exploration must have the same operators as the search.
+    Both must be of the same operator graph.
     """
     graph = searched.problem.graph
     plans: dict[int, StrategyOnMesh] = {}
@@ -71,12 +71,12 @@ def with_planners(
     entries: Sequence[Entry],
     limits: Sequence[float | None],
 ) -> Exploration:
-    """Return the exploration with plans that the planners find in its cost tables, and a comparison row per
-    planner.
+    """Return the exploration with the plans that published planners make from its cost tables, and with each
+    planner's result as its ``comparison``.
 
     Args:
-        limits: memory limits in bytes per device, one run of each planner per limit; None: the planner
-            returns every trade-off of memory and time that it finds.
+        limits: memory limits in bytes per device; each planner runs once per limit. Without a limit (None),
+            it returns every trade-off of memory and time that it finds.
     """
     frontier = exploration.points
     # Store and ranks are opened only for planners that price anew, and closed after all have run.
@@ -102,9 +102,9 @@ def with_planners(
 def planning_task(
     session: Session, searched: Searched, exploration: Exploration, kinds: Set[str], stack: ExitStack
 ) -> PlanningTask:
-    """Return the input of planners of the given kinds of plan: the exploration's cost tables and prices.
+    """Return the input of planners of these kinds of plans: the exploration's cost tables and other costs.
 
-    Its exploration also has spaces for pipelines and placed plans, which belong to no searched mesh.
+    ``base``, the exploration in this input, also has spaces for the pipelines and placed plans to be found.
 
     Args:
         stack: closes the profile store and the ranks that are opened to measure further operators.

@@ -1,4 +1,4 @@
-"""Functions that turn simulated strategies into points, with proven gaps and the costs used."""
+"""Functions that turn simulated strategies into points, with proofs, and collect the costs to be saved."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def _chosen_points(searched: Searched, spaces: Sequence[Space], settings: Settin
 
 
 def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points with ``exact`` and ``gap`` proven over all searched spaces together.
+    """Return the points with ``exact`` and ``gap`` as proven against all strategies of all searched meshes.
 
-    The best strategy of one mesh may be worse, in the additive model, than one of another mesh; it stays,
-    with its gap, if no other beats it when simulated. Placed and pipelined points get no proof, nor do points
-    if nothing was searched.
+    Proofs are about sums of costs. A point whose sums another strategy beats still stays on the frontier,
+    with its gap, if no other point beats it as simulated. Placed and pipelined points get no proof, nor do
+    points if nothing was searched.
     """
     frontiers = [space.frontier for space in searched if space.frontier is not None]
     sharded = sorted(row for rows in by_strategy(points)[0].values() for row in rows)
@@ -90,8 +90,8 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
 
 
 def only_used_spaces(exploration: Exploration) -> Exploration:
-    """Return the exploration without the spaces of pipelines and placed plans that no point uses or that are
-    duplicates; its points get the new space numbers."""
+    """Return the exploration without those spaces of pipelines and placed plans that no point uses or that
+    repeat an earlier one. Its points get the new numbers of their spaces."""
     needed = {point.space for point in (*exploration.points, *exploration.others)}
     kept: list[Space] = []
     number: dict[int, int] = {}
@@ -112,7 +112,7 @@ def only_used_spaces(exploration: Exploration) -> Exploration:
 
 
 def record_used(session: Session, searched: Searched, exploration: Exploration) -> Recorded | None:
-    """Return the operator graph and the costs that the points use, to be saved with the exploration."""
+    """Return the operator graph and all costs that the exploration's points use, for saving."""
     points = (*exploration.points, *exploration.others)
     rows, records = by_strategy(points)
     graph = searched.problem.graph
@@ -129,7 +129,7 @@ def record_used(session: Session, searched: Searched, exploration: Exploration) 
 
 
 def open_costs(session: Session, searched: Searched, stack: ExitStack) -> CostSource:
-    """Return the search's source of costs with profile store and ranks open until ``stack`` closes them."""
+    """Return the search's source of costs, with profile store and ranks open until ``stack`` closes."""
     store = stack.enter_context(session.open_store())
     pool = stack.enter_context(session.open_ranks())
     return searched.costs.reopened(store, pool)

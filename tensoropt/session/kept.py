@@ -2,9 +2,8 @@
 
 The key of an exploration is a hash of all that determines its points: the operator graph, the cluster, the
 settings, the profile store's measurements, and this package's own code. A memory budget is not part of the
-key, as it only decides which points fit. Captured operator graphs are cached too, under a key that is known
-before the capture (a zoo model's name, a file's content), so that no question about the same model repeats
-the capture.
+key, as it only decides which points fit. Captured operator graphs are cached too. Their key (a zoo model's
+name, a file's content) is known without the capture, so that a model is captured only once.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _FILES = {DESCRIBED, POINTS, LISTED, STRATEGIES, RECORDED}
 
 @dataclass(frozen=True)
 class KeptCapture:
-    """A cached capture of a model, with which the model can be explored without being built.
+    """The captured operator graph of a model, with which the model can be explored without being built.
 
     Attributes:
         model: the model's description in plans.
-        notes: remarks on the model's import.
+        notes: remarks on the import of an ONNX file.
     """
 
     model: ModelInfo
@@ -58,19 +57,18 @@ class KeptExplorations:
     """The explorations cached in a profile store.
 
     Args:
-        store: the profile store, whose measurements are part of every key. A store in memory caches no
-            explorations.
+        store: the profile store, whose measurements are part of every key. Nothing is cached in a store in
+            memory.
     """
 
     def __init__(self, store: ProfileStore):
         self.store = store
 
     def find(self, question: str, cluster: Cluster, settings: Settings) -> Exploration | None:
-        """Return the cached exploration of a question; None if there is none, or if something in its key has
-        changed.
+        """Return the cached exploration of a model; None if there is none at these settings and measurements.
 
         Args:
-            question: the key of the question's model, from :func:`question_of`.
+            question: the key of the model, from :func:`question_of`.
 
         Raises:
             InfeasibleError: none of its points fits the memory budget of the settings.
@@ -85,13 +83,15 @@ class KeptExplorations:
         except Exception:
             return None
         made = data["made"]
-        note = f"kept from {made.replace('T', ' ')}, as nothing has changed since; --anew explores again"
+        note = (
+            f"result kept from {made.replace('T', ' ')}, as nothing has changed since; --anew explores again"
+        )
         kept = replace(found.noted([note], kept=made), settings=settings.to_dict())
         kept.check_budget()
         return kept
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
-        """Cache an exploration; return the reason if that is not possible, else ""."""
+        """Cache an exploration; return why that is not possible, or "" if it is done."""
         if not self.store.persistent:
             return ""  # a store in memory says so itself
         try:
@@ -102,11 +102,11 @@ class KeptExplorations:
             made = datetime.now().isoformat(timespec="minutes")
             self.store.put(key, {"made": made, "files": files}, "explorations")
         except (OSError, TensorOptError) as error:
-            return f"not kept for reuse: {error}"
+            return f"the result was not kept for reuse: {error}"
         return ""
 
     def keep_capture(self, source: str, found: KeptCapture) -> None:
-        """Cache the capture of a model source."""
+        """Cache a captured model under the key of its source (:func:`source_key`)."""
         data = {
             "model": found.model.model_dump(mode="json"),
             "graph": graph_to_dict(found.graph),
@@ -117,7 +117,7 @@ class KeptExplorations:
             self.store.put(_hash(source, code()), data, "captures")
 
     def capture_of(self, source: str) -> KeptCapture | None:
-        """Return the cached capture of a model source; None if there is none."""
+        """Return the captured model cached under a key (:func:`source_key`); None if there is none."""
         data = self.store.get(_hash(source, code()), "captures")
         try:
             return KeptCapture(
@@ -135,11 +135,11 @@ class KeptExplorations:
 
 
 class Known(NamedTuple):
-    """The cached results for a question, looked up before PyTorch is imported and the model is built.
+    """The cached results for a question, which can be read without PyTorch and without building the model.
 
     Attributes:
-        source: the key of the model's capture in the cache; None if the capture cannot be cached.
-        captured: the cached capture of the model, if there is one.
+        source: the key of the model's captured graph in the cache; None if it cannot be cached.
+        captured: the cached operator graph of the model, if there is one.
         exploration: the cached exploration that answers the question, if there is one; its last note says
             that it is cached.
     """
@@ -150,7 +150,7 @@ class Known(NamedTuple):
 
 
 def known_of(question: Question, cluster: Cluster, settings: Settings) -> Known:
-    """Return the cached results for a question.
+    """Return the cached results for a question; none if it asks to ignore the cache, or has planners.
 
     Args:
         cluster, settings: the cluster and the settings to explore with, which may differ from the question's.
@@ -171,13 +171,13 @@ def known_of(question: Question, cluster: Cluster, settings: Settings) -> Known:
 
 
 def question_of(model: ModelInfo) -> str:
-    """Return a hash of a model's description, which includes the fingerprint of its operator graph."""
+    """Return the cache key of a model: a hash of its description, with the fingerprint of its operators."""
     return _hash(model.model_dump_json())
 
 
 @cache
 def code() -> str:
-    """Return a hash of this package's code and of the libraries that decide what it computes."""
+    """Return a hash of this package's files and of the versions of PyTorch and NumPy."""
     root = Path(__file__).parent.parent
     # The versions as installed: importing PyTorch to ask it would take longer than all else here.
     versions = (importlib.metadata.version(name) for name in ("torch", "numpy"))
@@ -189,8 +189,8 @@ def code() -> str:
 
 
 def source_key(source: str, facts: Mapping[str, Any]) -> str | None:
-    """Return one string of a model's source and all that its capture depends on; None if that is only known
-    by building the model, as for a Python function, which may read anything.
+    """Return a cache key for the captured graph of a model source. None for sources such as Python functions,
+    which may read anything, so that only building the model shows what it depends on.
 
     Args:
         source: as on the command line: ``zoo:NAME``, or the path of an ONNX file.

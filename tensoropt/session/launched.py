@@ -1,4 +1,4 @@
-"""Jobs as launchers (Megatron-LM, torchtitan, ...) run them, simulated beside an exploration's points."""
+"""Functions that simulate a launcher's job (Megatron-LM, torchtitan, ...) beside an exploration's points."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tensoropt.units import counted
 
 
 class PricedJob(NamedTuple):
-    """A launcher's job with the simulated figures of its step.
+    """A launcher's job with the simulated memory and time of its step.
 
     Attributes:
-        point: the job as a point, with memory and step time.
-        space: the space of that point alone: the job's mesh and micro-batch count.
-        record: adds the costs behind these figures to a recorder.
+        point: the job's strategy with its figures.
+        space: the job's mesh and micro-batch count, whose only point is this one.
+        record: adds the costs behind the figures to a :class:`CostRecorder`.
         notes: the parts of the job that the prediction leaves out.
     """
 
@@ -58,7 +58,7 @@ class JobPrices:
     settings: Settings
 
     def of(self, job: LaunchedJob) -> PricedJob:
-        """Return a job with its simulated figures.
+        """Return a job with the simulated memory and time of its step.
 
         Raises:
             JobError: the job is for another number of devices, or its micro-batches do not divide the batch.
@@ -89,13 +89,12 @@ class JobPrices:
         return PricedJob(job.on(cluster.device_count), point, space, record, said)
 
     def recorded(self, priced: PricedJob) -> Recorded | None:
-        """Return the costs behind the figures of a job; None if no file can hold them."""
+        """Return the costs behind the figures of a job, for saving; None if a file cannot hold them."""
         recorder = CostRecorder(self.problem.graph, self.costs)
         priced.record(recorder)
         return recorder.recorded()
 
     def name_of(self, priced: PricedJob) -> str:
-        """Return the name of a priced job's plan."""
         exploration = replace(
             self.exploration, spaces=(*self.exploration.spaces, priced.space), others=(priced.point,)
         )
@@ -106,7 +105,7 @@ class JobPrices:
 def job_prices(
     exploration: Exploration, store: ProfileStore | None = None, progress: Progress = silent
 ) -> Iterator[JobPrices]:
-    """Yield the costs with which jobs are simulated beside the points of an exploration.
+    """Yield the costs of an exploration's model and cluster, with which launchers' jobs can be simulated.
 
     Raises:
         TensorOptError: the exploration was saved without its operator graph.
@@ -129,9 +128,9 @@ def with_jobs(
     store: ProfileStore | None = None,
     progress: ProgressChoice = None,
 ) -> Exploration:
-    """Return the exploration with launchers' jobs, simulated, among its other points.
+    """Return the exploration with launchers' jobs simulated, as points beside the frontier.
 
-    The list ``jobs`` of its report has the notes on each job, or why the model cannot be run that way.
+    Its report has a list ``jobs`` with the notes on each job, or with why the model cannot be run that way.
 
     Args:
         jobs: a launcher and its config or arguments: ``torchtitan:job.toml``, ``megatron:"--bf16 ..."``,

@@ -1,10 +1,10 @@
-"""The search of one space: the strategies of one mesh at one micro-batch count.
+"""The search of one space, which has the strategies on one mesh at one micro-batch count.
 
-Search and simulation alternate. The search adds costs up, the simulator follows the step in time, and the two
-rank strategies slightly differently. So the search first makes a coarse frontier (an outline), which is
-simulated. The full search then only looks for strategies that may beat all simulated ones, given how far
-simulated costs in this space deviate from the sums. Representatives of its results are simulated, then the
-neighbours of the best.
+The search ranks strategies by sums of costs. The simulator follows a step in time, and so ranks them slightly
+differently. The two therefore alternate. First a coarse frontier (an outline) is found and simulated. Then
+the full search looks only for strategies that may beat all simulated ones, given how far simulated costs in
+this space deviate from the sums. Representatives of its results are simulated, and then the neighbours of the
+best.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ROUNDS = 8
 
 @dataclass(eq=False)
 class Found:
-    """A frontier that a search found in one space, and which of its points were simulated.
+    """A frontier that a search found in one space (a mesh with a micro-batch count), simulated in part.
 
     Attributes:
-        space: the number of the space.
-        numbers: (n,) each point's number among the space's simulated strategies; -1 if it was not simulated.
+        space: the index of the space.
+        numbers: (n,) each point's index among the space's simulated strategies; -1 if it was not simulated.
     """
 
     space: int
@@ -53,14 +53,14 @@ class Found:
         self.numbers = np.full(len(self.frontier), -1)
 
     def simulate(self, simulations: Simulations, indices: Indices) -> None:
-        """Simulate those of the given points that were not simulated yet."""
+        """Simulate those of the points ``indices`` that were not simulated yet."""
         _simulate_together([(self, indices)], simulations)
 
     def neighbours(self, won: Indices) -> Indices:
-        """Return unsimulated points spread over the gaps near unbeaten strategies.
+        """Return indices of points to simulate next, spread between simulated points near unbeaten ones.
 
         Args:
-            won: the unbeaten strategies' numbers among the simulated ones.
+            won: the indices of the unbeaten strategies among the simulated ones.
         """
         seen = np.flatnonzero(self.numbers >= 0)
         winners = np.isin(self.numbers[seen], won)
@@ -77,7 +77,7 @@ class Found:
 
 
 def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simulations) -> int:
-    """Simulate the new points among those given, with one call per space; return their number."""
+    """Simulate the points not simulated yet, with one call per space; return how many there were."""
     of_space: dict[int, list[tuple[Found, Indices]]] = {}
     for found, indices in asked:
         new = indices[found.numbers[indices] < 0]
@@ -91,14 +91,14 @@ def _simulate_together(asked: Sequence[tuple[Found, Indices]], simulations: Simu
 
 
 def unbeaten_by(frontier: TrackedFrontier, rivals: Staircase | None) -> Indices:
-    """Return the indices of the points that are faster than every rival with no more memory."""
+    """Return the indices of the points that are faster than all rivals with no more memory."""
     if rivals is None:
         return np.arange(len(frontier))
     return np.flatnonzero(frontier.time < rivals.bounds(frontier.memory))
 
 
 def first_look(found: Found, simulations: Simulations, rivals: Staircase | None = None) -> None:
-    """Simulate representatives of the points that no rival beats."""
+    """Simulate some of the points that may beat the strategies known so far, spread over the frontier."""
     left = unbeaten_by(found.frontier, rivals)
     if not len(left):
         return
@@ -108,7 +108,7 @@ def first_look(found: Found, simulations: Simulations, rivals: Staircase | None 
 
 
 def neighbours_of_winners(every: Sequence[Found], simulations: Simulations) -> Iterator[int]:
-    """Simulate neighbours of the unbeaten strategies in rounds, until a round finds no new unbeaten strategy;
+    """Simulate points next to the unbeaten ones, in rounds, until a round finds no new unbeaten strategy;
     yield the number of strategies simulated in each round."""
     for _ in range(_ROUNDS):
         best = simulations.frontier()
@@ -143,17 +143,17 @@ class SearchedSpace:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes on heuristics that the search used."""
+        """The remarks of the search, where it used heuristics."""
         return () if self.frontier is None else self.frontier.notes
 
 
 @dataclass(frozen=True)
 class SpacePart:
-    """The results for one space, as a forked process sends them.
+    """The results for one space, as a forked process returns them.
 
     Attributes:
-        number: the number of the space.
-        found: the frontier, with the numbers of its simulated points; None if the space has no strategy.
+        number: the index of the space.
+        found: the frontier, of which some points were simulated; None if the space has no strategy.
         simulated: all strategies of the space that were simulated so far.
         refused: why the space has no strategy, in words; "" if it has one.
     """
@@ -170,7 +170,7 @@ def part_of(
     """Search one space and simulate the best strategies found.
 
     Args:
-        number: the number of the space in ``simulations``, to which the simulated strategies are added.
+        number: the index of the space in ``simulations``, to which the simulated strategies are added.
         threads: the number of threads of the search.
         outline: whether to find a coarse frontier instead of all strategies that may beat the simulated ones.
     """

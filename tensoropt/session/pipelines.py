@@ -1,10 +1,10 @@
-"""The search for pipelines: frontiers of ranges of the model are composed into the stages of pipelines.
+"""The search for pipelines, which composes stages from the frontiers of ranges of the model.
 
-Find the frontier of each range of operators for every pipeline degree, mesh and micro-batch count
-(:mod:`tensoropt.pipeline.stage_frontiers`), compose stages from them for every amount of memory
-(:mod:`tensoropt.pipeline.compose`), and simulate each composition with its schedule. If a model has too many
-positions to try all cuts, only cuts between those that balance computation and those that balance storage are
-tried. The notes say what else is left out.
+For every pipeline degree, mesh and micro-batch count, the frontier of each range of operators is found
+(:mod:`tensoropt.pipeline.stage_frontiers`). Stages are composed from them for every amount of memory
+(:mod:`tensoropt.pipeline.compose`), and each composition is simulated with its schedule. If a model has too
+many positions to try all cuts, only cuts between those that balance computation and those that balance
+storage are tried. The notes say what else is left out.
 
 In this file, a place is a pipeline rank: the equal part of the devices that computes one or more stages.
 """
@@ -70,8 +70,8 @@ class _Cutting:
 
     Attributes:
         again: the names of tensors that stages recompute instead of receiving them.
-        pin: the constraint on pipelines; None if there is none.
-        costs: the source of the costs that balance computation.
+        pin: the user's constraint on pipelines; None if there is none.
+        costs: the source of the costs by which cuts balance computation.
         note: called with remarks on what is left out.
         small: whether the model is small enough to be cut inside blocks, too.
     """
@@ -85,16 +85,15 @@ class _Cutting:
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """The cuts that constraints name."""
+        """The names of the operators at which the user's constraint cuts the model."""
         return () if self.pin is None else self.pin.cuts
 
     def stages_to_a_place(self, places: int, micro_batches: int) -> int:
-        """Return the number of stages per pipeline rank that best balances bubble against uneven blocks."""
         return stages_to_a_place(self._blocks, places, micro_batches, _MOST_STAGES, ends=self._ends)
 
     def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
-        """Return the indices of the groups of operators with which each stage may begin, and of the last
-        one's end.
+        """Return, for each stage, the indices of the groups of operators with which it may begin, and the
+        end.
 
         Args:
             costs: the source of the costs that compare the speeds of pipeline ranks.
@@ -144,7 +143,7 @@ class _Cutting:
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """(groups,) the FLOP of each group of operators, and the size of its parameters in bytes."""
+        """(groups,) the FLOP of each group of operators, and (groups,) its parameters in bytes."""
         return flops_of(self.cutter.graph, self.costs), parameter_bytes_of(self.cutter.graph)
 
     def _strengths(self, composer: Composer, costs: CostSource) -> tuple[Sequence[float], Sequence[float]]:
@@ -155,14 +154,15 @@ class _Cutting:
         return [speeds[place] for place in at], [prices.room(place) for place in at]
 
     def _cuttable(self, stages: int) -> list[int]:
-        """Return where stages may begin: with blocks if enough, else where the fewest bytes cross."""
+        """Return the groups with which stages may begin: those that begin blocks or, if these are too few,
+        those before which the fewest bytes are sent."""
         if len(self.cutter.cuts) <= _FEW_POSITIONS:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
         if len(blocks) >= stages - 1:
-            self.note("pipelines: every stage begins with a block")
+            self.note("pipelines: every stage begins with a repeated block of the model")
             return blocks
-        self.note("pipelines: stages begin where the fewest bytes cross")
+        self.note("pipelines: the model is cut where the fewest bytes are sent from stage to stage")
         return narrow_cuts(self.cutter, stages - 1)
 
 
@@ -192,8 +192,8 @@ used with several stages per pipeline rank, as composing more stages takes longe
 
 
 def wants_pipelines(session: Session) -> bool:
-    """Return whether to search for pipelines: if they are requested or pinned, or if the cluster has several
-    levels of links or kinds of devices."""
+    """Return whether to search for pipelines: if the user asks for them or constrains them, or by default if
+    the cluster has several levels of links or kinds of devices."""
     settings = session.settings
     if settings.first:
         return False
@@ -209,8 +209,8 @@ def pinned_pipeline(settings: Settings) -> PipelinePin | None:
 
 
 def with_pipelines(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
-    """Return the exploration with the pipelines found, reduced to one frontier, or with pipelines alone if
-    one is pinned.
+    """Return the exploration with the pipelines found that no other point beats; with pipelines alone if the
+    user constrains them.
 
     Raises:
         ConstraintError: no pipeline fulfils the constraint.
@@ -247,8 +247,7 @@ class _Task:
 
     Attributes:
         schedule: the name of the schedule; "" for the requested one.
-        outer: the placements of crossing tensors on all axes of a pipeline rank but the last, if not all are
-            tried.
+        outer: the tried placements of tensors between stages on all mesh axes within a stage but the last.
         per_place: stages per pipeline rank; None to let :meth:`_Finder._several` choose.
     """
 
@@ -273,7 +272,7 @@ class _Finder:
 
     Attributes:
         notes: remarks on what was left out.
-        refusals: why pipelines were refused, by schedule or pipeline degree.
+        refusals: why there are no pipelines, by schedule or pipeline degree.
     """
 
     def __init__(self, session: Session, searched: Searched, points: Sequence[Point]):
@@ -307,19 +306,19 @@ class _Finder:
         self.notes[text] = None
 
     def refusal(self) -> str:
-        """Return why there are no pipelines; "" if there may be some.
+        """Return why no pipeline is possible; "" if some may be.
 
         Raises:
-            PlanError: there is no schedule with the pinned name.
+            PlanError: there is no schedule with the name in the user's constraint.
         """
         schedule_named(self.schedule)
         given = self.settings.constraints
         if given is not None and given.devices:
-            return "constraints on devices are not supported for stages"
+            return "stages cannot be combined with constraints on devices; leave one of them out"
         if self.searched.refusal:
             return self.searched.refusal
         if not self.graph.atoms.graph.training:
-            return "they are searched for training only"
+            return "pipelines are searched for training only, not for inference"
         if self.problem.refusal or not self._degrees:
             return self.problem.refusal or self._no_degree()
         return "" if any(self._counts(places) for places in self._degrees) else self._no_count()
@@ -371,7 +370,7 @@ class _Finder:
         return tuple(p for p in found if p <= min(_MOST_PLACES, self._most_stages))
 
     def all(self) -> list[tuple[Mesh, int, Sequence[Point]]]:
-        """Return the pipelines found for each job mesh and micro-batch count, as points without a space."""
+        """Return the pipelines of each mesh and micro-batch count, as points without a space number."""
         self._note_kinds()
         asked = [
             (mesh, micro_batches)
@@ -393,7 +392,7 @@ class _Finder:
 
     def _search(self, asked: list[tuple[Mesh, int]], found: list[list[Point]]) -> None:
         """Fill ``found`` with the pipelines of each mesh and micro-batch count in ``asked``. For a large
-        model, append to both the mesh of least memory with one row of the batch per micro-batch."""
+        model, append to both the mesh of least memory, with one sample per micro-batch."""
         self._add([(own, _Task(*at)) for own, at in zip(found, asked, strict=True)])
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
             left = [(own, at) for own, at in zip(found, asked, strict=True) if at not in self._beaten]
@@ -426,7 +425,7 @@ class _Finder:
             )
 
     def _add(self, tasks: Sequence[tuple[list[Point], _Task]]) -> None:
-        """Add the pipelines of each task to its list, composed in forked processes, one per core."""
+        """Search the pipelines of each task in forks, one per core, and add them to the task's list."""
         # Of before, so that the number of cores changes nothing.
         self._known = sorted((one.memory_bytes, one.time_s) for one in self._unbeaten)
         for start in range(0, len(tasks), cores()):
@@ -446,8 +445,8 @@ class _Finder:
                 self._beaten |= beaten
 
     def _leanest(self, asked: Sequence[tuple[Mesh, int]]) -> tuple[Mesh, int] | None:
-        """Return, for a large model, the mesh whose pipelines need the least memory, with one row of the
-        batch in each micro-batch; None if that was already tried, or if the micro-batch count is given."""
+        """Return, for a large model, the mesh whose pipelines need the least memory, and the batch size as
+        its micro-batch count; None if that was already tried, or if the micro-batch count is given."""
         rows = self.problem.batch
         given = self.pin is not None and self.settings.micro_batches != "auto"
         if self.small or given or not self.simulated:
@@ -456,9 +455,9 @@ class _Finder:
         return (mesh, rows) if mesh.shape[0] <= rows and (mesh, rows) not in asked else None
 
     def _counts(self, places: int) -> tuple[int, ...]:
-        """Return the micro-batch counts that divide the batch. Each device computes pieces of the same size
-        as without stages, so counts are multiplied by the pipeline degree; requested counts of a pinned
-        pipeline are not."""
+        """Return the micro-batch counts to try, which divide the batch. Requested counts are multiplied by
+        the pipeline degree, so that each device computes pieces of the same size as without stages, unless
+        the user constrains the pipeline."""
         batch = self.problem.batch
         if self.settings.micro_batches == "auto":
             counts = [places * m for m in _MULTIPLES if batch % (places * m) == 0]
@@ -471,7 +470,7 @@ class _Finder:
     # -- stages -------------------------------------------------------------------------------------
 
     def _prepared(self, task: _Task) -> _Prepared | None:
-        """Return a task that can be composed without store and ranks; None if it can have no pipeline."""
+        """Return a task that can be composed without profile store and ranks; None if it is impossible."""
         mesh, micro_batches, per_place = task.mesh, task.micro_batches, task.per_place
         schedule = task.schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)
@@ -513,7 +512,7 @@ class _Finder:
         return task, composer, positions
 
     def _composed(self, prepared: _Prepared) -> tuple[Any, ...]:
-        """Compose the pipelines of a task.
+        """Compose and simulate the pipelines of a task.
 
         Return those that no plan so far beats, the number simulated, the least memory and its mesh, notes,
         refusals, and (mesh, micro-batches) if other plans beat all of them. Pipelines are returned as points,
@@ -524,7 +523,7 @@ class _Finder:
         found = list(composer.composed(positions))
         if self._known and not found:
             beaten.add((mesh, task.micro_batches))
-            self._note("pipelines of several stages on the same devices: only where those of one were found")
+            self._note("several stages on the same devices: tried only where one stage gave a pipeline")
         if not self._pinned_schedule and composer.schedule == self.schedule:
             found += self._apart(reduce_points(found), composer.frontiers.prices)
         least = min([self._least, *((one.memory_bytes, mesh) for one in found)], key=itemgetter(0))

@@ -1,8 +1,8 @@
-"""Quick planners (baselines and heuristics), which run after every search and add plans that no point beats.
+"""Quick planners (usual strategies and heuristics), which run after every search.
 
-Their plans are simulated like all others, and join the points if no other point is as good in both memory and
-time. :mod:`tensoropt.planners.quick` chooses the planners. The exploration's notes, and its report under
-``tried``, name the planners and the number of plans that joined.
+Their plans are simulated like all others, and join the exploration's points if no point is as good in both
+memory and time. :mod:`tensoropt.planners.quick` chooses the planners. The exploration's notes, and its report
+under ``tried``, name the planners and the number of plans that joined.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _Chosen = tuple[dict[Any, int], dict[Any, int]]
 
 
 class First(NamedTuple):
-    """The first answer: the plans of usual strategies (DDP, ZeRO, FSDP, ...), and their cost tables."""
+    """The answer before the search: plans of usual strategies (DDP, FSDP, ...), and their cost tables."""
 
     searched: Searched
     exploration: Exploration
 
     def plans_of(self, planner: str, task: PlanningTask, searched: Searched) -> list[Point]:
-        """Return a planner's plans in the first answer, simulated again at the costs of the whole search, for
-        which more operators may have been timed. Plans in spaces that were not searched are left out."""
+        """Return a planner's plans from the answer before the search, simulated again at the costs of the
+        whole search, for which more was timed. Plans on meshes that were not searched are left out."""
         number = {(s.mesh.label, s.tables.mesh): at for at, s in enumerate(searched.spaces)}
         chosen: dict[int, list[_Chosen]] = {}
         for point in self.exploration.others:
@@ -83,12 +83,12 @@ def with_quick_plans(
 ) -> Exploration:
     """Return the exploration with those plans of quick planners that none of its points beats.
 
-    After Ctrl-C, planners that have not run yet are left out. If a pipeline is pinned, the exploration is
-    returned unchanged.
+    After Ctrl-C, planners that have not run yet are left out. If the user's constraints ask for a pipeline,
+    the exploration is returned unchanged.
 
     Args:
-        first: the first answer, whose planners are not run again. If the search was interrupted, only its
-            plans are added.
+        first: the answer before the search, whose planners are not run again. If the search was interrupted,
+            only its plans are added.
     """
     settings = session.settings
     if (pin := pinned_pipeline(settings)) is not None and pin.stages > 1:
@@ -137,7 +137,7 @@ def with_quick_plans(
 
 
 def _chosen(point: Point, old: CostTables, new: CostTables) -> _Chosen:
-    """Return a point's configurations and options as indices into other cost tables."""
+    """Return a point's choices as indices into other cost tables, which may list them in another order."""
     choice, options = {}, {}
     for variable, index, option in zip(old.variables, point.choice, point.options, strict=False):
         there, meant = new.of[variable.key], _meaning(old, variable, index)
@@ -173,7 +173,7 @@ def _kinds(session: Session, searched: Searched) -> tuple[frozenset[str], dict[s
 
 
 def check_found(searched: Searched, exploration: Exploration) -> None:
-    """Raise :class:`LackingDevicesError` if no sharded plan is allowed and no planner found another plan."""
+    """Raise :class:`LackingDevicesError` if no sharded plan is possible and no planner found another plan."""
     if exploration.points:
         return
     tried = exploration.report.get("tried", {})
@@ -196,12 +196,12 @@ def _against_constraints(task: PlanningTask) -> str:
 
 
 class _Asking:
-    """The planners that have run, and the plans that they found so far.
+    """The planners that have run, and the plans that they found.
 
     Attributes:
         task: the input of the planners.
         most_s: the CPU seconds that planners of placed plans may take together.
-        found: the plans of all planners without duplicates.
+        found: the plans of all planners, without duplicates.
         left_out: the planners of placed plans that did not run, or not within all memory limits, because
             others had used up ``most_s``.
         refusals: why a planner has no plan, by its name.
@@ -216,7 +216,7 @@ class _Asking:
         self.refusals: dict[str, str] = {}
 
     def ask(self, entry: Entry, limit: float | None = None) -> None:
-        """Run a planner; with a limit in bytes per device, only for its fastest plan within that memory."""
+        """Run a planner; with a limit in bytes per device, for its fastest plan within that memory."""
         self.take(entry.name, ())
         if entry.kind == "placed" and self._placing_s > self.most_s:
             self.left_out[entry.name] = None
@@ -249,17 +249,16 @@ class _Asking:
         ]
 
     def baselines(self) -> tuple[Point, ...]:
-        """Return the plans of the planners that people compare with, even if points beat them. Of the
+        """Return the plans with which people compare (DDP, ZeRO, ...), even if points beat them. Of the
         heuristics, only plans that no other heuristic's plan beats are returned."""
         heuristics = [point for name in HEURISTICS for point in self._points.get(name, ())]
         others = [self._points.get(name, ()) for name in BASELINES if name not in HEURISTICS]
         return tuple(point for own in (*others, reduce_points(heuristics)) for point in own)
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
-        """Return for each planner the number of its different plans and its fastest, or why it has none.
+        """Return for each planner the number of its plans and the fastest of them, or why it has none.
 
-        The row of data parallelism also has its fastest step time with local statistics, if a batch norm
-        synchronizes them.
+        For data parallelism, ``local_statistics_s`` is the step time with per-device batch-norm statistics.
         """
         tried: dict[str, dict[str, Any]] = {}
         for name in (entry.name for entry in entries):
@@ -302,8 +301,8 @@ def _asked_within_points(
         asked.update(chosen)
         session.progress(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
     note = (
-        f"heuristics ran within the memory of {len(asked) - 1} of {len(points):,} points; within that "
-        "of another point, one of them may find a better plan"
+        f"heuristics ran with the memory of {len(asked) - 1} of {len(points):,} points as their limit; with "
+        "that of another point, one of them may find a better plan"
     )
     return unbeaten(points), [note] * bool(heuristics and limits)
 

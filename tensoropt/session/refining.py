@@ -1,10 +1,10 @@
 """The search on meshes with many configurations, where groups combine only the best splits of other meshes.
 
-On a mesh of three axes a group of operators has some hundred configurations, and tables and searches grow
-with the square of that number. Most configurations combine axis strategies (splits over one mesh axis) that
-are good on no mesh. So these wide meshes are searched last: for each micro-batch count, a group combines over
-all axes the axis strategies that it uses most in unbeaten strategies, and those that its sizes ruled out on
-the other meshes. Notes say that this may miss strategies.
+On a mesh of three axes a group of operators has some hundred configurations (a split for each axis), and
+tables and searches grow with the square of that number. Most of them combine splits that are good on no mesh.
+So these wide meshes are searched last. For each micro-batch count, a group then combines only the splits over
+one axis that unbeaten strategies use most, and those that its sizes ruled out on the other meshes. Notes say
+that this may miss strategies.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ Offered = Mapping[tuple[Mesh, int], Restriction]
 def tables_of(
     problem: Problem, costs: CostSource, regions: Sequence[Region], offered: Offered
 ) -> list[Built]:
-    """Return the cost tables of the offered spaces, in the same order.
+    """Return the cost tables of spaces (a mesh with a micro-batch count each), in the same order.
 
     Args:
         regions: the blocks that may be recomputed.
+        offered: the spaces, with the configurations to which constraints restrict them.
     """
     meshes = tuple(dict.fromkeys(mesh for mesh, _ in offered))
     counts = tuple(dict.fromkeys(count for _, count in offered))
@@ -68,8 +69,8 @@ def tables_of(
 def apart(
     graph: GroupGraph, meshes: Sequence[Mesh], counts: Sequence[int], left: Restrictions
 ) -> tuple[Offered, Offered]:
-    """Return the spaces whose configurations are all searched, and those of wide meshes. If all meshes are
-    wide, all spaces are in the first part."""
+    """Return the spaces (a mesh with a micro-batch count each) that are searched fully, and those on wide
+    meshes, which are searched in part. If all meshes are wide, all spaces are in the first part."""
     spaces = {
         (mesh, count): left.spaces[mesh.label, count] if left.spaces is not None else FREE
         for mesh in meshes
@@ -85,10 +86,10 @@ def apart(
 def refine(
     session: Session, build: Callable[[Offered], list[Built]], spaces: SpaceSearch, wide: Offered
 ) -> tuple[str, ...]:
-    """Search the spaces of wide meshes after all others; return notes on what was left out.
+    """Search the wide meshes after all others; return notes on what was left out.
 
-    On each mesh, the micro-batch count with the most unbeaten strategies comes first. If a coarse search
-    there brings nothing new, the other counts are left out.
+    On each mesh, the micro-batch count that most unbeaten strategies have comes first. If a coarse search
+    there finds nothing that beats them, the other counts are left out.
     """
     notes: list[str] = []
     clock = session.clock
@@ -121,9 +122,9 @@ def best_counts(simulations: Simulations) -> list[int]:
 
 
 def combining(limit: Restriction, simulations: Simulations, count: int) -> Restriction:
-    """Return a restriction of a space with one more mesh axis, in which each group may combine only some axis
-    strategies: those used most often in Pareto-optimal strategies at this micro-batch count, and those that
-    no simulated space offered."""
+    """Return a restriction for a mesh with one more axis, by which each group may combine only some of its
+    splits over one axis: those that unbeaten strategies at this micro-batch count use most, and those that no
+    searched mesh allowed."""
     best = simulations.frontier().origin
     graph = simulations.spaces[0].tables.graph
     used = {group.name: Counter[int]() for group in graph.groups}
@@ -162,7 +163,7 @@ def _told(mesh: Mesh, searched: Sequence[int], left: Sequence[int], better: bool
         )
     if left:
         why = "every strategy of other meshes at these counts is beaten by one at another count"
-        why = why if better else f"at {searched[-1]} it brings nothing that other meshes lack"
+        why = why if better else f"at {searched[-1]} it has no strategy that beats those of other meshes"
         notes.append(f"not searched: mesh {mesh.label}, micro-batches {_listed(left)}: {why}")
     return notes
 

@@ -1,7 +1,7 @@
 """The report saved with an exploration: the size of its model, what was timed, what was left out.
 
-PyTorch's errors about operators that it cannot run in some way (on fake tensors, in pieces, without storage)
-are turned into refusals that name the operator and its line.
+If PyTorch cannot run an operator in some way (on fake tensors, in pieces, without storage), its error is
+replaced by one that names the operator and its line in the model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REASON = 200
 
 @contextlib.contextmanager
 def failures_named(model: str, graph: OperatorGraph | None = None) -> Iterator[None]:
-    """Turn PyTorch's refusals inside the block into errors that a person can act on.
+    """Replace PyTorch's errors inside the block by errors that a person can act on.
 
     Args:
         model: the model's name.
@@ -116,7 +116,7 @@ def _reason(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all libraries on which a plan's figures depend."""
+    """Return the versions of this package and of the libraries on which its predictions depend."""
     return {
         "tensoropt": __version__,
         "torch": torch.__version__,
@@ -126,7 +126,7 @@ def versions() -> dict[str, str]:
 
 
 def run_report(searched: Searched, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the report of an exploration as a dictionary with its saved names.
+    """Return the report of an exploration, as the dictionary that is saved with it.
 
     Args:
         seconds: the duration of each stage in seconds.
@@ -162,7 +162,7 @@ def run_report(searched: Searched, seconds: Mapping[str, float]) -> dict[str, An
 
 
 def _expected_rows(graph: OperatorGraph, devices: int) -> Iterator[str]:
-    """Yield a note on the expert rows that the busiest rank is expected to compute; none without experts."""
+    """Yield a note on how unevenly experts are assumed to be loaded; none for a model without experts."""
     if not any(op.target == EXPERTS for op in graph.operators):
         return
     asked = graph.expert_imbalance
@@ -181,7 +181,7 @@ def _expected_rows(graph: OperatorGraph, devices: int) -> Iterator[str]:
 
 
 def implausible(found: Findings) -> Iterator[str]:
-    """Yield remarks that no plan fits a device, or that every step takes hours."""
+    """Yield a remark if no plan fits a device, and one if even the fastest step takes more than an hour."""
     points = found.points
     if not points:
         return

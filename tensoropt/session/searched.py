@@ -1,4 +1,4 @@
-"""The search of a model on a cluster: cost tables of each mesh and micro-batch count, and frontiers."""
+"""The search of a model's strategies on all meshes of a cluster, from cost tables to frontiers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from tensoropt.sharding.constraints import ConstraintError, Constraints, Lacking
 
 @dataclass(frozen=True)
 class Searched:
-    """The frontiers of all spaces (meshes with a micro-batch count), and the costs behind them.
+    """The frontiers on all meshes at all micro-batch counts, and the costs behind them.
 
     Attributes:
-        problem: the model, prepared for costs.
+        problem: the operator graph, prepared for costs.
         costs: the source of the costs, which still has those that the search used.
-        spaces: the spaces that have a strategy; none if every sharded plan is refused.
+        spaces: the meshes and micro-batch counts that have a strategy; empty if no sharded plan is possible.
         simulations: the simulated strategies of each space.
         split_share: the share of the forward FLOPs in groups of operators that can be split in two or more
             ways.
         model_flops: the FLOP of a step by number format (:func:`~tensoropt.evaluation.problem.model_flops`).
-        notes: what constraints, refused spaces and undivided sizes left out, in words.
-        refusal: why no sharded plan is allowed; "" if sharded plans are allowed.
+        notes: what was left out: by constraints, on meshes without a strategy, for sizes that do not divide.
+        refusal: why no sharded plan is possible; "" if one is.
         parallelism: the model's FLOPs over those of its longest chain of dependent groups.
     """
 
@@ -66,7 +66,7 @@ def search(session: Session, problem: Problem) -> Searched:
 
     Raises:
         TensorOptError: a setting is impossible for this model.
-        InfeasibleError, ConstraintError: no mesh and micro-batch count has a strategy.
+        InfeasibleError, ConstraintError: no mesh has a strategy at any micro-batch count.
     """
     settings, clock = session.settings, session.clock
     counts, regions = micro_batch_counts(problem, settings), offered_regions(problem, settings)

@@ -1,4 +1,4 @@
-"""The state that all stages of one exploration share, and the clock of these stages."""
+"""The settings, resources and clock that all stages of one exploration share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,12 @@ from tensoropt.types import Progress, silent
 
 
 class _StageClock:
-    """A clock that records the duration of each stage.
-
-    Attributes:
-        seconds: the duration of each stage in seconds, in the order in which the stages ended.
-    """
-
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to that of the named stage."""
+        """Add the duration of the ``with`` block to that of the named stage."""
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
@@ -42,11 +36,12 @@ class Session:
 
     Attributes:
         store: the profile store; None for the user's own, which is opened when it is needed.
-        progress: called with (stage, done, total, what). Its optional ``note``, ``first`` and ``points`` show
-            a line, the answer before the search, and memory and time of the points known so far.
-        clock: the durations of the stages so far.
+        progress: called with (stage, done, total, what). If it has methods ``note``, ``first`` and
+            ``points``, they are called with a line, with the answer before the search, and with memory and
+            time of the points so far.
+        clock: the durations of the stages so far, in seconds.
         keep: whether cost tables are saved in the profile store and reused from there.
-        left: what was not searched because a person pressed Ctrl-C, in words.
+        left: what was not searched because of Ctrl-C, in words.
     """
 
     cluster: Cluster
@@ -62,12 +57,12 @@ class Session:
         object.__setattr__(self, "settings", with_dtype(self.settings, "", [self.cluster]))
 
     def note(self, words: str, /) -> None:
-        """Show a line before a long stage begins, if the progress display shows notes."""
+        """Show a line before a long stage begins, if the progress display can show one."""
         if show := getattr(self.progress, "note", None):
             show(words)
 
     def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:
-        """Return a report's durations of stages, with that of a stage that ended after the report."""
+        """Return a report's durations of stages in seconds, with that of a stage that ended later."""
         return {**report["seconds"], stage: round(self.clock.seconds[stage], 3)}
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:
@@ -75,6 +70,6 @@ class Session:
         return nullcontext(self.store) if self.store is not None else ProfileStore()
 
     def open_ranks(self) -> AbstractContextManager[RankPool | None]:
-        """Return ranks to measure on for a ``with`` block; None if the cluster cannot be measured here."""
+        """Return ranks to measure on for a ``with`` block, or None if the cluster cannot be measured here."""
         pool = None if self.settings.measure == "never" else local_pool(self.cluster)
         return pool if pool is not None else nullcontext()

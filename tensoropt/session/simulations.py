@@ -1,4 +1,4 @@
-"""The simulated strategies of all spaces (meshes with a micro-batch count), and their common frontier."""
+"""The simulated strategies on all meshes at all micro-batch counts, and their common frontier."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _ChosenIndices = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """Simulated strategies of one space, one per row.
+    """Simulated strategies on one mesh at one micro-batch count, one per row.
 
     Attributes:
         configurations, options: (n, variables) the strategies' choices as indices, in the order of the cost
             tables.
         additive: (n, 2) memory in bytes and time in seconds as the search summed them.
-        costs: (n, 2) the same as simulated.
-        tensors: (n,) simulated memory of tensors alone, in bytes, which is what the search sums.
+        costs: (n, 2) memory in bytes and time in seconds as simulated.
+        tensors: (n,) simulated memory of tensors alone, in bytes; the search's sums count only tensors.
     """
 
     configurations: _ChosenIndices
@@ -60,7 +60,7 @@ class SpaceSimulations:
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        """The simulator of the space's strategies, which caches intermediate results."""
+        """The simulator of strategies on this mesh, which caches intermediate results."""
         overlap = overlap_of(self.cluster, self.mesh, beside=self.tables.prices.beside)
         return Evaluator(self.tables, overlap)
 
@@ -75,10 +75,10 @@ class SpaceSimulations:
         return self.done.costs
 
     def add_all(self, parts: Sequence[tuple[TrackedFrontier, Indices]]) -> list[Indices]:
-        """Simulate points of several frontiers of this space together, which takes little longer than one
+        """Simulate points of several frontiers of this space at once, which takes little longer than one
         frontier.
 
-        Return, for each frontier, its points' numbers among the space's simulated strategies.
+        Return, for each frontier, the indices of its points among the space's simulated strategies.
         """
         chosen = [frontier.strategies(indices) for frontier, indices in parts]
         configurations, options, of_edges = (
@@ -105,7 +105,7 @@ class SpaceSimulations:
 
     @property
     def least_shares(self) -> Floats:
-        """(2,) the least ratios of simulated to summed memory and time that a strategy is assumed to have."""
+        """(2,) the least ratios of simulated to summed memory and time expected of a strategy."""
         additive = self.done.additive
         if not len(additive):
             return np.zeros(2)
@@ -115,7 +115,7 @@ class SpaceSimulations:
         return shares.min(axis=0) - _MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
-        """Return how often the given strategies use each axis strategy (split) of each group."""
+        """Return how often strategies use each split over one axis, by group of operators."""
         tables = self.tables
         found = {group.name: Counter[int]() for group in tables.graph.groups}
         for column, variable in enumerate(tables.variables):
@@ -128,11 +128,11 @@ class SpaceSimulations:
         return found
 
     def points(self, numbers: Indices, space: Space, index: int) -> list[Point]:
-        """Return strategies as points of space ``index``, simulating them again for figures besides memory
-        and time.
+        """Return strategies as points with all figures, for which they are simulated again.
 
         Args:
-            numbers: the strategies' numbers among the simulated ones.
+            numbers: the strategies' indices among the simulated ones.
+            space, index: the names of the choices on this mesh, and their index in the exploration.
         """
         found: list[Point] = []
         for start in range(0, len(numbers), CHUNK):
@@ -143,8 +143,8 @@ class SpaceSimulations:
         return found
 
     def _evaluated(self, configurations: _ChosenIndices, options: _ChosenIndices) -> Evaluation:
-        """Return the simulation of strategies, one per row, from the configurations of all variables and the
-        options of groups and of regathered tensors."""
+        """Simulate strategies, one per row, given by the configurations of all variables and the options of
+        groups and of tensors that may be gathered again."""
         keys = [variable.key for variable in self.tables.variables]
         groups = {group.name for group in self.tables.graph.groups}
         moves = [Variable.of_move(name) for name in self.tables.moves]
@@ -159,7 +159,7 @@ class SpaceSimulations:
 
 @dataclass
 class Simulations:
-    """The simulated strategies of all spaces."""
+    """The simulated strategies of all spaces (a mesh with a micro-batch count each)."""
 
     cluster: Cluster
     spaces: list[SpaceSimulations]
@@ -175,10 +175,10 @@ class Simulations:
         return unbeaten_of(self.spaces)
 
     def rivals(self, index: int) -> Staircase | None:
-        """Return the memory and time, as the search sums them, that a strategy of a space has to beat.
+        """Return the summed memory and time that a strategy of one space has to beat.
 
-        Simulated costs are assumed to be at least :attr:`SpaceSimulations.least_shares` of the sums; None
-        unless both shares are positive.
+        They are the frontier's simulated costs, divided by the least ratios of simulated to summed costs
+        (:attr:`SpaceSimulations.least_shares`); None unless these are positive.
         """
         shares = self.spaces[index].least_shares
         if (shares <= 0).any():
@@ -192,7 +192,7 @@ class Simulations:
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:
-    """Return the frontier of all simulated strategies; ``origin`` (n, 2) has their space and number."""
+    """Return the frontier of all simulated strategies; ``origin`` (n, 2) has their space and row."""
     sizes = [len(space.simulated) for space in spaces]
     which = np.repeat(np.arange(len(sizes)), sizes)
     number = np.concatenate([np.arange(size) for size in sizes])

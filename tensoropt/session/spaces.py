@@ -1,4 +1,4 @@
-"""The search of all spaces of an exploration, a space being a mesh with a micro-batch count.
+"""The search of all spaces of an exploration; a space is a mesh with a micro-batch count.
 
 The simulated strategies of all spaces are reduced to one frontier, which prunes the searches that follow.
 """
@@ -31,16 +31,16 @@ cores busy although one space takes ten times as long as another."""
 
 @dataclass(eq=False)
 class SpaceSearch:
-    """The search of all spaces of an exploration.
+    """The search of all spaces (a mesh with a micro-batch count each) of an exploration.
 
     Attributes:
         built: the mesh and the cost tables of each space.
         simulations: the simulated strategies of the same spaces, in the same order; the search adds to them.
-        found: the spaces with strategies, by number.
+        found: the spaces with strategies, by index.
         interrupted: the number of spaces that were left out because of Ctrl-C.
-        refused: why a space has no strategy, by the space's number.
+        refused: why a space has no strategy, by the space's index.
         every: all frontiers found, coarse ones included.
-        outlines: the coarse frontiers that are found before a full search, by the space's number.
+        outlines: the coarse frontiers that are found before a full search, by the space's index.
     """
 
     built: list[one_space.Built]
@@ -54,7 +54,7 @@ class SpaceSearch:
     outlines: dict[int, TrackedFrontier] = field(default_factory=dict)
 
     def leave(self) -> None:
-        """Fill ``found`` with all spaces, unsearched."""
+        """Mark all spaces as found, with cost tables but without a search."""
         for number in range(len(self.built)):
             self._add(number)
 
@@ -86,8 +86,8 @@ class SpaceSearch:
         self.progress("search", len(self.built), len(self.built), f"{points} points")
 
     def add(self, built: one_space.Built) -> bool:
-        """Search one more space if its coarse frontier has a simulated strategy that beats all known ones by
-        more than a trifle; return whether there is one."""
+        """Search one more space if a coarse search there finds a strategy that beats all known ones by more
+        than 0.1 %. Return whether it does."""
         number = len(self.built)
         self.built.append(built)
         before = self.simulations.frontier()
@@ -109,7 +109,7 @@ class SpaceSearch:
         return better
 
     def simulate(self) -> None:
-        """Simulate further points: neighbours of the unbeaten ones, or all points if no gap is allowed."""
+        """Simulate more points: those next to unbeaten ones or, if no gap is allowed, all."""
         if self.settings.allows_gap:
             for done, count in enumerate(one_space.neighbours_of_winners(self.every, self.simulations)):
                 self.progress("simulate", done, done + 2, f"{count} neighbours of the best")

@@ -1,4 +1,4 @@
-"""Functions that express a point as a launcher's job: its degrees, and the nearest possible job."""
+"""Functions that find the launcher's job (its degrees and other options) that comes nearest to a point."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class ToldJob(NamedTuple):
     """The launcher's job that comes nearest to a point.
 
     Attributes:
-        point, name: the requested point, and its plan's name.
-        priced, title: the job with its own simulated figures, and its plan's name.
+        point, name: the requested point, and the name of its plan.
+        priced, title: the job with its own simulated figures, and the name of its plan.
         why: the part of the point that the launcher cannot express; "" if there is none.
-        text: the launcher's config.
+        text: the content of the launcher's config.
     """
 
     point: Point
@@ -52,7 +52,7 @@ class ToldJob(NamedTuple):
 
     @property
     def is_the_point(self) -> bool:
-        """Whether the job is the point's plan: all is expressed, and memory and time are nearly equal."""
+        """Whether the job expresses all of the point's plan, with memory and time within 1 %."""
         figures = ((self.priced.point.memory_bytes, self.point.memory_bytes),
                    (self.priced.point.time_s, self.point.time_s))  # fmt: skip
         return not self.why and all(abs(job / own - 1) <= _ALIKE for job, own in figures)
@@ -63,7 +63,7 @@ class ToldJob(NamedTuple):
         return self.why or "its operators and parameters are not all split alike"
 
     def sentence(self) -> str:
-        """Return the job's name, step time and memory, compared with the point's."""
+        """Return the job's name, step time and memory, compared with the point's, as text."""
         memory, time_s = self.priced.point.memory_bytes, self.priced.point.time_s
         return (
             f"{self.title}: {format_seconds(time_s)} a step ({_beside(time_s, self.point.time_s)}), "
@@ -78,13 +78,13 @@ def _beside(figure: float, own: float) -> str:
 
 
 def nearest(prices: JobPrices, index: int, launcher: str) -> ToldJob:
-    """Return the launcher's job that comes nearest to a point.
+    """Return the launcher's job whose simulated memory and time come nearest to a point's.
 
     Args:
         index: the index of the point in ``all_points``.
 
     Raises:
-        JobError: there is no such launcher, or none of its jobs is near; the message says why.
+        JobError: there is no such launcher, or it can express no plan near the point; the message says why.
     """
     exploration, entry = prices.exploration, launcher_named(launcher)
     plan, name = exploration.plan(index), exploration.names[index]

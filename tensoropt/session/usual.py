@@ -1,7 +1,7 @@
-"""The strategies that people set by hand, priced before anything is searched.
+"""The strategies that people set by hand, whose costs are found before anything is searched.
 
 Data parallelism, ZeRO's stages, FSDP and Megatron's tensor parallelism use few of the possible splits of an
-operator. Cost tables of these splits alone take a fraction of the duration of full tables.
+operator. Cost tables of only these splits are built in a fraction of the time of full tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ USUAL_NOTE = "usual strategies alone were priced: DDP, ZeRO, FSDP, tensor parall
 
 
 def usual_spaces(offered: Offered, graph: GroupGraph) -> Offered:
-    """Return the spaces with up to two axes, restricted to the splits of usual strategies.
+    """Return the spaces whose mesh has up to two axes, restricted to the splits of usual strategies.
 
     On two axes, the outer one splits groups as in data parallelism, the inner one as in tensor parallelism. A
     single axis may split in either way.

@@ -105,15 +105,15 @@ def test_a_device_without_tensor_cores_computes_tf32_as_float32():
 
 
 @pytest.mark.parametrize(("found", "name", "why"), [
-    (explored(flops={}), "mfu", "no product whose FLOP are counted"),
+    (explored(flops={}), "mfu", "no operator whose FLOP count for MFU"),
     (explored("dgx-v100[2]", flops={"bfloat16": 1e9}), "mfu", "no peak of bfloat16 is known for V100-32GB"),
     (explored(flops={"float32": 1.0}), "per_hour", "no price of a device-hour is known for H100-80GB"),
     (explored(flops={"float32": 1.0}, cluster="dgx-h100[1]"), "mfu", "which of the 1 devices"),
     (replace(explored(flops={"float32": 1.0}), cluster={"name": "toy"}), "mfu", "was not saved"),
     (explored(call={"args": [], "kwargs": {}}), "samples_per_s", "shapes of the model's inputs"),
-    (explored(call=IMAGES), "tokens_per_s", "reads no sequences of token numbers"),
+    (explored(call=IMAGES), "tokens_per_s", "no input of token indices"),
     (explored(call={"args": [{"tensor": [n, 3], "dtype": "float32"} for n in (8, 4)], "kwargs": {}}),
-     "samples_per_s", r"no batch in common \(first sizes 8, 4\)"),
+     "samples_per_s", r"no batch size in common \(first sizes 8, 4\)"),
 ])  # fmt: skip
 def test_what_is_unknown_says_why(found, name, why):
     one = RatesOf(found).of(0)
@@ -127,7 +127,7 @@ def test_part_of_a_cluster_of_one_kind_is_known():
 
 def test_an_amount_of_what_is_unknown_is_refused_with_the_reason():
     work = StepWork.of(explored(call=IMAGES))
-    with pytest.raises(TensorOptError, match="tokens of a step are unknown: it reads no sequences"):
+    with pytest.raises(TensorOptError, match="tokens of a step are unknown: the model has no input"):
         Amount(10, "tokens").steps(work)
     assert Amount(10, "samples").steps(work) == 10 / 8
 

@@ -114,11 +114,11 @@ def test_all_in_effect_is_said_in_one_line():
 
 
 @pytest.mark.parametrize(("data", "said"), [
-    ({"model": "zoo:mlp"}, "not a question of this version (cluster"),
-    ({"model": "zoo:mlp", "cluster": "x", "wish": 1}, "not a question of this version (wish"),
+    ({"model": "zoo:mlp"}, "not written by this version (cluster"),
+    ({"model": "zoo:mlp", "cluster": "x", "wish": 1}, "not written by this version (wish"),
     ({"model": "zoo:mlp", "cluster": "x", "settings": {"dtype": "int3"}}, "unknown dtype 'int3'"),
     ({"model": "zoo:mlp", "cluster": "x", "settings": {"wisdom": 3}}, "made by another version"),
-    ([], "not a question of this version (it"),
+    ([], "not written by this version (it"),
 ])  # fmt: skip
 def test_what_is_no_question_is_refused(data, said):
     with pytest.raises(TensorOptError) as error:

@@ -51,10 +51,10 @@ def test_the_summary_names_what_has_no_rule():
     ({}, "never", "nothing was timed: timing was refused (--measure never); figures come from data sheets"),
     ({"workloads_measured": 3, "timed_now": False, "fit": [{"cls": "norm"}]}, "never",
      "nothing was timed: timing was refused (--measure never); figures come from the profile store, "
-     "which knows 3 distinct pieces of work and a fit to what it knows"),
+     "with timings of 3 distinct workloads and a fit to the profile store's timings"),
     ({"fit": [{"cls": "norm"}]}, "all", "nothing was timed: T4 is not here; figures come from a fit"),
     ({"workloads_measured": 3, "median_spread": 0.041, "failed_measurements": 1}, "all",
-     "timed: 3 distinct pieces of work, median spread 4 %, 1 failed, see the notes"),
+     "timed: 3 distinct workloads, median spread 4 %, 1 failed, see the notes"),
 ])  # fmt: skip
 def test_where_nothing_was_timed_the_true_reason_is_said(report, measure, said):
     found = small_exploration()

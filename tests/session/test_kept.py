@@ -119,7 +119,7 @@ def test_what_cannot_be_kept_is_said(found, empty_store):
     store = empty_store
     store._connection.execute("PRAGMA max_page_count = 1")  # no more than there are
     said = kept.KeptExplorations(store).keep("question", load_cluster("dgx-h100[2]"), Settings(), found)
-    assert said.startswith("not kept for reuse: ")
+    assert said.startswith("the result was not kept for reuse: ")
     assert "disk is full" in said
     assert store.persistent
 

@@ -341,7 +341,7 @@ def test_heuristics_run_within_the_memory_of_a_few_points(store, monkeypatch):
         assert limits[0] < exploration.points[0].memory_bytes
     points = len(exploration.points)
     notes = exploration.report["notes"]
-    assert any(note.startswith("heuristics ran within the memory of 2 of") for note in notes), points
+    assert any(note.startswith("heuristics ran with the memory of 2 of") for note in notes), points
 
 
 @pytest.mark.slow

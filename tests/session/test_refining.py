@@ -114,7 +114,7 @@ def test_other_counts_are_left_out_where_the_best_brings_nothing():
     seen, notes = refined([False])
     assert seen == [2]
     assert notes[0].startswith("mesh 2x2x2, micro-batches 2: groups combine")
-    why = "at 2 it brings nothing that other meshes lack"
+    why = "at 2 it has no strategy that beats those of other meshes"
     assert notes[1] == f"not searched: mesh 2x2x2, micro-batches 1, 4: {why}"
 
 

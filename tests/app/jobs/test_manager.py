@@ -215,6 +215,6 @@ def test_jobs_of_an_earlier_version_are_listed_alone(managed):
     later = managed(workers_app.quick)
     (job,) = later.jobs()
     assert (job.state, job.question) == ("done", {})
-    with pytest.raises(TensorOptError, match="not a question of this version"):
+    with pytest.raises(TensorOptError, match="not written by this version"):
         later.again(job.id)
     assert later.estimate(REQUEST) is None

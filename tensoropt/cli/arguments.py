@@ -371,7 +371,9 @@ def _nothing_fits(exploration: Any, refusal: str, out: str | None) -> TensorOptE
     from tensoropt.plan.plan_names import brief_name
     from tensoropt.units import format_seconds
 
-    leanest = exploration.points[0]
-    would = f"{brief_name(exploration.names[0])}, {format_seconds(leanest.time_s)} a step"
-    saved = f"; the points are in {out}: tensoropt choose {out} --point 1, or export --csv" if out else ""
+    least = int(exploration.needs.argmin())
+    step = format_seconds(exploration.all_points[least].time_s)
+    would = f"{brief_name(exploration.names[least])}, {step} a step"
+    choose = f"tensoropt choose {out} --point {least + 1}, or export --csv"
+    saved = f"; the points are in {out}: {choose}" if out else ""
     return InfeasibleError(f"{refusal} ({would}){saved}")

@@ -278,7 +278,7 @@ class _GraphBuilder:
         names = {g.name for g in graph.groups}
         for name in splits:
             if name not in names:
-                raise TensorOptError(f"cannot split '{name}': the model has no group of this name")
+                raise TensorOptError(f"cannot split '{name}': the model has no operator group of this name")
         self.users = self._users()
         # A parameter that several operators read, or pieces of one, can lie with only one of them: it becomes
         # an operator that hands it out to all.

@@ -123,9 +123,9 @@ def _kernel_limits(graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
                 "PyTorch calls"
             )
         runs_on[group.name] = devices
-        notes.append(f"{words}: {group.name} may lie on device {', '.join(map(str, devices))} alone")
+        notes.append(f"{words}: {group.name} can run on device {', '.join(map(str, devices))} only")
     if unknown:
-        notes.append(f"kernels unknown here, assumed to exist for all devices: {', '.join(unknown)}")
+        notes.append(f"kernels unknown on this machine, assumed for all devices: {', '.join(unknown)}")
     return PlacedLimits(runs_on=runs_on, kernel_notes=tuple(notes))
 
 

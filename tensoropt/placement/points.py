@@ -99,7 +99,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
 def _field_of(plan: Plan, name: str, field: str) -> int:
     value = getattr(plan.operators[name], field)
     if value is None:
-        raise PlanError(f"operator {name} has no {field} in the plan")
+        raise PlanError(f"operator {name} has no {field} in the plan; make the plan again")
     return int(value)
 
 

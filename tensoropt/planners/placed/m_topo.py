@@ -20,7 +20,7 @@ from tensoropt.planners.placed.common.units import (
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Cut the order into pieces; every device runs its piece in the model's order.
+    """Cut the topological order into pieces of equal memory, one for each device.
 
     Raises:
         InfeasibleError: the last device is full before the last operator.

@@ -156,7 +156,7 @@ class _SplitBackward(NamedTuple):
 
     Attributes:
         inputs_bytes: the peak while the gradients of arriving tensors are computed.
-        left_bytes: the memory kept until the gradients of parameters are computed.
+        left_bytes: the memory in use between the two parts of the backward.
         weights_bytes: the peak above ``left_bytes`` while the gradients of parameters are computed.
     """
 

@@ -49,7 +49,7 @@ class Thoroughness:
 
     Attributes:
         gap: the permitted relative error of a frontier; None to find only some vertices of its convex hull.
-        candidates: the strategies simulated per frontier; more if these lose over 0.3 % of hypervolume.
+        candidates: the strategies simulated per frontier; more if so few lose over 0.3 % of hypervolume.
         in_flight: whether to search for every number of micro-batches in flight, not only powers of two.
     """
 
@@ -164,7 +164,7 @@ class StageFrontiers:
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
     def prepare(self, ranges: Iterable[Range]) -> None:
-        """Look up or measure the costs of stages, so that searching them needs neither a store nor ranks."""
+        """Read the costs of stages from the profile store or measure them, as :meth:`find` does neither."""
         works = {
             work.key: work
             for look in {self._known_look(*where) for where in ranges}

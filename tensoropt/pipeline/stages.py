@@ -39,7 +39,7 @@ class Stage:
 
     Attributes:
         graph: the grouped operator graph of this stage alone.
-        arriving, departing: the activations received from the previous stage, and those sent to the next.
+        arriving, departing: the activations received from, and sent to, the stages beside, in message order.
     """
 
     graph: GroupGraph
@@ -167,7 +167,7 @@ class Cutter:
         )
 
     def makers_of(self, names: Iterable[str]) -> list[Group]:
-        """Return the operator groups that compute the named tensors from inputs, in execution order."""
+        """Return the operator groups that compute the named tensors from the model's inputs, in order."""
         makers: dict[str, Group] = {}
         waiting = list(names)
         while waiting:
@@ -227,7 +227,7 @@ class Cutter:
         return any(self.source.tensors[n].requires_grad for n in self.crossing(cut))
 
     def has_parameters(self, start: int, stop: int) -> bool:
-        """Return whether some of the operator groups have parameters; always True in inference."""
+        """Return whether groups ``start`` to ``stop - 1`` have parameters; always True in inference."""
         groups = self.graph.groups[start:stop]
         return not self.source.training or any(group.parameters or group.shared for group in groups)
 
@@ -475,7 +475,7 @@ class _StageBuilder:
 
 
 def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
-    """Return the FLOP count (groups,) of each operator group, forward and backward, unsplit; all positive."""
+    """Return (groups,) the FLOP count of each unsplit operator group, forward and backward; at least 1."""
     facts = [costs.facts.of(_whole_work(graph, group)) for group in graph.groups]
     return np.array([of.forward_flops + of.backward_flops + 1.0 for of in facts])
 
@@ -560,7 +560,7 @@ def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *
     2021, section 2.2).
 
     Args:
-        ends: the result of :func:`has_ends`.
+        ends: whether the parts before the first and after the last block can be stages.
     """
     candidates = [(1.0, 1)]
     for count in range(2, most + 1):
@@ -627,8 +627,8 @@ def balanced(
 def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     """Return the tensors that any stage computes in less time than sending them takes.
 
-    Computing takes its FLOP count at peak speed or its memory traffic at full bandwidth; a message takes its
-    size over the outermost link. Launches and latencies are left out, as both have them for each micro-batch.
+    Computing takes its FLOP at peak speed or, if longer, its memory traffic at full bandwidth. A message takes
+    its size over the outermost link. Launches and latencies are left out, as both have them per micro-batch.
     """
     device, levels = costs.cluster.device, costs.cluster.levels
     if not levels:

@@ -176,7 +176,7 @@ def schedule_named(name: str) -> _Schedule:
 
 
 def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -> None:
-    """Raise PlanError, which says what is required, if PyTorch's schedule cannot run such a pipeline."""
+    """Raise PlanError, with what is required, if PyTorch's schedule cannot run with these numbers."""
     schedule = schedule_named(name)
     if places < 2:
         raise PlanError(f"a pipeline needs at least two groups of devices, not {places}")
@@ -198,7 +198,7 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """Return the most micro-batches in flight in a stage, from their forward to their backward's end."""
+    """Return the most micro-batches of a stage between their forward and the end of their backward."""
     kinds = [action.kind for actions_at in actions for action in actions_at if action.stage == stage]
     ends = "W" if "W" in kinds else "B"
     in_flight = most = 0

@@ -16,7 +16,7 @@ _MOST_TIMED = 3
 
 @dataclass(frozen=True)
 class TimedStage:
-    """A stage's own step on a device, as if its micro-batches ran one after another."""
+    """The timed events of one stage's step, as if its micro-batches ran one after another."""
 
     evaluation: Evaluation
 

@@ -413,7 +413,7 @@ class _StepTasks:
         return len(self._after) - 1
 
     def _gather(self) -> list[list[int]]:
-        """Return, for each stage, the task that gathers its parameters; a device group gathers one by one."""
+        """Return, for each stage, the task that gathers its parameters, after those of earlier stages."""
         of_places, of_stages = [list[int]() for _ in self._actions], []
         for stage, own in enumerate(self._parts):
             place = self._place_of[stage]

@@ -26,7 +26,7 @@ def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> 
 
 
 def in_steps(graph: GroupGraph, names: Collection[str]) -> GroupGraph:
-    """Return the graph with the named batch norms replaced by sums, statistics and normalisation."""
+    """Return the graph with each named batch norm replaced by groups for sums, statistics and the rest."""
     if not names:
         return graph
     source = graph.atoms.graph
@@ -119,7 +119,7 @@ def _placements(space: IndexSpace, tensors: Mapping[str, Tensor], choice: int) -
 
 
 def step_groups(graph: GroupGraph) -> dict[str, tuple[str, str]]:
-    """Return, for each replaced batch norm, the operator groups of its sums and of its statistics."""
+    """Return, for each replaced batch norm, the names of its groups for sums and for statistics."""
     producer = graph.atoms.graph.producer
     before = {group.name: steps_before(group.anchor, producer) for group in graph.groups}
     return {name: (steps[0].name, steps[1].name) for name, steps in before.items() if steps is not None}

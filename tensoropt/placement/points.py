@@ -186,7 +186,7 @@ def fullest(simulated: SimulatedPlacement) -> int:
 
 
 def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
-    """Return the seconds that a device waits while a message to or from it is in flight."""
+    """Return the seconds in which a device does not compute while one of its messages is in flight."""
     either = joined([*simulated.messages_of(device), *simulated.busy(device)])
     # Messages beside computing are hidden. In the rest of the union, the device waits for messages.
     return max(length_s(either) - simulated.busy_s[device], 0.0)

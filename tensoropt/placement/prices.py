@@ -197,7 +197,7 @@ class PricedGraph:
         return tuple(choice for choice in choices if choice != self.graph.splits.get(name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
-        """Return batch cuts of all possible groups into one piece per device, or the next lower number."""
+        """Return batch cuts of groups into one piece per device, or the next lower number that divides."""
         # Counts from the number of devices downwards: the first that divides any batch.
         counts = range(self.prices.cluster.device_count, 1, -1)
         return next(filter(None, map(self.batch_cuts, counts)), {})

@@ -126,14 +126,14 @@ class Zeros(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitTensor(Node):
-    """Split a tensor into pieces. ``piece``: any of them."""
+    """Split a tensor into pieces. ``piece``: one of them, which describes the cut."""
 
     piece: Value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class JoinPieces(Node):
-    """Join the pieces of a tensor, or add the terms of a sum. ``piece``: any of them."""
+    """Join the pieces of a tensor, or add the terms of a sum. ``piece``: one of them."""
 
     piece: Value
 
@@ -142,7 +142,7 @@ class PlacedLowering(Lowering):
     """The lowering of a placed plan for a process that runs the devices ``own``.
 
     Attributes:
-        strategy: a sharded strategy with every tensor whole, which the base class needs.
+        strategy: the strategy of the base class, without any split over devices.
     """
 
     def __init__(self, placed: PlacedStrategy, order: PlacedOrder, own: Sequence[int], evaluating: bool):

@@ -191,7 +191,7 @@ class SimulatedPlacement:
 
     @cached_property
     def events(self) -> tuple[_PlacedEvent, ...]:
-        """All tasks as events with names, by number."""
+        """All tasks as events with names, in the order of the tasks' numbers."""
         problem, place, tasks = self.problem, self.placement, self.tasks
         names, tensors, device = problem.names, problem.tensors, place.device
         told: dict[int, tuple[str, str, str, tuple[str, ...], tuple[int, ...]]] = {}

@@ -103,7 +103,7 @@ class Tape:
 
 
 class TapedStep(DeferredStep):
-    """A step between forward and backward, with a tape for each micro-batch."""
+    """The state of a step between forward and backward: a tape for each micro-batch."""
 
     def __init__(self, tapes: Sequence[Tape]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Simulate a job with given parallel degrees, ZeRO stage, micro-batches and recomputation, as for a launcher.
+"""Simulate a launcher's job: given parallel degrees, ZeRO stage, micro-batches and recomputation.
 
 Choices that the job leaves open (such as layouts between operators) are made for the shortest step, as for
 every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Cost tables cover only the

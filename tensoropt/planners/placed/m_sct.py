@@ -120,7 +120,7 @@ def _favourites(problem: PlacementProblem, units: Units) -> list[int]:
 
 
 def _rows(edges: NDArray[np.intp], seconds: Floats, messages: Floats) -> tuple[Any, Floats]:
-    """Return the constraints as A v <= b over v = (x, s, w)."""
+    """Return (A, b) of the linear program's constraints A v <= b, where v = (x, s, w)."""
     count, operators = len(edges), len(seconds)
     shape, ones = (count, operators), np.ones(count)
     parent, child = (sparse.coo_array((ones, (np.arange(count), ends)), shape=shape) for ends in edges.T)

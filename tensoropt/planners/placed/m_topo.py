@@ -2,7 +2,7 @@
 
 B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-TOPO).
 Operators are taken in a topological order, here the model's own order of execution, and fill one device after
-the other. Operators that must share a device are booked together with the first of them. If no later device
+the other. Operators that must share a device are placed together with the first of them. If no later device
 has its share free, because of pins or a limit below the share, operators go to the first device with room.
 """
 

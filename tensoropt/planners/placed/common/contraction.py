@@ -167,8 +167,8 @@ def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[in
     Operators are still scheduled one by one, so that a group may wait for another between its operators.
 
     Joins along edges stop at an even share of all operators, computation and memory, as one heavy group would
-    leave no choice. After that, the group with the least memory joins the neighbour with the least memory, or
-    else any group. These rules are assumptions. More groups remain only if pins forbid joining.
+    leave no choice. After that, the group with the least memory joins the neighbour, or else any other group,
+    with the least memory. These rules are assumptions. More groups remain only if pins forbid joining.
     """
     groups = _Groups(problem, GroupLimits.of_shares(problem, 1 / most_groups, most_groups), acyclic=False)
     for first, *others in units_of(problem).members:

@@ -58,7 +58,7 @@ class Thoroughness:
     in_flight: bool
 
     def flights(self, in_flight: Iterable[int]) -> tuple[int, ...]:
-        """Return the numbers of micro-batches to search for, rounded up to powers of two unless all are."""
+        """Round numbers of micro-batches in flight up to powers of two, unless every number is searched."""
         counts = set(in_flight)
         return tuple(sorted(counts if self.in_flight else {1 << (k - 1).bit_length() for k in counts}))
 

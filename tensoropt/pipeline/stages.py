@@ -627,8 +627,8 @@ def balanced(
 def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     """Return the tensors that any stage computes in less time than sending them takes.
 
-    Computing takes its FLOP at peak speed or, if longer, its memory traffic at full bandwidth. A message takes
-    its size over the outermost link. Launches and latencies are left out, as both have them per micro-batch.
+    Computing takes its FLOP at peak speed or, if longer, its memory traffic at full bandwidth. A message
+    takes its size over the outermost link. Launches and latencies, which both have, are left out.
     """
     device, levels = costs.cluster.device, costs.cluster.levels
     if not levels:

@@ -31,7 +31,7 @@ def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
-    """Return a crossing tensor's bytes per micro-batch on a stage's rank ``inner``; by default, the most."""
+    """Return a crossing tensor's bytes per micro-batch on a stage's rank ``inner`` or on the fullest."""
     layout = strategy.configurations[group].layout(name)
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
@@ -39,13 +39,17 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return a rank's bytes per micro-batch to the next stage; if ``learning``, of gradients from there."""
+    """Return the bytes of activations that a rank sends per micro-batch or, if ``learning``, of the
+    gradients that the next stage returns.
+    """
     names = strategy.parts[stage].departing
     return message_bytes(strategy.stages[stage], names, departing_group, learning=learning)
 
 
 def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return a rank's bytes per micro-batch from the previous stage; if ``learning``, of gradients to it."""
+    """Return the bytes of activations that a rank receives per micro-batch or, if ``learning``, of the
+    gradients that it returns to the previous stage.
+    """
     names = strategy.parts[stage].arriving
     return message_bytes(strategy.stages[stage], names, arriving_group, learning=learning)
 
@@ -62,7 +66,7 @@ def message_bytes(
 
 
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
-    """Return the bytes of a parameter's gradient on a stage's rank ``inner``; by default, the most."""
+    """Return the bytes of a parameter's gradient on a stage's rank ``inner``, or on the fullest rank."""
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), strategy.stored[name], strategy.mesh, where)
     return prod(shape) * DTYPE_BYTES[strategy.tensor(name).stored_dtype]

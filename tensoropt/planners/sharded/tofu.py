@@ -86,7 +86,7 @@ _TIE_S_PER_BYTE = 1e-18
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return one strategy per mesh and micro-batch count, for the largest number of axes with strategies.
+    """Return one strategy per mesh and micro-batch count, on the meshes with most axes that allow any.
 
     Raises:
         UnsuitableError: no mesh allows a strategy.

@@ -1,7 +1,7 @@
-"""Numba kernels on staircases: thinning, and unions of products under a limit.
+"""Numba kernels on staircases (Pareto frontiers of memory and time): thinning, and unions of products.
 
-A staircase is a pair of arrays: memory strictly ascending, time strictly descending. Costs lie on a dyadic
-grid, so that sums are exact in any order. ``fastmath`` is off because ``inf`` marks impossible costs.
+A staircase is a pair of arrays: memory strictly ascending, time strictly descending. Costs are multiples of a
+power of two, so that sums are exact in any order. ``fastmath`` is off because ``inf`` marks impossible costs.
 ``nogil`` is set because the search runs threads. ``tests/naive.py`` has plain versions of all kernels.
 """
 
@@ -28,8 +28,8 @@ def grown(array, size):
 def _merge_runs(m, t, k, start, middle, end, tm, tt, tk):
     """Merge the staircases in ``start:middle`` and ``middle:end`` in place; return the new end.
 
-    Of equal points the first staircase's is kept, so that the result does not depend on how work was split.
-    ``tm, tt, tk`` are scratch arrays with room for the first staircase.
+    The arrays are memory ``m``, time ``t`` and labels ``k``. Of equal points that of the first staircase is
+    kept. ``tm, tt, tk`` are scratch arrays with room for the first staircase.
     """
     # Only the first run is copied: when j - middle + i points have been read, at most as many have been
     # written from ``start`` on, so writing never overtakes reading in the second run.
@@ -61,7 +61,7 @@ def _merge_runs(m, t, k, start, middle, end, tm, tt, tk):
 
 @njit(cache=True, nogil=True)
 def _locate(limit_m, value):
-    """Return the index of the last breakpoint at or below ``value``; -1 if all are above."""
+    """Return the index of the last item of ascending ``limit_m`` that is at most ``value``; -1 for none."""
     low = 0
     high = limit_m.shape[0]
     while low < high:
@@ -75,12 +75,11 @@ def _locate(limit_m, value):
 
 @njit(cache=True, nogil=True)
 def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
-    """Append the staircase ``first:last`` shifted by (dm, dt), without points above the limit; return the new
-    end.
+    """Append the points ``first:last`` of (sm, st), each plus (dm, dt), to (m, t, k); return the new end.
 
-    A point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]`` is the last breakpoint at or
-    below its memory. A block of points is skipped if its least memory and least time together are above the
-    limit. This is exact, because the limit never ascends.
+    A point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]`` is the last item up to its
+    memory. A block of points is skipped if its least memory and least time together are above the limit. This
+    skips no other points, because the limit never ascends.
     """
     count = limit_m.shape[0]
     # An array without breakpoints means no limit; for None, numba would compile the kernel a second time.
@@ -118,13 +117,14 @@ def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, l
 
 @njit(cache=True, nogil=True)
 def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t, m, t, k, tm, tt, tk, runs):
-    """Return the union over c of product(entry ``left[c]``, entry ``right[c]``), below a limit; label = c.
+    """Return the frontier of all sums of points of staircases ``left[c]`` and ``right[c]``, for all c.
 
-    ``left``, ``right`` (C,) are entries of two flat tables (offsets, memory, time). Each shift of the longer
-    factor is a sorted run. Runs are merged like a binary counter, in O(log runs) merges per point
-    (output-sensitive Pareto sum; cf. Funke et al., arXiv 2409.10232). The return value is (count, m, t, k,
-    tm, tt, tk, made): the result in ``m[:count]``, ``t[:count]``, ``k[:count]``, scratch arrays, which may
-    have grown, and the number of sums written and shifts tried.
+    ``left``, ``right`` (C,) index two flat tables of staircases (offsets, memory, time). Sums above the limit
+    (``limit_m``, ``limit_t``) are dropped; a sum has the label c. The longer staircase, shifted by one point
+    of the shorter, is a sorted run. Runs are merged like a binary counter, in O(log runs) merges per point
+    (output-sensitive Pareto sum; cf. Funke et al., arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk,
+    made): the result in ``m[:count]``, ``t[:count]`` and ``k[:count]``, scratch arrays that may have grown,
+    and the number of sums written and shifts tried.
     """
     made = np.int64(0)
     depth = np.int64(0)
@@ -178,11 +178,11 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
 
 @njit(cache=True, nogil=True)
 def thin(m, t, n, wanted, chosen, hull):
-    """Choose at most ``wanted`` of ``n`` points: both ends, and in each stretch the point nearest the hull.
+    """Choose at most ``wanted`` of ``n`` points: the ends, and in each section the point nearest the hull.
 
-    Stretches have equal length along the curve, with both costs scaled to the unit square. The hull is the
+    Sections have equal length along the curve, with both costs scaled to the unit square. The hull is the
     lower convex hull of the points (Andrew's monotone chain). ``chosen`` and ``hull`` are int64 scratch
-    arrays (n,). Writes ascending indices to ``chosen``, and returns their number.
+    arrays (n,). The ascending indices are written to ``chosen``; the return value is their number.
     """
     if n <= wanted or wanted < 2:
         for i in range(n):
@@ -238,7 +238,7 @@ def thin(m, t, n, wanted, chosen, hull):
 
 @njit(cache=True, nogil=True)
 def find_pair(am, at, bm, bt, memory, time):
-    """Return the indices (i, j) with a[i] + b[j] == (memory, time) exactly; (-1, -1) if there are none."""
+    """Return (i, j) for which point i of a plus point j of b is (memory, time) exactly; else (-1, -1)."""
     # Both staircases ascend in memory, so j only descends while i ascends: linear time.
     j = bm.shape[0] - 1
     for i in range(am.shape[0]):

@@ -22,11 +22,10 @@ _IndexArray = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Frontier:
-    """Points that no other point beats: ``memory`` (n,) strictly ascending, ``time`` (n,) strictly
-    descending.
+    """The non-dominated points of a set: ``memory`` (n,) strictly ascends, ``time`` (n,) strictly descends.
 
-    Both are float64 and finite. ``origin`` (n, 2) int32 is (0, row) after :func:`reduce`, (left index, right
-    index) after :func:`product`, and (which frontier, index) after :func:`merge`.
+    Both are float64 and finite. ``origin`` (n, 2) int32 says where each point comes from: (0, row) after
+    :func:`reduce`, (left index, right index) after :func:`product`, (frontier, index) after :func:`merge`.
     """
 
     memory: Floats
@@ -71,7 +70,7 @@ def reduce(memory: ArrayLike, time: ArrayLike, origin: _IndexArray | None = None
 
 
 def product(left: Frontier, right: Frontier) -> Frontier:
-    """Return all sums of a point of ``left`` and a point of ``right``, reduced."""
+    """Return the frontier of all sums of a point of ``left`` and a point of ``right``."""
     i = np.repeat(np.arange(len(left), dtype=np.int32), len(right))
     j = np.tile(np.arange(len(right), dtype=np.int32), len(left))
     origin = np.stack([i, j], axis=1)
@@ -79,7 +78,7 @@ def product(left: Frontier, right: Frontier) -> Frontier:
 
 
 def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
-    """Mark points that are faster than all leaner points of their entry; input sorted by entry, memory."""
+    """Return a mask of the frontier of each segment (``entry``) of points sorted by entry, then by memory."""
     # A running minimum by doubling: after s passes ``best`` covers 2**s points. This takes a few passes over
     # the whole array instead of a Python loop over its entries.
     best = time.copy()
@@ -106,8 +105,8 @@ class Points(Protocol):
 
 
 def merge(frontiers: Sequence[Points]) -> Frontier:
-    """Return the frontier of several frontiers, reduced or not, with ``origin[p] = (which frontier, index)``.
-    Of equal points the earliest frontier's is kept.
+    """Return the frontier of the points of several frontiers; ``origin[p]`` is (frontier, index in it).
+    Of equal points, that of the earliest frontier is kept.
     """
     if not frontiers:
         return reduce(np.empty(0), np.empty(0))
@@ -164,8 +163,8 @@ def hypervolume(points: Points, reference: tuple[float, float]) -> float:
 def distance(points: Points, reference: Points) -> float:
     """Return the multiplicative epsilon indicator minus one (Zitzler et al. 2003; moocore).
 
-    0.01 means that for every point of ``reference`` some point is at most 1 % worse in both costs. A zero
-    that no point reaches gives ``inf``. Raises ``ValueError`` for empty frontiers.
+    0.01 means that for every point of ``reference``, some point of ``points`` is at most 1 % worse in both
+    costs. A cost of 0 in ``reference`` that no point has gives ``inf``. Empty frontiers are a ``ValueError``.
     """
     import moocore
 
@@ -186,15 +185,15 @@ def _matrix(points: Points) -> Floats:
 
 
 def representatives(points: Points, most: int, loss: float, keep: Sequence[int] = ()) -> Indices:
-    """Choose at most ``most`` points of a staircase that lose at most the share ``loss`` of hypervolume.
+    """Choose ``most`` points of a frontier; more if these lose over the share ``loss`` of hypervolume.
 
     The point that alone dominates the smallest rectangle is removed repeatedly (greedy hypervolume subset
-    selection; Bradstreet, While and Barone, 2007). A rectangle counts by the larger of its shares in linear
-    and log scale. The reference point is the worst of both costs.
+    selection; Bradstreet, While and Barone, 2007). A rectangle's size is the larger of its shares of the area
+    in linear and in log scale. The reference point is the worst of both costs.
 
     Args:
-        points: memory ascending, time strictly descending.
-        keep: points to keep besides the ends.
+        points: a frontier, with memory ascending and time strictly descending.
+        keep: the indices of points to keep, besides both ends.
 
     Returns:
         (n,) indices, ascending.
@@ -243,5 +242,5 @@ def representatives(points: Points, most: int, loss: float, keep: Sequence[int] 
 
 
 def dominated_area(memory: Floats, time: Floats) -> float:
-    """Return the hypervolume of a staircase, with the worst of both costs as the reference point."""
+    """Return the hypervolume of a frontier, with the worst of both costs as the reference point."""
     return float(((memory[1:] - memory[:-1]) * (time[0] - time[:-1])).sum())

@@ -1,4 +1,4 @@
-r"""Compose pipelines: the cuts and stage strategies of the fastest one under each memory bound.
+r"""Choose the cuts and the stage strategies of the fastest pipeline under each memory bound.
 
 A step of :math:`m` micro-batches takes :math:`\sum_s f_s + (m - 1) \max_s t_s + \max_s e_s`, if stage
 :math:`s` takes :math:`f_s` for the first micro-batch, :math:`t_s` for each further one and :math:`e_s` after
@@ -34,9 +34,9 @@ class Offer:
 
     Attributes:
         memory: (n,) memory in bytes of a rank with all micro-batches in flight.
-        first_s: (n,) seconds of the first micro-batch with its messages.
-        further_s: (n,) seconds of each further micro-batch if this stage is the slowest.
-        end_s: (n,) seconds after the last micro-batch.
+        first_s: (n,) duration in seconds of the first micro-batch, including its messages.
+        further_s: (n,) duration in seconds of each further micro-batch if this stage is the slowest.
+        end_s: (n,) duration in seconds from the last micro-batch to the end of the step.
     """
 
     memory: np.ndarray
@@ -72,7 +72,7 @@ def unbeaten(costs: np.ndarray, slack: float = 0.0) -> np.ndarray:
     """Return the indices (k,) of the non-dominated rows of ``costs`` (n, d); of equal rows, the first.
 
     Args:
-        slack: the share by which a row has to be better than others in some column.
+        slack: the share by which a row must be lower than each returned row in at least one column.
     """
     order = np.lexsort(costs.T[::-1])
     return order[_unbeaten_of_sorted(np.ascontiguousarray(costs[order], dtype=float), 1.0 - slack)]
@@ -80,7 +80,6 @@ def unbeaten(costs: np.ndarray, slack: float = 0.0) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def _unbeaten_of_sorted(costs, share):  # type: ignore[no-untyped-def]
-    """Return the indices of the non-dominated rows of sorted ``costs``."""
     # Rows are sorted by the first column: no later row can beat those kept.
     kept = np.empty(costs.shape[0], np.int64)
     count = 0
@@ -111,9 +110,9 @@ def compose(
 
     Args:
         offers: for each stage, (start, end) -> its strategies; each stage starts where the previous one ends.
-        step: the least relative decrease of memory from one pipeline to the next; 0 finds all.
-        known: (bytes, seconds) of other plans, by increasing memory and decreasing time. Pipelines that one
-            of them would beat even if the schedule had no bubble are left out.
+        step: the least decrease of memory from one pipeline to the next, as a share; 0 yields all.
+        known: (memory in bytes, step time in seconds) of other plans, by increasing memory and decreasing
+            time. Pipelines that such a plan would beat even if they had no bubble are left out.
     """
     cap, before = inf, None
     while (composition := _fastest(offers, micro_batches, cap, step * _SLACK)) is not None:
@@ -139,8 +138,8 @@ class _Labels(Generic[Place]):
 
     Attributes:
         costs: (n, 3) the sum of ``first_s``, and the largest ``further_s`` and ``end_s``.
-        ways: the possible last stages before this cut, each with the non-dominated rows of its strategies.
-        came: (n, 3) indices of a label's last stage in ``ways``, of that stage's row, of the label before it.
+        ways: the stages that can end at this cut, each with the non-dominated rows of its strategies.
+        came: (n, 3) for each label, the indices of its last stage, of that stage's row, of the label before.
     """
 
     costs: np.ndarray
@@ -198,5 +197,4 @@ def _fastest(
 
 
 def _step_s(costs: np.ndarray, micro_batches: int) -> np.ndarray:
-    """Return the duration (n,) of a step in seconds."""
     return costs[:, 0] + (micro_batches - 1) * costs[:, 1] + costs[:, 2]

@@ -39,13 +39,13 @@ Composing = Callable[[Sequence[Mapping[tuple[Cut, Cut], Offer]], int], Iterator[
 
 @dataclass(frozen=True)
 class Crossings:
-    """The ways of splitting tensors at cuts that a search tries.
+    """The layouts that a search tries for the tensors that cross a cut between two stages.
 
     Attributes:
-        ways: the choices for the last axis of a stage's mesh.
-        outer: the choices for all other axes.
-        everywhere_alike: whether all cuts split tensors alike, which takes fewer searches.
-        of_axes: the choices for each axis, in place of ``ways`` and ``outer``.
+        ways: the splits (see ``CROSSINGS``) to try on the last axis of a stage's mesh.
+        outer: the splits to try on all other axes.
+        everywhere_alike: whether all cuts have the same layout, which takes fewer searches.
+        of_axes: the splits to try on each axis, in place of ``ways`` and ``outer``.
     """
 
     ways: Sequence[str] = CROSSINGS
@@ -54,14 +54,14 @@ class Crossings:
     of_axes: tuple[Sequence[str], ...] | None = None
 
     def placements(self, axes: int) -> list[CrossingWays]:
-        """Return all ways of splitting a crossing tensor on a mesh of ``axes`` axes."""
+        """Return all layouts of a crossing tensor on a mesh of ``axes`` axes, as one split per axis."""
         if self.of_axes is not None:
             assert len(self.of_axes) == axes, f"ways of {len(self.of_axes)} axes for {axes}"
             return list(itertools.product(*self.of_axes))
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
-        """Return all pairs of ways of splitting the tensors that enter and that leave a stage."""
+        """Return all pairs of layouts: of the tensors that enter a stage, and of those that leave it."""
         ways: Sequence[CrossingWays | None] = self.placements(axes)
         if self.everywhere_alike and not (first or last):
             return [(way, way) for way in ways]
@@ -73,10 +73,10 @@ class Composer:
 
     Args:
         frontiers: the frontiers of possible stages on that mesh.
-        composing: the function that composes stages.
-        notes: the remarks on pipelines that were left out, extended here.
-        per_place: the number of stages per device group; by default two if the schedule has several.
-        refused: called with the error if stages cannot run in the schedule; by default it adds a note.
+        composing: the function that chooses cuts and stage strategies, by default ``compose``.
+        notes: the notes on pipelines that were left out, to which the search adds its own.
+        per_place: the number of stages per device group; by default two if the schedule allows it, else one.
+        refused: is called with the error if stages cannot run in the schedule; by default, adds a note.
 
     Raises:
         PlanError: the schedule does not fit the mesh and the micro-batches.
@@ -107,7 +107,7 @@ class Composer:
         """Yield composed pipelines with their simulated figures.
 
         Args:
-            positions: the possible starts of each stage, then the end of the last one.
+            positions: the possible starts of each stage, as indices of operator groups, then the last end.
         """
         self.prepare(positions)
         yield from self.composed(positions)
@@ -239,7 +239,7 @@ def _agree(stored: Mapping[str, Layout], way: Mapping[str, Layout]) -> bool:
 
 
 def _ways_to_store(of_stages: Sequence[Sequence[Mapping[str, Layout]]]) -> list[dict[str, Layout]]:
-    """Return all ways to give each parameter that several stages use one layout that all of them offer.
+    """Return all choices of one common layout for each parameter that several stages use.
 
     Args:
         of_stages: for each stage and strategy, the layout of each parameter that stages share.

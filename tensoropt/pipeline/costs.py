@@ -22,13 +22,13 @@ from tensoropt.simulate.candidates import Overlap, overlap_of
 
 
 def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...]:
-    """Return the meshes of a cluster whose first axis is the pipeline, along its outermost links.
+    """Return the meshes for pipelines on a cluster; the first axis is the pipeline, over the outermost links.
 
     Args:
         most_axes: the largest number of axes of a stage's mesh.
 
     Raises:
-        ClusterError: the devices do not divide into ``places`` equal parts of whole link levels.
+        ClusterError: the cluster has no ``places`` equal parts along the boundaries of its link levels.
     """
     meshes = []
     for inner in _place_of(cluster, places).meshes(most_axes):
@@ -60,7 +60,7 @@ def kinds_at(cluster: Cluster, places: int) -> tuple[tuple[DeviceKind, ...], ...
 
 
 def _place_of(cluster: Cluster, places: int) -> Cluster:
-    """Return the first of a cluster's equal parts; ClusterError if it cannot be divided so."""
+    """Return the first of ``places`` equal parts of a cluster; ClusterError if there are no such parts."""
     devices = cluster.device_count
     if places < 2 or devices % places:
         raise ClusterError(
@@ -81,7 +81,7 @@ def _place_of(cluster: Cluster, places: int) -> Cluster:
 
 
 class PlaceCommunication:
-    """The costs of collectives within one device group, while the other groups run theirs."""
+    """The costs of collectives within one device group, while all other groups run the same ones."""
 
     def __init__(self, job: LinkCosts):
         self.job = job
@@ -106,7 +106,7 @@ Source = TypeVar("Source", bound=ClusterCosts)
 
 
 def sources_at(costs: Source, places: int) -> list[Source]:
-    """Return the cost source of each device group, for its own kinds of devices."""
+    """Return, for each device group, the source of costs on the kinds of devices in that group."""
     return [costs.on(kinds) for kinds in kinds_at(costs.cluster, places)]
 
 
@@ -116,7 +116,7 @@ class PipelinePrices:
 
     Attributes:
         mesh: the whole job's mesh, whose first axis is the pipeline.
-        compute, overheads: costs on the slowest kind of device, all ranks computing at once.
+        compute, overheads: the costs on the slowest kind of device, while all ranks compute.
         beside: whether asynchronous communication overlaps computation.
         of_places: the cost model of each device group, if their kinds of devices differ.
         process_memory: graph -> the memory of a process besides tensors.
@@ -134,7 +134,7 @@ class PipelinePrices:
 
     @classmethod
     def of(cls, costs: ClusterCosts, mesh: Mesh) -> PipelinePrices:
-        """Return the cost model of a cost source that has measured everything."""
+        """Return the cost model for a mesh, from a source whose measurements are complete."""
         communication = costs.communication(mesh, pairs=True)
 
         def made(source: ClusterCosts, of_places: tuple[PipelinePrices, ...] = ()) -> PipelinePrices:
@@ -164,7 +164,7 @@ class PipelinePrices:
         return tuple(" + ".join(kind.name for kind in kinds) for kinds in places)
 
     def room(self, place: int) -> float:
-        """Return the smallest memory in bytes of a group's devices; infinite if all groups are alike."""
+        """Return a group's smallest device memory in bytes; infinite if all groups have equal devices."""
         return float(self.at(place).cluster.memory_bytes) if self.of_places else inf
 
     def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
@@ -189,13 +189,13 @@ class PipelinePrices:
 
     @property
     def capability(self) -> Capability | None:
-        """The compute capability that decides what attention kernels save; None on CPUs."""
+        """The GPUs' compute capability, on which the memory of attention kernels depends; None on CPUs."""
         on_gpu = self.cluster.device_type == "cuda"
         return capability_of(self.cluster.device.capability) if on_gpu else None
 
     @cached_property
     def overlap(self) -> Overlap:
-        """How communication overlaps computation in a device group, and the links that communication uses."""
+        """The overlap of communication with computation in a device group, with the links of mesh axes."""
         whole = overlap_of(self.cluster, self.mesh, beside=self.beside)
         of_place = {
             tuple(axis - 1 for axis in axes): links for axes, links in whole.by_axes.items() if 0 not in axes
@@ -207,7 +207,7 @@ class PipelinePrices:
         return self.mesh.size // self.mesh.shape[0]
 
     def message_s(self, source: int, target: int, size: float) -> float:
-        """Return the seconds that all ranks of a device group take to send ``size`` bytes each to another."""
+        """Return the duration in seconds of a message between device groups, of ``size`` bytes per rank."""
         if source == target or not size:
             return 0.0
         first, second = source * self.devices_per_place, target * self.devices_per_place

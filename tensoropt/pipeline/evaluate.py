@@ -31,12 +31,12 @@ TOO_LARGE = "pipelines: some were left out, as their stages need more memory tha
 
 @dataclass(frozen=True)
 class _PlaceLoad:
-    """The seconds that a rank of one device group spends in a step, by kind.
+    """The time in seconds that a rank of one device group spends on each kind of activity in a step.
 
     Attributes:
-        communication_s: collectives and messages.
-        exposed_s: the part of communication that no computation overlaps.
-        host_s: the host's launches; 0 on CPUs.
+        communication_s: the duration of collectives and messages.
+        exposed_s: the part of ``communication_s`` that no computation overlaps.
+        host_s: the time that the host takes to launch kernels and messages; 0 on CPUs.
     """
 
     compute_s: float
@@ -51,8 +51,8 @@ class PipelineEvaluation:
 
     Attributes:
         stages: each stage's own step, as if its micro-batches ran one after another.
-        memory: (device groups, 5) peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
-        terms: each device group's bytes besides tensors, by :data:`~tensoropt.costs.process_memory.TERMS`.
+        memory: (device groups, 5) a rank's peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        terms: for each device group, the memory in bytes of a process besides tensors, by name.
         kinds: the names of the kinds of devices in each device group, if groups differ.
         capability: the GPUs' compute capability; None on CPUs.
     """
@@ -79,7 +79,7 @@ class PipelineEvaluation:
 
     @property
     def idle_s(self) -> float:
-        """The seconds that the busiest device group waits for others (the bubble) and for its host."""
+        """The seconds for which the busiest device group waits for others (the bubble) and for its host."""
         return max(self.time_s - self.busiest.compute_s - self.busiest.exposed_s, 0.0)
 
     @property
@@ -100,7 +100,7 @@ class PipelineEvaluation:
         return owned_by_place(self.strategy, self.stages, self.fullest, self.capability)
 
     def memory_curve(self) -> list[tuple[float, np.ndarray]]:
-        """Return (start of an action, (5,) bytes by kind) for a rank of the fullest device group."""
+        """Return (time of an action in seconds, (5,) bytes by kind) for a rank of the fullest group."""
         own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
         starts = [*(h.start_s for h in own), own[-1].end_s]
         curve = memory_of_actions(self.strategy, self.stages, self.fullest, self.capability)
@@ -112,14 +112,14 @@ class PipelineEvaluation:
 
 
 def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
-    """Return, for each stage, the computation of a rank in each operator group."""
+    """Return, for each stage, the computation (workload) of one rank in each operator group."""
     return [works_of(stage) for stage in strategy.stages]
 
 
 def _evaluate_pipeline(
     strategy: PipelinedStrategy, facts_of: Callable[[int, Workload], Facts], prices: PipelinePrices
 ) -> PipelineEvaluation:
-    """Simulate a pipelined strategy. ``facts_of``: (device group, workload) -> its sizes and FLOP counts."""
+    """Simulate a pipelined strategy. ``facts_of`` gives a workload's sizes and FLOP on a device group."""
     stages = []
     for number, (stage, works) in enumerate(zip(strategy.stages, stage_works(strategy), strict=True)):
         place = strategy.place_of(number)
@@ -138,7 +138,7 @@ def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: Cluster
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:
     """Return whether each device group has the memory that it needs.
 
-    Always true if all device groups are alike: their memory is then compared with the budget elsewhere.
+    If all groups have equal devices, the result is always True, as :meth:`.PipelinePrices.room` is infinite.
     """
     return all(peak <= prices.room(place) for place, peak in enumerate(evaluation.peaks.tolist()))
 
@@ -153,8 +153,8 @@ def assemble(
     """Return a pipeline's evaluation, from the simulated steps of its stages.
 
     Args:
-        communicating_apart: whether all gathers and reductions overlap other stages' work
-            (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`), as in other systems.
+        communicating_apart: whether all gathers and reductions run outside of forward and backward
+            (:meth:`~tensoropt.pipeline.timing.StageSeconds.communicating_apart`), as in Megatron-LM.
     """
     seconds = [
         _seconds(strategy, number, stage, prices, communicating_apart=communicating_apart)

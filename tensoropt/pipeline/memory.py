@@ -1,4 +1,4 @@
-"""The memory of a pipeline's ranks: what each action allocates and frees."""
+"""The memory that each action of a pipeline schedule allocates and frees on a rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Alive(NamedTuple):
 
     Attributes:
         action: the action that allocates it; None for memory that the end of a stage's step needs.
-        what: :data:`KEPT`, :data:`_NEEDED`, :data:`_MESSAGE` or :data:`_TRAILING`.
+        what: the kind of memory: :data:`KEPT`, :data:`_NEEDED`, :data:`_MESSAGE` or :data:`_TRAILING`.
         halfway: whether only the second part of a split backward needs it.
     """
 
@@ -49,8 +49,8 @@ def alive_at(
 ) -> list[_Alive]:
     """Return a rank's memory in use during a step, except parameters, gradients and optimizer state.
 
-    During an action, its stage's peak is in use. Between actions, it is what micro-batches save for backward,
-    buffers of receives that are posted, and sent tensors until they are surely received
+    During an action, the peak of its stage is in use. Between actions, the memory in use consists of tensors
+    saved for backward, buffers of posted receives, and sent tensors until they are surely received
     (:mod:`tensoropt.pipeline.receipts`). The end of the step counts as one more action.
     """
     actions = strategy.actions[place]
@@ -156,7 +156,7 @@ class _SplitBackward(NamedTuple):
 
     Attributes:
         inputs_bytes: the peak while the gradients of arriving tensors are computed.
-        left_bytes: the memory kept until the gradients of parameters are computed.
+        left_bytes: the memory in use between the two parts of the backward.
         weights_bytes: the peak above ``left_bytes`` while the gradients of parameters are computed.
     """
 
@@ -168,8 +168,8 @@ class _SplitBackward(NamedTuple):
 def _split_backward(evaluation: Evaluation, capability: Capability | None) -> _SplitBackward:
     """Return the memory of a stage's split backward.
 
-    The first part frees nothing before its end. Until the second part, the gradients of results of operators
-    with parameters stay; activations that only operators after the last parameter need are freed.
+    The first part frees nothing before its end. Until the second part, the gradients of the outputs of
+    operators with parameters stay. Activations needed only by operators after the last parameter are freed.
     """
     batch, columns = evaluation.batch, StepColumns(evaluation.batch)
     schedule, transient = batch.schedule, np.cumsum(columns.transient[:, 0])
@@ -193,7 +193,7 @@ def _split_backward(evaluation: Evaluation, capability: Capability | None) -> _S
 
 
 def _needed_apart(evaluation: Evaluation, apart: Mapping[str, SplitFacts]) -> Iterator[float]:
-    """Yield bytes that add up to the activations that the second part of a split backward needs."""
+    """Yield terms in bytes, whose sum is the size of activations needed by a split backward's second part."""
     graph, schedule = evaluation.batch.graph, evaluation.batch.schedule
     makers = {name: group.name for group in graph.groups for name in group.writes}
     # Autograd's nodes keep the nodes of all operators before them alive.
@@ -218,8 +218,9 @@ _NAMED = 8
 
 
 def _largest_tensors(stage: Strategy, evaluation: Evaluation) -> dict[str, list[tuple[str, str, float]]]:
-    """Return the largest tensors of a micro-batch as (tensor, label, bytes): those saved (:data:`KEPT`),
-    and at the peaks of forward (``F``) and backward (``B``). ``evaluation`` may be an isomorphic stage's.
+    """Return the largest tensors in memory as (tensor, kind, bytes), at three moments of a micro-batch:
+    after forward (:data:`KEPT`), and at the peaks of forward (``F``) and backward (``B``).
+    ``evaluation`` may be that of an isomorphic stage.
     """
     schedule, names = evaluation.batch.schedule, dict[str, str]()
     for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
@@ -261,7 +262,7 @@ def owned_by_place(
     place: int,
     capability: Capability | None = None,
 ) -> list[Owned]:
-    """Return everything in a rank's memory, each with its lifetime in points of the memory curve."""
+    """Return the contents of a rank's memory, each with its first and last point on the memory curve."""
     words = [
         f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in strategy.actions[place]
     ]

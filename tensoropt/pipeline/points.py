@@ -32,7 +32,7 @@ def plan_part(
 
     Args:
         axes: the names of the axes of a stage's mesh.
-        peak_bytes: the peak memory of each device group.
+        peak_bytes: the peak memory of each device group, in bytes.
     """
     tensors = strategy.graph.atoms.graph.tensors
     begins = ["", *(strategy.graph.groups[cut].name for cut in strategy.cuts)]
@@ -103,7 +103,7 @@ def pipelined_space(
 
     Args:
         keys: a parameter's name in the graph -> the model's own name.
-        sequence: operator group -> the label of its split along the sequence.
+        sequence: operator group -> the label (split loop) with which the group is split along the sequence.
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
     return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes), sequence=dict(sequence or {}))

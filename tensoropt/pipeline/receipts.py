@@ -1,4 +1,4 @@
-"""When a pipeline's ranks post receives, and when they know that their own messages have been received."""
+"""The actions at which a pipeline's ranks post receives, and know that their messages have arrived."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tensoropt.pipeline.strategy import Action, place_actions, schedule_named, s
 def taken_back(name: str, actions: Sequence[Sequence[Action]], stage: int) -> dict[int, tuple[int, ...]]:
     """Return, for each forward, the micro-batches whose gradients the previous stage has surely received.
 
-    That is when the forward's input arrives. The previous stage sent it after its own backwards, which needed
-    these gradients. Schedules that wait for their own sends know it from these.
+    The arrival of the forward's input proves it: the previous stage sent the input after its own backwards,
+    which needed these gradients. In a schedule that waits for each send, the end of the send proves it.
     """
     if not stage:
         return {}
@@ -35,9 +35,9 @@ def taken_on(
 ) -> dict[tuple[str, int], tuple[int, ...]]:
     """Return the micro-batches that the next stage has surely received from a stage without backward.
 
-    Keys: ``("F", m)`` when activations of micro-batch m are sent, ``("B", m)`` where its backward would be.
-    No gradient proves the receipt here. Schedules with one stage per device group wait for their sends before
-    the first backward; with several, the forward of a later stage on the same devices is the proof.
+    Keys name the moment: ``("F", m)`` when activations of micro-batch m are sent, ``("B", m)`` when its
+    backward would run. No gradient proves the receipt. Schedules with one stage per device group wait for
+    their sends before the first backward. With several, a later stage's forward on the devices proves it.
     """
     schedule, found = schedule_named(name), dict[tuple[str, int], tuple[int, ...]]()
     if stage == max(action.stage for actions_at in actions for action in actions_at):
@@ -62,8 +62,8 @@ def taken_on(
 def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> dict[Action, int]:
     """Return action -> the number of the action, on the same rank, before which its receive is posted.
 
-    PyTorch's schedules of several stages per device group post it as soon as the sender's turn is over, while
-    all groups take turns. Other schedules post it right before the action, and are left out.
+    With several stages per device group, PyTorch's schedules let the groups take turns of one action and post
+    a receive right after the sender's turn. Otherwise it is posted right before its action and left out.
     """
     schedule, every = schedule_named(name), place_actions(name, places, per_place, micro_batches)
     asked, done, stages = dict[Action, int](), [0] * places, places * per_place
@@ -86,12 +86,12 @@ def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> di
 
 
 class _Messages(NamedTuple):
-    """When the receives of a step's messages are posted, and when messages are surely received.
+    """The actions at which the receives of a step are posted, and at which messages are surely received.
 
     Attributes:
-        asked: the result of :func:`_asked_for`.
-        came: for each stage, (``F`` for activations, ``B`` for gradients; micro-batch) -> the action that
-            proves the receipt (its possible kinds, stage, micro-batch).
+        asked: action -> the number of the action before which its receive is posted.
+        came: for each stage, (``F`` for activations or ``B`` for gradients, micro-batch) -> the action that
+            proves the receipt, as (possible kinds, stage, micro-batch).
     """
 
     asked: Mapping[Action, int]
@@ -100,7 +100,7 @@ class _Messages(NamedTuple):
 
 @lru_cache(maxsize=256)
 def messages_of(name: str, places: int, per_place: int, micro_batches: int) -> _Messages:
-    """Return when a schedule posts the receives of messages, and when they are surely received."""
+    """Return the actions at which a schedule posts receives, and at which messages are surely received."""
     every, came = place_actions(name, places, per_place, micro_batches), []
     for stage in range(places * per_place):
         known = {}

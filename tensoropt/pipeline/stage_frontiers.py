@@ -48,8 +48,8 @@ class Thoroughness:
     """How thoroughly stages are searched.
 
     Attributes:
-        gap: the relative gap of frontiers to their bounds; None to find only some vertices of their hulls.
-        candidates: the number of strategies simulated per frontier; more if so few would lose too much.
+        gap: the permitted relative error of a frontier; None to find only some vertices of its convex hull.
+        candidates: the strategies simulated per frontier; more if so few lose over 0.3 % of hypervolume.
         in_flight: whether to search for every number of micro-batches in flight, not only powers of two.
     """
 
@@ -58,7 +58,7 @@ class Thoroughness:
     in_flight: bool
 
     def flights(self, in_flight: Iterable[int]) -> tuple[int, ...]:
-        """Return the numbers of micro-batches in flight for which stages are searched."""
+        """Round numbers of micro-batches in flight up to powers of two, unless every number is searched."""
         counts = set(in_flight)
         return tuple(sorted(counts if self.in_flight else {1 << (k - 1).bit_length() for k in counts}))
 
@@ -70,8 +70,8 @@ class _StageFrontier:
     Attributes:
         tables: the cost tables of the first of these stages.
         evaluations: the simulated strategies, in batches.
-        ends: for each strategy, how entering and leaving tensors are split.
-        sent: ends -> bytes per micro-batch sent to the next stage, and back to the previous one.
+        ends: for each strategy, the layouts of the tensors that enter and that leave the stage.
+        sent: layouts as in ``ends`` -> bytes per micro-batch sent to the next and to the previous stage.
     """
 
     tables: CostTables
@@ -92,7 +92,7 @@ class _StageFrontier:
         )
 
     def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return (n,) seconds of a middle micro-batch, and (n,) further seconds at the end of the step.
+        """Return the durations (n,) in seconds of a middle micro-batch, and of the end of the step beyond it.
 
         Args:
             slower: the share by which communication slows down computation.
@@ -119,7 +119,7 @@ class _StageFrontier:
 
 @dataclass(frozen=True)
 class StageOffer(Offer):
-    """The strategies that one stage can have. ``rows``: their rows in the stage's frontier."""
+    """The strategies that one stage can have. ``rows``: the index of each in the stage's frontier."""
 
     rows: np.ndarray
 
@@ -129,7 +129,7 @@ class StageOffer(Offer):
 
 @dataclass(frozen=True)
 class StageSearch:
-    """The task of finding the stages of a model's pipelines on one mesh.
+    """The input of a search for the stages of a model's pipelines on one mesh.
 
     Attributes:
         duplicated: the activations that stages recompute instead of receiving them.
@@ -164,7 +164,7 @@ class StageFrontiers:
         self.arrays = (TableArrays(in_memory=True), TableArrays(in_memory=True))
 
     def prepare(self, ranges: Iterable[Range]) -> None:
-        """Look up or measure the costs of stages, so that searching them needs neither a store nor ranks."""
+        """Read the costs of stages from the profile store or measure them, as :meth:`find` does neither."""
         works = {
             work.key: work
             for look in {self._known_look(*where) for where in ranges}
@@ -177,7 +177,7 @@ class StageFrontiers:
         self.costs.timings.measure(works)
 
     def find(self, requests: Mapping[Range, Mapping[Ends, Iterable[int]]]) -> None:
-        """Search prepared stages. ``requests``: stage -> its ends -> numbers of micro-batches in flight."""
+        """Search prepared stages. ``requests``: stage -> layouts at both ends -> micro-batches in flight."""
         searches: dict[str, dict[Ends, set[int]]] = {}
         for where, of_range in requests.items():
             for ends, flights in of_range.items():
@@ -198,7 +198,8 @@ class StageFrontiers:
         """Return the strategies of a stage with their costs in a pipeline; None if there are none.
 
         Args:
-            places: the device groups of the previous, this and the next stage.
+            ends: the layouts of the tensors that enter and that leave the stage.
+        places: the device groups of the previous, this and the next stage.
             per_place: the number of stages per device group.
             blocking: whether messages block computation.
         """
@@ -247,7 +248,7 @@ class StageFrontiers:
         return self._strategies[where, row]
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
-        """Return, for each row of a stage's frontier, the stored layouts of the named parameters it uses."""
+        """Return, for each frontier row, the stored layouts of those named parameters that the stage uses."""
         used = {n for group in self.stage(where).graph.groups for n in (*group.parameters, *group.shared)}
         used_names = [name for name in names if name in used]
         if not used_names:
@@ -256,7 +257,7 @@ class StageFrontiers:
         return [{name: strategy.stored[name] for name in used_names} for strategy in strategies]
 
     def evaluation(self, where: Range, row: int) -> Evaluation:
-        """Return the simulated figures of one row; isomorphic stages get the same object."""
+        """Return the simulated figures of one frontier row; isomorphic stages get the same object."""
         frontier = self.frontier[self.look[where]]
         assert frontier is not None
         return frontier.alone(row)
@@ -450,7 +451,6 @@ def _with_in_flight(one: CostTables, two: CostTables, in_flight: int) -> CostTab
 
 
 def _extended(one: np.ndarray, two: np.ndarray, in_flight: int) -> np.ndarray:
-    """Extrapolate costs linearly from one and two micro-batches; infinity stays."""
     each = np.subtract(two, one, out=np.zeros_like(one), where=np.isfinite(one))
     return one + (in_flight - 1) * each
 
@@ -462,7 +462,7 @@ class PlaceFrontiers:
         costs: the costs of all kinds of devices.
 
     Attributes:
-        search: what is searched, the same for all device groups.
+        search: the input of the search, which all device groups share.
         prices: the cost model of the whole job.
     """
 

@@ -39,7 +39,7 @@ class Stage:
 
     Attributes:
         graph: the grouped operator graph of this stage alone.
-        arriving, departing: activations received from the previous stage, sent to the next; in message order.
+        arriving, departing: the activations received from, and sent to, the stages beside, in message order.
     """
 
     graph: GroupGraph
@@ -61,7 +61,7 @@ class Stage:
         return graph.training and any(graph.tensors[name].requires_grad for name in names)
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
-        """Return how each operator group is split into micro-batches, given the same for the whole model."""
+        """Return each operator group's split into micro-batches. ``whole``: the same for the whole model."""
         crossing = {g.name: _crossing_tensor(g) for g in self.graph.groups if g.name not in whole}
         # Passing on all tensors of a large model for each stage would take longer than the rest of this
         # method.
@@ -130,7 +130,7 @@ class Cutter:
     def keyed(
         self, start: int, stop: int, duplicated: frozenset[str], whole: Mapping[str, AxisStrategy]
     ) -> Keyed:
-        """Return the split into micro-batches and the hash of each operator group of a stage; cached."""
+        """Return the split into micro-batches and the cost hash of each operator group of a stage."""
         where = start, stop, duplicated
         if where not in self._keyed:
             part = self.stage(*where)
@@ -158,7 +158,7 @@ class Cutter:
         return frozenset(names)
 
     def duplication_bytes(self, name: str) -> int:
-        """Return the memory traffic in bytes of recomputing a tensor: all it reads and writes, unsplit."""
+        """Return the size in bytes of all tensors that recomputing a tensor reads and writes, unsplit."""
         return sum(
             self.source.tensors[n].bytes
             for group in self.makers_of([name])
@@ -167,7 +167,7 @@ class Cutter:
         )
 
     def makers_of(self, names: Iterable[str]) -> list[Group]:
-        """Return the operator groups that compute the named tensors from inputs, in execution order."""
+        """Return the operator groups that compute the named tensors from the model's inputs, in order."""
         makers: dict[str, Group] = {}
         waiting = list(names)
         while waiting:
@@ -178,7 +178,7 @@ class Cutter:
         return sorted(makers.values(), key=lambda group: self.place[group.name])
 
     def _with_makers(self, duplicated: frozenset[str]) -> frozenset[str]:
-        """Return ``duplicated`` and the intermediate tensors of their computation, also recomputed."""
+        """Return ``duplicated`` and all tensors that are computed on the way to them."""
         if duplicated not in self._with_all_makers:
             groups = self.makers_of(duplicated)
             self._with_all_makers[duplicated] = duplicated.union(
@@ -197,12 +197,12 @@ class Cutter:
         )
 
     def crossing_bytes(self, cut: int) -> int:
-        """Return the bytes of the whole batch's activations that cross a cut and cannot be recomputed."""
+        """Return the bytes of the whole batch's activations that must be sent across a cut."""
         return sum(self.source.tensors[n].bytes for n in self.crossing(cut, self.duplicable))
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """The cuts into two stages that both have parameters, trained or frozen."""
+        """The possible cuts. In training, both sides of a cut have parameters, trained or frozen."""
         if not self.source.training:
             return tuple(range(1, len(self.graph.groups)))
         having = [n for n, group in enumerate(self.graph.groups) if group.parameters or group.shared]
@@ -227,12 +227,12 @@ class Cutter:
         return any(self.source.tensors[n].requires_grad for n in self.crossing(cut))
 
     def has_parameters(self, start: int, stop: int) -> bool:
-        """Return whether a range of operator groups has parameters, trained or frozen, as stages must."""
+        """Return whether groups ``start`` to ``stop - 1`` have parameters; always True in inference."""
         groups = self.graph.groups[start:stop]
         return not self.source.training or any(group.parameters or group.shared for group in groups)
 
     def beginning(self, name: str) -> int:
-        """Return the cut before an operator group, or before a module's first one.
+        """Return the cut before the named operator group, or before the first group of the named module.
 
         Raises:
             PlanError: nothing has that name.
@@ -336,7 +336,7 @@ class _StageBuilder:
         return Stage(self._groups(refined), self.arriving, self.departing)
 
     def _zigzag(self, atoms: Mapping[str, Atoms], inner: Mapping[str, str]) -> frozenset[tuple[str, int]]:
-        """Return (tensor, number of a factor of its dims) whose shards are in zig-zag order."""
+        """Return (tensor, index of the factor of its dims along which its shards are in zig-zag order)."""
         whole = self.whole.atoms
         if len({whole.atom_sizes(name)[position] for name, position in whole.zigzag}) != 1:
             return frozenset()
@@ -442,7 +442,6 @@ class _StageBuilder:
 
     @staticmethod
     def _parameters(group: Group) -> tuple[str, ...]:
-        """Return all parameters of an operator group in reading order."""
         own = {*group.parameters, *group.shared}
         return tuple(dict.fromkeys(n for op in group.operators for n in op.inputs() if n in own))
 
@@ -476,7 +475,7 @@ class _StageBuilder:
 
 
 def flops_of(graph: GroupGraph, costs: CostSource) -> np.ndarray:
-    """Return the FLOP count (groups,) of each operator group, forward and backward, unsplit; all positive."""
+    """Return (groups,) the FLOP count of each unsplit operator group, forward and backward; at least 1."""
     facts = [costs.facts.of(_whole_work(graph, group)) for group in graph.groups]
     return np.array([of.forward_flops + of.backward_flops + 1.0 for of in facts])
 
@@ -511,7 +510,7 @@ def dealt(blocks: int, stages: int, *, ends: bool = True) -> list[int]:
     each (Llama 3, arXiv 2407.21783, section 3.3.2). If that is uneven too, earlier stages get one block more.
 
     Args:
-        ends: whether the model has both of these parts.
+        ends: whether the parts before the first and after the last block can be stages.
     """
     each, over = divmod(blocks + 2 * (ends and _ends_count(blocks, stages)), stages)
     return [each + (stage < over) for stage in range(stages)]
@@ -561,7 +560,7 @@ def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *
     2021, section 2.2).
 
     Args:
-        ends: the result of :func:`has_ends`.
+        ends: whether the parts before the first and after the last block can be stages.
     """
     candidates = [(1.0, 1)]
     for count in range(2, most + 1):
@@ -584,7 +583,7 @@ def narrow_cuts(cutter: Cutter, least: int) -> list[int]:
 
 
 def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, ...]:
-    """Return how many times per second each source's devices compute the whole model, unsplit."""
+    """Return, for each cost source, how often one of its devices can compute the whole model per second."""
     works = [_whole_work(graph, group) for group in graph.groups]
     speed_of: dict[int, float] = {}
     for source in sources:
@@ -597,12 +596,12 @@ def speeds_of(graph: GroupGraph, sources: Sequence[CostSource]) -> tuple[float, 
 def balanced(
     weights: np.ndarray, positions: Sequence[int], stages: int, strengths: Sequence[float] = ()
 ) -> tuple[int, ...]:
-    """Return the first of the cuts that make the heaviest stage lightest; empty if positions are too few.
+    """Return the cuts that make the heaviest stage lightest (the earliest of several); empty if impossible.
 
     Args:
         weights: (groups,) the quantity to balance.
         positions: the possible starts of stages, ascending.
-        strengths: for each stage, the speed that divides its weight; 1 by default.
+        strengths: the speed of each stage, by which its weight is divided; 1 by default.
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     ends = [*positions, len(weights)]
@@ -628,8 +627,8 @@ def balanced(
 def cheaper_to_duplicate(cutter: Cutter, costs: CostSource) -> frozenset[str]:
     """Return the tensors that any stage computes in less time than sending them takes.
 
-    Computing takes its FLOP count at peak speed or its memory traffic at full bandwidth; a message takes its
-    size over the outermost link. Launches and latencies are left out, as both have them for each micro-batch.
+    Computing takes its FLOP at peak speed or, if longer, its memory traffic at full bandwidth. A message
+    takes its size over the outermost link. Launches and latencies, which both have, are left out.
     """
     device, levels = costs.cluster.device, costs.cluster.levels
     if not levels:

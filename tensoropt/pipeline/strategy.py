@@ -42,7 +42,7 @@ class _Schedule:
     """A pipeline schedule.
 
     Attributes:
-        order: (device group, groups, stages per group, micro-batches) -> the actions of the group, in order.
+        order: (device group, number of groups, stages per group, micro-batches) -> the group's actions.
         several: whether a device group has several stages.
         apart: whether backward is split into gradients of inputs and gradients of parameters.
         back_and_forth: whether the second half of the stages runs from the last device group to the first.
@@ -73,7 +73,7 @@ def _one_forward_one_backward(
 
 
 class _Rounds:
-    """Rounds of micro-batches through a device group's stages (Narayanan et al., SC 2021, section 2.2)."""
+    """The order in which micro-batches pass a device group's stages in rounds (Narayanan et al., SC 2021)."""
 
     def __init__(self, place: int, places: int, per_place: int, micro_batches: int, hops: int):
         self.place, self.places, self.per_place = place, places, per_place
@@ -176,7 +176,7 @@ def schedule_named(name: str) -> _Schedule:
 
 
 def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -> None:
-    """Raise PlanError, which says what is required, if PyTorch's schedule cannot run such a pipeline."""
+    """Raise PlanError, with what is required, if PyTorch's schedule cannot run with these numbers."""
     schedule = schedule_named(name)
     if places < 2:
         raise PlanError(f"a pipeline needs at least two groups of devices, not {places}")
@@ -198,7 +198,7 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """Return the most micro-batches in flight in a stage, from their forward to their backward's end."""
+    """Return the most micro-batches of a stage between their forward and the end of their backward."""
     kinds = [action.kind for actions_at in actions for action in actions_at if action.stage == stage]
     ends = "W" if "W" in kinds else "B"
     in_flight = most = 0
@@ -239,7 +239,7 @@ def check_apart(schedule: str, number: int, stage: Stage) -> None:
 
 
 def _unfit_parameter(graph: GroupGraph) -> _Unfit | None:
-    """Return a parameter whose gradient cannot be computed separately; None for most stages."""
+    """Return a parameter whose gradient a split backward gets wrong, with the reason; None without one."""
     number = id(graph)
     cached = _KNOWN.get(number)
     if cached is None or cached[0]() is not graph:
@@ -304,7 +304,7 @@ class _GradientPaths:
         return ""
 
     def _meetings(self, op: Operator, made: Collection[str]) -> int:
-        """Return how many autograd nodes of an operator first combine ``made`` with arriving tensors."""
+        """Count the autograd nodes of ``op`` that first combine ``made`` with arriving tensors."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
         looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
         # By number instead of name, so that equal operators of all layers share a result.
@@ -316,7 +316,7 @@ class _GradientPaths:
         return _MEETINGS[key]
 
     def _probed(self, op: Operator, made: Collection[str]) -> int:
-        """Return the result of :meth:`_meetings`, found by running the operator on fake tensors."""
+        """Count the autograd nodes of :meth:`_meetings` by running the operator on fake tensors."""
         group = self.graph.group_of[op.name]
         choices = (group.unsplit.choices[op.name],)
         call = localise(OperatorShard(op, self.graph.atoms, choices, (1,)))
@@ -340,7 +340,7 @@ class _GradientPaths:
 
 
 def _first_to_meet(roots: Sequence[object], own: Sequence[object], carrying: Sequence[object]) -> int:
-    """Return how many nodes on paths from ``carrying`` are the first such nodes on a path from ``own``."""
+    """Count the autograd nodes in which paths from ``own`` first meet paths from ``carrying``."""
     above: dict[object, list[object]] = {}
     waiting, seen = list(roots), set(roots)
     while waiting:

@@ -31,7 +31,7 @@ def coordinate(strategy: Strategy, inner: int) -> tuple[int, ...]:
 
 
 def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None = None) -> int:
-    """Return a crossing tensor's bytes per micro-batch on rank ``inner`` of a stage, or on the fullest."""
+    """Return a crossing tensor's bytes per micro-batch on a stage's rank ``inner`` or on the fullest."""
     layout = strategy.configurations[group].layout(name)
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), layout, strategy.mesh, where)
@@ -39,13 +39,17 @@ def crossing_bytes(strategy: Strategy, group: str, name: str, inner: int | None 
 
 
 def departing_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return the bytes per micro-batch that a rank sends on; with ``learning``, of gradients coming back."""
+    """Return the bytes of activations that a rank sends per micro-batch or, if ``learning``, of the
+    gradients that the next stage returns.
+    """
     names = strategy.parts[stage].departing
     return message_bytes(strategy.stages[stage], names, departing_group, learning=learning)
 
 
 def arriving_bytes(strategy: PipelinedStrategy, stage: int, *, learning: bool = False) -> int:
-    """Return the bytes per micro-batch that a rank receives; with ``learning``, that it sends back."""
+    """Return the bytes of activations that a rank receives per micro-batch or, if ``learning``, of the
+    gradients that it returns to the previous stage.
+    """
     names = strategy.parts[stage].arriving
     return message_bytes(strategy.stages[stage], names, arriving_group, learning=learning)
 
@@ -54,14 +58,15 @@ def message_bytes(
     own: Strategy, names: Sequence[str], group: Callable[[str], str], *, learning: bool = False
 ) -> int:
     """Return the bytes per micro-batch, on the fullest rank, of tensors that a stage receives or sends.
-    ``group`` names the operator group of each; with ``learning``, only tensors with gradients count.
+    ``group``: tensor -> the operator group that receives or sends it. With ``learning``, only tensors with
+    gradients count.
     """
     crossing = (name for name in names if own.tensor(name).requires_grad or not learning)
     return sum(crossing_bytes(own, group(name), name) for name in crossing)
 
 
 def stored_bytes(strategy: Strategy, name: str, inner: int | None = None) -> int:
-    """Return the bytes of a parameter's gradient on rank ``inner`` of a stage, by default the fullest."""
+    """Return the bytes of a parameter's gradient on a stage's rank ``inner``, or on the fullest rank."""
     where = None if inner is None else coordinate(strategy, inner)
     shape = local_shape(strategy.atoms(name), strategy.stored[name], strategy.mesh, where)
     return prod(shape) * DTYPE_BYTES[strategy.tensor(name).stored_dtype]
@@ -118,7 +123,7 @@ class StageSeconds:
         weights: the share of a split backward spent on the gradients of parameters.
         begin_s: gathering parameters from the step's beginning on, before the first forward.
         reduce_s: reducing gradients after the last backward, while other stages compute.
-        scatter_s: the same after each earlier backward.
+        scatter_s: reducing gradients after each earlier backward.
         send_s, send_back_s: a message to the next stage, and to the previous one; 0 on the same devices.
         sync_s: from the last backward to the end of the step: the remaining reduction, the optimizer.
     """
@@ -147,8 +152,8 @@ class StageSeconds:
         """Return the durations if gradients are reduced while the devices go on computing.
 
         Args:
-            scattering: seconds that the end of each backward waits for reduce-scatters.
-            buckets_s: seconds that the end of the step waits for buckets.
+            scattering: seconds that the first, a middle and the last backward wait for reduce-scatters.
+            buckets_s: seconds that the end of the step waits for the reduction of gradient buckets.
             slower: the share by which communication slows down computation.
         """
         # During s seconds of scattering, s / (1 + slower) seconds of computing are done: for the same stage's
@@ -170,7 +175,8 @@ class StageSeconds:
         """Return the durations if all communication is outside of forward and backward.
 
         As in Megatron-LM's distributed optimizer, parameters are gathered from the step's beginning on, and
-        gradients are reduced as soon as they are complete. The arguments are as for :meth:`reducing_behind`.
+        gradients are reduced as soon as they are complete. ``scattering``: seconds that the first, a middle
+        and the last backward wait for reduce-scatters. ``slower``: the share by which these slow computation.
         """
         _, between, behind_last = scattering
         # During s seconds of scattering, s / (1 + slower) seconds of computing are done.
@@ -207,7 +213,6 @@ DURATIONS = (*(f"{kind}{phase}" for kind in "FBIW" for phase in range(3)), *_PAR
 
 
 def _phase_of(micro_batch: int, micro_batches: int) -> int:
-    """Return 2 for the last micro-batch, 0 for the first of several, 1 otherwise."""
     return 2 if micro_batch == micro_batches - 1 else min(micro_batch, 1)
 
 
@@ -412,7 +417,7 @@ class _StepTasks:
         return len(self._after) - 1
 
     def _gather(self) -> list[list[int]]:
-        """Return, for each stage, the gather that it waits for; a device group gathers stage after stage."""
+        """Return, for each stage, the task that gathers its parameters, after those of earlier stages."""
         of_places, of_stages = [list[int]() for _ in self._actions], []
         for stage, own in enumerate(self._parts):
             place = self._place_of[stage]

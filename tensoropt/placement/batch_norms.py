@@ -1,4 +1,4 @@
-"""Replace batch norms of a placed graph that are cut along the batch by three operator groups each."""
+"""Replace each batch norm that is cut along the batch by three operator groups that can run in pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> BatchNormSteps | None:
-    """Return the steps of a batch norm that ``strategy`` cuts; None if it needs or can have none."""
+    """Return the steps that replace a batch norm if ``strategy`` cuts its batch; None if it cannot."""
     op, tensors = group.anchor, graph.atoms.graph.tensors
     steps = batch_norm_steps(op, tensors) if strategy.label.loop == "batch" else None
     # Statistics without a gradient would have the same placement whole as read by pieces.
@@ -26,7 +26,7 @@ def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> 
 
 
 def in_steps(graph: GroupGraph, names: Collection[str]) -> GroupGraph:
-    """Return the graph with the named batch norms replaced by sums, statistics and normalisation."""
+    """Return the graph with each named batch norm replaced by groups for sums, statistics and the rest."""
     if not names:
         return graph
     source = graph.atoms.graph
@@ -79,7 +79,7 @@ def _group(
     *,
     alone: bool = False,
 ) -> Group:
-    """Return a group of these operators; unless ``alone``, those after the first are split as in ``of``."""
+    """Return a group of these operators. Unless ``alone``, all but the first keep their splits in ``of``."""
     tensors = atoms.graph.tensors
     names = dict.fromkeys(name for op in operators for name in op.inputs())
     made = {name for op in operators for name in op.outputs}
@@ -119,7 +119,7 @@ def _placements(space: IndexSpace, tensors: Mapping[str, Tensor], choice: int) -
 
 
 def step_groups(graph: GroupGraph) -> dict[str, tuple[str, str]]:
-    """Return, for each replaced batch norm, the operator groups of its sums and of its statistics."""
+    """Return, for each replaced batch norm, the names of its groups for sums and for statistics."""
     producer = graph.atoms.graph.producer
     before = {group.name: steps_before(group.anchor, producer) for group in graph.groups}
     return {name: (steps[0].name, steps[1].name) for name, steps in before.items() if steps is not None}

@@ -1,4 +1,4 @@
-"""Placement problems as flat arrays, and the tasks of a placement's step as columns, for compiled code."""
+"""Placement problems, and the tasks of a simulated step, as flat arrays for compiled (Numba) code."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class FlatProblem(NamedTuple):
         forward_s, backward_s, update_s: (n, d) seconds by operator and device.
         has_update: (n,) whether the operator has an optimizer step.
         producer: (t,) the operator that makes each tensor.
-        gradient: (t,) whether a gradient comes back.
+        gradient: (t,) whether the tensor's readers return a gradient.
         first_reader: (t + 1,) the start of each tensor's readers in ``readers``.
-        message_s: (t, d, d) the seconds of a tensor's message between two devices.
-        first_lane, lanes: the lanes of links that messages of each ordered pair of devices occupy, then those
-            of broadcasts, then those of each device's computation, for
-            :func:`~tensoropt.simulate.timeline.take_place`.
-        results_s: the seconds of each result's broadcast.
+        message_s: (t, d, d) the duration in seconds of sending a tensor between two devices.
+        first_lane, lanes: the lanes (resources that one task occupies at a time) of messages between each
+            ordered pair of devices, then of broadcasts, then of each device's computation; row ``i`` is
+            ``lanes[first_lane[i] : first_lane[i + 1]]``.
+        results_s: the duration in seconds of each result's broadcast.
         host_s: (n, d) the host's seconds to launch an operator in a step.
-        ends: (d, 6) as in :class:`~tensoropt.placement.problem.DeviceSet`.
+        ends: (d, 6) the costs at the ends of messages, as :attr:`.DeviceSet.ends`.
         slower: the share by which messages slow down computation.
         sizes: (t,) the size in bytes of each tensor.
-        first_end, message_ends: in the order of ``lanes``, the devices whose computation is slowed down.
+        first_end, message_ends: for each row of ``lanes``, the devices whose computation it slows down.
     """
 
     micro_batches: int
@@ -107,7 +107,7 @@ def _flat(of: Itself[PlacementProblem]) -> FlatProblem:
 
 
 def joined(rows: Iterable[Sequence[int]]) -> tuple[Integers, Integers]:
-    """Return the offset of each row's start and of the end, and all rows concatenated."""
+    """Return (offsets, items), where row ``i`` of ``rows`` is ``items[offsets[i] : offsets[i + 1]]``."""
     rows = list(rows)
     first = np.cumsum([0, *map(len, rows)]).astype(np.int64)
     return first, np.array([item for row in rows for item in row], dtype=np.int64)
@@ -123,7 +123,7 @@ def arrays_of(placement: Placement) -> tuple[Integers, Integers, Integers]:
 
 
 def step_s(problem: FlatProblem, placement: Placement) -> float:
-    """Return the seconds of a placement's step, as the simulator finds them; infinite on deadlock."""
+    """Return the simulated duration in seconds of a placement's step; infinite if it deadlocks."""
     return float(flat_step(tuple(problem), *arrays_of(placement))[0])
 
 
@@ -133,9 +133,9 @@ class StepTasks(NamedTuple):
     Attributes:
         columns: the arguments of :func:`~tensoropt.simulate.timeline.take_place`.
         forward, backward: the task of each operator, of all micro-batches; backward is empty in inference.
-        arrival, returned: (t, d) the task that brings a tensor there, or its gradient back; -1 for none.
+        arrival, returned: (t, d) the task that sends a tensor to a device, or its gradient back; -1 for none.
         update: (d,) the task of each device's optimizer; -1 for none.
-        host_s: (d,) the seconds that each device's host takes.
+        host_s: (d,) the seconds that each device's host takes to launch the step's operators and messages.
     """
 
     columns: tuple[Any, ...]
@@ -153,7 +153,8 @@ def flat_step(
 ) -> tuple[float, Floats, Floats]:
     """Return the step's duration in seconds, and the starts (n,) of forwards and of backwards.
 
-    Starts are the first micro-batch's; a deadlock gives inf seconds. Arguments as for :func:`step_tasks`.
+    Starts are the first micro-batch's. If the placement deadlocks, the duration is infinite. ``ahead`` and
+    ``back`` (n,) are all operators in the order of forward and of backward.
     """
     tasks, ahead_of, back_of, _, _, _, host = step_tasks(problem, device, ahead, back, True)
     starts, ends, order = take_place(*tasks)
@@ -179,7 +180,7 @@ def step_tasks(
         problem: the values of a :class:`FlatProblem`.
         device: (n,) the device of each operator.
         ahead, back: (n,) all operators, forward and backward; each device runs its own in this order.
-        enforced: False lets devices run whichever operator is ready first.
+        enforced: whether devices keep to these orders; otherwise they run what is ready first.
     """
     # A plain tuple: the cache of compiled kernels would not survive a new name of the class.
     (

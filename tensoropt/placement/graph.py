@@ -1,4 +1,4 @@
-"""The graph of a placed plan: operators that run on one device each, and the tensors between them."""
+"""The graph of a placed plan: operators that each run on one device, and the tensors between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 class GroupSplit(NamedTuple):
-    """A cut of an operator group into pieces: the label of the loop that is cut, and the number of pieces."""
+    """A cut of an operator group into pieces: the name of the loop that is cut, and the number of pieces."""
 
     label: str
     pieces: int
@@ -47,8 +47,8 @@ class Value:
     """A tensor of the graph, or one piece of it.
 
     Attributes:
-        code: the factor of a dim (atom) that is cut, ``PARTIAL`` for a term of a sum, None if whole.
-        count, index: the number of pieces, and the number of this one.
+        code: the index of the dim factor (atom) that is cut; ``PARTIAL`` for a term of a sum; None if whole.
+        count, index: the number of pieces, and the index of this piece.
     """
 
     tensor: str
@@ -71,13 +71,13 @@ class Value:
 
 @dataclass(frozen=True)
 class PlacedOperator:
-    """A unit of computation that a placement puts on one device.
+    """An operator group, a piece of one, or an operator that splits, joins or stores; it runs on one device.
 
     Attributes:
-        name: a unique name, which for a whole operator group is the group's.
-        reads, writes: tensors or pieces, in the graph's order.
-        configuration: the group's configuration on a mesh of (micro-batches, number of pieces).
-        index, count: this piece's number, and the number of pieces.
+        name: a unique name; a whole operator group has the group's name.
+        reads, writes: the tensors, or pieces of tensors, that the operator reads and makes.
+        configuration: which dims a mesh of (micro-batches, number of pieces) splits.
+        index, count: the index of this piece, and the number of pieces.
         parameters: the parameters that it stores on its device.
         micro_batches: the number of times that it runs per step.
     """
@@ -104,8 +104,8 @@ class PlacedGraph:
 
     Attributes:
         groups: the graph of operator groups, where a batch norm that is cut consists of three.
-        holder: parameter -> the operator that stores it.
-        batch_codes: tensor -> the factor of a dim (atom) that micro-batches cut; negative if none.
+        holder: parameter -> the name of the operator that stores it.
+        batch_codes: tensor -> the index of the dim factor (atom) that micro-batches cut; negative if none.
         steps: group of a batch norm's sums or statistics -> the batch norm's own group.
     """
 
@@ -127,7 +127,7 @@ class PlacedGraph:
 
     @cached_property
     def references(self) -> tuple[tuple[int, ...], ...]:
-        """For each parameter or buffer with several users, their numbers; the one that stores it is first."""
+        """For each parameter or buffer with several users, the users' numbers, starting with its owner."""
         owners: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
         new_of = {new: name for name, new in self.groups.atoms.graph.mutations.items()}
@@ -142,7 +142,7 @@ class PlacedGraph:
         return tuple(operators for operators in found if len(operators) > 1)
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the group to which an operator, a piece or a batch norm's step belongs; None for others."""
+        """Return the model's group of an operator, piece or batch norm step; None for splits and joins."""
         group = self.operators[operator].group
         return self.steps.get(group.name, group.name) if group is not None else None
 
@@ -159,10 +159,10 @@ class PlacedGraph:
 
 
 def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
-    """Return the ways to cut an operator group into at most ``most`` pieces.
+    """Return the possible cuts of an operator group into at most ``most`` pieces.
 
-    Cuts that need a reduction inside an operator are left out, except counts of loss targets, which are made
-    before the step, and batch norms, which run in three steps.
+    Cuts that need a reduction inside an operator are left out, with two exceptions: loss targets, which are
+    counted before the step, and batch norms, which run in three steps.
     """
     choices = []
     for strategy in group.strategies:
@@ -219,8 +219,8 @@ def placed_graph(
         apart: parameters that become operators of their own although only one operator reads them.
 
     Raises:
-        TensorOptError: there is no such group, or it cannot be cut so; the message says how it can.
-        PlanError: the model cannot run in so many micro-batches, or operators are cut as well.
+        TensorOptError: there is no such group, or it has no such cut; the message lists the possible ones.
+        PlanError: the model cannot run in so many micro-batches, or several are combined with ``splits``.
     """
     if micro_batches > 1 and splits:
         first = next(iter(splits))
@@ -278,7 +278,7 @@ class _GraphBuilder:
         names = {g.name for g in graph.groups}
         for name in splits:
             if name not in names:
-                raise TensorOptError(f"cannot split '{name}': the model has no group of this name")
+                raise TensorOptError(f"cannot split '{name}': the model has no operator group of this name")
         self.users = self._users()
         # A parameter that several operators read, or pieces of one, can lie with only one of them: it becomes
         # an operator that hands it out to all.

@@ -1,8 +1,8 @@
 """Limits on placements: operators that share a device, and the devices on which each may run.
 
-Constraints and kernels decide, as in TensorFlow's Placer (colocation_graph.cc). An operator without a GPU
-kernel runs on a CPU rank, with a note. Hard constraints come first; a soft one that leaves no device is given
-up.
+Limits come from constraints and from missing kernels, as in TensorFlow's Placer (colocation_graph.cc). An
+operator without a GPU kernel runs on a CPU rank, with a note. Hard constraints are applied first. A soft
+constraint that would leave no device is dropped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PlacedLimits:
         together: sets of groups that share a device.
         devices: group -> its allowed devices, best first.
         given_up: soft constraints that are not satisfied, with reasons.
-        runs_on: group -> the devices with kernels for it, if not all.
+        runs_on: group -> the devices that have kernels for it; groups that all devices can run are left out.
         kernel_notes: notes on missing kernels.
     """
 
@@ -59,7 +59,7 @@ class PlacedLimits:
 
     @property
     def against(self) -> tuple[str, ...]:
-        """Notes on unsatisfied constraints that sharded plans may still satisfy: all but pins to devices."""
+        """Notes on dropped constraints that a sharded plan might satisfy: all but pins to devices."""
         return _given_up([one for one in self.given_up if not isinstance(one[0], DevicePin)])
 
     def sets(self, graph: PlacedGraph) -> tuple[tuple[int, ...], ...]:
@@ -68,8 +68,8 @@ class PlacedLimits:
         return tuple(tuple(o for o in operators if graph.whole_of(o) in names) for names in self.together)
 
     def pins(self, graph: PlacedGraph) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return the pinned operators, each with its allowed devices; a cut, join or parameter between pinned
-        operators may use any of theirs.
+        """Return the pinned operators, each with its allowed devices. An operator that splits, joins or
+        stores a tensor between pinned operators may run on any of their devices.
         """
         if not self.devices:
             return ()
@@ -123,14 +123,14 @@ def _kernel_limits(graph: GroupGraph, cluster: Cluster) -> PlacedLimits:
                 "PyTorch calls"
             )
         runs_on[group.name] = devices
-        notes.append(f"{words}: {group.name} may lie on device {', '.join(map(str, devices))} alone")
+        notes.append(f"{words}: {group.name} can run on device {', '.join(map(str, devices))} only")
     if unknown:
-        notes.append(f"kernels unknown here, assumed to exist for all devices: {', '.join(unknown)}")
+        notes.append(f"kernels unknown on this machine, assumed for all devices: {', '.join(unknown)}")
     return PlacedLimits(runs_on=runs_on, kernel_notes=tuple(notes))
 
 
 class _Narrowing:
-    """The devices that the constraints applied so far leave to each operator group."""
+    """The devices left to each operator group while constraints are applied one after another."""
 
     def __init__(self, constraints: Constraints, graph: GroupGraph, cluster: Cluster, kernels: PlacedLimits):
         self.constraints, self.graph, self.cluster, self.kernels = constraints, graph, cluster, kernels

@@ -1,4 +1,4 @@
-"""The global order of a placed step's operators and messages, of which every device runs its part."""
+"""One global order of a step's operators and messages, so that devices that follow it never deadlock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tensoropt.placement.problem import Placement
 
 
 class Flow(NamedTuple):
-    """The tensors between the operators of one micro-batch, by number.
+    """The data flow between the operators of one micro-batch; operators and tensors are given by number.
 
     Attributes:
-        names: the operators' names.
+        names: the name of each operator.
         read: the tensors that each operator reads, possibly repeated.
         makers: the operator that makes each tensor.
         gradient: whether each tensor has a gradient.
@@ -28,7 +28,7 @@ class Flow(NamedTuple):
 
 
 class TensorTransfer(NamedTuple):
-    """A message of a tensor, given by number, or of its gradient if ``backward``."""
+    """A message between two devices with a tensor (its number) or, if ``backward``, with its gradient."""
 
     tensor: int
     source: int
@@ -41,17 +41,17 @@ def ordered(
 ) -> tuple[tuple[bool, int], ...]:
     """Return the operators and messages of forward or backward, in an order that all devices can follow.
 
-    It is the order of a step whose operators take equal time and whose messages take none. A receive then
-    comes about when its message does, so that its device neither waits nor allocates early.
+    It is the order in time of a step whose operators take equal time and whose messages take none. A receive
+    is then ordered close to its send, so that the receiving device neither waits nor allocates early.
 
     Args:
         routes: the messages of this direction, in the plan's order.
 
     Returns:
-        For each, whether it is an operator, and its number or its index in ``routes``.
+        (True, number of an operator) or (False, index of a message in ``routes``), in order.
 
     Raises:
-        PlanError: the orders deadlock.
+        PlanError: the devices' orders and the messages wait for each other in a cycle.
     """
     waiting, after = _links(flow, placement, routes, backward=backward)
     first, count = len(flow.names), len(waiting)

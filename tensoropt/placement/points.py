@@ -99,7 +99,7 @@ def placed_strategy(plan: Plan, groups: GroupGraph) -> PlacedStrategy:
 def _field_of(plan: Plan, name: str, field: str) -> int:
     value = getattr(plan.operators[name], field)
     if value is None:
-        raise PlanError(f"operator {name} has no {field} in the plan")
+        raise PlanError(f"operator {name} has no {field} in the plan; make the plan again")
     return int(value)
 
 
@@ -120,7 +120,7 @@ _WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "opti
 
 
 def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
-    """Return everything in a device's memory, each with its lifetime in points of the memory curve."""
+    """Return the contents of a device's memory, each with its first and last point on the memory curve."""
     problem, owned = simulated.problem, list[Owned]()
     for holding, first, end in simulated.spans(device):
         operator = name = since = until = ""
@@ -138,7 +138,7 @@ def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
 
 
 def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int = 1) -> Space:
-    """Return the search space of placed plans, whose mesh is a row of devices.
+    """Return the search space of placed plans, with all devices as one mesh axis.
 
     Args:
         keys: a parameter's name in the graph -> the model's own name.
@@ -150,8 +150,8 @@ def placed_space(cluster: Cluster, keys: Mapping[str, str], micro_batches: int =
 def placed_point(graph: PricedGraph, simulated: SimulatedPlacement, *, planner: str, space: int) -> Point:
     """Return a simulated placement as a point of a frontier, in search space number ``space``.
 
-    Memory is the fullest device's, the breakdown of time the busiest's: ``communication_s`` is the time with
-    a message to or from it in flight, ``exposed_s`` the part in which it waits, ``idle_s`` its other waiting.
+    Memory is that of the fullest device. Times are those of the busiest device: ``communication_s`` while its
+    messages are in flight, ``exposed_s`` the part of this in which it waits, ``idle_s`` all other waiting.
     """
     sent: Counter[Collective] = Counter()
     sent_by: Counter[int] = Counter()
@@ -186,7 +186,7 @@ def fullest(simulated: SimulatedPlacement) -> int:
 
 
 def exposed_on(simulated: SimulatedPlacement, device: int) -> float:
-    """Return the seconds that a device waits while a message to or from it is in flight."""
+    """Return the seconds in which a device does not compute while one of its messages is in flight."""
     either = joined([*simulated.messages_of(device), *simulated.busy(device)])
     # Messages beside computing are hidden. In the rest of the union, the device waits for messages.
     return max(length_s(either) - simulated.busy_s[device], 0.0)
@@ -233,7 +233,7 @@ def operator_rows(
     """Return a row of figures for each operator.
 
     Args:
-        spent: operator -> its seconds in the step.
+        spent: operator -> its durations in the step, in seconds.
         computes: the cost model of computation on each device.
     """
     problem, rows = simulated.problem, []

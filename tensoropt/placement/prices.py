@@ -1,4 +1,4 @@
-"""The cost model of placed plans: a placed graph on a cluster as a :class:`.PlacementProblem`."""
+"""The cost model of placed plans, which makes a :class:`.PlacementProblem` of a graph and a cluster."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _BYTES = (
 
 @dataclass(frozen=True)
 class _Work:
-    """The computation of an operator group or of a piece of one, with its sizes and FLOP counts."""
+    """The computation of an operator group or a piece of one (workload), with sizes and FLOP counts."""
 
     work: Workload
     facts: Facts
@@ -82,7 +82,7 @@ class PlacedPrices:
         return tuple(names.index(device.name) for device in self.cluster.devices)
 
     def of_kinds(self) -> tuple[DevicePrices, ...]:
-        """Return the cost model of each kind of device, with everything measured so far."""
+        """Return the cost model of each kind of device, from all measurements so far."""
         costs, kinds = self.costs, self.cluster.device_kinds
         return tuple(DevicePrices(costs.compute_on(kind), costs.overheads_on(kind)) for kind in kinds)
 
@@ -96,7 +96,7 @@ class PlacedPrices:
 
     @cached_property
     def devices(self) -> DeviceSet:
-        """The devices, with latency and seconds per byte of every ordered pair."""
+        """The cluster's devices, with their memory and the costs of messages between every ordered pair."""
         count = self.cluster.device_count
         latency, per_byte = np.zeros((2, count, count))
         for i, j in permutations(range(count), 2):
@@ -131,20 +131,20 @@ class PlacedPrices:
     # -- operators --------------------------------------------------------------------------------
 
     def split_choices(self, group: Group) -> tuple[GroupSplit, ...]:
-        """Return the ways to cut an operator group into at most as many pieces as there are devices."""
+        """Return the possible cuts of an operator group into at most as many pieces as there are devices."""
         if group.name not in self._splits:
             self._splits[group.name] = split_choices(self.graph, group, self.cluster.device_count)
         return self._splits[group.name]
 
     @cached_property
     def batch(self) -> Mapping[str, AxisStrategy]:
-        """For each operator group that can be split along the batch, the strategy that does so."""
+        """For each operator group that can be split along the batch, the strategy of that split."""
         return batch_strategies(self.graph, everywhere=False)
 
     def price(
         self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
     ) -> PricedGraph:
-        """Return the placed graph with measured costs; PlanError if the model cannot run so."""
+        """Return the placed graph with measured costs; PlanError if micro-batches or cuts are impossible."""
         graph = placed_graph(self.graph, splits, micro_batches)
         works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})
@@ -152,7 +152,7 @@ class PlacedPrices:
 
     @cached_property
     def limits(self) -> PlacedLimits:
-        """The limits that constraints set to placements; ConstraintError if none satisfies a hard one."""
+        """The limits of constraints and kernels on placements; ConstraintError if one cannot be kept."""
         return placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, graph: PlacedGraph, op: PlacedOperator) -> _Work:
@@ -178,18 +178,18 @@ class PlacedPrices:
 
 @dataclass(frozen=True)
 class PricedGraph:
-    """A placed graph and its placement problem, with operators in the same order."""
+    """A placed graph with costs: its placement problem has the graph's operators, in the same order."""
 
     prices: PlacedPrices
     graph: PlacedGraph
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the group to which an operator, a piece or a batch norm's step belongs; None for others."""
+        """Return the model's group of an operator, piece or batch norm step; None for splits and joins."""
         return self.graph.whole_of(operator)
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
-        """Return the other ways to cut an operator, or the operator group of a piece."""
+        """Return the possible cuts of an operator's group, except the present one."""
         name = self.whole_of(operator)
         if name is None:
             return ()
@@ -197,25 +197,25 @@ class PricedGraph:
         return tuple(choice for choice in choices if choice != self.graph.splits.get(name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
-        """Return cuts along the batch into a piece per device, or into the next lower number possible."""
+        """Return batch cuts of groups into one piece per device, or the next lower number that divides."""
         # Counts from the number of devices downwards: the first that divides any batch.
         counts = range(self.prices.cluster.device_count, 1, -1)
         return next(filter(None, map(self.batch_cuts, counts)), {})
 
     def batch_cuts(self, pieces: int) -> dict[str, GroupSplit]:
-        """Return cuts along the batch of all operator groups that can be cut into ``pieces`` pieces."""
+        """Return batch cuts into ``pieces`` pieces of all operator groups that allow this."""
         cuts = {name: GroupSplit(str(way.label), pieces) for name, way in self.prices.batch.items()}
         groups = self.prices.graph.groups
         # A group that no reader asks how it wants its results may follow no batch.
         return {g.name: cuts[g.name] for g in groups if cuts.get(g.name) in self.prices.split_choices(g)}
 
     def split(self, splits: Splits) -> PricedGraph:
-        """Return the costs of the model with these cuts in addition to, or in place of, the present ones."""
+        """Return the model and its costs with further cuts; a group's new cut replaces its present one."""
         return self.prices.price({**self.graph.splits, **splits}, self.graph.micro_batches)
 
 
 def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
-    """Return the lanes (parts of links) that a message between two devices occupies.
+    """Return the lanes (parts of links, each for one message at a time) of messages between two devices.
 
     They are a dedicated wire, or one network card of each node, or each device's port, in one direction.
     """
@@ -270,7 +270,7 @@ class _Pricing:
     # -- seconds ----------------------------------------------------------------------------------
 
     def _seconds(self, op: PlacedOperator, number: int, kind: DevicePrices) -> tuple[Queues, Queues, Queues]:
-        """Return (forward, backward, optimizer) seconds on one device, the first two per micro-batch."""
+        """Return (forward, backward, optimizer) durations on one device, the first two per micro-batch."""
         work, update = self.works.get(op.name), NO_WORK
         if work is not None:
             forward, backward = (of_kinds[number] for of_kinds in self.prices.seconds(work))
@@ -329,7 +329,7 @@ class _Pricing:
         return *passing, stored, gradients, state, made
 
     def _working(self, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
-        """Return the bytes saved inside a group or piece, and its peaks in forward and in backward."""
+        """Return (bytes saved inside a group or piece, peak bytes of forward, peak bytes of backward)."""
         facts, names, size = work.facts, work.work.names, self.graph.bytes
         kept = {names[w] for w in facts.writes_kept}
         # Views of what it reads take no additional memory.
@@ -346,7 +346,7 @@ class _Pricing:
         return own_kept, forward_peak, max(backward_peak - coming - going, returning - own_kept - coming)
 
     def _peaks(self, op: PlacedOperator, work: _Work) -> tuple[int, int, int]:
-        """Return the peak bytes of forward, of backward, and of gradients cast after backward."""
+        """Return the peak bytes of forward, of backward, and while gradients are cast after backward."""
         facts, names = work.facts, work.work.names
         wide = {p: self.tensors[p] for p in op.parameters if self.tensors[p].master_dtype is not None}
         narrow = {p: tensor.elements * tensor.element_bytes for p, tensor in wide.items()}
@@ -366,7 +366,7 @@ class _Pricing:
         return forward, backward, returning
 
     def _copying(self, op: PlacedOperator) -> tuple[int, int, int]:
-        """Return the values of :meth:`_working` for an operator that cuts, joins or hands out a parameter."""
+        """Return (saved, forward peak, backward peak) bytes of an operator that splits, joins or stores."""
         if op.kind != OperatorKind.VARIABLE:
             return 0, 0, 0
         tensor = self.tensors[op.parameters[0]]

@@ -1,4 +1,4 @@
-"""The placement problem, as numbers only, and its solution: each operator's device, each device's order."""
+"""The placement problem as numbers, and its solution: each operator's device and each device's order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class PlacedTensor:
     """A tensor between operators of a placement problem.
 
     Attributes:
-        producer: the operator that makes it.
-        readers: the operators that read it, ascending. Empty for a result of the model.
-        kept_by: those of its producer and readers whose backward needs it.
-        gradient: whether a gradient of the same size comes back.
-        stored: whether it is a parameter as stored on its producer's device, where it takes no more memory.
+        producer: the number of the operator that makes the tensor.
+        readers: the numbers of the operators that read it, ascending. Empty for a result of the model.
+        kept_by: the operators, among its producer and readers, whose backward needs it.
+        gradient: whether its readers return a gradient, which has the same size.
+        stored: whether it is a stored parameter, which takes no further memory on its producer's device.
         lies_in: on its producer's device, the tensor of which it is a view; None if it has its own storage.
-        extent: the size in bytes of its storage there, if different: larger, or 0 for a view of stored data.
+        extent: the size in bytes of its storage there, if not ``bytes``; 0 for a view of stored data.
     """
 
     name: str
@@ -52,13 +52,13 @@ class DeviceSet:
         capacity_bytes: (d,) the bytes of tensors that each device may hold.
         latency_s, seconds_per_byte: (d, d), 0 on the diagonal; a message of b bytes from i to j takes
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
-        terms: a process's bytes besides tensors (:mod:`tensoropt.costs.process_memory`), not in the capacity.
-        order: the devices, best first; None for their own order.
+        terms: name -> a process's memory in bytes besides tensors, which the capacity does not include.
+        order: the devices, best first; None for ascending numbers.
         lanes: ordered pair -> the parts of links on which its messages queue; by default one of its own.
-        ends: (d, 6) seconds at the ends of messages, besides the links; None for 0. The device takes four:
-            for either end; per byte to copy a received value; for adding a received gradient; per byte of it.
-            The host takes two: to launch an end, and an addition.
-        slower: the share by which a message slows down computation; infinite if it blocks.
+        ends: (d, 6) seconds at the ends of messages, besides the links; None for 0. Device time: per end, per
+            byte of a received value (a copy), per added gradient, per byte of an added gradient. Host time:
+            per launch of an end, per launch of an addition.
+        slower: the share by which a message slows down computation; infinite if it blocks computation.
     """
 
     capacity_bytes: Floats
@@ -75,14 +75,14 @@ class DeviceSet:
         return tuple(range(self.count)) if self.order is None else self.order
 
     def within(self, limit_bytes: float | None) -> Floats:
-        """Return (d,) bytes of tensors per device if a process may use ``limit_bytes`` in total."""
+        """Return (d,) the bytes for tensors on each device if a process may use ``limit_bytes`` in total."""
         if limit_bytes is None:
             return self.capacity_bytes.astype(float)
         room = max(limit_bytes - sum(self.terms.values()), 0.0)
         return np.minimum(self.capacity_bytes.astype(float), room)
 
     def in_all(self, tensor_bytes: float) -> float:
-        """Return the total bytes of a process whose tensors take ``tensor_bytes``, as limits count them."""
+        """Return the total memory in bytes of a process whose tensors take ``tensor_bytes``."""
         return tensor_bytes + sum(self.terms.values())
 
     @property
@@ -121,15 +121,15 @@ class PlacementProblem:
         forward_s, backward_s: (n, d) durations on each device; backward is 0 in inference.
         update_s: (n, d) the optimizer's step over the operator's parameters.
         parameter_bytes, gradient_bytes, optimizer_bytes: (n,) memory in use during the whole step.
-        kept_bytes: (n,) saved inside from forward to backward, without tensors between operators.
-        forward_peak_bytes, backward_peak_bytes: (n,) memory in use while it runs, besides saved tensors,
-            tensors read and made, and their gradients; negative if backward frees some of these first.
-        update_peak_bytes: (n,) temporaries of the optimizer, for all operators of a device at once.
+        kept_bytes: (n,) memory saved inside an operator for backward, without tensors between operators.
+        forward_peak_bytes, backward_peak_bytes: (n,) memory in use while an operator runs, besides saved
+            tensors, tensors read and made, and their gradients; negative if backward frees some first.
+        update_peak_bytes: (n,) the optimizer's temporaries, which add up over all operators of a device.
         host_s: (n, d) the host's seconds to launch an operator in a whole step; 0 on CPUs.
         tensors: the tensors between operators.
         together: sets of operators that must share a device.
         pinned: operator -> its allowed devices, best first.
-        references: the users of each variable, as TensorFlow's Placer groups them, starting with its owner.
+        references: for each parameter or buffer with several users, its owner, then the other users.
         micro_batches: the number of micro-batches. Unless stated otherwise, durations and sizes of operators
             and tensors are those of one micro-batch.
         results: the results broadcast after forward, for the whole batch.
@@ -187,12 +187,12 @@ class PlacementProblem:
 
     @cached_property
     def stored_bytes(self) -> Floats:
-        """(n,) bytes in use on the operator's device during the whole step."""
+        """(n,) the bytes of parameters, gradients and optimizer state, in use during the whole step."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
-        """(n, d) whether each operator may lie on a device: it can run there, and is not pinned elsewhere."""
+        """(n, d) whether an operator may run on a device: kernels exist and it is not pinned elsewhere."""
         # Times of inf say that a device cannot run an operator.
         allowed = np.isfinite(self.forward_s + self.backward_s + self.update_s)
         for operator, devices in self.pinned:
@@ -201,10 +201,10 @@ class PlacementProblem:
 
     @cached_property
     def repeated(self) -> PlacementProblem:
-        """The same problem as one micro-batch, with each operator and tensor once per micro-batch.
+        """An equal problem of one micro-batch, which has a copy of each operator and tensor per micro-batch.
 
-        Operator ``o`` of micro-batch ``i`` is ``i * n + o``, tensors likewise. Stored tensors and the
-        optimizer's step belong to the first micro-batch.
+        Operator ``o`` of micro-batch ``i`` has number ``i * n + o``, and tensors likewise. Stored tensors and
+        the optimizer's step belong to the first micro-batch.
         """
         if self.micro_batches == 1:
             return self
@@ -230,7 +230,7 @@ class PlacementProblem:
         )
 
     def step_bytes(self, operator: int) -> float:
-        """Return the bytes that an operator adds to its device's memory, in the planners' additive model."""
+        """Return the bytes that an operator stores and saves, which additive models of memory sum up."""
         # Counted at the producer, whichever readers save it; copies on other devices are not counted.
         tensors = (self.tensors[t] for t in self.made[operator])
         kept = self.kept_bytes[operator] + sum(t.bytes for t in tensors if t.kept_by and not t.stored)
@@ -242,8 +242,9 @@ class Placement:
     """A device for every operator, and for each device the order of its operators.
 
     Attributes:
-        forward: the operators of each device in order.
-        backward: the same for backward; by default the reverse of ``forward``.
+        device: the device of each operator.
+        forward: for each device, its operators in the order of forward.
+        backward: for each device, its operators in the order of backward; by default the reverse.
     """
 
     device: tuple[int, ...]
@@ -262,7 +263,7 @@ class Placement:
         ahead: Iterable[int] | None = None,
         back: Iterable[int] | None = None,
     ) -> Placement:
-        """Return a placement whose devices run their operators in the order of one list of all operators.
+        """Return a placement in which all devices run their operators in the order of one list of operators.
 
         Args:
             ahead: all operators in the order of their forward; by default, by number.
@@ -283,7 +284,7 @@ class Placement:
     def by_start(
         cls, device: Sequence[int], count: int, ahead: Sequence[float], back: Sequence[float] | None = None
     ) -> Placement:
-        """Return a placement whose devices run forwards and backwards by these start times."""
+        """Return a placement in which devices run their operators in the order of the given start times."""
         operators = range(len(device))
         return cls.in_order(
             device,
@@ -313,7 +314,7 @@ class Placement:
 
 
 def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) -> tuple[int, ...]:
-    """Return the devices in all orders, in their order if they agree, else in that of ``otherwise``.
+    """Return the devices in all lists, in the lists' order if they agree, else in the order of ``otherwise``.
 
     This is ``MergeSupportedDevices`` of TensorFlow's Placer (colocation_graph.cc).
     """
@@ -333,7 +334,7 @@ def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor
 
 
 def repeat_placement(placement: Placement, count: int) -> Placement:
-    """Return the placement of a :attr:`~PlacementProblem.repeated` problem: each device repeats its order."""
+    """Return the placement for a :attr:`~PlacementProblem.repeated` problem: each order ``count`` times."""
     size = len(placement.device)
 
     def repeated(order: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""The program of a placed plan: a process's part of the global order of operators and messages.
+"""The program that a process runs for a placed plan: its operators, sends and receives in the global order.
 
-As in NetSplit's Algorithm 2, a node sends each value that crosses to another device, and one receives it.
+As in NetSplit's Algorithm 2, one node sends each value that another device reads, and one receives it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PlacedOrder = tuple[tuple[bool, int], ...]
 
 
 class PlacedSchedule(NamedTuple):
-    """A step's operators and messages in one order, so that no device deadlocks."""
+    """All operators and messages of forward and of backward, in an order in which no device deadlocks."""
 
     forward: PlacedOrder
     backward: PlacedOrder
 
 
 def schedule_of(strategy: PlacedStrategy) -> PlacedSchedule:
-    """Return the order of a step; PlanError for missing or needless messages, or a deadlock."""
+    """Return the order of a plan's step; PlanError if messages are missing or needless, or deadlock."""
     routes, graph = tuple(strategy.transfers), strategy.placed_graph
     _check(strategy, routes)
     number, tensors = {name: n for n, name in enumerate(graph.values)}, graph.groups.atoms.graph.tensors
@@ -89,21 +89,21 @@ class WaitForValue(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OnDevice(Node):
-    """An input, a buffer or a constant on one of this process's devices."""
+    """Read an input, a buffer or a constant on one of this process's devices, copied there if necessary."""
 
     device: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginOperator(Node):
-    """The start of placed operator ``number``."""
+    """Mark the start of placed operator ``number``."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Enter(Node):
-    """A value as an operator reads it. ``learns``: whether a gradient returns."""
+    """Pass a value to the operator that reads it. ``learns``: whether backward returns a gradient for it."""
 
     place: Place
     learns: bool
@@ -111,7 +111,7 @@ class Enter(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EndOperator(Node):
-    """The end of placed operator ``number``; its results and their devices are ``places``."""
+    """Mark the end of placed operator ``number``. ``places``: (name, device) of each result."""
 
     number: int
     places: tuple[Place, ...]
@@ -119,30 +119,30 @@ class EndOperator(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Zeros(Node):
-    """Zeros in place of a tensor, such as a bias, that only the first piece of an operator adds."""
+    """Make zeros in place of a tensor, such as a bias, that only the first piece of an operator adds."""
 
     tensor: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitTensor(Node):
-    """The pieces of a tensor; ``piece`` is any of them."""
+    """Split a tensor into pieces. ``piece``: one of them, which describes the cut."""
 
     piece: Value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class JoinPieces(Node):
-    """A tensor made of its pieces, or the sum of its terms; ``piece`` is any of them."""
+    """Join the pieces of a tensor, or add the terms of a sum. ``piece``: one of them."""
 
     piece: Value
 
 
 class PlacedLowering(Lowering):
-    """The lowering of a placed plan for the process with the devices ``own``.
+    """The lowering of a placed plan for a process that runs the devices ``own``.
 
     Attributes:
-        strategy: the sharded strategy of unsplit operators.
+        strategy: the strategy of the base class, without any split over devices.
     """
 
     def __init__(self, placed: PlacedStrategy, order: PlacedOrder, own: Sequence[int], evaluating: bool):
@@ -167,7 +167,7 @@ class PlacedLowering(Lowering):
         self._on_devices: dict[Place, Node] = {}
 
     def program(self) -> ForwardProgram:
-        """Return this process's part of forward, with the results and new buffers that it makes."""
+        """Return the part of forward that this process runs, with its results and new buffers."""
         own = [number for number, device in enumerate(self.device) if device in self.own]
         parameters = tuple(name for number in own for name in self.operators[number].parameters)
         buffers = self.add_arguments(parameters)

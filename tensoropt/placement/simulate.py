@@ -1,4 +1,4 @@
-"""Simulate a placed plan's step: when operators and messages run, and what is in memory meanwhile."""
+"""Simulate the step of a placed plan: the times of operators and messages, and each device's memory."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class _Holding(NamedTuple):
     """Memory in use on a device from the start of one task to the end of another.
 
     Attributes:
-        kind: one of :data:`~tensoropt.simulate.recording.MEMORY_KINDS`, by number.
-        first, last: the numbers of these tasks; -1 for the whole step.
-        operator, tensor: the numbers of its operator and tensor; -1 for none.
+        kind: index into :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
+        first, last: the numbers of the two tasks; -1 for the whole step.
+        operator, tensor: the numbers of the operator and tensor that own the memory; -1 for none.
     """
 
     device: int
@@ -46,12 +46,12 @@ class _Holding(NamedTuple):
 
 
 class _PlacedEvent(NamedTuple):
-    """A task of a step, as reports show it.
+    """A task of a step with names for reports.
 
     Attributes:
-        name, group: its operator or tensor with the micro-batch, and its operator alone.
-        lanes: the names of the device or of the links that it occupies.
-        ends: the devices between which a message goes.
+        name, group: the operator or tensor with the micro-batch, and the operator alone.
+        lanes: the names of the device or of the links that the task occupies.
+        ends: the devices between which a message goes; empty for computation.
     """
 
     name: str
@@ -73,7 +73,7 @@ class _PlacedEvent(NamedTuple):
 
 @dataclass(slots=True)
 class _GradientStorage:
-    """The memory of a gradient of ``tensor``: the task that allocates it, then those that use it."""
+    """The memory of a gradient of ``tensor``. ``tasks``: the task that allocates it, then its users."""
 
     tensor: int
     device: int
@@ -87,9 +87,9 @@ class SimulatedPlacement:
 
     Attributes:
         tasks: all tasks, of all micro-batches.
-        starts, ends: (tasks,) seconds.
+        starts, ends: (tasks,) times in seconds.
         order: the numbers of the tasks, by start.
-        holdings: all memory in use, each with its first and last task.
+        holdings: all allocations of the step, each with its first and last task.
         transfers: the messages of the first micro-batch, in the order in which they start.
     """
 
@@ -113,19 +113,19 @@ class SimulatedPlacement:
 
     @property
     def time_s(self) -> float:
-        """The duration of the step in seconds, by the slower of devices and hosts."""
+        """The duration of the step in seconds: that of the slowest device or host."""
         return max(float(self.ends.max()), *self.host_s, 0.0)
 
     @property
     def operator_starts(self) -> np.ndarray:
-        """(2, operators) starts of the first micro-batch's forwards and backwards; 0 in inference."""
+        """(2, operators) seconds at which the first micro-batch's forwards and backwards start."""
         size = self.problem.size
         back = self.starts[self.tasks.backward[:size]] if self.problem.training else np.zeros(size)
         return np.stack([self.starts[self.tasks.forward[:size]], back])
 
     @cached_property
     def _changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The positions of tasks' starts and ends in the memory curve, and the time of each position."""
+        """The points of tasks' starts and ends on the memory curve, and the time in seconds of each point."""
         count, ranks = len(self.starts), np.argsort(self.order)
         times, starting = np.concatenate([self.starts, self.ends]), np.repeat([True, False], count)
         # By time, then frees before allocations, then by the order of starts. A task without duration must
@@ -138,19 +138,19 @@ class SimulatedPlacement:
 
     @cached_property
     def _spans(self) -> np.ndarray:
-        """(4, holdings) device, kind, first and last position in the memory curve; 0 for the step's."""
+        """(4, holdings) device, kind, first and last point on the memory curve (0: the whole step)."""
         (begins, overs), _ = self._changes
         rows = np.array([(h.device, h.kind, h.first, h.last) for h in self.holdings], dtype=np.int64)
         devices, kinds, first, last = rows.reshape(-1, 4).T
         return np.stack([devices, kinds, *np.where(first < 0, 0, (begins[first], overs[last]))])
 
     def _points(self, device: int) -> np.ndarray:
-        """Return the positions at which a device's memory changes, and 0 for the step's beginning."""
+        """Return the points of the memory curve at which a device's memory changes, and 0."""
         return np.unique(np.append(self._spans[2:, self._spans[0] == device], 0))
 
     @cached_property
     def _curves(self) -> np.ndarray:
-        """(devices, kinds, positions) bytes in use after each change of memory on any device."""
+        """(devices, kinds, points) bytes in use after each change of memory on any device."""
         devices, kinds, first, last = self._spans
         curves = np.zeros((self.problem.devices.count, len(MEMORY_KINDS), 2 * len(self.starts) + 1))
         sizes = np.array([holding.bytes for holding in self.holdings])
@@ -159,13 +159,13 @@ class SimulatedPlacement:
         return curves.cumsum(axis=2)
 
     def memory(self, device: int) -> list[tuple[float, list[float]]]:
-        """Return (time, bytes by kind) after each change of a device's memory, from its initial state on."""
+        """Return (seconds, bytes by kind) at the step's start and after each change of a device's memory."""
         points, (_, times) = self._points(device), self._changes
         curve = self._curves[device][:, points].T
         return list(zip(times[points].tolist(), curve.tolist(), strict=True))
 
     def spans(self, device: int) -> Iterator[tuple[_Holding, int, int]]:
-        """Yield the memory in use on a device, with the points of its curve between which each is in use."""
+        """Yield each allocation on a device, with its first and last point on the device's memory curve."""
         points = self._points(device)
         first, last = np.searchsorted(points, self._spans[2:])
         for holding, begin, end in zip(self.holdings, first.tolist(), last.tolist(), strict=True):
@@ -174,7 +174,7 @@ class SimulatedPlacement:
 
     @cached_property
     def peaks(self) -> tuple[dict[str, float], ...]:
-        """The bytes by kind at each device's peak; of equal peaks, the first."""
+        """For each device, the bytes by kind when its memory peaks (for the first time)."""
         highest = self._curves.sum(axis=1).argmax(axis=1)
         return tuple(
             dict(zip(MEMORY_KINDS, self._curves[device, :, at].tolist(), strict=True))
@@ -191,7 +191,7 @@ class SimulatedPlacement:
 
     @cached_property
     def events(self) -> tuple[_PlacedEvent, ...]:
-        """All tasks as events with names, by number."""
+        """All tasks as events with names, in the order of the tasks' numbers."""
         problem, place, tasks = self.problem, self.placement, self.tasks
         names, tensors, device = problem.names, problem.tensors, place.device
         told: dict[int, tuple[str, str, str, tuple[str, ...], tuple[int, ...]]] = {}
@@ -225,16 +225,16 @@ class SimulatedPlacement:
         return joined(zip(self.starts[mask].tolist(), self.ends[mask].tolist(), strict=True))
 
     def busy(self, device: int) -> tuple[tuple[float, float], ...]:
-        """Return the (start, end) times between which a device computes."""
+        """Return the (start, end) intervals in seconds in which a device computes."""
         return self._spans_of(self.tasks.columns[-2] == device)
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
-        """The seconds in which each device computes."""
+        """For each device, the total time in seconds in which it computes."""
         return tuple(length_s(self.busy(d)) for d in range(self.problem.devices.count))
 
     def messages_of(self, device: int) -> tuple[tuple[float, float], ...]:
-        """Return the (start, end) times between which a message to or from a device is in flight."""
+        """Return the (start, end) intervals in seconds in which a device's messages are in flight."""
         return self._spans_of(np.array([device in event.ends for event in self.events], dtype=bool))
 
     def communication_s(self, device: int) -> float:
@@ -256,7 +256,7 @@ def simulate_placement(
     """Simulate one training step of a placement.
 
     Args:
-        enforced: False lets devices run what is ready first, as frameworks do (FastT, section 6.3).
+        enforced: False lets devices run whichever operator is ready first, as in FastT, section 6.3.
 
     Raises:
         PlanError: the placement does not fit the problem, or deadlocks.
@@ -292,7 +292,7 @@ def _numbered(messages: np.ndarray) -> Iterator[tuple[tuple[int, int], int]]:
 class _StepMemory:
     """The memory in use during a step, computed from the order in which its tasks run and end.
 
-    With several micro-batches, the problem and its placement are repeated once for each.
+    With several micro-batches, it works on the :attr:`~.PlacementProblem.repeated` problem and placement.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class _StepMemory:
         return TensorTransfer(tensor, source, target, back)
 
     def holdings(self) -> list[_Holding]:
-        """Return all memory in use during the step."""
+        """Return all allocations of the step."""
         problem, place = self.problem, self.placement
         stored = (problem.parameter_bytes, problem.gradient_bytes, problem.optimizer_bytes)
         for operator, sizes in enumerate(zip(*(each.tolist() for each in stored), strict=True)):
@@ -385,7 +385,7 @@ class _StepMemory:
     def _hold(
         self, device: int, kind: int, size: float, tasks: Sequence[int], owner: tuple[int, int], what: str
     ) -> None:
-        """Record memory of an (operator, tensor) from the first task's start until the last of them ends."""
+        """Record memory of an (operator, tensor) from the first task's start until all tasks have ended."""
         if size:
             last = max(tasks, key=self.ended.__getitem__)
             self.alive.append(_Holding(device, kind, float(size), tasks[0], last, *owner, what))
@@ -413,7 +413,7 @@ class _StepMemory:
         return readers + ([self.arrival[number, d] for d in self.copies[number]] if made_there else [])
 
     def _room(self) -> dict[int, int]:
-        """Return, for each message, the task with which its receiver allocates the buffer."""
+        """Return, for each message, the task at whose start its receiver allocates the buffer."""
         if not self.enforced:
             return {message: message for message in (*self.arrival.values(), *self.returned.values())}
         problem, count = self.one, self.one.micro_batches
@@ -470,10 +470,10 @@ class _StepMemory:
         return self.gradients[-1]
 
     def _make_gradients(self, room: Mapping[int, int]) -> None:
-        """Find the memory of all gradients.
+        """Find the memory of all gradients, each the sum of one share per reader.
 
-        As in ``Tape.add``, the first reader's share is kept as it is, and a second one makes a new sum.
-        Shares of other devices are added last, right before the backward that needs them.
+        As in ``Tape.add``, the first share is stored without a copy, and the second allocates a sum. Shares
+        from other devices are added last, right before the backward that needs the gradient.
         """
         problem, place, rank = self.problem, self.placement, self.rank
         # The task that a device runs before each of its backwards.

@@ -13,7 +13,7 @@ from tensoropt.sharding.groups import GroupGraph
 
 
 class ValueTransfer(NamedTuple):
-    """A message between two devices with a tensor or piece, or with its gradient if ``backward``."""
+    """A message between two devices with a tensor or piece or, if ``backward``, with its gradient."""
 
     value: str
     source: int
@@ -23,7 +23,7 @@ class ValueTransfer(NamedTuple):
 
 @dataclass(frozen=True)
 class PlacedStrategy:
-    """A placement of a model's operators, with one micro-batch's messages in an order for all devices."""
+    """A placement of a model's operators, with one micro-batch's messages in one order for all devices."""
 
     kind: ClassVar[str] = "placed"
 
@@ -123,7 +123,7 @@ class PlacedStrategy:
 
 
 def needed_routes(graph: PlacedGraph, placement: Placement) -> tuple[ValueTransfer, ...]:
-    """Return a placement's messages: each value to every other device that reads it, its gradient back."""
+    """Return a placement's messages: values to all other devices that read them, and gradients back."""
     source, device = graph.groups.atoms.graph, placement.device
     readers: dict[str, dict[int, None]] = {}
     for number, op in enumerate(graph.operators):

@@ -1,4 +1,4 @@
-"""Published planners, to compare with the frontier, all behind one signature and one simulator."""
+"""Published planners, to compare with the frontier, all with one signature and one simulator."""
 
 from tensoropt.planners.errors import UnsuitableError
 from tensoropt.planners.registry import ENTRIES, Entry, planner

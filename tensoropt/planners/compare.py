@@ -1,4 +1,4 @@
-"""The comparison of planners: the same task and simulator, one table row each, the frontier's first."""
+"""Compare planners on one task with one simulator: a table with a row per planner, the frontier's first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cp_sat(name: str) -> Any:
 def requested_planners(names: str | Iterable[str], options: Iterable[str] = ()) -> tuple[Entry, ...]:
     """Return the planners requested by names, or by ``all``.
 
-    With ``all``, the row of a planner whose solver is not installed says so.
+    With ``all``, a planner whose solver is not installed is included; its row in the table will say so.
 
     Args:
         options: settings of planners, such as ``netsplit.seconds=600``.
@@ -64,9 +64,9 @@ def compare(
 ) -> tuple[tuple[dict[str, Any], ...], tuple[Point, ...]]:
     """Run planners under each memory limit; return the rows of a table, and all points found.
 
-    Each limit has a row for the frontier and one per planner. Rows have no figures:
-    :func:`tensoropt.exploration.export.compared` computes them from the points, as a later planner's point
-    may be the best within an earlier row's memory.
+    Each limit has a row for the frontier and one per planner. Rows have no times or memory:
+    :func:`tensoropt.exploration.export.compared` adds these from all points, since a point that a planner
+    finds under one limit may also be its best under another.
 
     Args:
         limits: memory limits in bytes; None asks for all trade-offs that a planner finds.

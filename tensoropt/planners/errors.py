@@ -6,4 +6,4 @@ from tensoropt.errors import TensorOptError
 
 
 class UnsuitableError(TensorOptError):
-    """A planner cannot treat a problem. The message gives the reason and a remedy."""
+    """A planner's method does not apply to the model, cluster or settings; the message has a remedy."""

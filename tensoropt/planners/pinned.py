@@ -1,8 +1,8 @@
-"""Simulate a launcher's job: its parallel degrees, ZeRO stage, micro-batches and recomputation.
+"""Simulate a launcher's job: given parallel degrees, ZeRO stage, micro-batches and recomputation.
 
-Choices that such a job leaves open are made for the shortest step, as for every published scheme
-(:mod:`tensoropt.planners.sharded.common.restricted`). Cost tables cover only the strategies that the job
-permits, so that a model of a hundred layers takes seconds.
+Choices that the job leaves open (such as layouts between operators) are made for the shortest step, as for
+every published scheme (:mod:`tensoropt.planners.sharded.common.restricted`). Cost tables cover only the
+strategies that the job permits, so that a model of a hundred layers takes seconds.
 
 A job with a pipeline is simulated as one pipelined strategy.
 """
@@ -55,7 +55,7 @@ _WHOLE_STAGE = 0
 
 
 def _shards(job: LaunchedJob) -> int:
-    """Return the number of shards of parameters, gradients or state; context parallelism cuts them again."""
+    """Return the number of data-parallel ranks over which ZeRO shards; context parallelism shards further."""
     return 1 if job.stage == _WHOLE_STAGE else (job.shard_group or job.data or 1)
 
 
@@ -80,8 +80,8 @@ class PinnedPoint:
     """A launcher's job with its simulated figures.
 
     Attributes:
-        point: its step time, memory, collectives and the sources of the figures.
-        evaluation: its simulated step.
+        point: the job's step time, memory, collectives, and the sources of these figures.
+        evaluation: the simulated step.
         tables: cost tables with only the configurations that the job permits.
         choice: for each variable of the tables (such as a group), the index of its configuration.
         mesh: the mesh on which the job runs.
@@ -120,7 +120,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, job: LaunchedJob) -> Pi
     try:
         frontier = track_frontier(pinning.restricted(tables), epsilon=1e-3, max_points=MOST_POINTS)
     except NoStrategyError as error:
-        raise UnsuitableError(f"no strategy matches the pinned configuration: {error}") from None
+        raise UnsuitableError(f"no strategy has the job's degrees and settings: {error}") from None
     # Ascending in memory, so that the last one is the fastest.
     fastest = frontier.strategies([-1])
     chosen = fastest.strategy(0), fastest.options_of(0)
@@ -131,7 +131,7 @@ def simulate_pinned(problem: Problem, costs: CostSource, job: LaunchedJob) -> Pi
 
 
 def _checked(problem: Problem, costs: CostSource, job: LaunchedJob) -> tuple[LaunchedJob, int]:
-    """Return the job with its degrees completed for the cluster, and its micro-batches per step."""
+    """Return the job with all degrees set for the cluster, and its number of micro-batches per step."""
     job = job.on(costs.cluster.device_count)
     micro_batches = job.micro_batches_of(problem.batch)
     if job.stage not in (_WHOLE_STAGE, *STAGES):
@@ -144,7 +144,7 @@ def _checked(problem: Problem, costs: CostSource, job: LaunchedJob) -> tuple[Lau
             f"ranks in groups of {experts}; give 1 or {experts}"
         )
     if micro_batches > 1 and problem.refusal:
-        raise UnsuitableError(f"{micro_batches} micro-batches are refused: {problem.refusal}; pin 1")
+        raise UnsuitableError(f"{micro_batches} micro-batches are refused: {problem.refusal}; use 1")
     if job.recompute == NOTHING:
         return job, micro_batches
     if job.recompute not in RECIPES:
@@ -155,7 +155,7 @@ def _checked(problem: Problem, costs: CostSource, job: LaunchedJob) -> tuple[Lau
     for region in regions:
         if groups_run_once(problem.graph, region, job.recompute) is None:
             raise UnsuitableError(
-                f"the recipe '{job.recompute}' recomputes nothing in {region.name}; pin one of "
+                f"the recipe '{job.recompute}' recomputes nothing in {region.name}; use one of "
                 f"{', '.join(recipes_of(problem.graph, region))}"
             )
     return job, micro_batches
@@ -166,8 +166,8 @@ _COPIES = "copies"
 
 
 def _with_copies(mesh: Mesh, graph: GroupGraph) -> Mesh:
-    """Return the mesh. A tensor axis with more ranks than key heads becomes two axes: over key heads and,
-    inside it, over the query heads of each key head.
+    """Return the mesh, with a tensor axis of more ranks than attention has key heads replaced by two axes:
+    one over key heads and, inside it, one over the query heads of each key head.
     """
     if mesh.names[-1] != "tensor":
         return mesh
@@ -222,8 +222,8 @@ class _Pinning:
             )
             if not kept[group.name]:
                 raise UnsuitableError(
-                    f"{group.name} ({group.anchor.target}) cannot be split as pinned on mesh "
-                    f"{self.mesh.label} ({', '.join(self.names)}) with {self.sizes[0]} micro-batches; pin "
+                    f"{group.name} ({group.anchor.target}) cannot be split as the job asks on mesh "
+                    f"{self.mesh.label} ({', '.join(self.names)}) with {self.sizes[0]} micro-batches; use "
                     "degrees that divide its sizes"
                 )
         gathered = dict.fromkeys((group.name for group in self.graph.groups), self.job.gathered_inputs)
@@ -248,7 +248,7 @@ class _Pinning:
         return {group.name: tuple(on(axis, group) for axis in self.names) for group in self.graph.groups}
 
     def _along_sequence(self) -> dict[str, frozenset[str]]:
-        """Return by group the labels of splits along the sequence, with every way to reduce a partial sum.
+        """Return, for each group, the labels of its splits along the sequence, with any reduction of sums.
 
         Raises:
             UnsuitableError: no attention of the model can be split along the sequence.
@@ -258,12 +258,12 @@ class _Pinning:
         if not any(label.loop in (QUERIES, RING) for label in labels.values()):
             raise UnsuitableError(
                 f"context {self.job.context} splits the queries of attention, and this model has no "
-                "scaled_dot_product_attention whose queries follow the inputs' second dim; pin context=1"
+                "scaled_dot_product_attention whose queries follow the inputs' second dim; set context=1"
             )
         if ring and not any(label.loop == RING for label in labels.values()):
             raise UnsuitableError(
                 "ring attention needs as many keys and values as queries, no dropout and no trained mask; no "
-                "scaled_dot_product_attention of this model is like that; pin ring=False"
+                "scaled_dot_product_attention of this model is like that; set ring=False"
             )
         return {
             group.name: frozenset(
@@ -280,8 +280,8 @@ class _Pinning:
 
     @staticmethod
     def _on_copies(group: Group, shared: frozenset[str]) -> frozenset[str]:
-        """Return further labels that a group may split over ranks that share a key head. Keys and values are
-        replicated there, and attention splits its query heads.
+        """Return the further splits (labels) of a group over ranks that share a key head. Keys and values are
+        replicated on these ranks, and attention splits its query heads.
         """
         whole = {str(group.unsplit.label)} if group.name in shared else set()
         return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
@@ -335,9 +335,9 @@ class PinnedPipelinePoint:
     """A launcher's job with pipeline stages, and its simulated figures.
 
     Attributes:
-        point: its step time, memory, collectives and the sources of the figures.
-        evaluation: its stages, and its schedule over time.
-        mesh: the mesh on which the job runs, its stages outermost.
+        point: the job's step time, memory, collectives, and the sources of these figures.
+        evaluation: the simulated stages, and the schedule over time.
+        mesh: the mesh on which the job runs; its first axis is the pipeline.
         notes: remarks on settings that could not be simulated as requested.
     """
 
@@ -350,8 +350,7 @@ class PinnedPipelinePoint:
 def simulate_pinned_pipeline(
     problem: Problem, settings: Settings, costs: CostSource, job: LaunchedJob
 ) -> PinnedPipelinePoint:
-    """Return the fastest pipelined strategy that a job permits, simulated, with equally many blocks in each
-    stage.
+    """Return the fastest pipelined strategy that a job permits, simulated, with equal stages of blocks.
 
     Tensors that cross cuts are split along the batch and, on the context axis, along the sequence. On the
     tensor axis they are replicated, or split along the sequence if ``sequence_parallel``. As in Megatron-LM,
@@ -398,8 +397,8 @@ def simulate_pinned_pipeline(
         raise UnsuitableError(str(refusal)) from None
     if not pipelines:
         raise UnsuitableError(
-            "; ".join(("no pipeline matches the pinned configuration", *composer.notes))
-            + "; pin degrees that divide the model's sizes"
+            "; ".join(("no pipeline has the job's degrees and settings", *composer.notes))
+            + "; use degrees that divide the model's sizes"
         )
     apart = (assemble(p.strategy, p.stages, frontiers.prices, communicating_apart=True) for p in pipelines)
     best = min(apart, key=lambda pipeline: pipeline.time_s)

@@ -1,10 +1,10 @@
 """The planners that every exploration runs beside its search, and the conditions for each.
 
-Placed plans and pipelines are outside of the search's space, so they can beat its frontier. Sharded plans can
-beat it only if the search allowed a gap. The *sharded* planners that people use always run. *Placing*
-planners run where a placed plan can be the answer (branches that can run in parallel, devices of several
-kinds, CPU ranks), for a share of the exploration's time. *Pipelined* planners run on small models only;
-larger ones have the search for pipelines (``--pipelines``).
+Placed plans and pipelines are not in the space of the sharded search, so they can beat its frontier. Sharded
+plans can beat it only if the search allowed a gap. The common *sharded* planners always run. *Placing*
+planners run where a placed plan can be best (branches that can run in parallel, devices of several kinds, CPU
+ranks), for a share of the exploration's time. *Pipelined* planners run on small models only; for larger ones
+there is the search for pipelines (``--pipelines``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ take; assumptions about how long a person waits."""
 
 
 def quick_planners(operators: int, devices: int) -> tuple[Entry, ...]:
-    """Return the planners that are quick for so many operators of a model and devices, in running order."""
+    """Return the planners that are quick for these numbers of operators and devices, in running order."""
     names = [*SHARDED, *_PLACED]
     if operators <= _FEW_GROUPS:
         names += [*_FEW_PLACED, *_PIPELINED]
@@ -61,8 +61,8 @@ def placed_refusal(wanted: str, operators: int, devices: int, parallelism: float
     Args:
         wanted: ``auto``, ``always`` or ``never``, as in the settings.
         operators: the number of operators to place.
-        parallelism: the model's FLOP over those of its longest chain of operators; None if placed plans can
-            be the answer at any ratio.
+        parallelism: the model's FLOP, divided by that of its longest chain of operators; None if placed plans
+            can be best at any ratio.
     """
     if wanted == "never":
         return "--placements never"

@@ -1,4 +1,4 @@
-"""The planners by name: one signature, one file each, loaded at first use."""
+"""The registry of planners by name. They share one signature, and their modules load at first use."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Entry:
     """A planner of the registry.
 
     Attributes:
-        name: its name in ``--planners``, which is its module's name.
+        name: the planner's name in ``--planners``, and the name of its module.
         about: a description in one line.
-        kind: the kind of its plans. The module of a ``sharded`` method defines ``select``, that of a
-            ``pipelined`` one ``pipelines``, that of a ``placed`` one ``place`` or, if it returns several
-            placements or cuts operators, ``placements``.
+        kind: the kind of its plans, on which the module's main function depends: ``select`` for ``sharded``,
+            ``pipelines`` for ``pipelined``, ``place`` for ``placed`` or, if it returns several placements or
+            cuts operators, ``placements``.
         one_batch: the reason why a placing method cannot run several micro-batches; "" if it can.
         solves: whether the method needs the solver CP-SAT, which an extra installs.
         options: the settings of the method that differ from its ``DEFAULTS``.
@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def module(self) -> Any:
-        """The method's module, loaded only here: listing planners must load neither PyTorch nor solvers."""
+        """The method's module, imported only here: listing planners must import no PyTorch and no solvers."""
         return importlib.import_module(f"tensoropt.planners.{self.kind}.{self.name}")
 
     def points(
@@ -107,8 +107,8 @@ class Entry:
         return ((graph, self.module.place(graph.problem, memory_limit_bytes, seed, **self.settings)),)
 
     def __call__(self, task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> tuple[Plan, ...]:
-        """Return the planner's plans, ascending in memory, with its notes among their settings. With a limit,
-        return only the fastest plan that keeps to it when simulated.
+        """Return the planner's plans, ascending in memory, with its notes in their ``settings``. With a
+        memory limit, return only the fastest plan whose simulated memory is within it.
 
         Raises:
             UnsuitableError: the method cannot treat the problem.

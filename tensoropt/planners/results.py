@@ -1,4 +1,4 @@
-"""Simulate a method's selections into points: the same simulator and the same notes for every planner."""
+"""Simulate the strategies that planners choose, all by one simulator, and keep the best as points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensoropt.units import format_bytes
 
 
 class SimulatedPoint(NamedTuple):
-    """A simulated point with its planner's notes; of a planner's points, the best of each kind are kept."""
+    """A simulated point with its planner's notes. ``kind``: a variant of the method, such as a ZeRO stage."""
 
     point: Point
     notes: tuple[str, ...]
@@ -48,11 +48,10 @@ def simulated_points(task: PlanningTask, planner: str, selections: Sequence[Sele
 
 
 def best_of(planner: str, found: Iterable[SimulatedPoint], limit: float | None) -> tuple[SimulatedPoint, ...]:
-    """Return the points of a method that no other of the same kind beats, or the fastest within a limit in
-    bytes.
+    """Return the non-dominated points of each kind; with a limit in bytes, only the fastest point within it.
 
     Raises:
-        InfeasibleError: no point is within the limit. The message says how much memory the leanest needs.
+        InfeasibleError: no point is within the limit. The message gives the least memory that a point needs.
     """
     # The best of each kind of plan, so that all stages of ZeRO can be compared.
     of_kinds: dict[str, list[SimulatedPoint]] = {}
@@ -82,7 +81,7 @@ def sharded(task: PlanningTask, planner: str, selections: Sequence[Selection]) -
 
 
 def pipelined(task: PlanningTask, planner: str, answers: Sequence[PipelinedAnswer]) -> list[SimulatedPoint]:
-    """Return the pipelines of a method that no other beats; InfeasibleError if it has none."""
+    """Return a method's non-dominated pipelines as simulated points; InfeasibleError if it found none."""
     if not answers:
         raise InfeasibleError(f"{planner} finds no plan: it has no strategy for a stage; use another planner")
     found = []
@@ -99,14 +98,14 @@ def placed(
     limit: float | None,
     one_batch: str,
 ) -> list[SimulatedPoint]:
-    """Return a method's placements for each micro-batch count.
+    """Return a method's placements for each micro-batch count as simulated points.
 
     Args:
-        place: runs the method on a graph, and returns its answers, each with the graph as the method cut it.
+        place: runs the method on a graph; returns its placements, each with its graph of cut operators.
         one_batch: the reason why the method cannot run several micro-batches; "" if it can.
 
     Raises:
-        TensorOptError: the method refuses all counts. The error is its refusal of the last count.
+        TensorOptError: the method fails for all counts. The error is that for the last count.
     """
     counts, notes = task.placed_counts, list[str]()
     if one_batch and counts != (1,):
@@ -134,7 +133,7 @@ def placed(
 def _simulated_answer(
     task: PlanningTask, planner: str, graph: PricedGraph, answer: PlacedAnswer, more: tuple[str, ...] = ()
 ) -> SimulatedPoint:
-    """Return a placement's simulated point, with its planner's notes followed by ``more``."""
+    """Simulate a placement; return its point, with its planner's notes followed by ``more``."""
     simulated = simulate_placement(graph.problem, answer.placement)
     space = task.placed_space(simulated.micro_batches)
     point = placed_point(graph, simulated, planner=planner, space=space)

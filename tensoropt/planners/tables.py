@@ -1,7 +1,7 @@
-"""Cost tables as planners read them, and masks of the configurations that a method allows.
+"""The cost tables that planners read, and masks of the configurations that a method allows.
 
-A variable is what a strategy chooses, such as a group's configuration: which of its dims each mesh axis
-splits.
+A strategy chooses a value for each variable, such as the configuration of an operator group: which of the
+group's dims each mesh axis splits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensoropt.sharding.regions import region_of
 class TableSpace:
     """The cost tables of one mesh and micro-batch count, and the names of their configurations.
 
-    Published methods save activations as forward gathered them, so that edges have no options here.
+    Published methods save gathered activations for backward as they are, so that edges have no options here.
     """
 
     mesh: Mesh
@@ -40,7 +40,7 @@ the configuration, or None for all (:meth:`~tensoropt.costs.cost_graph.CostGraph
 
 
 def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, recomputing: bool) -> bool:
-    """Return whether a configuration recomputes although it must not, or does not although it must."""
+    """Return whether a configuration recomputes although ``recomputing`` is false, or the reverse."""
     if not variable.again:
         return False
     if recomputing and variable.key.kind == "group":
@@ -52,7 +52,7 @@ def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, 
 def in_a_form(
     allowed: Scheme, recomputing: bool, tables: CostTables, variable: VariableTable, index: int
 ) -> np.ndarray | None:
-    """Return the options that a scheme allows, with all blocks recomputed or none."""
+    """Return the mask of a scheme, with the further rule that all blocks are recomputed, or none."""
     if computed_otherwise(tables, variable, index, recomputing):
         return NO_OPTION
     return allowed(tables, variable, index)
@@ -62,8 +62,8 @@ def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Sc
     """Return the scheme that splits every group along its batch dim on every axis.
 
     Args:
-        batch: returns the label of a group's batch dim.
-        stored: masks the options of groups and parameters by how they store parameters.
+        batch: returns the label of a group's split along its batch dim.
+        stored: the scheme for how parameters are stored, as a mask over options.
     """
 
     def allowed(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray | None:
@@ -78,7 +78,7 @@ def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Sc
 
 
 def whole(tables: CostTables, variable: VariableTable, index: int) -> np.ndarray:
-    """Return a mask of the options that shard no parameter; a group's first option stores them as used."""
+    """Return a mask of the options that store parameters as they are used, without sharding."""
     # Codes from the second on: the first is the micro-batch axis, on which nothing is sharded.
     if variable.key.kind == "parameter":
         return np.array([all(code < 0 for code in variable.layouts[index][1:])])

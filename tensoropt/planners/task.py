@@ -1,7 +1,7 @@
-"""The planning task: the input of every planner, and the answer of a sharded one.
+"""The input of every planner (:class:`PlanningTask`), and the result of a sharded one (:class:`Selection`).
 
-A planner picks strategies (:class:`Selection`) from a task's cost tables. Their costs come from one simulator
-for all planners (:mod:`.results`).
+A sharded planner selects strategies from a task's cost tables. Their costs come from one simulator for all
+planners (:mod:`.results`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Selection:
         choice: the configuration of each variable.
         options: the option of each variable; absent means the first.
         notes: the planner's remarks (a solver's gap, a budget that ran out).
-        kind: the kind of plan within the method; the best of each kind are kept.
+        kind: a variant of the method, such as a ZeRO stage; the best plans of each are kept.
     """
 
     space: int
@@ -51,10 +51,10 @@ class PlanningTask:
         prepared: the captured model, its operators in groups.
         spaces: the cost tables, one item per mesh and micro-batch count.
         base: an exploration of the same model, which can write plans. If placing planners run, its last
-            spaces are theirs, one for each of ``placed_counts``.
+            search spaces are for them, one for each of ``placed_counts``.
         placed: the costs of operators on single devices; None if no placing planner runs.
         placed_counts: the numbers of micro-batches into which placing planners may cut the batch.
-        staged: the task of pipelined planners; None if none runs.
+        staged: the input of pipelined planners; None if none runs.
         refusal: the reason why no sharded plan is allowed and ``spaces`` is empty; "" if some are allowed.
     """
 
@@ -77,18 +77,18 @@ class PlanningTask:
         return self._placing[micro_batches]
 
     def placed_space(self, micro_batches: int) -> int:
-        """Return the index of the exploration's space of placed plans in ``micro_batches`` micro-batches."""
+        """Return the exploration's index of the search space of placed plans in these micro-batches."""
         first = len(self.base.spaces) - len(self.placed_counts)
         return first + self.placed_counts.index(micro_batches)
 
     @property
     def staging(self) -> PipelineTask:
-        """The task of pipelined planners, which must not be None."""
+        """The input of pipelined planners; an assertion fails if there is none."""
         assert self.staged is not None, "this task was made without the costs of pipelines"
         return self.staged
 
     @property
     def search_s(self) -> float:
-        """The time of finding and simulating the frontier's plans, in seconds; 0 if it was not recorded."""
+        """The time in seconds that finding and simulating the frontier took; 0 if it was not recorded."""
         seconds = self.base.report.get("seconds", {})
         return float(sum(seconds.get(stage, 0.0) for stage in _FINDING))

@@ -209,7 +209,7 @@ def test_what_has_no_kernel_for_gpus_goes_to_a_cpu_rank():
     assert np.isinf(problem.forward_s[at]).tolist() == [False, True, False]
     (note,) = question.limits.notes
     assert note == (
-        "tensoropt_tests.of_cpus.default has no kernel for cuda devices: of_cpus may lie on device 0, 2 alone"
+        "tensoropt_tests.of_cpus.default has no kernel for cuda devices: of_cpus can run on device 0, 2 only"
     )
     assert question.limits.against == ()
     device = placer.place(problem, None, 0).placement.device
@@ -249,7 +249,7 @@ def test_what_no_device_can_run_is_refused(monkeypatch):
     found = placed_limits(None, binned(), BESIDE)
     assert found.runs_on == {}
     assert found.notes == (
-        "kernels unknown here, assumed to exist for all devices: tensoropt_tests.of_cpus.default",
+        "kernels unknown on this machine, assumed for all devices: tensoropt_tests.of_cpus.default",
     )
 
 

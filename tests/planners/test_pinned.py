@@ -227,7 +227,7 @@ class Biased(nn.Module):
 def test_a_mask_that_learns_goes_around_no_ring():
     problem = prepare(capture(Biased(), (torch.randn(4, SEQUENCE, HIDDEN),), {}))
     assert simulated(problem, data=2, context=2)
-    with pytest.raises(UnsuitableError, match=r"no trained mask; .*pin ring=False"):
+    with pytest.raises(UnsuitableError, match=r"no trained mask; .*set ring=False"):
         simulated(problem, data=2, context=2, ring=True)
 
 
@@ -270,7 +270,7 @@ def test_experts_over_data_parallel_ranks_send_rows_instead_of_gradients():
         ({"stage": 4}, "no stage 4"),
         ({"recompute": "product"}, "did you mean 'products'"),
         ({"data": 4, "stage": 3, "replicas": 3}, "do not divide"),
-        ({"data": 5}, "cannot be split as pinned on mesh 5"),  # parts of 4 samples, of which one is empty
+        ({"data": 5}, "cannot be split as the job asks on mesh 5"),  # parts of 4 samples, one of them empty
         ({"data": 4, "experts": 2}, "expert-parallel degree of 2 is not supported.*give 1 or 4"),
     ],
 )

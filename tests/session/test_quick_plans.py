@@ -271,7 +271,7 @@ def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store):
         assert devices_of(found, row, "row_means") == {2}
     notes = found.report["notes"]
     lacks = "tensoropt_tests.row_means.default has no kernel for cuda devices"
-    words = f"{lacks}: row_means may lie on device 2 alone"
+    words = f"{lacks}: row_means can run on device 2 only"
     assert words in notes
     refusal = "collectives join devices of one type, and beside has 2 x H100-80GB, 1 x CPU-core"
     assert f"no sharded plan: {refusal}" in notes

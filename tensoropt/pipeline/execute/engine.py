@@ -54,7 +54,7 @@ class PipelinedEngine(Engine[Pending]):
         strategy: the strategy of the plan.
         values: parameters and buffers by graph name; only those of this rank's stages are read.
         device: this rank's device; by default that of the values.
-        runtime: this rank's position; by default its place in the ``torch.distributed`` job.
+        runtime: this rank's mesh position and process groups; by default from ``torch.distributed``.
     """
 
     uncompiled = "a pipeline runs stages and micro-batches in the order of its schedule"
@@ -239,7 +239,7 @@ class PipelinedEngine(Engine[Pending]):
 
 
 class _StagedPending(Pending):
-    """A step that has run in all stages of a rank and waits for ``backward()``. ``of``: each stage's own."""
+    """The steps of a rank's stages (``of``: by stage number) that have run and wait for ``backward()``."""
 
     def __init__(self, of: Mapping[int, Pending]) -> None:
         super().__init__()

@@ -158,7 +158,7 @@ class StageEngine(ShardedEngine):
     def begin_step(
         self, inputs: Sequence[torch.Tensor], pending: Pending | None, *, evaluating: bool
     ) -> None:
-        """Prepare for a call of the model. ``pending``: the step, if a backward follows."""
+        """Prepare for a call of the model. ``pending``: the step whose backward follows; None without."""
         self.given, self.evaluating = tuple(inputs), evaluating
         self.outputs.clear()
         self.unsharded.gather()
@@ -250,7 +250,7 @@ class StageEngine(ShardedEngine):
 
 
 class _StageModule(nn.Module):
-    """The module that the schedule calls and whose parameters it reads, in front of a stage's engine."""
+    """The module that PyTorch's schedule calls: it forwards to a stage's engine and lists its parameters."""
 
     engine: StageEngine
 
@@ -270,7 +270,7 @@ class _StageModule(nn.Module):
 
 
 class _Voted:
-    """A vote among stages on exchanging shapes, whose result is always that all stages know them."""
+    """The result of the vote in which PyTorch asks whether stages know their shapes: they always do."""
 
     def item(self) -> int:
         return 1
@@ -279,9 +279,9 @@ class _Voted:
 class _Messages:
     """The tensors of messages in flight in one direction, by micro-batch.
 
-    Schedules keep references to sent and received tensors until the step ends. Each message therefore has its
-    own tensor on the same memory, which is emptied once the message is complete. Messages through host memory
-    (:func:`tensoropt.engine.runtime.through_host`) have copies there.
+    Schedules keep references to sent and received tensors until the step ends. Each message therefore uses a
+    second tensor on the same memory, which gives the memory up once the message is complete. Messages through
+    host memory (:func:`tensoropt.engine.runtime.through_host`) use copies in host memory.
     """
 
     def __init__(self) -> None:
@@ -331,15 +331,15 @@ def _contiguous(gradients: Iterable[torch.Tensor | None]) -> tuple[torch.Tensor 
 
 
 class RunningStage(PipelineStage):
-    """A stage that frees received tensors at their backward, and sent ones once they are surely received.
+    """A stage that frees received tensors in their backward, and sent tensors once they are surely received.
 
     Args:
         engine: the engine of the stage on this rank.
         index, count: the stage's number, and the number of stages.
-        group: the ranks with the same coordinate in all stages' meshes.
-        taken: micro-batch of a forward -> micro-batches whose gradients the previous stage surely has then.
-        taken_on: the same for activations that a stage without backward sends on
-            (:func:`tensoropt.pipeline.receipts.taken_on`).
+        group: the process group of the ranks at the same position in each device group.
+        taken: micro-batch of a forward -> the micro-batches whose gradients the previous stage has surely
+            received by then (:func:`tensoropt.pipeline.receipts.taken_back`).
+        taken_on: the result of :func:`tensoropt.pipeline.receipts.taken_on`, for sent activations.
         waits: whether the schedule waits for each sent gradient before it sends the next one.
     """
 
@@ -415,18 +415,18 @@ class RunningStage(PipelineStage):
                 info.buffer = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the receives before a forward, into new buffers."""
+        """Return the receive operations before a forward, which write into new buffers."""
         self._make_room(self.args_recv_info[fwd_chunk_id])
         return self._coming.of(fwd_chunk_id, super().get_fwd_recv_ops(fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the receives before a backward, into new buffers."""
+        """Return the receive operations before a backward, which write into new buffers."""
         if self.has_backward and not self.is_last:
             self._make_room(self.grad_recv_info[bwd_chunk_id])
         return self._coming_back.of(bwd_chunk_id, super().get_bwd_recv_ops(bwd_chunk_id))
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
-        """Return stand-ins for received gradients, which autograd's caller would otherwise keep alive."""
+        """Return placeholders for received gradients: PyTorch would keep the gradients themselves alive."""
         received = super()._retrieve_recv_grads(bwd_chunk_id)
         for info in self.grad_recv_info[bwd_chunk_id]:
             info.buffer = None
@@ -457,7 +457,7 @@ class RunningStage(PipelineStage):
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the sends of a micro-batch's activations to the next stage."""
+        """Return the operations that send a micro-batch's activations to the next stage."""
         if not self.has_backward:
             self._release_sent("F", fwd_chunk_id)
         return self._going.of(fwd_chunk_id, super().get_fwd_send_ops(fwd_chunk_id))
@@ -469,7 +469,7 @@ class RunningStage(PipelineStage):
             self._going.came(sent)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Return the sends of gradients to the previous stage."""
+        """Return the operations that send a micro-batch's gradients to the previous stage."""
         if self._waits:
             self._going_back.all_came()
         if self.has_backward and not self.is_first:
@@ -491,7 +491,6 @@ class RunningStage(PipelineStage):
     # -- micro-batches ----------------------------------------------------------------------------------
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward of one micro-batch."""
         self._module.micro_batch = fwd_chunk_id
         self._coming.came(fwd_chunk_id)
         self._going_back.came(*self._taken.get(fwd_chunk_id, ()))
@@ -510,7 +509,7 @@ class RunningStage(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        """Run one micro-batch's backward; without ``full_backward``, only the arriving tensors' gradients."""
+        """Run a micro-batch's backward; unless ``full_backward``, only for gradients of arriving tensors."""
         if not self.has_backward:
             self._release_sent("B", bwd_chunk_id)
             return
@@ -536,7 +535,7 @@ class RunningStage(PipelineStage):
     def backward_maybe_with_nosync(
         self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
-        """Run a backward, or the part of it that ``backward_type`` names."""
+        """Run the backward that ``backward_type`` names: ``full``, only ``input`` or only ``weight``."""
         if backward_type == "weight":
             add_weight_gradients(bwd_kwargs["param_groups"])
             return (), None

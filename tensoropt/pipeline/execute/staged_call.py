@@ -1,4 +1,4 @@
-"""Run a call in eval mode by a pipelined plan: the parts of its graph, one after another."""
+"""Run a model call in eval mode on the stages of a pipelined plan, one part of its graph after another."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class _Part:
     """Consecutive operator groups of a call that one stage's devices compute.
 
     Attributes:
-        place: the number of the device group that computes them.
-        stage: their graph.
-        strategy: their strategy on the device group's mesh.
+        place: the number of the device group that computes the part.
+        stage: the operator groups as a graph of their own.
+        strategy: the part's sharded strategy on the device group's mesh.
     """
 
     place: int
@@ -48,7 +48,8 @@ class StagedCall(LoweredCall):
         collect: a function that broadcasts a result from the device group that computes it.
 
     Raises:
-        PlanError: no stage has all parameters of an operator group, or the call factors dims differently.
+        PlanError: no stage has all parameters of an operator group, or the call needs other factors of a
+            sharded parameter's dims than the plan.
     """
 
     def __init__(self, plan: PipelinedStrategy, call: CallGraph, job: Runtime, collect: Collect):
@@ -163,7 +164,7 @@ def _parts(plan: PipelinedStrategy, call: CallGraph, mesh: AxisSizes) -> list[_P
 
 
 def _stages(plan: PipelinedStrategy, call: CallGraph) -> list[int]:
-    """Return the plan's stage for each operator group; PlanError if none has all its parameters."""
+    """Return the stage that runs each operator group; PlanError if no stage has a group's parameters."""
     planned: dict[str, int] = {}
     for number, part in enumerate(plan.parts):
         for group in part.graph.groups:

@@ -28,11 +28,11 @@ class PlacedEngine(Engine[lower.TapedStep]):
 
     Args:
         values: parameters and buffers by graph name.
-        transport: the messages between devices, in place of the job's own; ``rank`` must then be given.
+        transport: replaces the job's own messages between devices; ``rank`` must then be given.
         device: this rank's device; by default that of the values.
 
     Raises:
-        PlanError: the order deadlocks, or there are too few GPUs.
+        PlanError: the plan's order of operators and messages deadlocks, or there are too few GPUs.
     """
 
     uncompiled = "a placed plan runs every operator, forward and backward, when the plan says"
@@ -195,7 +195,7 @@ class PlacedEngine(Engine[lower.TapedStep]):
 
 
 def _all_devices(strategy: PlacedStrategy, like: torch.device) -> tuple[torch.device, ...]:
-    """Return the PyTorch device of each of the plan's devices; PlanError if there are too few GPUs."""
+    """Return the PyTorch device for each device of the plan; PlanError if there are too few GPUs."""
     if like.type != "cuda" or strategy.devices == 1:
         return (like,) * strategy.devices
     gpu_count = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Lower placed plans to modules whose messages use a transport; backward runs operator by operator."""
+"""Lower placed plans to modules that send tensors between devices and run backward operator by operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class _Entry(torch.autograd.Function):
-    """Passes a value into an operator and saves nothing; backward adds its gradient to the tape."""
+    """The identity on an operator's input, whose backward adds the input's gradient to the tape."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor, tape: Any, place: Place) -> torch.Tensor:
@@ -43,7 +43,7 @@ class _Entry(torch.autograd.Function):
 
 
 class _Made(torch.autograd.Function):
-    """Joins an operator's results under one root, whose backward takes their gradients from the tape."""
+    """A root node above an operator's results, whose backward takes their gradients from the tape."""
 
     @staticmethod
     def forward(ctx: Any, tape: Any, places: tuple[Place, ...], *made: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ class _Made(torch.autograd.Function):
 
 
 class Tape:
-    """The autograd graphs and gradients of one micro-batch, from forward to backward."""
+    """The separate autograd graph of each operator in one micro-batch, and gradients between these graphs."""
 
     def __init__(self, anchor: torch.Tensor):
         self.anchor = anchor
@@ -72,7 +72,7 @@ class Tape:
         return _Entry.apply(self.anchor, value, weakref.ref(self), place)
 
     def record(self, operator: int, made: Sequence[tuple[Place, torch.Tensor]]) -> None:
-        """Record an operator's results; call with gradients enabled."""
+        """Record an operator's results for its backward. Autograd must be enabled."""
         grown = [(place, value) for place, value in made if value.requires_grad]
         if grown:
             places = tuple(place for place, _ in grown)
@@ -80,7 +80,7 @@ class Tape:
             self._roots[operator] = (places, root)
 
     def add(self, place: Place, gradient: torch.Tensor) -> None:
-        """Add one reader's share of a gradient; the first is kept as it is, a second makes a new sum."""
+        """Add one reader's share of a gradient. The first is stored without a copy, the second allocates."""
         if place not in self._gradients:
             self._gradients[place] = gradient
         elif place in self._owned:
@@ -90,7 +90,7 @@ class Tape:
             self._owned.add(place)
 
     def take(self, place: Place) -> torch.Tensor | None:
-        """Return and release the sum of a gradient's shares; None if there are none."""
+        """Return a gradient, summed over readers, and remove it from the tape; None if there is none."""
         self._owned.discard(place)
         return self._gradients.pop(place, None)
 
@@ -103,7 +103,7 @@ class Tape:
 
 
 class TapedStep(DeferredStep):
-    """A step between forward and backward, with a tape for each micro-batch."""
+    """The state of a step between forward and backward: a tape for each micro-batch."""
 
     def __init__(self, tapes: Sequence[Tape]):
         super().__init__()
@@ -112,10 +112,10 @@ class TapedStep(DeferredStep):
 
 @dataclass(frozen=True)
 class LocalDevices:
-    """The plan's devices that this process runs.
+    """The devices of a plan that this process runs.
 
     Attributes:
-        own: their numbers among the plan's devices.
+        own: the numbers of this process's devices among the plan's devices.
         devices: the PyTorch device of each of the plan's devices.
     """
 
@@ -124,12 +124,12 @@ class LocalDevices:
 
     @property
     def first(self) -> torch.device:
-        """The PyTorch device of values that belong to no operator."""
+        """The PyTorch device of the first device here, for values that belong to no operator."""
         return self.devices[self.own[0]]
 
 
 class PlacedParameters(LocalParameters):
-    """The parameters on this process's devices, unsplit; those that no operator reads are on every device."""
+    """The unsplit parameters on this process's devices. Those that no operator reads are on every device."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class PlacedParameters(LocalParameters):
         return self.runtime.distributed
 
     def in_own_shape(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Return a state dict's value on all ranks, broadcast from the rank that stores it; a collective."""
+        """Return a state dict's value on all ranks, broadcast from the rank that stores it (collective)."""
         mesh = self.runtime.device_mesh
         if mesh is None:
             return value
@@ -197,7 +197,7 @@ class PlacedParameters(LocalParameters):
 
 
 class StepContext:
-    """State shared by a lowered plan's nodes. ``tape``: the running micro-batch's; None without backward."""
+    """State of a step that all nodes of a lowered plan use. ``tape``: of the current micro-batch, or None."""
 
     def __init__(self, strategy: PlacedStrategy, local: LocalDevices, transport: Transport):
         self.strategy, self.local, self.transport = strategy, local, transport
@@ -205,7 +205,7 @@ class StepContext:
         self._earlier = 0
 
     def begin(self, micro_batch: int) -> None:
-        """Begin a micro-batch, in which messages have numbers of their own."""
+        """Begin a micro-batch. Its messages get other numbers than those of earlier micro-batches."""
         self._earlier = micro_batch * len(self.strategy.transfers)
 
     def send(self, number: int, value: torch.Tensor) -> None:
@@ -213,7 +213,7 @@ class StepContext:
         self.transport.send(self._earlier + number, target, value)
 
     def receive(self, number: int) -> Arriving:
-        """Begin to receive a value or gradient of the running micro-batch."""
+        """Begin to receive message ``number`` of the plan, a value or gradient of the micro-batch."""
         name, source, target, _ = self.strategy.transfers[number]
         where = self.local.devices[target]
         return self.transport.receive(self._earlier + number, source, *self.form(name), where)
@@ -229,7 +229,7 @@ class StepContext:
         return value if self.tape is None else self.tape.enter(place, value)
 
     def end(self, number: int, places: tuple[Place, ...], *made: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Record an operator's results, and return them as other operators read them."""
+        """Record an operator's results on the tape, and return them detached for other operators."""
         if self.tape is None:
             return made
         self.tape.record(number, list(zip(places, made, strict=True)))
@@ -294,7 +294,7 @@ class _Interpretation(Interpretation):
 def lower_placed(
     order: program.PlacedOrder, runtime: Runtime, step: StepContext, *, evaluating: bool
 ) -> Lowered:
-    """Lower the forward of this process's devices.
+    """Lower the part of forward that this process's devices run.
 
     Args:
         order: all operators and messages of forward, in order.

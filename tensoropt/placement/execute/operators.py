@@ -1,4 +1,4 @@
-"""Functions that only placed plans call: ``split`` into pieces, ``join`` of pieces, counts of targets."""
+"""Functions that placed plans call: split a tensor, join its pieces, run a piece of an operator."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Cut:
     """A way to cut a tensor into pieces.
 
     Attributes:
-        atoms: for each dim, the factors of its size.
-        code: the number of the factor that is cut, or ``PARTIAL`` for terms of a sum.
+        atoms: for each dim of the tensor, the factors of its size.
+        code: the index of the factor that is cut, or ``PARTIAL`` if the pieces are terms of a sum.
         count: the number of pieces.
     """
 
@@ -112,7 +112,7 @@ def join(cut: Cut, *pieces: torch.Tensor) -> torch.Tensor:
 
 
 class Piece:
-    """The running piece of an operator; the :class:`~tensoropt.ops.kernels.ShardContext` of its kernels."""
+    """The :class:`~tensoropt.ops.kernels.ShardContext` for the kernels of one piece of an operator."""
 
     def __init__(self, runtime: Runtime, op: PlacedOperator, device: torch.device):
         self.runtime, self.device = runtime, device
@@ -151,7 +151,7 @@ class Piece:
         raise AssertionError("a piece of ring attention is never made")
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count over the whole batch, which is made before the step."""
+        """Return a count over the whole batch, such as of loss targets, which is computed before the step."""
         if all(self.mesh[axis] == 1 for axis in axes):
             return value
         # Counted once per process, which may run several devices.

@@ -1,4 +1,4 @@
-"""Run a call in eval mode by a placed plan: operators run on their planned or their parameters' device."""
+"""Run a model call in eval mode by a placed plan, each operator on its planned or its parameters' device."""
 
 from __future__ import annotations
 

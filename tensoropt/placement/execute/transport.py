@@ -1,4 +1,4 @@
-"""Messages between a plan's devices, in the global order of :mod:`tensoropt.placement.order`."""
+"""Send and receive tensors between a plan's devices, in one process or between ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Arriving = Callable[[], torch.Tensor]
 
 
 class Transport(Protocol):
-    """Communication between devices, in the same order on all processes."""
+    """Communication between a plan's devices. All processes must call it in the same order."""
 
     def send(self, number: int, target: int, value: torch.Tensor) -> None:
-        """Begin to send a value to a device of the plan, and keep it until it is sent."""
+        """Begin to send ``value`` to device ``target``, and hold a reference to it until it is sent."""
         ...
 
     def receive(
@@ -32,12 +32,12 @@ class Transport(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait until everything is sent; RuntimeError if a message failed."""
+        """Wait until all messages are sent; RuntimeError if one failed."""
         ...
 
 
 class Alone:
-    """The transport of one process with all devices."""
+    """The transport of one process that runs all devices: copies instead of messages."""
 
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = devices
@@ -63,7 +63,7 @@ class Alone:
 class Job:
     """The transport between the ranks of a ``torch.distributed`` job; rank ``i`` runs device ``i``.
 
-    A thread waits for gloo's sends and releases their values; NCCL's work objects hold theirs.
+    For gloo, a thread holds each sent tensor until its send is over; for NCCL, the work objects do.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ _LAYERS = 16
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Yield pipelines of every degree, for every amount of memory."""
+    """Yield pipelines of every number of device groups, on the frontier of memory and time."""
     for mesh, micro_batches in task.suiting(flat):
         stages = mesh.shape[0]
         where = task.positions(stages)

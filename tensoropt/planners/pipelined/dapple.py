@@ -14,7 +14,7 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Yield pipelines of every degree, for every amount of memory."""
+    """Yield pipelines of every number of device groups, on the frontier of memory and time."""
     for mesh, micro_batches in task.suiting(flat):
         positions = [task.positions(mesh.shape[0])] * (mesh.shape[0] - 1)
         yield from task.compose(mesh, micro_batches, data_parallel(), positions)

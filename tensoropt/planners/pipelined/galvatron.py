@@ -30,7 +30,7 @@ _BINS = 64
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Yield pipelines of every degree that is a power of two."""
+    """Yield pipelines of every number of device groups that is a power of two."""
     graph = task.problem.graph
     tensor = inner_labels(graph, {name: str(strategy.label) for name, strategy in task.problem.micro.items()})
     allowed = _layer_scheme(tensor)

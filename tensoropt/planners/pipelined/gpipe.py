@@ -16,7 +16,7 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Yield one pipeline over all devices.
+    """Yield one pipeline, with a stage on each device.
 
     Raises:
         UnsuitableError: the model has too few positions for cuts, or the batch too few samples.
@@ -25,6 +25,6 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
         stages = mesh.shape[0]
         cuts = balanced(task.flops, task.positions(stages), stages)
         if not cuts:
-            raise UnsuitableError(f"the model has too few positions to be cut into {stages} stages")
+            raise UnsuitableError(f"the model has too few positions for {stages} stages; use fewer devices")
         allowed, positions = data_parallel(recomputing=True), [[cut] for cut in cuts]
         yield from task.compose(mesh, micro_batches, allowed, positions, schedule="gpipe")

@@ -19,7 +19,7 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Yield a pipeline of every degree, with the remaining devices as replicas of stages."""
+    """Yield pipelines of every number of stages; each stage has equally many devices as replicas."""
     for mesh, micro_batches in task.suiting(flat):
         positions = [task.positions(mesh.shape[0])] * (mesh.shape[0] - 1)
         composing = as_if(_when_slowest)
@@ -27,5 +27,5 @@ def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -
 
 
 def _when_slowest(offer: Offer) -> Offer:
-    """Return a stage's strategies with only their time as the slowest stage (SOSP 2019, section 3.1)."""
+    """Return a stage's strategies at no cost but their time as the slowest stage (SOSP 2019, section 3.1)."""
     return replace(offer, first_s=np.zeros_like(offer.first_s), end_s=np.zeros_like(offer.end_s))

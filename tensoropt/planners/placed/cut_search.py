@@ -47,8 +47,8 @@ class CutSearch:
     """The settings of the planner.
 
     Attributes:
-        seconds: the effort, in seconds of the machine on which the local search was measured, for the starts
-            and one pass over the segments from each. Further passes follow while they make the step shorter.
+        seconds: the effort for the starts and one pass over the segments from each, in seconds on the machine
+            where :mod:`.local_search` was timed. Passes that make the step shorter are followed by another.
     """
 
     seconds: float = 40.0
@@ -103,8 +103,8 @@ class _Search:
                     best = tried if tried is not None and tried.time_s < best.time_s else best
 
     def _try(self, cuts: Splits, before: _Found | None, share: float) -> _Found | None:
-        """Return the fastest placement of the graph with these cuts, starting from the devices of the plan
-        ``before``. None if that start is much slower than ``before``, or nothing fits.
+        """Return the fastest placement found for the graph with these cuts, starting from the devices of the
+        plan ``before``; None if the start takes over 1.25 times as long as ``before``, or nothing fits.
         """
         self.tried.append(cuts)
         graph = self.whole.split(cuts)
@@ -138,8 +138,8 @@ def _carried(before: SimulatedPlacement, problem: PlacementProblem, seed: int) -
 
 
 def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) -> list[int]:
-    """Return the operators in the order closest to ``line``, a list of names, that respects dependences.
-    Operators that ``line`` lacks come as early as they can.
+    """Return the operators in an order close to ``line`` (names of operators) that respects dependences.
+    Operators that are not in ``line`` come as early as possible.
     """
     turn = {name: number for number, name in enumerate(line)}
     reads = nx.DiGraph()
@@ -155,10 +155,10 @@ def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) 
 
 
 def segments(whole: PricedGraph, most: int) -> list[tuple[str, ...]]:
-    """Return segments of the model's operators, in order: one operator each or, if there are more than
-    ``most`` operators, ``most`` segments of about equal weight with few bytes between them.
+    """Divide the model's operators, in order, into at most ``most`` segments of similar weight, with borders
+    that few bytes cross. With no more than ``most`` operators, each is a segment.
 
-    An operator's weight is its time plus that of sending its parameters between devices.
+    An operator's weight is its computing time plus the time to send its parameters between devices.
     """
     problem = whole.problem
     names = [whole.whole_of(o) for o in range(problem.size)]
@@ -185,7 +185,7 @@ def segments(whole: PricedGraph, most: int) -> list[tuple[str, ...]]:
 def placements(
     whole: PricedGraph, memory_limit_bytes: float | None, seed: int, settings: CutSearch = DEFAULTS
 ) -> list[tuple[PricedGraph, PlacedAnswer]]:
-    """Return the placements found that fit and that no other beats, each with its graph as it was cut.
+    """Return the non-dominated placements found that fit the memory, each with its graph of cut operators.
 
     Raises:
         UnsuitableError: no operator can be cut along the batch.
@@ -208,7 +208,7 @@ def placements(
 
 def _notes(search: _Search, found: _Found) -> tuple[str, ...]:
     if not found.cuts:
-        return ("nothing is cut",)
+        return ("no operator is cut into pieces",)
     pieces = sorted({count for _, count in found.cuts.values()})
     groups = len({name for segment in search.segments for name in segment})
     return (f"the batch of {len(found.cuts)} of {groups} groups is cut in {', '.join(map(str, pieces))}",)

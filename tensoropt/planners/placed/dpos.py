@@ -1,12 +1,12 @@
-"""DPOS: the critical path on the fastest devices, all others where they finish first, in idle slots.
+"""DPOS: put the critical path on the fastest device, and other operators where they finish first.
 
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
 5.1, algorithm 1. Its line 20 assigns the earliest *start* to FT; the finish is meant, as equation EFT says.
 
 FastT places forward and backward operators in the same way, and keeps colocated operators together. Here,
 too, ranks and the critical path are those of the whole step. Forward operators choose devices in the order of
-their ranks. Then backward operators are inserted in the order of theirs, on the devices of their forward,
-where no backward starts before the device's forward is done. As in the paper (equation EST), messages do not
+their ranks. Then backward operators are scheduled in the order of their ranks, on the devices of their
+forward. A device starts backward after its whole forward. As in the paper (equation EST), messages do not
 queue; in the simulation they do.
 """
 
@@ -38,7 +38,7 @@ class DposSchedule(NamedTuple):
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> units.PlacedAnswer:
-    """Run algorithm 1 with less and less room until its placement fits when simulated.
+    """Run algorithm 1 with lower and lower memory caps until its placement fits when simulated.
 
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.
@@ -49,7 +49,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def schedule_by_ranks(problem: PlacementProblem, memory: units.MemoryBook) -> DposSchedule:
-    """Run algorithm 1.
+    """Run algorithm 1 under the caps of ``memory``.
 
     Raises:
         NoRoomError: an operator fits on no device.
@@ -76,7 +76,7 @@ class _IdleSlots:
         return next(start for start, end in starts if start + duration <= end)
 
     def book(self, start: float, duration: float) -> None:
-        """Occupy a time that :meth:`earliest` returned."""
+        """Occupy a time interval, whose start :meth:`earliest` returned."""
         # There is nothing to occupy, and an empty interval would cut a gap in two.
         if duration > 0:
             gap = bisect_right(self._gaps, start, key=itemgetter(0)) - 1
@@ -141,8 +141,8 @@ class _DposScheduler:
         return self.critical if self.units.allowed[unit, self.critical] else -1
 
     def _critical_device(self, operator: int) -> int:
-        """Return the device with the least mean time of those critical-path operators that fit on it (line
-        5).
+        """Return the device on which the remaining critical-path operators that fit take the least mean time
+        (line 5).
 
         "For each available device, we simulate placing as many remaining operations on the critical path as
         possible onto the device (within its memory capacity), and compute the average execution time"
@@ -172,7 +172,7 @@ class _DposScheduler:
         return chosen
 
     def _ready(self, operator: int) -> Floats:
-        """Return the time when an operator's inputs are on each device, (devices,): EST's inner maximum."""
+        """Return (devices,) the time when an operator's inputs reach each device (EST's inner maximum)."""
         devices = self.problem.devices
         ready = np.zeros(devices.count)
         for number in self.problem.read[operator]:
@@ -184,7 +184,7 @@ class _DposScheduler:
         return ready
 
     def _soonest(self, operator: int, ready: Floats) -> int:
-        """Return arg min EFT over devices with room (lines 12 to 19). Ties go to the first device."""
+        """Return the device with room on which an operator finishes first (arg min EFT, lines 12 to 19)."""
         unit = self.units.of[operator]
         permitted = self.units.allowed[unit] & self.memory.room(unit)
         if not permitted.any():

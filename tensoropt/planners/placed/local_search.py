@@ -49,7 +49,7 @@ class LocalSearch:
     """The settings of the planner.
 
     Attributes:
-        seconds: the effort, in seconds of the machine where ``_TASKS_PER_SECOND`` was measured.
+        seconds: the effort in seconds on the machine where ``_TASKS_PER_SECOND`` was measured.
     """
 
     seconds: float = 20.0
@@ -104,7 +104,7 @@ class _Search:
         anneal(self.flat, self.tables, state, caps, tries, (self.seed + self.chains) % 2**32, self.shelf)
 
     def _fastest(self, start: State, cap: float = np.inf) -> State:
-        """Return the fastest known state within a cap, else the leanest; ``start`` if none is known."""
+        """Return the fastest known state within a memory cap, else that of least memory, else ``start``."""
         known = self.shelf.unbeaten()
         within = [number for number in known if self.shelf.edges[number] <= cap]
         return self.shelf.state((within or known[:1])[-1]) if known else start.copy()
@@ -117,7 +117,7 @@ class _Search:
 def placements(
     graph: PricedGraph, memory_limit_bytes: float | None, seed: int, settings: LocalSearch = DEFAULTS
 ) -> list[tuple[PricedGraph, PlacedAnswer]]:
-    """Return the placements found that fit and that no other beats in memory and time, each with the graph.
+    """Return the non-dominated placements found that fit the memory, each with the given graph.
 
     Raises:
         InfeasibleError: no placement found fits.
@@ -134,7 +134,7 @@ def simulated_places(
     settings: LocalSearch,
     known: Iterable[Placement] = (),
 ) -> tuple[Sequence[SimulatedPlacement], tuple[str, ...]]:
-    """Return (the simulated placements of :func:`placements`, ascending in memory; notes on the search).
+    """Return (the non-dominated simulated placements, ascending in memory; notes on the search).
 
     Args:
         name: the planner's name, for messages.
@@ -165,12 +165,12 @@ def simulated_places(
             "limit, use more devices or a smaller batch"
         )
     gap = max(0.0, 1 - lower_bound_s(problem) / kept[-1].time_s)
-    proof = f"proven: no step is more than {gap:.2%} shorter (longest chain, work spread evenly)"
-    return kept, (f"{search.tried:,} placements tried in {search.chains} chains", proof)
+    proof = f"proven: no step is more than {gap:.2%} shorter (critical path, or work spread evenly)"
+    return kept, (f"{search.tried:,} placements tried in {search.chains} annealing chains", proof)
 
 
 def _anywhere(problem: PlacementProblem) -> Placement:
-    """Return a placement to begin with if no heuristic finds one: each unit on its first possible device."""
+    """Return the start if no heuristic finds one: each unit on the first device that is allowed."""
     units = units_of(problem)
     return Placement.in_order((int(units.allowed[unit].argmax()) for unit in units.of), problem.devices.count)
 

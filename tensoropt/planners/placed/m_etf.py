@@ -11,7 +11,7 @@ from tensoropt.planners.placed.common.units import PlacedAnswer, place_within_me
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Place forward by earliest task first.
+    """Place operators by earliest task first, within memory caps.
 
     Raises:
         InfeasibleError: an operator has no room on any device when its turn comes.

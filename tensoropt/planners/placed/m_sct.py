@@ -1,11 +1,11 @@
-"""m-SCT: small communication times, favourite children by linear programming, a memory cap per device.
+"""m-SCT: earliest task first, but devices wait for favourite children, chosen by a linear program.
 
 C. Hanen, A. Munier, *An approximation algorithm for scheduling dependent tasks on m processors with small
 communication delays*, Discrete Applied Mathematics 108(3), 2001 (SCT); B. Jeon et al., *Baechi: Fast Device
 Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-SCT). With unlimited devices, at most one
-child would follow each operator on its device: the favourite child, to which nothing is sent. A linear
-program chooses favourites. Then operators start as in ETF, while devices stay awake for favourites
-(``common/earliest.py``).
+child (reader) would follow each operator on its device: the favourite child, to which nothing is sent. A
+linear program chooses favourites. Then operators start as in ETF, while devices wait for favourites
+(``common/earliest.py``). Each device has a memory cap.
 
 SCT's guarantee needs every message to be shorter than every operator.
 """
@@ -34,7 +34,7 @@ _SECONDS = 60.0
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Choose favourite children, then schedule with them.
+    """Choose favourite children, then place operators by earliest start with them.
 
     Raises:
         UnsuitableError: the linear program is too large to be solved in time.
@@ -50,9 +50,9 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def _precedence(problem: PlacementProblem, units: Units) -> tuple[Floats, NDArray[np.intp], Floats]:
-    """Return the operators' seconds, (operators,), means over their devices; the edges' producers and
-    readers, (edges, 2), ascending; the seconds of each edge's messages, (edges,), means over pairs of
-    devices, but 0 between operators that must share a device.
+    """Return (operators,) seconds of forward, means over the allowed devices; (edges, 2) each edge's producer
+    and reader, ascending; (edges,) seconds of each edge's messages, means over pairs of devices, but 0
+    between operators that must share a device.
     """
     allowed = units.allowed[list(units.of)]
     seconds = np.where(allowed, problem.forward_s, 0.0).sum(axis=1) / allowed.sum(axis=1)
@@ -83,12 +83,12 @@ def _favourites(problem: PlacementProblem, units: Units) -> list[int]:
         sum over parents i of j of x_ij >= parents - 1        at most one parent's favourite
         s_i + p_i <= w
 
-    x_ij <= 0.1 makes j the favourite of i. Two of those would break a sum, so there is at most one each way.
-    If nothing waits for any child, the constraints leave the favourite open. Then a term of the objective in
+    x_ij <= 0.1 makes j the favourite of i. Two favourites would break a sum, so an operator has at most one,
+    and is the favourite of at most one. If the constraints leave this open, a term of the objective in
     c_ij x_ij, which may cost w a ten-thousandth at most, saves the longest messages.
 
     Raises:
-        UnsuitableError: the time ran out.
+        UnsuitableError: the linear program was not solved in time.
     """
     seconds, edges, messages = _precedence(problem, units)
     operators, count = problem.size, len(edges)
@@ -120,7 +120,7 @@ def _favourites(problem: PlacementProblem, units: Units) -> list[int]:
 
 
 def _rows(edges: NDArray[np.intp], seconds: Floats, messages: Floats) -> tuple[Any, Floats]:
-    """Return the constraints as A v <= b over v = (x, s, w)."""
+    """Return (A, b) of the linear program's constraints A v <= b, where v = (x, s, w)."""
     count, operators = len(edges), len(seconds)
     shape, ones = (count, operators), np.ones(count)
     parent, child = (sparse.coo_array((ones, (np.arange(count), ends)), shape=shape) for ends in edges.T)

@@ -2,7 +2,7 @@
 
 B. Jeon et al., *Baechi: Fast Device Placement of Machine Learning Graphs*, SoCC 2020, section 3.1 (m-TOPO).
 Operators are taken in a topological order, here the model's own order of execution, and fill one device after
-the other. Operators that must share a device are booked together with the first of them. If no later device
+the other. Operators that must share a device are placed together with the first of them. If no later device
 has its share free, because of pins or a limit below the share, operators go to the first device with room.
 """
 
@@ -20,7 +20,7 @@ from tensoropt.planners.placed.common.units import (
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Cut the order into pieces; every device runs its piece in the model's order.
+    """Cut the topological order into pieces of equal memory, one for each device.
 
     Raises:
         InfeasibleError: the last device is full before the last operator.

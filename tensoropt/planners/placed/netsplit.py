@@ -1,4 +1,4 @@
-"""NetSplit: placement and schedule of forward and backward by an exact program.
+"""NetSplit: placement and schedule of forward and backward by an integer program.
 
 NetSplit's program after node co-placement, with limits on groups and a memory rule of ours
 (:mod:`.common.contraction`, :mod:`.exact.rules`), solved by CP-SAT instead of Gurobi. The published program

@@ -29,7 +29,7 @@ class _Trial:
 def placements(
     graph: PricedGraph, memory_limit_bytes: float | None, seed: int
 ) -> tuple[tuple[PricedGraph, units.PlacedAnswer]]:
-    """Return the cut graph with its placement.
+    """Return the graph with the cut operators, and its placement.
 
     Raises:
         InfeasibleError: an operator has no room on any device.
@@ -53,7 +53,7 @@ def placements(
 
 
 def _start(graph: PricedGraph, limit: float | None) -> tuple[PricedGraph, str]:
-    """Return the graph to start from, and its name for the notes (section 5.2)."""
+    """Return the graph from which cutting starts, and its name for the notes (section 5.2)."""
     batch = graph.data_parallel()
     bytes_in_all = float(units.units_of(graph.problem).bytes.sum())
     if batch and (graph.problem.devices.within(limit) >= bytes_in_all).any():
@@ -74,7 +74,7 @@ def _trial(graph: PricedGraph, limit: float | None, counts_transients: bool) -> 
 def _search(
     best: _Trial, limit: float | None, counts_transients: bool
 ) -> tuple[_Trial, dict[str, GroupSplit]]:
-    """Run lines 4 to 14: cut the critical path's operators once, longest first, until a cut gains nothing."""
+    """Cut critical-path operators once each, longest first, until a cut gains nothing (lines 4 to 14)."""
     cut: dict[str, GroupSplit] = {}
     for name, operator in _longest_first(best):
         tries = [
@@ -94,7 +94,7 @@ def _search(
 
 
 def _longest_first(start: _Trial) -> list[tuple[str, tuple[GroupSplit, ...]]]:
-    """Return the cuts of operators on the critical path, by descending computation time (lines 4, 5)."""
+    """Return the possible cuts of critical-path operators, by descending computing time (lines 4, 5)."""
     graph, problem = start.graph, start.graph.problem
     device = start.schedule.placement.device
     found: dict[str, tuple[float, tuple[GroupSplit, ...]]] = {}

@@ -1,4 +1,4 @@
-"""Pesto as NetSplit extends it to any number of devices for its comparison, equations (6-2)–(6-7).
+"""Pesto's integer program as NetSplit extends it to any number of devices, equations (6-2)–(6-7).
 
 The makespan of forward is as short as possible: an operator starts after its inputs arrive, and a message
 takes the time of its link. Operators may overlap on a device, backward is not scheduled (it runs in the

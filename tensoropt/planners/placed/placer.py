@@ -29,7 +29,7 @@ from tensoropt.units import format_bytes
 
 
 def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int) -> PlacedAnswer:
-    """Apply the rules, in the model's order.
+    """Apply the rules to all operators in the model's order.
 
     Raises:
         InfeasibleError: constraints contradict each other, or a device is too small.
@@ -75,7 +75,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def _is_generator(problem: PlacementProblem, operator: int) -> bool:
-    """Return whether an operator that reads no variable is a generator, as IsGeneratorNode of placer.cc."""
+    """Return whether an operator is a generator (no input, one output, no state), as in placer.cc."""
     return (
         not problem.read[operator]
         and len(problem.made[operator]) == 1

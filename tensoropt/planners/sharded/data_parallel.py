@@ -3,7 +3,7 @@
 S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020; A.
 Sergeev, M. Del Balso, *Horovod*, arXiv 1802.05799. Gradients are all-reduced in buckets once per step. Batch
 norm is synchronised, so that the result is that of one device. PyTorch's ``DistributedDataParallel`` does not
-synchronise it; a step without is simulated, too (:func:`local_statistics_s`).
+synchronise it; :func:`local_statistics_s` simulates such a step.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tensoropt.simulate.simulator import StepColumns
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return data parallelism at every micro-batch count (gradient accumulation), on the flat mesh."""
+    """Return data-parallel strategies for every micro-batch count, on the mesh of one axis."""
     selections = restricted.on_the_batch(task, whole)
     return restricted.at_least_one(task, selections, restricted.NO_BATCH)
 
 
 def local_statistics_s(task: PlanningTask, point: Point) -> float | None:
-    """Return the seconds of a data-parallel step in which each device uses the batch statistics of its own
-    rows. None if the model has no batch norm that sends statistics.
+    """Return the duration in seconds of a data-parallel step without synchronised batch norms; None if the
+    model has no batch norm that exchanges statistics.
     """
     space = task.spaces[point.space]
     names, tables = space.names, space.tables

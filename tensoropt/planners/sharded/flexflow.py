@@ -117,7 +117,7 @@ class _Chain:
 def _metropolis_hastings(
     chain: _Chain, start: dict[str, int], proposals: int, rng: random.Random, seconds: float
 ) -> tuple[float, dict[str, int], bool]:
-    """Return (cost, choice, whether the time ran out) of the best strategy visited."""
+    """Run one walk; return (cost, configurations) of the best strategy, and whether time ran out."""
     end = time.monotonic() + seconds
     current, cost = start, chain.cost(start)
     best, lowest, last = current, cost, 0
@@ -141,10 +141,10 @@ def _metropolis_hastings(
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return the best strategy visited for every mesh and micro-batch count.
+    """Return the best strategy that the walks visited, for every mesh and micro-batch count.
 
     Raises:
-        UnsuitableError: no walk could start.
+        UnsuitableError: no walk found a possible strategy to start from.
     """
     selections = []
     for number in range(len(task.spaces)):

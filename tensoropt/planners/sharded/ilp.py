@@ -1,4 +1,4 @@
-"""The shortest time within a memory limit as a 0-1 program.
+"""Find the shortest step within a memory limit by a 0-1 integer program.
 
 L. Zheng et al., *Alpa*, OSDI 2022, section 4.2, equation 1: one binary per configuration, the quadratic edge
 costs linearised, solved by an off-the-shelf solver. The memory constraint is AutoParallel's. Edge costs
@@ -36,7 +36,7 @@ _GAP = 1e-6
 
 @dataclass(frozen=True)
 class _Solved:
-    """A program's solution. ``gap`` is the solver's proven relative gap, 0 if the solution is optimal."""
+    """A solution of the program. ``gap``: the proven relative gap to the optimum, 0 if it is optimal."""
 
     choice: dict[str, int]
     options: dict[Any, int]
@@ -76,7 +76,7 @@ class _ZeroOneProgram:
         self.right.append(right)
 
     def _edge(self, a: str, b: str, table: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> None:
-        """Add an edge's columns, a flow per pair of classes, and rows that tie flow sums to the choices."""
+        """Add an edge's variables (a flow per pair of classes) and constraints that tie flows to choices."""
         # An edge that costs nothing anywhere needs neither columns nor rows.
         if not table.any():
             return
@@ -98,7 +98,7 @@ class _ZeroOneProgram:
                     self._row(row, 0.0)
 
     def solve(self, limit: float | None) -> _Solved | None:
-        """Return the fastest strategy found within ``limit`` bytes of summed memory, or None."""
+        """Return the fastest strategy found with at most ``limit`` bytes in the additive model, or None."""
         memory, time, binary = np.array(self.columns).T
         # Bytes and seconds differ by many orders of magnitude; the solver's tolerances are for numbers around
         # 1.
@@ -130,7 +130,7 @@ class _ZeroOneProgram:
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
     """Return the program's solutions for every mesh and micro-batch count.
 
-    While the simulated memory exceeds the limit, the program is solved again with a lower one.
+    If the simulated memory exceeds the limit, the program is solved again with a lower limit.
 
     Raises:
         UnsuitableError: the solver found no solution within the limit and its time.

@@ -38,7 +38,7 @@ def _summed(group: Group, loop: str) -> set[str]:
 
 
 def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
-    """Return the labels split by a group that reads a split tensor: heads, classes, or all dims but batch."""
+    """Return the splits (labels) of a group that reads a split tensor: heads, classes, or all but batch."""
     for named in (_HEADS, *_VOCABULARY):
         if named in dims:
             return {str(s.label) for s in group.strategies if s.label == Label(named, s.label.atom)}
@@ -47,11 +47,11 @@ def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
 
 
 def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Return the labels that each group may split on the inner axis, in one pass over the graph.
+    """Return the splits (labels) that each group may have on the tensor-parallel axis.
 
-    A tensor is *split* if it comes from a column split, or from a group that follows one. A group that reads
-    a split tensor follows it. A group that reads only whole tensors splits by columns if it is a matrix, and
-    otherwise stays whole.
+    A tensor is *split* if a matrix split by columns makes it, or a group that follows one. A group that reads
+    a split tensor follows it: it is split like the tensor. A group that reads only whole tensors splits by
+    columns if it is a matrix, and otherwise stays whole.
     """
     split: set[str] = set()
     labels: dict[str, frozenset[str]] = {}
@@ -85,7 +85,7 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
 
 
 def makers_of(graph: GroupGraph, tensors: Iterable[str], ends: Callable[[Group], bool]) -> frozenset[str]:
-    """Return the groups that make the tensors or their inputs, back to groups for which ``ends`` holds."""
+    """Return the groups from which tensors are computed, back to those for which ``ends`` is true."""
     waiting, found = list(tensors), set[str]()
     while waiting:
         maker = graph.atoms.graph.producer.get(waiting.pop())
@@ -97,7 +97,7 @@ def makers_of(graph: GroupGraph, tensors: Iterable[str], ends: Callable[[Group],
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return the strategies of every mesh of one axis (tensor parallelism) or two (data parallelism outside).
+    """Return strategies for meshes of one axis (tensor parallelism) or two (the outer for data parallelism).
 
     Raises:
         UnsuitableError: the model has no attention, or no inner axis divides its heads.

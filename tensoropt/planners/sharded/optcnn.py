@@ -1,8 +1,8 @@
 """OptCNN: the fastest strategy, by node and edge elimination.
 
 Z. Jia, S. Lin, C. R. Qi, A. Aiken, ICML 2018 (equations 1 to 3, algorithm 1). Time is the only objective, so
-a memory limit can only refuse the result. Each configuration takes its fastest option. The nodes left by node
-and edge elimination have more than two neighbours. The paper enumerates them; here they are eliminated, too.
+a memory limit can only refuse the result. Each configuration takes its fastest option. The paper enumerates
+the nodes that node and edge elimination leave, which have more than two neighbours; here they are eliminated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tensoropt.planners.task import PlanningTask, Selection
 
 
 def fastest(tables: CostTables) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
-    """Return the fastest strategy of the tables, its options, and notes on how far it is proven."""
+    """Return the configurations and options of the fastest strategy, and a note if it is not proven."""
     nodes = {v.key: np.array([table[:, 1].min() for table in v.costs]) for v in tables.variables}
     edges = [(e.a, e.b, e.table[:, :, 1][np.ix_(e.rows, e.cols)]) for e in tables.edges]
     choice, notes = cheapest(nodes, edges)

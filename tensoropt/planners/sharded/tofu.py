@@ -3,10 +3,10 @@
 M. Wang, C. Huang, J. Li, *Supporting Very Large Models using Automatic Dataflow Graph Partitioning*, EuroSys
 2019, section 5. The devices are divided step by step (by two where their number is a power of two). Each step
 splits every operator and every tensor once, by a dynamic program for the least communication (section 5.2),
-and the next step starts from the halves (theorem 1: the steps' costs do not grow). The paper first coarsens
-the graph to a chain (section 5.1). That is not needed here, as forward and backward are one and element-wise
-operators mostly belong to a group. Here a step is a mesh axis, outermost first. An operator or parameter that
-cannot be split on an axis stays whole there, and the plan's notes say so.
+and the next step splits the halves (theorem 1: the steps' costs do not grow). The paper first coarsens the
+graph to a chain (section 5.1). Here this is not needed, as forward and backward are one graph and operator
+groups contain most element-wise operators. A step is a mesh axis, outermost first. An operator or parameter
+that cannot be split on an axis stays whole there, and the plan's notes say so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_NAMED = 6
 
 
 def _partition(space: TableSpace) -> tuple[dict[str, int], dict[str, int], tuple[str, ...]]:
-    """Return a strategy that was split axis after axis, its options, and notes on it."""
+    """Return (configurations, options, notes) of the strategy that results from splitting axis after axis."""
     tables = space.tables
     labels = {
         g.name: [tables.labels(g.name, i) for i in range(len(tables.of[g.name].memory))]
@@ -52,7 +52,7 @@ def _partition(space: TableSpace) -> tuple[dict[str, int], dict[str, int], tuple
 def _allowed(
     variable: VariableTable, labels: Sequence[_Labels] | None, before: _Labels | None, axis: int
 ) -> np.ndarray:
-    """Return a mask of a step's choices: earlier axes as before, later whole, this one split if possible."""
+    """Return a mask of choices: as before on earlier axes, split on ``axis`` if possible, else whole."""
     # Recomputing is not part of the method.
     plain = ~np.array(variable.again, dtype=bool) if variable.again else np.full(len(variable.memory), True)
     if labels is None:
@@ -86,7 +86,7 @@ _TIE_S_PER_BYTE = 1e-18
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return one strategy per mesh and micro-batch count, for the meshes with as many axes as allow any.
+    """Return one strategy per mesh and micro-batch count, on the meshes with most axes that allow any.
 
     Raises:
         UnsuitableError: no mesh allows a strategy.

@@ -6,8 +6,8 @@ micro-batch. Stage 3 (P_os+g+p, section 5.3; PyTorch's FSDP) also shards paramet
 and again for backward. In stages 1 and 2 parameters are gathered once per step and stay unsharded over it.
 Parameters whose sizes do not allow sharding stay whole in all stages.
 
-With one micro-batch, stage 1 sends what stage 2 sends and keeps more, so it is tried only with two or more
-(:func:`tensoropt.costs.restrictions.unsharded_options`).
+With one micro-batch, stage 1 sends as much as stage 2 and needs more memory, so it is tried only with two or
+more (:func:`tensoropt.costs.restrictions.unsharded_options`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ parameters are gathered for each use."""
 
 
 def sharded(layouts: Sequence[Layout]) -> int:
-    """Return the number of axes that shard stored parameters, summed over the parameters' layouts."""
+    """Return how many mesh axes shard each stored parameter, summed over all parameters."""
     return sum(code >= 0 for layout in layouts for code in layout[1:])
 
 
 def reduction_times(layouts: Sequence[Layout]) -> set[Reduce]:
-    """Return how often the gradients of parameters that are gathered once per step are reduced."""
+    """Return how often gradients are reduced, for the parameters that are gathered once per step."""
     return {storage.reduce for storage in map(Storage.of, layouts) if storage.gathered_once}
 
 
@@ -62,7 +62,7 @@ def _mask(options: Sequence[Sequence[Layout]], reduce: Reduce | None) -> np.ndar
 
 
 def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> list[Selection]:
-    """Return every stage at every micro-batch count, on the flat mesh."""
+    """Return strategies of every ZeRO stage for every micro-batch count, on the mesh of one axis."""
     selections = (
         replace(selection, notes=(f"stage {stage}",), kind=f"stage {stage}")
         for stage in STAGES

@@ -1,4 +1,4 @@
-"""The task of a method that cuts a model into pipeline stages, and its answer."""
+"""The input of a method that cuts a model into pipeline stages, and a pipeline that it returns."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def flat(mesh: Mesh) -> bool:
 
 
 def data_parallel(*, recomputing: bool = False) -> Scheme:
-    """Return the scheme of data-parallel stages: whole parameters, and all blocks or none recomputed."""
+    """Return the mask (scheme) of data-parallel stages: whole parameters, all blocks or none recomputed."""
     allowed = following_the_batch(lambda tables, group: str(tables.micro[group].label), whole)
     return partial(in_a_form, allowed, recomputing)
 
 
 def as_if(change: Callable[[Offer], Offer]) -> Composing:
-    """Return a function that composes stages for memory and time, with their strategies' costs changed."""
+    """Return a function that composes stages as if their strategies had the costs that ``change`` returns."""
 
     def composing(
         offers: Sequence[Mapping[tuple[Cut, Cut], Offer]], micro_batches: int
@@ -74,7 +74,7 @@ class PipelinedAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineTask:
-    """The task of methods that cut a model into pipeline stages: a model on a cluster.
+    """The input of methods that cut a model into pipeline stages: a model on a cluster.
 
     Attributes:
         first_space: the index of the first of :attr:`spaces` among the exploration's search spaces.
@@ -88,22 +88,22 @@ class PipelineTask:
 
     @cached_property
     def cutter(self) -> Cutter:
-        """The positions where the model can be cut."""
+        """The possible cuts of the model's graph."""
         return Cutter(self.problem.graph)
 
     @cached_property
     def duplicated(self) -> frozenset[str]:
-        """The tensors that several stages compute, because that is cheaper than sending."""
+        """The tensors that each stage computes for itself, because computing is cheaper than sending."""
         return cheaper_to_duplicate(self.cutter, self.costs)
 
     @cached_property
     def flops(self) -> np.ndarray:
-        """The FLOP of each group, unsplit, (groups,)."""
+        """(groups,) the FLOP count of each operator group, unsplit, forward and backward."""
         return flops_of(self.problem.graph, self.costs)
 
     @cached_property
     def jobs(self) -> tuple[tuple[Mesh, int], ...]:
-        """The meshes for which pipelines are planned, each with its number of micro-batches."""
+        """The meshes of possible pipelines, each with its number of micro-batches; none in inference."""
         if not self.problem.graph.atoms.graph.training or self.problem.refusal:
             return ()
         most = min(_MOST_PLACES, len(self.cutter.cuts) + 1)
@@ -114,8 +114,8 @@ class PipelineTask:
         return tuple(jobs)
 
     def _micro_batches(self, places: int) -> int | None:
-        """Return the largest number of micro-batches, of those requested, that divides the batch; None if
-        none does. Numbers are preferred whose micro-batches divide evenly among a stage's devices.
+        """Return the largest permitted number of micro-batches that divides the batch; None if none does.
+        Numbers whose micro-batches divide evenly among a stage's devices come first.
         """
         batch, requested = self.problem.batch, self.settings.micro_batches
         multiples = _MULTIPLES if isinstance(requested, str) else sorted(requested, reverse=True)
@@ -130,12 +130,12 @@ class PipelineTask:
         return tuple(pipelined_space(mesh, count, keys) for mesh, count in self.jobs)
 
     def space_of(self, mesh: Mesh, micro_batches: int) -> int:
-        """Return the index, in the exploration, of the search space of a mesh and micro-batch count."""
+        """Return the exploration's index of the search space of one mesh and micro-batch count."""
         return self.first_space + self.jobs.index((mesh, micro_batches))
 
     def positions(self, stages: int) -> list[int]:
-        """Return the positions where stages may begin: all positions in small models, otherwise those before
-        blocks or, if these are too few, those where the fewest bytes cross.
+        """Return the cuts at which stages may begin: all cuts of small models, otherwise those before
+        repeated blocks or, if these are too few, those that the fewest bytes cross.
         """
         if len(self.cutter.cuts) <= _FEW:
             return list(self.cutter.cuts)
@@ -143,7 +143,7 @@ class PipelineTask:
         return blocks if len(blocks) >= stages - 1 else narrow_cuts(self.cutter, stages - 1)
 
     def suiting(self, suits: Callable[[Mesh], bool]) -> list[tuple[Mesh, int]]:
-        """Return the meshes and micro-batch counts of :attr:`jobs` that suit a method.
+        """Return the (mesh, number of micro-batches) of :attr:`jobs` for which ``suits`` is true.
 
         Raises:
             UnsuitableError: none suits, or the method cannot treat the model, the cluster or the settings.
@@ -174,11 +174,11 @@ class PipelineTask:
         crossings: Crossings = _ALONG_THE_BATCH,
         composing: Composing = _FOR_MEMORY_AND_TIME,
     ) -> Iterator[PipelinedAnswer]:
-        """Yield pipelines on one mesh, composed of the permitted choices in the stages' cost tables.
+        """Yield simulated pipelines on one mesh, whose stages use only choices that ``allowed`` permits.
 
         Args:
-            positions: for each stage after the first, the positions where it may begin.
-            composing: the function that composes stages.
+            positions: for each stage after the first, the cuts at which it may begin.
+            composing: the function that chooses cuts and stage strategies.
         """
 
         def restricted(tables: CostTables) -> CostTables:

@@ -1,8 +1,8 @@
 """Simulated annealing over placements: operators move between devices and run there in order of time.
 
 S. Kirkpatrick et al., *Optimization by Simulated Annealing*, Science 220, 1983. A chain minimises the time of
-a step under a cap on each device's booked memory: what is stored for the whole step or saved for backward.
-The fastest states that it visits are stored by the memory of their fullest device, so that one chain finds
+a step under a cap on each device's memory (the bytes stored for the whole step or saved for backward). The
+fastest states that it visits are stored by the memory of their fullest device, so that one chain finds
 placements for many caps. The simulator then determines their time and memory.
 """
 
@@ -37,7 +37,7 @@ _Arrays = tuple[Any, ...]
 
 
 class MoveTables(NamedTuple):
-    """The data of a placement problem that moves need, as flat arrays.
+    """The constraints and memory sizes of a placement problem, as flat arrays for moving its operators.
 
     Rows of different lengths are joined: row ``i`` of ``x`` is ``x[first_x[i] : first_x[i + 1]]``.
 
@@ -46,8 +46,8 @@ class MoveTables(NamedTuple):
         unit: the unit of each operator, (operators,); a unit is a set of operators that must share a device.
         first_member, members: the operators of each unit.
         first_choice, choices: the devices on which each unit may lie.
-        allowed: the same as a matrix, (units, devices).
-        bytes: what each unit stores on its device, and saves inside its operators, in bytes, (units,).
+        allowed: whether each unit may lie on each device, (units, devices).
+        bytes: the bytes that each unit stores on its device, and saves inside its operators, (units,).
         kept_bytes: the size of each storage that backward needs, for all micro-batches, in bytes,
             (storages,).
         first_keeper, keepers: for each such storage, the operators whose backward needs it. Each device with
@@ -98,7 +98,7 @@ class MoveTables(NamedTuple):
 
     @property
     def all_bytes(self) -> float:
-        """The memory booked if one device holds all operators, in bytes."""
+        """The stored and saved memory in bytes if one device holds all operators."""
         return float(self.bytes.sum() + self.kept_bytes.sum())
 
 
@@ -107,8 +107,8 @@ class State(NamedTuple):
 
     Attributes:
         device: the device of each operator, (operators,).
-        ahead, back: all operators in the order of their forward, and of their backward, (operators,). Both
-            orders respect dependences; each device runs its operators in these orders.
+        ahead, back: all operators in the order of forward and of backward, (operators,). Both orders respect
+            dependences, and each device runs its own operators in these orders.
     """
 
     device: Integers
@@ -129,7 +129,7 @@ class State(NamedTuple):
         return Placement.in_order(self.device, problem.devices.count, self.ahead, self.back)
 
     def booked(self, tables: MoveTables, devices: int) -> Floats:
-        """Return the memory booked on each device in bytes, (devices,)."""
+        """Return the stored and saved memory of each device in bytes, (devices,)."""
         booked = np.zeros(devices)
         booking = (tables.bytes, *tables[3:5], *tables[9:])
         _book(booking, self.device, booked)
@@ -137,13 +137,13 @@ class State(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """The fastest state that chains visited for each level of memory on the fullest device.
+    """The fastest state visited so far for each level of memory on the fullest device.
 
     Attributes:
         edges: the upper bound of each level in bytes, ascending, (levels,). A state belongs to the first
             level whose bound is at least the memory of its fullest device.
-        seconds: the step's time in the state of each level, (levels,); inf where there is none.
-        device, ahead, back: the states, (levels, operators).
+        seconds: the step time of each level's state, (levels,); inf for a level without one.
+        device, ahead, back: the arrays of each level's :class:`State`, (levels, operators).
     """
 
     edges: Floats
@@ -192,7 +192,7 @@ def _move(
     mark: int,
     stack: Integers,
 ) -> None:
-    """Move an operator, and up to ``want - 1`` connected ones from its device, to the device ``target``."""
+    """Move an operator and up to ``want - 1`` connected ones of the same device to the device ``target``."""
     first_near, near = links
     unit, first_member, members, _, _, allowed = units
     source = device[operator]
@@ -222,7 +222,7 @@ def _move(
 
 @njit(cache=True, nogil=True)
 def _book(booking: _Arrays, device: Integers, booked: Floats) -> float:
-    """Add up the bytes booked on each device; return the largest sum."""
+    """Write each device's stored and saved bytes to ``booked``; return the largest."""
     sizes, first_member, members, kept_bytes, first_keeper, keepers = booking
     booked[:] = 0.0
     for unit in range(sizes.shape[0]):
@@ -240,14 +240,13 @@ def _book(booking: _Arrays, device: Integers, booked: Floats) -> float:
 def anneal(
     problem: FlatProblem, tables: MoveTables, state: State, caps: Floats, tries: int, seed: int, shelf: Shelf
 ) -> float:
-    """Run a chain from a state, overwrite the state with the chain's last one, and return its step in
-    seconds.
+    """Run an annealing chain that changes ``state`` in place; return the final state's step time in seconds.
 
     Args:
-        caps: the bytes that may be booked on each device, (devices,). More is penalised, not refused, so that
-            a chain may begin above its caps.
+        caps: the stored and saved bytes permitted on each device, (devices,). More is penalised, not refused,
+            so that a chain may begin above its caps.
         tries: the number of states whose step is computed.
-        shelf: stores the states within the caps.
+        shelf: collects the fastest states within the caps.
     """
     return float(_anneal(tuple(problem), tuple(tables), tuple(state), caps, tries, seed, tuple(shelf)))
 
@@ -256,7 +255,7 @@ def anneal(
 def _anneal(
     problem: _Arrays, tables: _Arrays, state: _Arrays, caps: Floats, tries: int, seed: int, shelf: _Arrays
 ) -> float:
-    """Run :func:`anneal` on plain tuples: renaming a class would invalidate the cache of compiled kernels."""
+    """Run :func:`anneal` on plain tuples, as compiled code would depend on the names of classes."""
     np.random.seed(seed)
     device, ahead, back = state
     links, units, (sizes, kept_bytes, first_keeper, keepers) = tables[:2], tables[2:8], tables[8:]

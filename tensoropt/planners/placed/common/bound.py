@@ -6,8 +6,8 @@ from tensoropt.placement import PlacementProblem
 
 
 def lower_bound_s(problem: PlacementProblem) -> float:
-    """Return a lower bound on any placement's step in seconds: the longest chain of operators, or all work
-    spread evenly over the devices.
+    """Return a lower bound in seconds on the step of any placement: the longest chain of operators or, if
+    that is longer, all computation spread evenly over the devices.
     """
     forward, backward = problem.forward_s.min(axis=1), problem.backward_s.min(axis=1)
     ahead, finish = forward.copy(), backward.copy()

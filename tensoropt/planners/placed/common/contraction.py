@@ -1,9 +1,9 @@
-"""Node co-placement: join operators of a placement problem along the heaviest edges.
+"""Shrink a placement problem: join operators along the edges that carry most bytes (node co-placement).
 
-The idea is that of NetSplit's Algorithm 3, by union-find: the two ends of a heavy edge share a device from
-the start. The limits on sizes are ours. A *group* of operators shares a device and nothing else
-(:func:`share_devices`). A *block* (:func:`co_place`) also runs in one go, so blocks must not wait for each
-other: joining u and v along u -> v closes a cycle exactly if a second path leads from u to v.
+The idea is that of NetSplit's Algorithm 3, by union-find: both ends of a heavy edge share a device from the
+start. The limits on sizes are ours. A *group* of operators shares a device and nothing else
+(:func:`share_devices`). A *block* (:func:`co_place`) also runs without a break, so blocks must not wait for
+each other: joining u and v along u -> v closes a cycle exactly if a second path leads from u to v.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LARGEST = ("forward_peak_bytes", "backward_peak_bytes")
 
 @dataclass(frozen=True)
 class Contraction:
-    """A placement problem whose operators are blocks of another problem's operators.
+    """A smaller placement problem, whose operators are blocks of the original problem's operators.
 
     Attributes:
-        whole: the other problem.
-        groups: the operators of each block, ascending; the blocks in a topological order.
+        whole: the original problem.
+        groups: the operators of each block, ascending; blocks are in a topological order.
     """
 
     whole: PlacementProblem
@@ -48,8 +48,8 @@ class Contraction:
 
     @cached_property
     def problem(self) -> PlacementProblem:
-        """The problem over blocks, with times and bytes summed. A tensor between operators of one block that
-        backward needs counts among the block's saved bytes.
+        """The problem over blocks, with times and bytes of a block's operators summed. Tensors inside a block
+        that backward needs are added to the block's saved bytes.
         """
         whole, groups = self.whole, [list(g) for g in self.groups]
         # The same object if nothing is joined: callers check by identity whether the program covers every
@@ -73,7 +73,7 @@ class Contraction:
         )
 
     def expand(self, placement: Placement) -> Placement:
-        """Return the operators' placement, given that of the blocks: each block runs in one go."""
+        """Convert a placement of blocks to one of operators, in which each block runs without a break."""
         device = tuple(placement.device[b] for b in self.block)
         return Placement(
             device,
@@ -116,7 +116,7 @@ class Contraction:
 
 
 def contract(problem: PlacementProblem, groups: Sequence[Sequence[int]]) -> Contraction:
-    """Return the problem whose operators are ``groups``, a partition in topological order."""
+    """Return the problem over ``groups``, which partition the operators in a topological order."""
     return Contraction(problem, tuple(tuple(sorted(g)) for g in groups))
 
 
@@ -127,8 +127,8 @@ class GroupLimits:
     Attributes:
         most_operators: the most operators in one group.
         most_groups: joining stops as soon as there are no more groups than this.
-        most_bytes: the most memory that one group stores and saves for a step, in bytes.
-        most_seconds: the longest forward and backward of one group on its fastest device, in seconds.
+        most_bytes: the most bytes that one group may store and save in a step.
+        most_seconds: the most seconds that one group may compute in a step on its fastest device.
     """
 
     most_operators: int
@@ -138,7 +138,7 @@ class GroupLimits:
 
     @classmethod
     def of_shares(cls, problem: PlacementProblem, share: float, most_groups: int) -> GroupLimits:
-        """Return limits that give a group at most this share of all operators, work and memory."""
+        """Return limits that give a group at most ``share`` of all operators, computation and memory."""
         lasting = [problem.step_bytes(o) for o in range(problem.size)]
         work = (problem.forward_s + problem.backward_s + problem.update_s).min(axis=1)
         return cls(
@@ -151,11 +151,9 @@ class GroupLimits:
 
 
 def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
-    """Return the operators in blocks that run in one go, joined along the heaviest edges unless this closes a
-    cycle.
+    """Join operators to blocks along the heaviest edges, unless a join would close a cycle.
 
-    The result may have more than ``limits.most_groups`` blocks if limits, cycles or missing edges forbid
-    further joining.
+    The result has more than ``limits.most_groups`` blocks if limits, cycles or missing edges forbid joining.
     """
     groups = _Groups(problem, limits, acyclic=True)
     groups.join_along_edges()
@@ -165,12 +163,12 @@ def co_place(problem: PlacementProblem, limits: GroupLimits) -> Contraction:
 
 
 def share_devices(problem: PlacementProblem, most_groups: int) -> tuple[tuple[int, ...], ...]:
-    """Return the operators in at most ``most_groups`` groups that share a device, joined along the heaviest
-    edges. Operators are scheduled one by one, so that a group may wait for another partway through.
+    """Return at most ``most_groups`` groups of operators that share a device, joined along heavy edges.
+    Operators are still scheduled one by one, so that a group may wait for another between its operators.
 
-    Joins along edges stop at an even share of all operators, work and memory, as one heavy group would leave
-    the program no choice. After that, the group with the least memory joins its leanest neighbour, or the
-    leanest of all groups. These rules are assumptions. More groups remain only if pins forbid joining.
+    Joins along edges stop at an even share of all operators, computation and memory, as one heavy group would
+    leave no choice. After that, the group with the least memory joins the neighbour, or else any other group,
+    with the least memory. These rules are assumptions. More groups remain only if pins forbid joining.
     """
     groups = _Groups(problem, GroupLimits.of_shares(problem, 1 / most_groups, most_groups), acyclic=False)
     for first, *others in units_of(problem).members:
@@ -198,7 +196,7 @@ class _Groups:
         acyclic: whether a join must not close a cycle.
         weights: (producer, reader) -> size in bytes of the tensors sent and of the gradients returned.
         members, block: the operators of each group, and the group of each operator.
-        bytes, seconds, allowed: each group's memory, its time on each device, and its permitted devices.
+        bytes, seconds, allowed: each group's memory, time on each device, and permitted devices.
     """
 
     def __init__(self, problem: PlacementProblem, limits: GroupLimits, *, acyclic: bool):
@@ -228,7 +226,7 @@ class _Groups:
         )
 
     def join(self, u: int, v: int) -> bool:
-        """Join two groups under the first's name, whatever the limits; False if that would close a cycle."""
+        """Join group ``v`` to group ``u`` regardless of limits; False if that would close a cycle."""
         if self.acyclic and (self._detour(u, v) or self._detour(v, u)):
             return False
         before, after = list(self.graph.pred[v]), list(self.graph.succ[v])
@@ -249,8 +247,8 @@ class _Groups:
     def join_along_edges(self) -> None:
         """Join groups along edges, heaviest first, until ``most_groups`` is reached or no edge can be joined.
 
-        Edges are tried repeatedly, as an edge that closed a cycle may be free once its detour is joined.
-        Groups without edges, such as the counters of a normalization, are joined last.
+        Edges are tried repeatedly, as an edge that would close a cycle no longer does so once the second path
+        is joined. Groups without edges, such as the counters of a normalization, are joined last.
         """
         # Ties go by the operators' numbers, so that the blocks are the same in every run.
         edges = sorted(self.weights, key=lambda edge: (-self.weights[edge], edge))

@@ -19,14 +19,15 @@ from tensoropt.types import Flags, Floats
 
 
 class EarliestFirst:
-    """A scheduler of forward, with its state between two choices. Ties go to the first operator, then device.
+    """A scheduler of forward by earliest start. Ties go to the first operator, then to the first device.
 
-    Matrices have a row for each operator and a column for each device. As messages queue, inputs only ever
-    arrive later, so arrivals computed earlier are lower bounds. A choice relies on them; then the chosen
-    operator's arrivals are computed anew, until the choice stays the same.
+    Matrices have a row for each operator and a column for each device. As messages queue, inputs can only
+    arrive later than computed before, so old arrivals are lower bounds. A choice is made by these bounds, and
+    repeated with new arrivals of the chosen operator until it stays the same.
 
     Args:
-        favourite: for SCT, each operator's favourite child or -1 (see ``m_sct.py``); None for ETF.
+        favourite: for SCT, each operator's favourite child (the reader to run next on its device) or -1;
+            None for ETF.
     """
 
     def __init__(self, problem: PlacementProblem, memory: MemoryBook, favourite: Sequence[int] | None = None):
@@ -91,12 +92,12 @@ class EarliestFirst:
         return starts
 
     def _keep_awake(self, starts: Floats, fits: Flags, favourite: Sequence[int]) -> None:
-        """Apply SCT's rule (Baechi, section 3.1): a device stays awake for the favourite child of its last
-        operator.
+        """Change ``starts`` by SCT's rule (Baechi, section 3.1): a device waits for the favourite child of
+        its last operator.
 
-        The device may run only that child, or an urgent operator, whose inputs could be on any device by
-        then, so that waiting for another gains nothing. The device is free for all once another device can
-        start the child earlier, or if it lacks room for the child.
+        Until then the device may run only that child, or an operator whose inputs could be on every device by
+        then (an urgent one). The device is free for all once another device can start the child earlier, or
+        if it lacks room for the child.
         """
         # When the inputs could be on any permitted device: the latest of the arrivals.
         permitted = fits & self.ready[:, None]
@@ -131,8 +132,8 @@ class EarliestFirst:
     def _receive(
         self, operator: int, device: int
     ) -> tuple[float, dict[str, float], dict[tuple[int, int], float]]:
-        """Return the time at which an operator's inputs are on a device if they are sent now, and the
-        resulting changes of ``lanes`` and ``there``.
+        """Return the time at which an operator's inputs reach a device if sent now, with the changes of
+        ``lanes`` (when links are free) and ``there`` (when tensors arrive).
         """
         devices, tensors = self.problem.devices, self.problem.tensors
         latest, lanes, there = 0.0, dict[str, float](), dict[tuple[int, int], float]()

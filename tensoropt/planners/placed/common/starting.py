@@ -1,4 +1,4 @@
-"""The heuristics' placements of a problem, from which other planners start."""
+"""Placements by fast heuristics (m-TOPO, m-ETF, m-SCT, DPOS), from which other planners start."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _Method = Callable[[PlacementProblem, float | None, int], PlacedAnswer]
 
 
 def heuristics(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
-    """Yield placements: for each device that can run all operators, that on this device alone; then those of
-    the heuristics that do not refuse.
+    """Yield, for each device that can run all operators, the placement of everything on it. Then yield the
+    placements of the heuristics that find one.
     """
     count = problem.devices.count
     for device in range(count):
@@ -32,7 +32,7 @@ def heuristics(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
 
 
 def scheduled(problem: PlacementProblem, seed: int) -> Iterator[Placement]:
-    """Yield the placements of those heuristics that order operators well."""
+    """Yield the placements of the heuristics that order operators best: m-ETF and DPOS."""
     yield from _placed(_SCHEDULERS, problem, seed)
 
 
@@ -44,5 +44,5 @@ def _placed(methods: Iterable[_Method], problem: PlacementProblem, seed: int) ->
 
 
 def possible(problem: PlacementProblem, placement: Placement) -> bool:
-    """Return whether every device can run its operators, and every operator lies where it is pinned."""
+    """Return whether every operator is on a device that can run it and to which it may be pinned."""
     return all(problem.allowed[o, d] for o, d in enumerate(placement.device))

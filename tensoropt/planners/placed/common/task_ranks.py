@@ -1,4 +1,4 @@
-"""The step as one directed graph of forward and backward tasks, and the upward ranks of the tasks.
+"""Upward ranks of a step's forward and backward tasks, by which schedulers choose the next task.
 
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
 5.1. The upward rank is that of HEFT (H. Topcuoglu et al., IEEE TPDS 13(3), 2002, equation 7), with the
@@ -45,7 +45,7 @@ def _longest_transfers(problem: PlacementProblem, units: Units) -> Floats:
 
 
 def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
-    """Return the ranks rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j)) (FastT, section 5.1).
+    """Return rank_u(i) = w_i + max over successors j of (c_ij + rank_u(j)) (FastT, section 5.1).
 
     w_i is the longest time of task i on any of its possible devices. c_ij is the longest time of a message
     between possible devices of i and j; it is 0 between operators that must share a device.
@@ -60,7 +60,7 @@ def ranks_of(problem: PlacementProblem, units: Units) -> Ranks:
 
 
 def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
-    """Return the ranks under a placement: w_i and c_ij are the times on the operators' devices."""
+    """Return upward ranks under a placement: w_i and c_ij are the times on the operators' own devices."""
     tensors, devices, own = problem.tensors, problem.devices, (np.arange(problem.size), list(device))
     return _ranks(
         problem,
@@ -72,11 +72,11 @@ def placed_ranks(problem: PlacementProblem, device: Sequence[int]) -> Ranks:
 def _ranks(
     problem: PlacementProblem, weigh: Callable[[Floats], Floats], sent: Callable[[int, int, int], float]
 ) -> Ranks:
-    """Return the ranks for given times.
+    """Return the upward ranks for given durations.
 
     Args:
-        weigh: the seconds on each device, (operators, devices) -> the seconds that count, (operators,).
-        sent: (tensor, from, to) -> seconds.
+        weigh: seconds on each device, (operators, devices) -> the duration w_i of each task, (operators,).
+        sent: (tensor, producer, reader) -> the duration of the message in seconds.
     """
     weights = [weigh(each).tolist() for each in (problem.forward_s, problem.backward_s, problem.update_s)]
     tensors = problem.tensors

@@ -1,8 +1,8 @@
-"""Units (operators that must share a device), and how methods place them within memory.
+"""Units (sets of operators that must share a device), and placing them within the devices' memory.
 
-Methods count memory as the papers do: the bytes held for a whole step add up, and of transient bytes the
-largest count (Baechi: Jeon et al., SoCC 2020, section 4). The simulator follows every tensor and may find
-more memory, so a method runs with less and less room until its placement fits when simulated.
+Methods estimate memory as the papers do: the sum of the bytes held for a whole step, plus the largest
+transient bytes (Baechi: Jeon et al., SoCC 2020, section 4). The simulator follows every tensor and may find
+more memory, so a method runs with lower and lower caps until its placement fits when simulated.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Units:
     Attributes:
         of: the unit of each operator.
         members: the operators of each unit, ascending.
-        allowed: whether each unit may lie on each device, (units, devices): by the pins of all members, and
-            by which devices can run them all.
-        bytes: the memory that each unit takes of its device for a whole step, (units,).
-        transient_bytes: the further memory that its largest operator needs while it runs, (units,).
+        allowed: whether each unit may lie on each device, (units, devices): pins permit all members there,
+            and the device can run them.
+        bytes: the bytes that each unit takes on its device for a whole step, (units,).
+        transient_bytes: the further bytes that a unit's largest operator needs while it runs, (units,).
         by_priority: the devices on which each unit may lie, best first.
     """
 
@@ -44,10 +44,10 @@ class Units:
 
 
 def units_of(problem: PlacementProblem) -> Units:
-    """Return the units of a problem.
+    """Return the units of a placement problem: the sets of operators that must share a device.
 
     Raises:
-        InfeasibleError: operators that must share a device have no common one. The message names them.
+        InfeasibleError: no device can hold all operators of a unit. The message names the operators.
     """
     joined = nx.Graph()
     joined.add_nodes_from(range(problem.size))
@@ -75,8 +75,8 @@ def units_of(problem: PlacementProblem) -> Units:
 
 
 def _transient_bytes(problem: PlacementProblem, operator: int) -> float:
-    """Return the bytes that an operator needs while it runs, in addition to those for the whole step: in
-    forward its inputs and outputs that backward does not need, in backward their gradients.
+    """Return the bytes that an operator needs only while it runs: in forward its workspace, inputs and
+    outputs that backward does not need; in backward its workspace and gradients.
     """
     ends = [problem.tensors[t] for t in (*problem.read[operator], *problem.made[operator])]
     passing = (t for t in ends if not t.kept_by and not (t.stored and t.producer == operator))
@@ -108,15 +108,15 @@ def _devices(numbers: Sequence[int] | NDArray[np.intp]) -> str:
 
 
 class MemoryBook:
-    """The memory booked on devices while a method places operators.
+    """The estimated memory of each device while a method places operators.
 
     Attributes:
-        units: the units to book.
-        caps: the bytes that may be booked on each device, (devices,).
-        device: the device on which each unit is booked; -1 for none.
-        used: the bytes booked for the whole step, (devices,).
-        transient: the most further bytes that an operator needs while it runs, (devices,).
-        counts_transients: whether transient memory counts; otherwise only the simulator checks it.
+        units: the units (sets of operators that share a device) to place.
+        caps: the bytes that may be used on each device, (devices,).
+        device: the device of each unit; -1 if it has none yet.
+        used: the bytes used on each device for the whole step, (devices,).
+        transient: the most further bytes that an operator on each device needs while it runs, (devices,).
+        counts_transients: whether ``transient`` counts; if not, only the simulator checks it.
     """
 
     def __init__(self, units: Units, caps: Floats, counts_transients: bool = True):
@@ -125,7 +125,7 @@ class MemoryBook:
         self.used, self.transient = np.zeros(len(caps)), np.zeros(len(caps))
 
     def copy(self) -> MemoryBook:
-        """Return a separate book with the same entries, to try bookings."""
+        """Return an independent copy, in which a method can try placements."""
         copied = MemoryBook(self.units, self.caps, self.counts_transients)
         copied.device = self.device.copy()
         copied.used, copied.transient = self.used.copy(), self.transient.copy()
@@ -153,7 +153,7 @@ class MemoryBook:
 
 
 class NoRoomError(Exception):
-    """A method finds no device with room for a unit; :func:`place_within_memory` turns it into a message."""
+    """No device has room for a unit. :func:`place_within_memory` turns this into an InfeasibleError."""
 
     def __init__(self, unit: int):
         super().__init__(unit)
@@ -161,7 +161,7 @@ class NoRoomError(Exception):
 
 
 def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> PlacementProblem:
-    """Return the problem with a memory limit as its devices' capacity, where the limit is lower."""
+    """Return the problem with each device's capacity lowered to the memory limit of a process."""
     if memory_limit_bytes is None:
         return problem
     capacity = problem.devices.within(memory_limit_bytes)
@@ -170,11 +170,11 @@ def limited(problem: PlacementProblem, memory_limit_bytes: float | None) -> Plac
 
 @dataclass(frozen=True)
 class PlacedAnswer:
-    """The answer of a placing method.
+    """A placement that a planner found.
 
     Attributes:
-        placement: the placement, within the capacity and the limit when simulated.
-        notes: the method's remarks on everything approximated or left unproven.
+        placement: the placement, whose simulated memory fits the devices and the limit.
+        notes: the planner's remarks on what is approximated or unproven.
     """
 
     placement: Placement
@@ -188,12 +188,12 @@ _ATTEMPTS = 12
 def place_within_memory(
     name: str, problem: PlacementProblem, limit: float | None, attempt: Callable[[MemoryBook], Placement]
 ) -> PlacedAnswer:
-    """Return a method's placement that fits when simulated.
+    """Run a method with lower and lower caps until its placement fits when simulated.
 
-    If no room is left when transient memory counts, the method runs again and only the simulator checks it.
+    If it finds no room with transient memory counted, it runs again with only the simulator checking that.
 
     Args:
-        attempt: runs the method, which books the units that it places.
+        attempt: the method: it records the units that it places in the given book.
 
     Raises:
         InfeasibleError: no such placement was found.
@@ -237,6 +237,6 @@ def _refusal(name: str, problem: PlacementProblem, units: Units, most: Floats, u
     suffix = f" and the {len(others)} operators that share its device" if others else ""
     return (
         f"{name} finds no plan within {within}: no device has room for the "
-        f"{format_bytes(units.bytes[unit])} of {problem.names[first]}{suffix}; the whole model holds "
-        f"{format_bytes(float(units.bytes.sum()))}, use more devices or a higher limit"
+        f"{format_bytes(units.bytes[unit])} of {problem.names[first]}{suffix}; the whole model needs "
+        f"{format_bytes(float(units.bytes.sum()))}; use more devices or a higher limit"
     )

@@ -1,9 +1,9 @@
-"""Solve a placement program until its answer fits when simulated.
+"""Solve an integer program for a placement until the solution fits when simulated.
 
-If an answer does not fit, the program is solved again with less room on the devices, as in the methods that
+If a solution does not fit, the program is solved again with lower capacities, as in the methods that
 sum memory (:mod:`tensoropt.planners.placed.common.units`). A program in which a device runs one operator at a
-time starts from the best heuristic's placement of its blocks, and the answer is the faster of the two.
-Programs as published return their own answer.
+time starts from the best heuristic's placement of its blocks, and the faster of both placements is returned.
+Other programs return their own solution.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Solving:
     """The settings of a planner that solves an integer program.
 
     Attributes:
-        most_blocks: the number of blocks, or groups, to which larger graphs are contracted; None for
+        most_blocks: the most blocks, or groups, of operators to which a graph is contracted; None for
             NetSplit's two per device.
-        seconds: the solver's time, to which the limit on its effort is proportional; an assumption about how
-            long a person waits.
+        seconds: the time limit, to which the limit on the solver's effort is proportional; an assumption
+            about how long a person waits.
         balance: the largest share of all stored and saved bytes on one device; 0.5 is even, 1 means no rule.
     """
 
@@ -66,13 +66,14 @@ class ExactPlanner:
 
     Attributes:
         name: the planner's name.
-        exclusive, backward: see :class:`~tensoropt.planners.placed.exact.rules.Rules`.
-        groups: whether operators are timed one by one, and groups of them share a device; otherwise blocks of
-            operators run in one go.
+        exclusive: whether a device, and a lane of a link, does one thing at a time.
+        backward: whether the program schedules backward, too.
+        groups: whether operators are timed one by one, and groups share a device; otherwise blocks of
+            operators run without a break.
         knows_memory: whether the program limits the memory of devices from the start.
         devices: the only number of devices that the planner supports; None for any.
         most_operators: the most blocks that the planner supports.
-        promise: the reason why the program's own time for its answer is shorter than the simulated one.
+        promise: the reason why the program's step time for its solution is shorter than the simulated one.
     """
 
     name: str
@@ -87,7 +88,7 @@ class ExactPlanner:
     def place(
         self, problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: Solving
     ) -> PlacedAnswer:
-        """Return the program's best placement, with notes on its own step time and its proven gap.
+        """Return the best placement found, with notes on the program's step time and the proven gap.
 
         Raises:
             UnsuitableError: the number of devices is not supported, or the graph cannot be contracted far
@@ -115,9 +116,8 @@ class ExactPlanner:
 def contracted(problem: PlacementProblem, most_blocks: int) -> Contraction:
     """Return the problem in at most ``most_blocks`` blocks, with one operator per block if that is possible.
 
-    Limits on blocks leave the program a choice: a block has at most a quarter of a device's share of
-    operators, work and memory. If there are still too many blocks, the limits are doubled until there are
-    not.
+    A block has at most a quarter of a device's share of operators, computation and memory, so that blocks can
+    still be placed in several ways. While there are too many blocks, these limits are doubled.
     """
     contraction = contract(problem, [[o] for o in range(problem.size)])
     # A quarter of a device's share is an assumption: larger blocks leave less to decide, smaller ones leave
@@ -136,11 +136,11 @@ def _in_groups(problem: PlacementProblem, most: int) -> Contraction:
 
 
 class _Runs:
-    """An integer program, solved with less and less room until its answer fits.
+    """Runs of an integer program with lower and lower capacities until its solution fits.
 
     Attributes:
         outcomes: the outcome of each run.
-        nearest: of the answers that do not fit, the one that exceeds a device's memory least.
+        nearest: of the solutions that do not fit, the one that exceeds a device's memory least.
     """
 
     def __init__(
@@ -219,9 +219,9 @@ class _Runs:
             hint = None
 
     def _less_room(self, simulated: SimulatedPlacement, device: Sequence[int]) -> Floats:
-        """Return the capacity of the next run, (devices,): the answer's bytes by the memory rule, less the
-        simulator's excess over a device's memory. All devices get the same capacity, as the same answer would
-        otherwise move to another of several equal devices.
+        """Return the capacity of the next run, (devices,): the solution's bytes by the program's memory rule,
+        less the simulated excess over a device's memory. All devices get the same capacity, as the solver
+        would otherwise only swap equal devices.
         """
         if np.isinf(self.capacity).any():
             return self.blocks.devices.capacity_bytes.astype(float)
@@ -235,7 +235,7 @@ class _Runs:
 
     def _balanced(self) -> str:
         share = self.rules.balance
-        return "" if share >= 1 else f" with at most {share:.0%} of what is stored and kept on one device"
+        return "" if share >= 1 else f" with at most {share:.0%} of all stored and saved bytes on one device"
 
     def _refusal(self) -> str:
         devices = self.blocks.devices
@@ -278,7 +278,7 @@ class _Runs:
 
 
 def _serial_s(problem: PlacementProblem) -> float:
-    """Return an upper bound on any sensible step in seconds: all operators and messages one by one."""
+    """Return an upper bound in seconds on a useful step: all operators and messages one after another."""
     seconds = problem.forward_s + problem.backward_s + problem.update_s
     work = np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum()
     devices = problem.devices

@@ -51,11 +51,11 @@ class Grid:
 
     @classmethod
     def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
-        """Return the coarsest grid that shortens no step of ``bound_s`` or more by over :data:`ROUNDING`."""
+        """Return the coarsest grid that shortens a step of ``bound_s`` by a share of at most ``ROUNDING``."""
         return cls(ROUNDING * bound_s / (4 * problem.size + 1))
 
     def ticks(self, seconds: float) -> int:
-        """Return the ticks of ``seconds``, rounded down; 0 for infinite times, which no solution contains."""
+        """Convert seconds to ticks, rounded down; infinite times, which no solution contains, to 0."""
         if not math.isfinite(seconds):
             return 0
         # For a whole number of ticks the division may be an ulp too small.
@@ -66,8 +66,8 @@ class PlacementProgram:
     """The integer program of one placement problem, built with all constraints.
 
     Args:
-        grid: the duration of a tick, as :class:`.Grid`.
-        most_s: the time of a possible step in seconds; longer steps are not searched.
+        grid: the grid of ticks in which the program counts time.
+        most_s: an upper bound on the step in seconds, such as that of a known placement.
         capacity_bytes: the right-hand side of the memory rule, (devices,).
 
     Attributes:
@@ -109,7 +109,7 @@ class PlacementProgram:
         return self.model.new_int_var(0, self.most, "")
 
     def any_of(self, literals: list[Any]) -> Any:
-        """Return a literal that holds exactly if at least one of the literals does."""
+        """Return a literal that is true exactly if at least one of the given literals is."""
         # A literal that is named twice would only add clauses; one alone needs no new variable.
         unique = list({literal.index: literal for literal in literals}.values())
         if len(unique) == 1:
@@ -121,7 +121,7 @@ class PlacementProgram:
         return result
 
     def both(self, first: Any, second: Any) -> Any:
-        """Return a literal that holds exactly if both literals do."""
+        """Return a literal that is true exactly if both given literals are."""
         result = self.model.new_bool_var("")
         self.model.add_implication(result, first)
         self.model.add_implication(result, second)
@@ -129,8 +129,8 @@ class PlacementProgram:
         return result
 
     def _occupy(self, name: Any, start: Any, ticks: int, end: Any, present: Any) -> None:
-        """Add that ``present`` implies start + ticks == end, and that under ``Rules.exclusive`` intervals
-        with the same name do not overlap.
+        """Constrain start + ticks == end if ``present`` is true. Under ``Rules.exclusive``, also forbid that
+        intervals with the same ``name`` (of a device or lane) overlap.
         """
         if not self.rules.exclusive:  # nothing queues, and an interval would only burden the solver
             self.model.add(end == start + ticks).only_enforce_if(present)
@@ -274,7 +274,7 @@ class PlacementProgram:
         self.model.add(self.last[device] >= work)
 
     def decode(self, value: Callable[[Any], int]) -> Placement:
-        """Return the solution's placement, in order of starts; ties in operator order, backward reversed."""
+        """Return the solution's placement, whose devices run operators in the order of their start times."""
         device = [next(d for d, literal in enumerate(literals) if value(literal)) for literals in self.on]
         return Placement.by_start(
             device, len(self.devices), *([*map(value, of)] for of in self.start.values())

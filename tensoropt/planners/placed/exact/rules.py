@@ -1,8 +1,8 @@
-"""A program's demands on a placement, and the memory rule that a placement must obey.
+"""The rules of an integer program for placements, and a check of its memory rule for a given placement.
 
-Stored and saved bytes count once on every device that holds them, in whole units, rounded down; the limit is
-rounded up. The program states the rule over literals (:meth:`.program.PlacementProgram._keep`), this module
-over a placement.
+By the memory rule, the stored and saved bytes of a device are at most a limit. Each tensor counts once per
+device that holds it, in whole units (:func:`unit_bytes`) rounded down; the limit is rounded up. The program
+states the same rule over literals (:meth:`.program.PlacementProgram._keep`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _FINENESS = 2**20
 
 @dataclass(frozen=True)
 class Rules:
-    """The demands of a program, in addition to dependences, transfer times and capacity.
+    """The constraints of a program besides dependences, transfer times and capacity.
 
     Attributes:
-        exclusive: whether a device and a lane do one thing at a time. They do not in NetSplit's program as
-            published, nor in its extension of Pesto's.
-        backward: whether backward is scheduled as well. It is not in the extension of Pesto's program.
+        exclusive: whether a device, and a lane of a link, does one thing at a time; False in NetSplit's
+            program as published and in its extension of Pesto's.
+        backward: whether backward is scheduled as well; False in NetSplit's extension of Pesto's program.
         balance: the largest share of all stored and saved bytes that one device may hold; 1 for no rule.
     """
 
@@ -40,7 +40,7 @@ class Rules:
 
 
 def lasting_bytes(problem: PlacementProblem) -> NDArray[np.float64]:
-    """Return the bytes that each operator stores and saves, without tensors between operators, (n,)."""
+    """Return (n,) the bytes that each operator stores and saves, without tensors between operators."""
     return problem.stored_bytes + problem.training * problem.kept_bytes
 
 
@@ -50,18 +50,18 @@ def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
 
 
 def _all_once_bytes(problem: PlacementProblem) -> float:
-    """Return the bytes of all that is stored and saved, each counted once, for ``Rules.balance``."""
+    """Return the bytes that the model stores and saves in total, the base of ``Rules.balance``."""
     apart = sum(tensor.bytes for tensor in kept_tensors(problem) if not tensor.stored)
     return float(lasting_bytes(problem).sum()) + float(apart)
 
 
 def unit_bytes(problem: PlacementProblem) -> int:
-    """Return the memory rule's unit in bytes, so small that rounding costs an operator a millionth of all."""
+    """Return the memory rule's unit in bytes: 1024, or in small models a millionth of all these bytes."""
     return min(_UNIT_BYTES, max(1, int(_all_once_bytes(problem) // _FINENESS)))
 
 
 def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence[float]) -> list[int]:
-    """Return the right-hand side of the memory rule, (devices,), in :func:`unit_bytes`, rounded up."""
+    """Return the limit of each device's stored and saved bytes, in :func:`unit_bytes`, rounded up."""
     own = float(lasting_bytes(problem).sum())
     most = own + sum(tensor.bytes for tensor in kept_tensors(problem))
     if rules.balance < 1:
@@ -72,7 +72,7 @@ def most_units(problem: PlacementProblem, rules: Rules, capacity_bytes: Sequence
 
 
 def lasting_units(problem: PlacementProblem, device: Sequence[int]) -> NDArray[np.int64]:
-    """Return the left-hand side of the memory rule, (devices,), in :func:`unit_bytes`, rounded down."""
+    """Return (devices,) the stored and saved bytes of each device, in :func:`unit_bytes`, rounded down."""
     lasting, own = np.zeros(problem.devices.count, dtype=np.int64), lasting_bytes(problem)
     unit = unit_bytes(problem)
     # Not ``lasting[device] +=``, which would count only one operator of each device.
@@ -85,6 +85,6 @@ def lasting_units(problem: PlacementProblem, device: Sequence[int]) -> NDArray[n
 
 
 def obeys(problem: PlacementProblem, device: Sequence[int], rules: Rules) -> bool:
-    """Return whether a placement obeys the memory rule of :meth:`.program.PlacementProgram._keep`."""
+    """Return whether a placement keeps the stored and saved bytes of each device within its limit."""
     limits = most_units(problem, rules, problem.devices.capacity_bytes.tolist())
     return bool((lasting_units(problem, device) <= limits).all())

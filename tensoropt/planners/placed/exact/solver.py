@@ -1,6 +1,6 @@
-"""A run of CP-SAT over a placement program, limited in effort so that an answer depends on the seed alone.
+"""Solve a placement program by CP-SAT, limited in effort so that the result depends on the seed alone.
 
-The limit in seconds is a safeguard; a note says if it ended the run.
+A second limit, in seconds, is a safeguard; if it ended the run, a note says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CLOCK = 0.95
 
 
 def effort_of(seconds: float) -> float:
-    """Return the solver's effort for a time limit, in the solver's reproducible unit."""
+    """Convert a time limit in seconds to a limit of effort, in CP-SAT's deterministic time."""
     return seconds * _EFFORT_PER_SECOND
 
 
@@ -39,9 +39,9 @@ class SolverOutcome:
     Attributes:
         bound_s: the proven lower bound on the program's solutions in seconds; inf if there is no solution.
         placement: the best placement found; None if there was none.
-        time_s: the program's own time for the placement in seconds; inf without one.
-        proven: whether it is proven that nothing better exists.
-        effort: the effort spent, in the solver's reproducible unit.
+        time_s: the placement's step time in the program in seconds; inf without a placement.
+        proven: whether it is proven that no better placement exists.
+        effort: the effort spent, in CP-SAT's deterministic time.
         clock: whether the limit in seconds ended the run, rather than the limit on effort.
     """
 
@@ -53,13 +53,13 @@ class SolverOutcome:
     clock: bool
 
     def ended(self, seconds: float) -> str:
-        """Return a note on what ended a run of at most ``seconds`` before its proof; "" if it was proven."""
+        """Return a note on the limit that ended a run of at most ``seconds``; "" if its result is proven."""
         if self.proven:
             return ""
         ended = (
             f"ended by the clock after {seconds:g} s: another machine may answer differently"
             if self.clock
-            else f"ended by its limit of effort, {effort_of(seconds):g} units"
+            else f"ended by its limit of effort, {effort_of(seconds):g} units of CP-SAT's deterministic time"
         )
         return f"solver {ended}; times rounded down by less than {ROUNDING:.1%}"
 
@@ -75,7 +75,7 @@ def solve(
     """Solve a program within limits on effort and seconds.
 
     Args:
-        hint: a schedule to start from.
+        hint: a simulated placement from which the solver starts.
     """
     cp = program.cp
     if hint is not None:

@@ -1,4 +1,4 @@
-"""The cheapest strategy by one objective: the frontier of a cost graph without memory has one point."""
+"""Find the strategy of least cost in a cost graph with one objective, such as time alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from tensoropt.types import Floats
 def cheapest(
     nodes: Mapping[str, Floats], edges: Sequence[tuple[str, str, Floats]]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the configuration of each node in the cheapest strategy, with a note on its gap if it is not
-    proven.
+    """Return each node's configuration in the cheapest strategy, and a note on the gap if it is not proven.
 
     Args:
-        nodes: the costs of each node's configurations, (K,); inf marks an impossible one.
-        edges: (a, b, costs (Ka, Kb)).
+        nodes: the cost of each of a node's K configurations, (K,); inf marks an impossible one.
+        edges: (node a, node b, cost of each pair of their configurations (Ka, Kb)).
 
     Raises:
         NoStrategyError: no strategy is possible.

@@ -1,7 +1,7 @@
-"""Methods that restrict the search space: the choices that they leave open are made exactly.
+"""Search the strategies that a published scheme permits, for methods that fix a part of all choices.
 
-A published scheme fixes how operators split. How other tensors lie, and which are saved, is left to the
-frontier of the remaining choices, so that no scheme looks worse than it is.
+A published scheme fixes how operators split. The layouts of other tensors, and which are saved, are chosen by
+frontier tracking, so that no scheme looks worse than it is.
 
 Strategies that split every operator along the batch are the base of data parallelism, ZeRO and Megatron.
 """
@@ -26,10 +26,10 @@ NO_BATCH = (
 
 
 def batch_labels(graph: GroupGraph) -> Mapping[str, str]:
-    """Return the label that each group splits when the batch is split.
+    """Return, for each operator group, the label (name of the split loop) of its split along the batch.
 
     Raises:
-        UnsuitableError: an operator mixes samples.
+        UnsuitableError: an operator mixes the samples of a batch.
     """
     try:
         strategies = batch_strategies(graph)
@@ -46,8 +46,8 @@ points would hardly differ."""
 def frontiers(
     task: PlanningTask, allowed: Scheme, suits: Callable[[TableSpace], bool] = lambda _: True
 ) -> Iterator[Selection]:
-    """Yield the frontier's strategies among those that a scheme allows, for each mesh and micro-batch count
-    that suits, once with nothing and once with all blocks recomputed.
+    """Yield the frontier of the strategies that a scheme allows, for each mesh and micro-batch count that
+    ``suits`` accepts: once with no block recomputed, and once with all.
     """
     for number, space in enumerate(task.spaces):
         if not suits(space):
@@ -65,7 +65,7 @@ def frontiers(
 
 
 def on_the_batch(task: PlanningTask, stored: Scheme) -> Iterator[Selection]:
-    """Yield the frontier's strategies that split every group along its batch dim alone, on flat meshes."""
+    """Yield the frontier of strategies that split groups along the batch alone, on meshes of one axis."""
     labels = batch_labels(task.prepared.graph)
     allowed = following_the_batch(lambda _, group: labels[group], stored)
     return frontiers(task, allowed, lambda space: len(space.names.mesh.shape) <= 1)
@@ -75,7 +75,7 @@ def at_least_one(task: PlanningTask, selections: Iterator[Selection], why_not: s
     """Return the selections as a list.
 
     Raises:
-        UnsuitableError: there is none; ``why_not`` is the reason without constraints.
+        UnsuitableError: there is none. The reason is ``why_not``, or the constraints if there are any.
     """
     chosen = list(selections)
     if not chosen:
@@ -84,7 +84,7 @@ def at_least_one(task: PlanningTask, selections: Iterator[Selection], why_not: s
 
 
 def why_none(task: PlanningTask, why_not: str) -> str:
-    """Return why a method has no plan: ``why_not`` in a free search, else that constraints leave none."""
+    """Return the reason for having no plan: ``why_not``, or the user's constraints if there are any."""
     if task.base.settings.get("constraints") is None:
         return why_not
     return "no plan of this planner keeps to the constraints; loosen the constraints or leave them out"

@@ -194,7 +194,7 @@ def test_pesto_refuses_where_one_operator_outweighs_its_balance():
     with pytest.raises(InfeasibleError) as refusal:
         pesto.place(replace(problem, parameter_bytes=heavy), None, 0, Pesto(seconds=5))
     text = str(refusal.value)
-    assert "pesto finds no plan with at most 60% of what is stored and kept on one device" in text
+    assert "pesto finds no plan with at most 60% of all stored and saved bytes on one device" in text
     assert "and its program has no solution" in text
     assert "use netsplit or dpos" in text
 

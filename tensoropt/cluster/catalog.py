@@ -128,7 +128,8 @@ def _kind_from(name: str, entry: Mapping[str, Any]) -> DeviceKind:
     missing = [key for key in ("type", "memory", "memory_bandwidth", "flops") if key not in entry]
     if missing:
         raise ClusterError(
-            f"device kind '{name}' lacks {', '.join(missing)}; add them, or 'base: KIND' to start from"
+            f"device kind '{name}' lacks {', '.join(missing)}; add them, or name a kind of the catalogue to "
+            "copy them from: 'base: KIND'"
         )
     rates = entry["flops"]
     if isinstance(rates, Mapping):
@@ -197,7 +198,9 @@ class _HostSeconds:
         gradient_s: the host's time to bring a gradient to its bucket.
         parameter_s: the host's time per parameter of an optimizer's step.
         again_s: the host's time for a call of a recomputed region, in addition to its second forward.
-        kernel_source, call_source, other_source: the sources of these figures.
+        kernel_source: the source of ``kernel_s``.
+        call_source: the source of ``forward_call_s`` and ``backward_call_s``.
+        other_source: the source of the other figures.
     """
 
     kernel_s: float
@@ -284,7 +287,7 @@ class _JobSpread:
 
     Attributes:
         well_tuned, slow: the ends of the range, as factors on the time; the middle is 1.
-        holds: the share of jobs in the range, for teams whose jobs were not used to fit it.
+        holds: the share of jobs in the range, counted over teams whose jobs were not used to fit the range.
         source: the source of the figures.
     """
 

@@ -159,7 +159,7 @@ def _nodes(entry: Mapping[str, Any], nodes: int | None) -> list[list[DeviceKind]
     if "devices" in entry:
         if isinstance(entry.get("nodes"), list):
             raise ClusterError(
-                "nodes is a list, whose entries have their devices; leave out the separate devices"
+                "nodes is a list of nodes, each with its devices; leave out the separate devices beside it"
             )
         node_count = count(entry.get("nodes", 1) if nodes is None else nodes, "nodes")
         return [_devices(entry["devices"], "devices")] * node_count
@@ -189,7 +189,7 @@ def _check_namesakes(before: list[DeviceKind], devices: list[DeviceKind], where:
     """Raise ClusterError if device kinds share a name but differ, as a cluster tells kinds apart by name."""
     for kind in devices:
         if any(earlier.name == kind.name and earlier != kind for earlier in before):
-            raise ClusterError(f"{where}: two kinds are called '{kind.name}' but differ; rename one of them")
+            raise ClusterError(f"{where}: device kinds named '{kind.name}' differ; rename one of them")
 
 
 def _devices(value: object, label: str) -> list[DeviceKind]:
@@ -218,7 +218,8 @@ def _devices(value: object, label: str) -> list[DeviceKind]:
 
 
 def _level_link(links: dict[str, Any], key: str, why: str) -> tuple[Link, int]:
-    """Return the link of a level (``key``), and how many such links each child of the level has."""
+    """Return the link of a level (``key``), and how many such links each child of the level has. ``why`` is
+    the reason for an error message: what the cluster has that needs this link."""
     if key not in links:
         raise ClusterError(
             f"links lacks {key}, needed for {why}; add for example {key}: "
@@ -236,7 +237,7 @@ def _own_link(entry: Mapping[str, Any], where: str, name: str) -> Link:
     if "link" not in entry:
         return link_from({"name": name, **entry}, where)
     if len(entry) > 1:
-        raise ClusterError(f"{where} names a link and gives figures as well; keep one")
+        raise ClusterError(f"{where} names a link of the catalogue and gives figures as well; keep either")
     return link_from(entry["link"], where)
 
 
@@ -270,7 +271,7 @@ def _ends(ends: Any, where: str, total: int) -> tuple[int, int]:
     )
     if not good:
         raise ClusterError(
-            f"{where} is between {ends!r}, but must name two different devices of a node from 0 to "
-            f"{total - 1}: between: [0, 1]; for pairs across nodes describe one node with all devices"
+            f"{where} is between {ends!r}, but must name two different devices of a node, numbered "
+            f"0 to {total - 1}, as in between: [0, 1]; for pairs across nodes describe all devices as one node"
         )
     return min(ends), max(ends)

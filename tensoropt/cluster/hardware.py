@@ -356,7 +356,8 @@ class Cluster:
         """Return every mesh of 1 … ``max_axes`` axes that follows the link levels: each axis covers whole
         levels or lies inside one. The flat mesh comes first.
 
-        Of meshes that differ only in the order of axes inside one uniform level, one is kept.
+        Of meshes that differ only in the order of axes inside one level, all pairs of which have the same
+        link, one is kept.
         """
         count(max_axes, "max_axes")
         return _aligned_meshes(
@@ -384,7 +385,7 @@ class Cluster:
             sizes = " x ".join(str(level.size) for level in self.levels)
             raise ClusterError(
                 f"{size} devices do not fill whole levels of cluster '{self.name}' ({sizes});"
-                " take whole inner levels"
+                " inner levels can only be taken whole"
             )
         return replace(
             self,
@@ -406,7 +407,7 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of devices and links, without prices, sources and the cluster's name, as part of keys."""
+        """A hash of devices and links (no prices, sources or cluster name), for keys of measurements."""
         data = self.to_dict()
         del data["name"], data["source"]
         for part in (

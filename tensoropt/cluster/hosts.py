@@ -67,7 +67,7 @@ def together(hosts: Sequence[Cluster], between: Network) -> Cluster:
     if len(set(counts)) > 1:
         raise ClusterError(
             f"the hosts have {', '.join(map(str, counts))} devices, but hosts of one cluster need equally "
-            f"many; show {min(counts)} on each (CUDA_VISIBLE_DEVICES)"
+            f"many; make {min(counts)} visible on each (CUDA_VISIBLE_DEVICES)"
         )
     shapes = {tuple((level.name, level.size) for level in host.levels) for host in hosts}
     if len(shapes) > 1:
@@ -102,11 +102,11 @@ _ALIKE = "this host, for"
 
 
 def taken_alike(cluster: Cluster, number: int) -> Cluster:
-    """Return the cluster with a ``source`` that says that its hosts are assumed to be like this one."""
+    """Return the cluster with a ``source`` saying that ``number`` hosts are assumed to be like this one."""
     return replace(cluster, source=f"{_ALIKE} {number} hosts that are assumed to be alike")
 
 
 def detected_hosts(cluster: Cluster) -> int:
-    """Return how many hosts a cluster has that ``detect`` made; 1 for presets and other files."""
+    """Return the number of hosts of a cluster that :func:`tensoropt.detect` found; 1 for other clusters."""
     found = cluster.source.startswith((_DETECTED, _ALIKE))
     return next((level.size for level in cluster.levels[:1] if found and level.name == _HOST), 1)

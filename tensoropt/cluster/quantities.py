@@ -38,7 +38,7 @@ class _Quantity:
     Attributes:
         parse: parses a text with a unit.
         base: the unit of a number without one.
-        suggested: the unit that a writer probably meant by a number out of bounds.
+        suggested: the unit that was probably meant if a number without a unit is out of bounds.
         least, most: the bounds of numbers without a unit in files that people write.
         positive: whether the quantity must be above zero.
     """
@@ -61,8 +61,8 @@ class _Quantity:
         return _finite(value, name, positive=self.positive)
 
     def read_written(self, value: object, name: str) -> float:
-        """Return the value in a file that people write; raise ClusterError for a number whose unit must be
-        missing: ``memory: 80`` is 80 bytes to a program and 80 GB to its author."""
+        """Return the value in a file that people write; raise ClusterError for a number whose unit was
+        probably forgotten: ``memory: 80`` is 80 bytes to a program and 80 GB to its author."""
         number = _number(value)
         bare = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
         if bare and number > 0 and not self.least <= number <= self.most:  # type: ignore[operator]

@@ -33,7 +33,7 @@ def _most(a: Any, b: Any) -> Any:
 
 
 class UnlikeError(Exception):
-    """Workloads that differ only in sizes behave differently: a comparison of sizes is true for some only."""
+    """Workloads cannot be run as one: a comparison of their sizes is true for some, false for others."""
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -47,8 +47,9 @@ class LiveTensors(TorchDispatchMode):
     """A dispatch mode that tracks the storages that operators create.
 
     Args:
-        of_kind: to follow many workloads that differ only in sizes: for each size that :meth:`size` records,
-            an array of it in all workloads. All numbers below are then such arrays.
+        of_kind: the sizes of many workloads that differ only in sizes, to track all of them in one run: for
+            each call of :meth:`size`, an array with an element per workload. All numbers below are then such
+            arrays.
 
     Attributes:
         sizes: the recorded sizes in bytes and FLOP counts, in order.
@@ -125,7 +126,8 @@ class LiveTensors(TorchDispatchMode):
         self.peak = _most(self.peak, self.now)
 
     def reshard(self, x: torch.Tensor, shape: Sequence[int], elements: int) -> torch.Tensor:
-        """Return a tensor of ``shape`` as if ``x`` was resharded, and count the buffers that this takes."""
+        """Return a tensor of ``shape`` as if ``x`` was resharded, and count the buffers that this takes.
+        ``elements``: the most elements alive meanwhile, besides ``x``."""
         result = x.new_empty(shape)
         others = _most(0, self.size(elements * x.element_size()) - self.bytes(result))
         self._count(others)
@@ -160,7 +162,8 @@ class _PeakBytes(NamedTuple):
     of: Mapping[_Activity, _Peak]
 
     def above(self, kept: Any, *, reading: bool = False) -> Any:
-        """Return how far the highest peak, or that of parts that read parameters, is above ``kept`` bytes."""
+        """Return by how many bytes the highest peak exceeds ``kept``. With ``reading``, only parts of the run
+        that read parameters count."""
         peaks = [peak.most for at, peak in self.of.items() if at.reads or not reading]
         return _most(0, reduce(_most, peaks, 0) - kept)
 
@@ -186,11 +189,12 @@ class _PeakTracker:
         self._began = self.live.now
 
     def arrived(self, name: str) -> None:
-        """Record that a parameter's gradient was added to its bucket, and so will be freed."""
+        """Record that a parameter's gradient was added to its bucket, so that the gradient will be freed."""
         self._arrived.add(name)
 
     def close(self, *, ended: bool = False) -> None:
-        """End the current part if its autograd node has ended or made a gradient; ``ended``: in any case."""
+        """End the current part of backward if its autograd node has ended or made a gradient. With ``ended``
+        (at the end of backward), end the part unconditionally."""
         # Autograd does not report when a node ends: the next operator that runs in another node shows it.
         other = self._node is not None and torch._C._current_autograd_node() is not self._node
         if ended or other or self._arrived:
@@ -396,7 +400,8 @@ def _split_facts(work: workload.Workload, tensors: dict[str, torch.Tensor], *, l
 
 
 class _Given(torch.autograd.Function):
-    """Joins results under one root, whose backward creates their gradients only when it begins."""
+    """The root of a backward pass over several results. It creates their gradients when backward begins, so
+    that these do not count as live memory in forward."""
 
     @staticmethod
     def forward(ctx: Any, *results: torch.Tensor) -> torch.Tensor:
@@ -417,7 +422,8 @@ class _Given(torch.autograd.Function):
 
 
 class _Taken(torch.autograd.Function):
-    """An identity whose backward stores the gradient itself; autograd would copy a leaf's that is a view."""
+    """An identity whose backward stores the gradient tensor that it receives. Autograd would store a copy in
+    ``grad`` if the gradient is a view."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, name: str, taken: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -67,8 +67,8 @@ class SplitFacts(NamedTuple):
     Attributes:
         inputs_bytes: the peak while gradients of inputs are made, above ``kept_bytes``.
         waiting_bytes: the size of what is stored until the parameters' gradients are made.
-        released_bytes: the part of ``kept_bytes`` that the first pass frees if no later workload keeps the
-            autograd graph alive.
+        released_bytes: the part of ``kept_bytes`` that is freed by the time the gradients of inputs are made,
+            if no later workload keeps the autograd graph alive.
         weights_bytes: the peak while parameters' gradients are made, above ``kept_bytes`` and
             ``waiting_bytes``.
     """

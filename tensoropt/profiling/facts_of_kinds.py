@@ -142,7 +142,7 @@ class _Kind:
 
 
 def _independent(vectors: np.ndarray, order: Iterable[int]) -> list[int]:
-    """Return the indices, in order, of vectors that are linearly independent of all vectors before them."""
+    """Return the indices of vectors that are linearly independent of all vectors before them in ``order``."""
     left, found = vectors.copy(), []
     for i in order:
         length = np.linalg.norm(left[i])

@@ -24,8 +24,8 @@ class SizeStamps(NamedTuple):
 
     Attributes:
         starts, ends: when each repeat that found the device idle began and ended, on the ranks' common clock.
-        in_stream: the durations of repeats queued behind other work on the device; NaN if the device was done
-            with that before the host had queued the repeat, empty on CPUs.
+        in_stream: the durations of repeats queued behind other work on the device; NaN if the device finished
+            the other work before the host had queued the repeat. Empty on CPUs, which have no queue.
     """
 
     starts: list[float]
@@ -47,8 +47,8 @@ def time_collective(
 
     Args:
         groups: a partition of all ranks.
-        plan: ``(bytes, repeats)`` per size; :mod:`tensoropt.profiling.links` says what bytes mean. The
-            repeats are spread over several rounds, in which the sizes take turns.
+        plan: ``(bytes, repeats)`` per size; bytes of the tensor, for all-gather of the output of one rank,
+            for reduce-scatter and all-to-all of its input. The sizes take turns in several rounds of repeats.
     """
     clock = common_clock()
     handles = [dist.new_group(list(group)) for group in groups]  # every rank creates every group
@@ -127,7 +127,8 @@ def _repeat(
 
 
 def _in_stream(action: Callable[[], object], repeats: int, meet: Callable[[], object]) -> list[float]:
-    """Return the seconds that each repeat takes when queued behind other work of the device; empty on CPUs.
+    """Return the seconds that each repeat takes when queued behind other work of the device; empty on CPUs,
+    which have no queue.
 
     Args:
         meet: an action that synchronises the devices of all ranks, so that no timed rank waits for another.

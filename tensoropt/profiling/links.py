@@ -264,7 +264,7 @@ def _in_stream(ranks: Sequence[SizeStamps]) -> Floats:
     ahead = seconds[~np.isnan(seconds)]
     if not len(ahead):
         raise _NotAheadError(
-            "in none of the repeats had all hosts issued the collective before their devices reached it, so "
+            "in every repeat a device had to wait until its host had issued the collective, so "
             "its time behind other work is unknown; measure again on less busy hosts"
         )
     return ahead

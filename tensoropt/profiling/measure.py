@@ -116,7 +116,8 @@ class _Batch:
     keep: Callable[[Mapping[str, dict[str, Any]]], None]
 
     def time(self, works: Sequence[Workload], *, again: bool) -> list[Workload]:
-        """Time and save workloads; with ``again``, return those that lack memory, for another attempt."""
+        """Time workloads and save their records. With ``again``, return workloads that ran out of memory
+        instead of saving their errors, so that they can be tried once more."""
         short: list[Workload] = []
         while works:
             # These ranks are not started yet, so if they die, no leftover of earlier work is the reason.

@@ -22,13 +22,14 @@ class Overheads:
     """The times of the small items of a step, in seconds, on a device or its host.
 
     Attributes:
-        copy_s_per_byte, add_s_per_byte: a local copy, and an in-place addition.
-        call_s: one direction of an edge (a tensor between groups) with one resharding step.
-        again_s: a recomputed call, besides its second forward; on a GPU's host only.
-        step_s: one parameter in the optimizer's step, besides its elements.
-        pass_s: one direction of an edge in which nothing moves.
-        arrive_s, accumulate_s: a gradient copied, or added, into its bucket, besides its bytes.
-        of_host: these times on a separate host, where they do not depend on bytes.
+        copy_s_per_byte, add_s_per_byte: the time of a local copy, and of an in-place addition.
+        call_s: the time of one direction of an edge (a tensor between groups) with one resharding step.
+        again_s: the time of a recomputed call besides its second forward; 0 except on a GPU's host.
+        step_s: the time of one parameter in the optimizer's step, besides the time for its elements.
+        pass_s: the time of one direction of an edge in which nothing moves.
+        arrive_s, accumulate_s: the time to copy, or to add, a gradient to its bucket, besides that for its
+            bytes.
+        of_host: the times on a GPU's host; None for CPU ranks, which are their own hosts.
     """
 
     copy_s_per_byte: float = 0.0
@@ -50,7 +51,7 @@ class Overheads:
 
     @property
     def host(self) -> Overheads:
-        """The overheads of the host; all 0 on CPUs."""
+        """The overheads of the host; all 0 for CPU ranks, which are their own hosts."""
         return self.of_host or NO_OVERHEADS
 
     def issuing_s(self, steps: int) -> float:
@@ -62,7 +63,7 @@ class Overheads:
         """Return the time per micro-batch, in seconds, to add a gradient to its bucket.
 
         Args:
-            copied: whether the first micro-batch's gradient has to be copied to the bucket; else it is free.
+            copied: whether the first micro-batch's gradient is copied to its bucket; if not, it is free.
         """
         first = self.arrive_s + gradient_bytes * self.copy_s_per_byte if copied else 0.0
         other = self.accumulate_s + gradient_bytes * self.add_s_per_byte
@@ -73,7 +74,7 @@ NO_OVERHEADS = Overheads()
 
 
 def data_sheet_overheads(device: DeviceKind) -> Overheads:
-    """Return a device's overheads by its data sheet; a copy moves bytes twice, an addition three times."""
+    """Return a device's overheads by data sheet; a copy moves each byte twice, an addition three times."""
     copy, add = 2 / device.memory_bandwidth, 3 / device.memory_bandwidth
     host = host_seconds(device.type)
     if host is None:

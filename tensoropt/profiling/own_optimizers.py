@@ -14,7 +14,7 @@ from tensoropt.files import named_function
 from tensoropt.profiling.fact_finding import LiveTensors
 
 _SIGNATURE = "(parameters) returning a torch.optim.Optimizer"
-_ELSE = "ranks that each step only a shard would train another model"
+_ELSE = "with sharded parameters, each rank would compute other updates than on the whole parameter"
 _SHAPE, _STEPS, _ALIKE = (24, 16), 3, 1e-3
 """The shape of the stepped parameter, steps before the comparison, relative rounding; assumptions."""
 _FEW, _MORE, _SIDE = 2, 5, 64
@@ -36,7 +36,7 @@ def optimizer_from(name: str, parameters: Sequence[torch.Tensor]) -> torch.optim
 
 
 def found_figures(name: str) -> dict[str, float | str]:
-    """Return a user's optimizer's fields of :class:`tensoropt.profiling.optimizers.OptimizerKind`.
+    """Return the memory and traffic of a user's optimizer, as fields of ``optimizers.OptimizerKind``.
 
     Raises:
         MeasurementError: the function makes no optimizer, or one that does not treat each element by itself.

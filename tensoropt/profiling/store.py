@@ -342,7 +342,8 @@ class ProfileStore:
             yield key, json.loads(record)
 
     def sample(self, most: int, kind: str = "compute") -> RecordSample:
-        """Return at most ``most`` records of a kind, always the same ones (by hashes at the end of keys)."""
+        """Return at most ``most`` records of a kind, always the same of equal stores: those with the least
+        hashes at the end of their keys."""
         query = "SELECT key, record FROM profiles WHERE kind = ? ORDER BY substr(key, -32) LIMIT ?"
         rows = self._do(lambda connection: connection.execute(query, (kind, most)).fetchall())
         records = sorted((key, json.loads(record)) for key, record in rows)

@@ -1,7 +1,7 @@
 """Timers of work on a device, with one interface for CPUs and GPUs.
 
-Events time a GPU. An empty task before them keeps it busy until the host has launched all work, so that
-launch gaps do not count; the host's time is recorded apart
+Events time a GPU. A sleeping kernel before them keeps it busy until the host has launched all work, so that
+launch gaps do not count; the host's time is recorded separately
 (:class:`~tensoropt.simulate.simulator.StepMetrics`). On CPUs the fastest repeat that did not wait for a core
 counts, as other programs only make work longer; on GPUs the median.
 """
@@ -110,14 +110,16 @@ class WallTimer:
     host_apart = False
 
     def copies(self, size_bytes: int) -> int:
-        """Return how many copies of ``size_bytes`` to visit in turn, so that each has left the cache."""
+        """Return how many copies of a workload's tensors (``size_bytes`` each) to use in turn, so that each
+        has left the cache when its turn comes."""
         return min(_MOST_COPIES, ceil(_CACHE_BYTES / max(size_bytes, 1)))
 
     def leave_cache(self) -> None:
         """Do nothing: visiting copies in turn already leaves the cache."""
 
     def begin(self, *, ahead: bool = True, first: Callable[[], object] | None = None) -> tuple[float, float]:
-        """Begin a piece of work, after ``first``; pass the returned value to :meth:`end`."""
+        """Begin a piece of work, after ``first``; pass the returned value to :meth:`end`. ``ahead`` is
+        ignored, as no host launches the work of a CPU rank."""
         if first is not None:
             first()
         before_s = _waited_s()

@@ -49,10 +49,10 @@ class TensorSpec:
         shape, dtype: local shape; dtype by PyTorch's name.
         requires_grad: whether the tensor needs a gradient.
         high: the exclusive upper bound of random integers.
-        ends: if the values are where each routed expert's rows end, the number of rows, which the experts
-            share evenly; else 0.
+        ends: 0 unless the values are the end indices of each expert's rows (mixture of experts); then the
+            number of rows of all experts, which are divided evenly.
         order: the order of its dims in memory (:func:`memory_orders`); None if contiguous.
-        domain: the domain of its values; "" for any.
+        domain: the values that the operator requires, such as ``between 0 and 1``; "" for any.
         looped: whether the tensor is a parameter of an unrolled loop, and so stays in the caches.
     """
 

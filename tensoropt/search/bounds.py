@@ -1,13 +1,12 @@
 """Lower bounds on the time of any strategy within a memory budget, and staircases that prune a search.
 
-Lines below the frontier's convex hull are one kind of bound (:mod:`tensoropt.search.hull`). A staircase is
-another, once a search has shown that no strategy lies below it. Bounds for parts of the strategies can be
-combined.
+One kind of bound are the lines of the frontier's lower convex hull (:mod:`tensoropt.search.hull`). Another is
+a staircase (a step function of the memory budget), once a search has shown that no strategy lies below it.
 
-A search pass drops partial strategies that cannot come below a given staircase. If that of the known
-strategies is far above their convex hull, too many partial strategies remain. So the first passes use a
-*target*, a staircase close above the hull. They are cheap and find strategies that prune later passes. The
-last pass is pruned by known strategies only.
+A search pass (one computation of all tables) drops partial strategies that cannot come below a given
+staircase. If the known strategies' staircase is far above their convex hull, too many partial strategies
+remain. So the first passes use a *target*, a staircase close above the hull. They are cheap and find
+strategies that prune later passes. The last pass is pruned by known strategies only.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def pruning_target(incumbents: Points, distance: float) -> Staircase:
 def looseness(incumbents: Points) -> float:
     """Return the mean relative distance of the known strategies' staircase from its lower convex hull.
 
-    It is measured at the inner corners, along memory or along time, whichever is larger.
+    At each inner corner of the staircase, the larger of the distances along memory and along time counts.
     """
     hull = np.array(lower_hull(zip(incumbents.memory.tolist(), incumbents.time.tolist(), strict=True)))
     memory, time = incumbents.memory[1:], incumbents.time[:-1]

@@ -139,7 +139,8 @@ def _envelope(values, weight_m, weight_t, slope, level, start):
 
     The given lines must be in order of rising weight of time. The envelope's lines are written steepest
     first: the slope, the time at memory 0 (``level``), and the memory from which a line is highest
-    (``start``). Each value is lowered by :data:`SLACK` of *itself*, because rounding grows with the sum.
+    (``start``). Each value is lowered by the fraction :data:`SLACK` of itself, as rounding errors grow with
+    it.
     """
     size = 0
     for w in range(values.shape[0]):
@@ -272,10 +273,11 @@ def _fill_limits(
 
 @njit(cache=True, nogil=True)
 def reachable_entries(inside, outside, height, roof):
-    """Return for each table entry whether a strategy through it can lie below some corner, (entries,).
+    """Return for each table entry whether a strategy that uses it can lie below some corner, (entries,).
 
-    ``inside``, ``outside`` (entries, W) are those of :class:`Messages`; ``height``, ``roof`` those of
-    :class:`Corners`. A block of corners is skipped if a line's bound exceeds the ``roof`` of the block.
+    ``inside``, ``outside`` (entries, W): the least weighted costs inside and outside an entry, for each line
+    of the hull. ``height`` (W, C): the corners' weighted costs; ``roof``: the largest in each block of
+    corners. A block is skipped if a line's bound exceeds its ``roof``.
     """
     reachable_rows = np.empty(inside.shape[0], np.bool_)
     for e in range(inside.shape[0]):
@@ -298,7 +300,7 @@ class TooManySumsError(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Table:
-    """The frontiers of a table's entries; ``label`` (points,): the removed operator's class by point."""
+    """The frontiers of a table's entries. ``label`` (points,) is the class that the removed operator has."""
 
     offsets: Indices
     memory: Floats
@@ -339,7 +341,7 @@ class Messages:
         return Messages(inside, outside, corners, np.concatenate(parts))
 
     def pairs(self, program: Program) -> int:
-        """Return the number of pairs of table entries that a pass pruned by these bounds combines."""
+        """Return how many pairs of table entries a search pass combines if these bounds prune it."""
         first = program.base[program.leaves :]
         if not len(first):
             return 0
@@ -351,10 +353,10 @@ class Messages:
 def _step_entries(first, last, index, points, bounds, most, allowed):
     """Compute entries ``first:last`` of a step's table; return (counts, memory, time, label, thinned, made).
 
-    ``index``: the step's index arrays. ``points``: those of the left and of the right table. ``bounds``: the
-    step's rows of ``inside``, ``outside`` (entries, W) and ``alive`` (entries,), empty for no pruning; then
-    corners and weights. ``most``: points kept per entry, 0 for all. ``made``: the number of sums of points
-    and of examined pairs of entries. Once it exceeds ``allowed``, the rest is not computed.
+    ``index``: the step's four index arrays. ``points``: offsets, memory and time of the left, then of the
+    right table. ``bounds``: the step's rows of :class:`Messages` (without rows nothing is pruned), then the
+    corners and the lines' weights. ``most``: points kept per entry, 0 for all. ``made`` counts added pairs of
+    points and examined pairs of entries. Once it exceeds ``allowed``, the rest is not computed.
     """
     left_out, left_k, right_out, right_k = index
     loff, lm, lt, roff, rm, rt = points
@@ -463,8 +465,8 @@ class ProgramRunner:
         """Compute all tables of the program, keeping ``most`` points per table entry (0: all).
 
         ``messages`` are the bounds that prune; None for no pruning. Raises :class:`TableTooLargeError` if the
-        tables outgrow :func:`memory_allowance`, and :class:`TooManySumsError` if the pass needs more than
-        ``sums`` sums of points and pairs of entries.
+        tables outgrow :func:`memory_allowance`, and :class:`TooManySumsError` if the pass adds more than
+        ``sums`` pairs of points (examined pairs of table entries count as well).
         """
         tables = list(self.leaves)
         thinned, made = False, 0
@@ -497,7 +499,7 @@ class ProgramRunner:
                 # on how the entries are distributed.
                 made += sum(f[5] for f in results)
                 if made > sums:
-                    raise TooManySumsError(f"a pass takes more than {sums} sums")
+                    raise TooManySumsError(f"a pass adds more than {sums} pairs of partial strategies")
                 tables.append(_joined(results))
                 # Only now is it known how many points survive.
                 used += _BYTES_PER_POINT * len(tables[-1].memory)

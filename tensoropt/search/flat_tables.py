@@ -21,8 +21,8 @@ class FlatTable:
 
     ``shape`` is (K,) for an operator with K configurations, (P, Q) for an edge, with entries in row-major
     order. ``memory``, ``time`` (points,) are finite; ``option`` (points,) int32 is the caller's option index.
-    Every entry is a frontier: memory strictly ascends, time strictly descends. Without points it is
-    impossible.
+    The points of an entry are a frontier: memory strictly ascends, time strictly descends. An entry without
+    points is impossible.
     """
 
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class FlatTables:
         return cls(graph, nodes, edges)
 
     def blocked(self) -> str | None:
-        """Return a clause on an operator or edge that alone makes every strategy impossible, or None."""
+        """Return, as text, which operator or edge alone makes every strategy impossible, or None."""
         for name, table in zip(self.graph.names, self.nodes, strict=True):
             if len(table.memory) == 0:
                 return (

@@ -36,10 +36,11 @@ from tensoropt.types import Floats, Indices
 class _Flat:
     """An elimination program as flat arrays for compiled kernels.
 
-    ``index`` begins with ``meta`` (steps, 7): for each step the first entry of the out, left and right table,
-    the counts of o and k, and the starts of the index arrays of o and of k. These arrays follow. ``leaves``
-    are offsets, memory and time of all input tables, concatenated. ``tree`` (logical, 4) has for each logical
-    node (use of a table) the table's first entry, its step or -1, and the left and right child nodes.
+    ``index`` is ``meta`` (steps, 7), then ``left_out``, ``left_k``, ``right_out``, ``right_k`` of all steps.
+    A row of ``meta`` has the first entries of the result, the left and the right table, the lengths of the
+    step's ``left_out`` and ``left_k``, and where these begin. ``leaves`` are offsets, memory and time of all
+    input tables. ``tree`` (logical, 4) has for each logical node (use of a table) the table's first entry,
+    its step (-1 for input tables), and the left and right child nodes.
     """
 
     index: tuple[Indices, Indices, Indices, Indices, Indices]
@@ -138,8 +139,8 @@ def descend(
     """Find a strategy of least weighted cost for each of W weightings, by descending the tree of tables.
 
     Returns memory (W,), time (W,) and, per logical node (use of a table), entry (logical, W) and choice
-    (logical, W): the class k of the removed operator, or the point of an input table. The first of equal ones
-    counts.
+    (logical, W): the class k of the removed operator, or the point of an input table. Of choices with equal
+    costs the first is taken.
     """
     count = value.shape[1]
     nodes = tree.shape[0]
@@ -224,8 +225,8 @@ class Hull:
     """The lower convex hull of the frontier: lines that bound all strategies, and strategies at its vertices.
 
     Lines, sorted by weight of time: every strategy has ``weight_m * memory + weight_t * time >= value`` (W,).
-    The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time). The other weight of
-    both is a power of two, so their values are exact. Vertices: ``memory``, ``time`` (V,) of strategies.
+    The first line has weight_t == 0 (least memory), the last weight_m == 0 (least time). Their nonzero
+    weights are powers of two, so their values are exact. Vertices: ``memory``, ``time`` (V,) of strategies.
     ``picks`` has for each vertex the table entry and point of every operator and edge, (operators + edges,
     2).
     """
@@ -274,7 +275,7 @@ class HullSearch:
         self._messages: tuple[Floats, Floats] | None = None
 
     def solve(self, weight_m: list[float], weight_t: list[float]) -> list[tuple[float, float]]:
-        """Find a strategy of least weighted cost for each weighting; return their costs, [] if impossible."""
+        """Find a strategy of least weighted cost per weighting; return their costs, [] if there is none."""
         f = self.flat
         wm, wt = np.array(weight_m), np.array(weight_t)
 
@@ -327,8 +328,8 @@ class HullSearch:
         return self._result()
 
     def repeat(self, hull: Hull) -> None:
-        """Solve, in one call, every second line of a hull that was found for a graph with more classes; later
-        rounds may solve the lines between them."""
+        """Begin with the weightings of every second line of ``hull``, which was found for the same graph with
+        more classes. They are solved in one call; later rounds may add the lines between."""
         if self._ends():
             self.solve(hull.weight_m[1:-1:2].tolist(), hull.weight_t[1:-1:2].tolist())
 
@@ -373,8 +374,9 @@ class HullSearch:
         return Hull(wm[order], wt[order], values[order], memory, time, picks)
 
     def tightened(self, hull: Hull, table: Floats) -> HullSearch:
-        """Return a copy of the search with the lines of ``hull``; ``table`` (entries, W) are the least
-        weighted costs of table entries."""
+        """Return a copy of the search whose lines are those of ``hull``, with better bounds for the same
+        weights. ``table`` (entries, W) are the least weighted costs of table entries, from which they
+        follow."""
         other = copy(self)
         other.order, other._messages = np.arange(len(hull.value)), None
         other.tables = [(other.order, table)]

@@ -81,7 +81,8 @@ far, one can wrongly beat the other, so a frontier is accurate to twice this sha
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BandSearch:
-    """The search of one range (band) of costs. Points ``first:last`` count; bounds hold up to ``caps``."""
+    """The search of one range (band) of costs. Only its points ``first:last`` belong to the result; its
+    bounds hold for costs up to ``caps``."""
 
     caps: Caps
     reduced: ReducedGraph
@@ -189,7 +190,7 @@ def _within(
 
 
 def distinct(points: Frontier, bands: list[BandSearch]) -> NDArray[np.bool_]:
-    """Return a mask of the points of ``merge(bands)``, one of those that differ only by rounding.
+    """Return a mask of the points of ``merge(bands)`` that keeps one of points that differ only by rounding.
 
     A sum such as 0.1 + 0.2 differs from 0.3 by an ulp, and one strategy can appear on two grids. Of two
     points with indistinguishable memory the slower is removed, of two with indistinguishable time the larger.

@@ -58,7 +58,8 @@ class _ProgramStep:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Logical:
-    """One use of a table, a node of a binary tree; ``left``, ``right``: child nodes, -1 for input tables."""
+    """A node of the binary tree of table uses. ``left``, ``right``: the nodes of the two tables from which
+    ``table`` is computed, -1 for input tables."""
 
     table: int
     left: int = -1
@@ -100,7 +101,8 @@ class Program:
 
 @dataclass(eq=False, slots=True)
 class _Factor:
-    """A table over operators ``scope``; ``maps[d]``: class of operator ``scope[d]`` -> class of the table."""
+    """A table that depends on the operators ``scope``; ``maps[d]`` gives for each class of operator
+    ``scope[d]`` the index along the table's dim d."""
 
     scope: _Scope
     shape: tuple[int, ...]
@@ -155,7 +157,8 @@ class ProgramBuilder:
         return self._maps.setdefault(values.tobytes(), values)
 
     def joint(self, maps: list[Indices]) -> tuple[Indices, Indices]:
-        """Group values that all ``maps`` treat alike; return (group of each value, one value per group)."""
+        """Group the indices at which every map has equal values; return (group of each index, one index per
+        group)."""
         # Maps are interned, so identity is equality; ``_maps`` keeps them alive, so that no id is reused.
         key = tuple(sorted({id(m) for m in maps}))
         if key not in self._joint and any(id(m) in self._identities for m in maps):
@@ -225,8 +228,8 @@ class ProgramBuilder:
     def _strides(
         self, factor: _Factor, scope: _Scope, representatives: list[Indices], remove: int, values: Indices
     ) -> tuple[Indices, Indices]:
-        """Return two arrays whose sums are positions of a factor's entries: a summand for each entry of the
-        result, and one for each class of the removed operator. Equal arguments return the same arrays."""
+        """Return two arrays: one number for each entry of the result, one for each class of the removed
+        operator. The sum of two is the index of a factor's entry. Equal arguments return the same arrays."""
         place = {u: d for d, u in enumerate(factor.scope)}
         key = (
             factor.shape,

@@ -80,8 +80,8 @@ class ReducedGraph:
     ``domains[v]`` is the number of classes of operator v, ``node_leaf[v]`` its input table, with one entry
     per class. ``edges[n]`` belongs to the graph's n-th edge. ``memory_grid``, ``time_grid`` are the units of
     which rounded costs are multiples. ``memory_error``, ``time_error`` are the most by which a strategy's
-    rounded cost can differ from the sum of the given costs. ``memory_tolerance`` is the same for a budget,
-    which may be a sum rounded in any order (0 if no cost was changed).
+    rounded cost can differ from the sum of the given costs. ``memory_tolerance`` (0 if no cost was changed)
+    also covers the rounding of a budget, which may be a sum of costs in any order.
     """
 
     tables: FlatTables
@@ -100,7 +100,7 @@ class ReducedGraph:
         return self.tables.graph
 
     def points(self) -> tuple[Indices, Indices, Floats, Floats]:
-        """Return the tables' first entries, and the offsets, memory and time of all their points."""
+        """Return the index of each table's first entry; offsets, memory and time of all entries' points."""
         counts = [np.diff(leaf.offsets) for leaf in self.leaves]
         first = np.cumsum([0, *map(len, counts[:-1])])
         offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
@@ -235,8 +235,8 @@ def _without_unused(edges: list[LeafEdge], leaves: list[Leaf]) -> list[LeafEdge]
 
 
 def impossible(reduced: ReducedGraph) -> str:
-    """Return a clause on why every strategy is impossible, as far as removing unsupported classes can tell
-    (arc consistency; Mackworth, "Consistency in networks of relations", 1977)."""
+    """Return, as text, why every strategy is impossible, as far as arc consistency can tell (Mackworth,
+    "Consistency in networks of relations", 1977)."""
     names = reduced.graph.names
     alive = [np.ones(d, bool) for d in reduced.domains]
     changed = True

@@ -87,10 +87,10 @@ class TrackedFrontier:
     """The memory-time frontier of a cost graph, with lower bounds on what any strategy can reach.
 
     ``memory`` (n,) in bytes ascends; ``time`` (n,) in seconds strictly descends. ``exact`` is True only if it
-    is proven that no strategy beats or is missing from these points (in the additive model, apart from
-    rounding by at most 4e-10 of a cost). ``notes`` say what was heuristic. ``unroll`` rebuilds strategies by
-    index; ``bounds`` gives a lower bound on the time for each memory budget. ``pickle`` sends the strategies
-    themselves to another process, not the tables from which they are rebuilt.
+    is proven that no strategy beats one of these points, and that none is missing (in the additive model, up
+    to rounding by at most 4e-10 of a cost). ``notes`` say what was heuristic. ``unroll`` rebuilds strategies
+    by index; ``bounds`` gives a lower bound on the time for each memory budget. ``pickle`` sends the
+    strategies themselves to another process, not the tables from which they are rebuilt.
     """
 
     memory: Floats
@@ -165,7 +165,7 @@ def certify(
 
     ``gap`` is how much faster, at most, any strategy with no more memory could be (time over the bound, minus
     1). ``exact`` says that none is better in either cost: neither faster within that memory, nor as fast with
-    less. The points may come from anywhere: another part's strategy can beat a strategy of one part.
+    less. A point of one part need not be exact among all, as a strategy of another part can beat it.
     """
     bounds = _least_bounds(parts, memory)
     gap = np.where(time <= bounds * (1 + SAME), 0.0, relative_gap(time, bounds))

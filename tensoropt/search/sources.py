@@ -72,8 +72,8 @@ def mix_source(reduced: ReducedGraph, hull: Hull) -> Source:
 def _cuts(reduced: ReducedGraph, picks: Indices, heads: Indices, tails: Indices) -> tuple[Floats, Floats]:
     """Return memory and time of every crossover of every pair, (pairs, operators + 1); inf if impossible.
 
-    Operators below a cut choose as ``heads``, the others as ``tails`` (indices into ``picks``). Edges across
-    the cut use their option of least memory.
+    In column c, the first c operators take the choices of the pair's strategy ``heads`` (an index into
+    ``picks``), the others those of ``tails``. Edges between the two use their option of least memory.
     """
     n, edges = len(reduced.domains), reduced.edges
     first, offsets, *costs = reduced.points()
@@ -122,9 +122,9 @@ def _unmix(
     """Return the table entries and points that crossovers use, (n, operators + edges, 2).
 
     Args:
-        picks: those of each strategy that is mixed, (operators + edges, 2).
-        heads, tails: indices into ``picks``, (n,).
-        cuts: the operator below which the choices of ``heads`` are used, (n,).
+        picks: the table entries and points of each strategy that is mixed, (operators + edges, 2).
+        heads, tails: the two strategies of each crossover, as indices into ``picks``, (n,).
+        cuts: the number of first operators that take the choices of ``heads``, (n,).
     """
     n = len(reduced.domains)
     source, target = _ends(reduced)

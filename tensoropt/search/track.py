@@ -44,7 +44,7 @@ def track_frontier(
             epsilon``). If the gap could not be proven everywhere, ``notes`` say so.
         method: "auto" (ours), "ldp" or "elimination" (the paper's).
         max_points: the points kept per table entry and in the result. If points are left out, the result is
-            not exact, but each point that it has is a strategy's.
+            not exact, but each of its points is still a strategy.
         threads: by default one per core; the result does not depend on their number.
         rivals: points of other graphs. Strategies that they beat need not be returned, and bounds treat them
             as known.
@@ -153,12 +153,12 @@ def _rebuilt(bands: list[BandSearch], origin: Indices) -> ChosenStrategies:
 def _enough_within(
     memory: Floats, time: Floats, bounds: Callable[[Floats], Floats], epsilon: float
 ) -> Indices:
-    """Return indices of points of a staircase, so few that no memory budget has a wider gap than ``epsilon``.
-    Where even the whole staircase has a wider one, points are left out that are at most ``epsilon / 2``
-    faster than a leaner chosen one.
+    """Return indices of a few points of a staircase with which the gap at any memory budget is at most
+    ``epsilon``. Where the whole staircase has a wider gap, only points are left out that are at most
+    ``epsilon / 2`` faster than a chosen point of less memory.
 
-    Greedy, from the leanest on: a point is left out if the last chosen one is good enough up to the memory of
-    the next point.
+    Points are taken in order of memory. A point is left out if the last chosen point still is within the
+    allowed gap at any budget below the next point's memory.
     """
     lower = bounds(np.append(memory[1:] * (1.0 - SAME), np.inf))
     # A millionth of the gap is reserved for the rounding of the division that computes it.

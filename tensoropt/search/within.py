@@ -202,7 +202,8 @@ class _Within:
         return self.result(bound, *([_UNPROVEN] if self.settings.epsilon > 0 else ()))
 
     def _limits(self, points: int, *, is_wide: bool, is_last: bool) -> tuple[int, int, float]:
-        """Return the most points of a table entry (0: all), sums of a pass, and pairs of the last pass."""
+        """Return three limits: of points per table entry (0: no limit), of sums of points in a pass, and of
+        pairs of table entries in the last pass."""
         most = self.settings.max_points
         if is_last and self.settings.epsilon == 0:
             return most or 0, MOST_SUMS, np.inf

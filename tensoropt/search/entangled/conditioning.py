@@ -40,10 +40,10 @@ _WORTH_ANOTHER_ROUND = 0.9
 
 
 def track_entangled(reduced: ReducedGraph, settings: shared.SearchSettings) -> shared.SearchResult | None:
-    """Return the frontier of any reduced graph by our own method; None if no strategy is possible.
+    """Return the frontier of any reduced graph by the method "auto"; None if no strategy is possible.
 
-    If operators have to be fixed, classes of configurations that bounds rule out are removed, until the
-    search is exact or nothing more can be ruled out.
+    If operators have to be fixed, classes of configurations that cannot be in a better strategy than the
+    known ones are removed, until the search is exact or no class can be removed.
     """
     sources: list[Source] = []
     tried = 0
@@ -103,8 +103,8 @@ def _guesses(
 ) -> list[dict[int, int]]:
     """Return assignments of classes to the ``fixed`` operators, in the order in which to try them.
 
-    The first are vertices of the hull of a smaller graph, in which operators that look alike are merged; the
-    finest merging comes first. The last are those that the relaxation prefers.
+    The first are strategies of smaller graphs, in which operators that look alike are merged; the least
+    merged graph comes first. The last are the choices of most copies in the relaxation.
     """
     guesses: list[dict[int, int]] = []
     for colour in colourings(reduced):
@@ -127,8 +127,8 @@ def _narrowed(
     settings: shared.SearchSettings,
     sources: list[Source],
 ) -> ReducedGraph | None:
-    """Return the graph without classes that cannot reach the frontier; itself if these are too few to matter;
-    None if an operator has no other class."""
+    """Return the graph without the classes that cannot be in a strategy of the frontier. If such classes are
+    too few to matter, return the same graph; if an operator has only such classes, None."""
     incumbents = settings.with_rivals(sources)
     if not len(incumbents):
         return reduced

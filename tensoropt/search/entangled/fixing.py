@@ -26,7 +26,7 @@ from tensoropt.types import Floats, Indices
 
 def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
     """Yield partitions of the operators into look-alikes, from coarse (equal costs) to fine (equal
-    neighbourhoods): arrays with the number of each operator's part, its colour."""
+    neighbourhoods). A partition is an array with a number (colour) per operator, equal for look-alikes."""
     colour = numbered(reduced.node_leaf)
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
     for e in reduced.edges:
@@ -48,7 +48,7 @@ def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
 def tie(reduced: ReducedGraph, colour: Indices) -> ReducedGraph:
     """Return the graph with the operators of each colour (look-alikes) merged; their costs and edges add up.
 
-    One more operator, with a single class, is the other end of edges between operators of the same colour.
+    An edge between two operators of one colour becomes an edge to an added operator with a single class.
     """
     leaves = list(reduced.leaves)
     scaled: dict[tuple[int, int], int] = {}
@@ -96,8 +96,9 @@ def _free(classes: int) -> Leaf:
 class SplitGraph:
     """A graph whose fixed operators are split into a copy for each edge; ``copies[f]`` include f itself.
 
-    In ``reduced``, f pays its cost and the other copies are free. In ``shared``, each pays an equal share,
-    which gives better bounds. ``order`` removes the copies first, then the other operators, and fixes none.
+    In ``reduced``, f has its whole cost and the other copies cost nothing. In ``shared``, each copy has an
+    equal share of f's cost, which gives better bounds. ``order`` removes the copies first, and fixes no
+    operator.
     """
 
     reduced: ReducedGraph
@@ -179,7 +180,7 @@ def preferred_classes(
     """Return assignments of classes to some operators that are worth trying, by what their copies chose.
 
     For each of ``picks`` (a strategy of the split graph), every operator takes the class that most of its
-    copies chose. Further assignments take the choices of single copies.
+    copies chose. In further assignments, every operator takes the class that one of its copies chose.
     """
     picked: dict[tuple[int, ...], None] = {}
     copies = [relaxed.copies.get(v, (v,)) for v in operators]

@@ -73,7 +73,7 @@ def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
 def affordable_order(reduced: ReducedGraph) -> Order:
     """Return an order of removal whose tables fit in memory together; operators are fixed until they do.
 
-    Once an operator is fixed, the tables only give bounds, and have to be smaller still.
+    With fixed operators the search only gives bounds, so its tables have to be smaller than without.
     """
     # The growth of 0.1 is an assumption: tables that have absorbed ten others count double. It decides the
     # order and thus the work, never what a result claims.
@@ -102,9 +102,9 @@ def _with_least_memory(relaxed: SplitGraph, hull: Hull, sources: list[Source]) -
     """Return the hull with its first line raised to the least memory of any strategy, by branch and bound.
 
     Branches set the class of one fixed operator after another; the relaxation gives the bounds. A strategy
-    leaner than those of ``sources`` is added to them. After ``_LEANEST_CHECKS`` scalar problems, or
-    ``_LEANEST_WORK`` pairs of table entries (a hundredth if bound and strategies are ``_CLOSE``), the least
-    bound of all open branches is used.
+    that needs less memory than those of ``sources`` is added to them. The least bound of all open branches is
+    used after ``_LEANEST_CHECKS`` checked branches or ``_LEANEST_WORK`` visited pairs of table entries (a
+    hundredth of these if the bound is within ``_CLOSE`` of the least known memory).
     """
     fixed = sorted(relaxed.copies)
     least = min(float(s.memory.min(initial=math.inf)) for s in sources)
@@ -263,7 +263,7 @@ def tighten(bounded: Relaxation, incumbents: Points) -> Relaxation:
 
 
 class _Copies:
-    """The copies of all fixed operators, and the rows of their classes in arrays over all table entries."""
+    """The copies of all fixed operators; ``rows`` are their classes' table entries, among all tables'."""
 
     def __init__(self, bounded: Relaxation) -> None:
         reduced, program = bounded.program.reduced, bounded.program
@@ -280,7 +280,8 @@ class _Copies:
         self.entries = at
 
     def disagreement(self, entry: Indices) -> Floats:
-        """Return 1 if a copy chose a class, else 0, minus the share of the copies that did, (rows, W)."""
+        """Return a subgradient of the bound, (rows, W): for each copy and class, 1 if the copy chose it (by
+        ``entry``) or 0 if not, minus the share of the operator's copies that chose it."""
         out = np.zeros((self.entries, entry.shape[1]))
         for same, at, size in self.groups:
             chosen = entry[same][:, None, :] == np.arange(size)[None, :, None]  # (copies, classes, W)

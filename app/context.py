@@ -37,7 +37,7 @@ class Context:
         return self.jobs
 
     def view_from(self, search: Any) -> View:
-        """Return the page state (view) in an address's query, if need be with the first exploration."""
+        """Return the page state (view) in an address's query; with the first exploration if it names none."""
         view = View.from_query(str(search or ""))
         first = None if view.exploration else next(iter(self.library.entries()), None)
         return replace(view, exploration=first.key) if first else view
@@ -79,10 +79,11 @@ class Context:
         return self.details.get((id(shown), point), lambda: (shown, detail(shown, point)))[1]
 
     def told_job(self, data: FrontierData, point: int, launcher: str) -> ToldJob:
-        """Return the launcher's job nearest to a point, with its cost; cached, as it may take minutes.
+        """Return the launcher's job (a plan that its config can express) closest to a point, with its cost;
+        cached, as it may take minutes.
 
         Raises:
-            TensorOptError: there is no such job.
+            TensorOptError: there is no such job, or the operator graph was not saved.
         """
         # Imported on use: it imports the search, which pages do not need.
         from tensoropt.saved import export_job

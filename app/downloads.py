@@ -27,7 +27,7 @@ from .views.frontier import FrontierData
 
 
 def address(key: str, name: str, point: int | None, view: View | None = None) -> str:
-    """Return the URL of an exploration's file for download, with the view's limits, price and amount."""
+    """Return the download URL of an exploration's file, with the view's limits, price and training length."""
     path = f"/download/{quote(key, safe='')}/{name}?point={(point or 0) + 1}"
     if view is None:
         return path
@@ -39,7 +39,7 @@ def address(key: str, name: str, point: int | None, view: View | None = None) ->
 
 @dataclass(frozen=True)
 class _Query:
-    """What a download is made from. ``model``: the display name; ``view``: limits and price."""
+    """The data of a requested download. ``model``: the display name; ``view``: memory limit and price."""
 
     exploration: Exploration
     model: str

@@ -42,7 +42,7 @@ class Head:
         step: a key that comparable explorations share (:func:`same_step`).
         kind: the name of the device kind with the least memory.
         kinds: the names of all device kinds.
-        settings: (name, words) of settings that distinguish explorations of one model.
+        settings: (name, value in words) of settings that can differ between explorations of one model.
         batch: samples per step; None if unknown.
         devices: the number of devices.
         fault: why the exploration cannot be read, "" if it can.
@@ -264,7 +264,7 @@ def _checked(exploration: Exploration, folder: Path) -> Exploration:
         if min(float(kind["memory_bytes"]) for kind in exploration.cluster["kinds"]) <= 0:
             raise ValueError("a device without memory")
         if not all(0 <= point.space < len(exploration.spaces) for point in exploration.all_points):
-            raise ValueError("a point of an unknown mesh")
+            raise ValueError("a point has a mesh that is not listed")
     except (KeyError, TypeError, ValueError) as error:
         raise TensorOptError(
             f"{folder.name} is damaged ({type(error).__name__}: {error}); explore again"

@@ -51,7 +51,7 @@ class View:
 
     @property
     def asked_headroom(self) -> float | None:
-        """The headroom if it is not the default, else None; only a chosen headroom also reduces a budget."""
+        """The headroom; None if it is the default one, which need not stay free if a budget is given."""
         return None if self.headroom == HEADROOM else self.headroom
 
     def to_query(self) -> str:

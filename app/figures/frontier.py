@@ -49,7 +49,7 @@ def frontier_figure(
 
     Args:
         view: the selected point and the budget.
-        found: the recommended plan and the usual strategies for ``view``.
+        found: the recommended plan and the usual strategies (such as FSDP) for ``view``.
         scheme: the colour scheme.
         narrow: whether the plot is on a phone.
     """

@@ -122,7 +122,7 @@ class JobManager:
         return tail(self.folder / id) if id in self._jobs else ""
 
     def first(self, id: str) -> str:
-        """Return what a running job said of usual strategies before its search; "" if nothing."""
+        """Return a running job's early sentence on usual strategies (such as FSDP); "" if there is none."""
         running = self._running.get(id)
         return "" if running is None else running.first
 
@@ -194,7 +194,7 @@ class JobManager:
         return estimate(request_key(wanted.question.data()), self._runs())
 
     def _runs(self, but: str = "") -> list[CompletedJob]:
-        """Return the requests and durations of finished jobs, newest first."""
+        """Return the requests and durations of finished jobs, except job ``but``, newest first."""
         runs = []
         for job in self.jobs():
             if job.state != "done" or job.id == but or job.started is None or job.ended is None:

@@ -51,7 +51,7 @@ def _done(folder: Path, messages: Connection) -> tuple[str, Any]:
                 messages.send(("progress", (stage, int(done), int(total), str(what))))
 
         def first(self, text: str) -> None:
-            """Send what is said of the usual strategies before the search."""
+            """Send the sentence on usual strategies (such as FSDP) that is known before the search."""
             super().first(text)
             with contextlib.suppress(OSError):
                 messages.send(("first", text))

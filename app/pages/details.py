@@ -25,7 +25,7 @@ _FIGURE = (
     "Math.abs(params.value) < 0.001 ? '< 0.001' : d3.format(',.3r')(params.value)"
 )
 """Format with three digits; tiny values appear as "< 0.001"."""
-_COMING = "Simulated again, operator by operator: seconds, up to half a minute for a large model."
+_COMING = "The step is simulated again, which takes seconds, or half a minute for a large model."
 
 
 def layout() -> Any:

@@ -32,7 +32,8 @@ def layout() -> Any:
 
 @CALLBACKS.answer(jobs=True, sets="acted.data", when=[({"job": ALL, "do": ALL}, "n_clicks")])
 def _act(context: Context, _: Any) -> Any:
-    """Carry out a card's button, in a separate callback, so that the browser drops no other answer."""
+    """Carry out the action of a card's button. As a separate callback, it makes the browser discard no
+    other callback's answer."""
     trigger = ctx.triggered_id
     # A newly made button fires without a click.
     clicked = isinstance(trigger, dict) and any(t["value"] for t in ctx.triggered)

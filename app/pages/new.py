@@ -68,7 +68,7 @@ def _form(context: Context) -> Any:
         ),
         dmc.TextInput(
             id="more", label="More options", placeholder="--micro-batches 1,2 --max-points 100",
-            description="as the command line has them",
+            description="written as on the command line",
         ),
         html.Details(
             [
@@ -165,8 +165,8 @@ CALLBACKS.in_browser(
 
 @CALLBACKS.answer(jobs=True, sets=_SAID, when="typed.data")
 def _look(context: Context, values: Any) -> Any:
-    """Show faults of the fields' values, and the expected duration, when typing pauses. The fields themselves
-    send every letter at once, so that a click that follows has all of them."""
+    """Show faults of the fields' values, and the expected duration, when typing pauses. Fields report every
+    typed letter at once, so that a click on the button submits the whole text."""
     form, uploads = dict(zip(FIELDS, values, strict=True)), context.manager.uploads
     errors: dict[str, str | None] = dict.fromkeys(FIELDS)
     estimate, devices = "", ""

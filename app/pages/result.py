@@ -195,7 +195,7 @@ def _show(context: Context, search: Any, page: Any, scheme: Any, made: Any, narr
 
 def _empty(context: Context, view: View) -> Any:
     if not view.exploration:
-        link = dcc.Link("Plan it: usual strategies are priced first, then all others.", href="/new")
+        link = dcc.Link("Plan it: costs of usual strategies come first, then all others.", href="/new")
         return parts.empty("No exploration yet", link)
     try:
         context.exploration(view)
@@ -415,7 +415,7 @@ _MONEY = ("headroom", "price", "amount")
     given="url.search listed.data",
 )
 def _assume(context: Context, headroom: Any, price: Any, amount: Any, search: Any, listed: Any) -> Any:
-    """Apply the headroom, price and amount that were typed among the assumptions."""
+    """Apply the headroom, price and length of training (``amount``) typed among the assumptions."""
     if not isinstance(listed, list) or (headroom, price, amount) == _money_words(*listed[2:5]):
         return no_update, None, None, None  # the page itself wrote these values
     view, errors = context.view_from(search), dict.fromkeys(_MONEY, "")
@@ -452,7 +452,7 @@ def _faster(context: Context, clicks: Any, _: Any, search: Any) -> Any:
     except TensorOptError as error:
         return parts.hint(str(error))
     if not found:
-        return parts.hint("Neither faster links nor kernels nor a faster host would shorten this step.")
+        return parts.hint("No faster links, kernels or host would shorten this step.")
     rows = [
         [one.title, two_digits(one.time_s), f"−{share_words(1 - one.time_s / data.time[row])}"]
         for one in found

@@ -171,7 +171,7 @@ def _list_explorations(context: Context, *_: Any) -> Any:
     sets="+exploration.value +beside.value shown.data", when="url.search finished.data", at_start=True
 )
 def _shown(context: Context, search: Any, _: Any) -> Any:
-    """Select the address's explorations in the header's lists."""
+    """In the lists of the page's header, select the explorations that the address names."""
     view = context.view_from(search)
     return view.exploration or None, list(view.beside), [view.exploration, view.beside]
 

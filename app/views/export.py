@@ -12,7 +12,7 @@ _FILES = {
     "frontier.csv": "this frontier: every point, one row each",
     "strategies.csv": "every point's operators and how each is split",
     "frontier.html": "the frontier on one page that needs no server",
-    "trace.json": "the selected point's step for ui.perfetto.dev, opened from disk",
+    "trace.json": "a timeline of the selected point's step, to be opened in ui.perfetto.dev",
 }
 
 

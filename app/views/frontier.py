@@ -130,7 +130,7 @@ class FrontierData:
         return MARKS.get(self.verdict(view, row), "over")
 
     def answer(self, view: View) -> Budgeted:
-        """Return the recommended plan and the usual strategies within the view's limit."""
+        """Return the recommended plan and the usual strategies (such as FSDP) within the view's limit."""
         return answer(self.exploration, self.budget_bytes(view), view.asked_headroom)
 
     def within_time(self, view: View) -> tuple[int | None, str]:

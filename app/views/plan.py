@@ -39,7 +39,7 @@ def owner_rows(owners: PointOwners) -> list[list[str]]:
 
 
 def owners_words(owners: PointOwners, units: Units) -> str:
-    """Return ``Peak at 24.5 ms: 1.46 GiB of 462 owners; the largest:``."""
+    """Return ``Peak at 24.5 ms: 1.46 GiB of 462 owners; the largest:`` (owners: tensors)."""
     at = owners.at()
     size, time = units.memory.text(at.at.total), units.time.text(at.at.time_s)
     return f"Peak at {time}: {size} of {plural(len(at.rows), 'owner')}; the largest:"

@@ -124,7 +124,7 @@ def settings_facts(exploration: Exploration) -> list[Fact]:
             rows.append(Fact(setting.label[:1].lower() + setting.label[1:], setting.row(value)))
     return [
         *rows,
-        Fact("time", "one simulated step: compute, communication it waits for, idle"),
+        Fact("time", "one simulated step: compute, exposed communication and idle time"),
         Fact("memory", "simulated peak of the largest device; inputs and buffers left out"),
     ]
 

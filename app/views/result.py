@@ -52,7 +52,8 @@ class AnswerLine:
         cost: the cost of the view's training; "" if no price is known.
         plan, name: a sentence that describes the plan, and the plan's name.
         runs_in: a sentence on whether a launcher's config can express the plan.
-        beside: a sentence: why the plan is recommended, that another plan is, or that none fits.
+        beside: a sentence on why the plan is recommended, or how the recommended plan differs, or that no
+            plan fits.
     """
 
     mark: str

@@ -272,6 +272,6 @@ def _ends(ends: Any, where: str, total: int) -> tuple[int, int]:
     if not good:
         raise ClusterError(
             f"{where} is between {ends!r}, but must name two different devices of a node, numbered "
-            f"0 to {total - 1}, as in between: [0, 1]; for pairs across nodes describe all devices as one node"
+            f"0 to {total - 1}: between: [0, 1]; for pairs across nodes describe all devices in one node"
         )
     return min(ends), max(ends)

@@ -177,8 +177,7 @@ def answer(
     progress: Progress,
     note: Callable[[str], None],
 ) -> Exploration:
-    """Explore as a question asks; cache the exploration and the model's operator graph, and return the
-    former.
+    """Return the exploration that a question asks for; cache it and the model's operator graph.
 
     Args:
         cluster, settings: the cluster and the settings to use, which may differ from the question's.

@@ -189,7 +189,7 @@ def shows_progress(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
 
 
 def columns(rows: list[list[str]], *, left: tuple[int, ...] = ()) -> str:
-    """Return rows of cells (the first is the header) as aligned lines; ``left`` has the columns of words."""
+    """Return rows of cells (first the header) as aligned lines; columns ``left`` are aligned to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -215,8 +215,8 @@ def _remarks(plan: dict[str, Any]) -> list[str]:
     if plan["narrow"]:
         worst = max(v for v in plan["narrow"].values() if v is not None)
         lines.append(
-            "compared in float64; in the model's own precision rounding crossed a kink (as ReLU has), "
-            f"by {worst:.1e}"
+            "compared in float64, as rounding in the model's own precision crossed a kink (such as ReLU's at "
+            f"0), which changed results by {worst:.1e}"
         )
     if plan["compared_in"] is None and plan["ranks_checked"]:
         lines.append(f"fake ranks checked: {', '.join(map(str, plan['ranks_checked']))}")

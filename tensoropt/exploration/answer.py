@@ -192,8 +192,9 @@ class Budgeted:
 def answer(
     findings: Findings, budget_bytes: float | None = None, headroom: float | str | None = None
 ) -> Budgeted:
-    """Return the recommended plan within a memory budget (by default the exploration's own), compared with
-    baselines. The headroom is the memory to keep free: a share, or text such as ``2GiB``."""
+    """Return the recommended plan within a memory budget per device (by default the exploration's own),
+    compared with baselines. The headroom is the part of a device's memory to keep free: a share from 0 to 1,
+    or text such as ``2GiB``."""
     if budget_bytes is None and headroom is None:
         budget_bytes = findings.settings.get("memory_bytes")
     limit = findings.usable_bytes(budget_bytes, headroom)

@@ -82,7 +82,7 @@ class Offers:
 
     @property
     def weak(self) -> bool:
-        """Whether the rows differ in samples per step."""
+        """Whether the rows differ in samples per step, as in weak scaling."""
         return len({row.batch for row in self.rows if row.batch is not None}) > 1
 
     @property
@@ -282,7 +282,8 @@ def _within(found: Exploration, budgets_bytes: Sequence[float]) -> tuple[float |
 
 
 def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Yield the folder itself if it holds an exploration, else its subfolders that hold one, by name."""
+    """Yield the folder itself if it holds an exploration, otherwise those subfolders that hold one, by name.
+    Yield nothing if it is no folder."""
     if folder is None or not Path(folder).is_dir():
         return
     if (Path(folder) / DESCRIBED).is_file():

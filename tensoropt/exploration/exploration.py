@@ -145,12 +145,11 @@ class Exploration(Findings):
     ) -> int:
         """Return the index in :attr:`all_points` of the point that the arguments ask for.
 
-        A point that is not given by number fits the budget, or by default the device's memory less the usual
-        headroom.
+        By default this is the recommended point. Any point but one given by number fits the memory budget.
 
         Args:
             memory_bytes, headroom: the memory budget per device in bytes, and the memory to keep free on a
-                device.
+                device; by default the exploration's budget, or a device's memory less the usual headroom.
             time_s: the longest step in seconds; given alone, the leanest point within this time is returned.
             knee_point: whether to return the frontier's knee.
             point: the point's number, from 1, instead of limits.
@@ -164,11 +163,12 @@ class Exploration(Findings):
         if point is not None:
             if knee_point or fastest or not (memory_bytes is headroom is time_s is None):
                 raise TensorOptError(
-                    f"point {point} and a limit or the knee are both given; give one of them"
+                    f"point {point} is given together with a limit, knee or fastest; give only the point, or "
+                    "leave it out"
                 )
             return self._index_of(point)
         if knee_point and (fastest or time_s is not None):
-            raise TensorOptError("the knee and the fastest or a time are both given; give one of them")
+            raise TensorOptError("knee is given together with fastest or a time; give only one of them")
         bare = memory_bytes is None and headroom is None
         limit = self.limit_bytes if bare else self.usable_bytes(memory_bytes, headroom)
         rows = np.flatnonzero(self.needs <= limit)
@@ -211,7 +211,7 @@ class Exploration(Findings):
         memory_bytes: float | None = None,
         time_s: float | None = None,
     ) -> Plan:
-        """Return the recommended plan, or the one that a limit, the knee or a point's number selects."""
+        """Return the recommended plan, or the one that arguments as in :func:`tensoropt.choose` select."""
         index = self.index(
             memory_bytes=limit_bytes(memory_bytes, memory),
             time_s=limit_seconds(time_s, time),

@@ -37,8 +37,8 @@ _GRAPH = TypeAdapter(GraphFacts | None)
 
 
 def write_files(findings: Findings, directory: str | os.PathLike[str]) -> None:
-    """Write all files of an exploration, or none. Costs are left out if a file cannot hold an operator's
-    argument.
+    """Write all files of an exploration, or none. The file of costs is left out if an operator has an
+    argument that JSON cannot hold.
 
     Raises:
         TensorOptError: the folder cannot be written; its old content is kept.

@@ -81,8 +81,8 @@ def _proof_words(point: Point) -> str:
         return "nothing: its planner is a heuristic, or the search used one"
     if point.gap > PROOF:
         return (
-            "nothing useful: by the search's sums, a plan with no more memory might be faster by more than "
-            f"{share_words(PROOF)}"
+            "nothing useful: by the sums of costs that the search compares, a plan with no more memory might "
+            f"be faster by more than {share_words(PROOF)}"
         )
     if point.exact:
         better = "no searched plan is faster with no more memory, or leaner and no slower"
@@ -93,8 +93,8 @@ def _proof_words(point: Point) -> str:
         )
     sums = worded(point, "{additive_memory_bytes} and {additive_time_s} for this one")
     return (
-        f"{better}, by the search's sums ({sums}). The figures above are simulated, with memory "
-        "peaks and waits, and not proven."
+        f"{better}, by the sums of costs that the search compares ({sums}). The figures above are simulated, "
+        "with memory peaks and waits, and not proven."
     )
 
 

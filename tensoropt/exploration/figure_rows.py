@@ -25,7 +25,7 @@ class FigureRow:
 
     @classmethod
     def of(cls, findings: Findings, index: int, tariff: Tariff = CLUSTERS_OWN) -> FigureRow:
-        """Return the row of point ``index`` of ``all_points``, at a tariff's prices or the cluster's own."""
+        """Return the row of point ``index`` of ``all_points``; a tariff replaces the cluster's prices."""
         return cls(findings, index, RatesOf(findings, tariff))
 
     @property
@@ -39,7 +39,7 @@ class FigureRow:
 
     @property
     def space(self) -> Space:
-        """The mesh and the micro-batch count of the point, with the choices that were searched there."""
+        """The mesh and micro-batch count of the point, with the names of all choices on that mesh."""
         return self.findings.spaces[self.point.space]
 
     @property

@@ -86,7 +86,8 @@ def frontier_text(findings: Findings) -> str:
 
 
 def units_of(findings: Findings) -> tuple[tuple[str, float], tuple[str, float]]:
-    """Return (name, bytes) of the unit of a frontier's memory, and (name, seconds) of that of its times."""
+    """Return the units in which to show a frontier: (name, size in bytes) of the unit of memory, and (name,
+    duration in seconds) of the unit of time."""
     memory, time_s = findings.points[-1].memory_bytes, findings.points[0].time_s
     size = ("GiB", 2.0**30) if memory >= 2**30 else ("MiB", 2.0**20) if memory >= 2**20 else ("KiB", 2.0**10)
     return size, ("s", 1.0) if time_s >= 10 else ("ms", 1e-3) if time_s >= 1e-3 else ("µs", 1e-6)

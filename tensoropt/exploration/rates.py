@@ -98,7 +98,8 @@ AMOUNTS = ("steps", "samples", "tokens")
 
 @dataclass(frozen=True)
 class Tariff:
-    """The prices of devices per hour: ``by_kind``, else ``price``, else those that the cluster states.
+    """The prices of devices per hour. ``by_kind`` has prices of single device kinds, ``price`` is that of all
+    other devices; without either, the cluster's own prices count.
 
     Raises:
         TensorOptError: a price is not positive.
@@ -205,7 +206,7 @@ def amount_of(text: str) -> Amount | None:
     """Return the length of a training from a text such as ``1e9 tokens`` or ``50000 samples``; None for "".
 
     Raises:
-        TensorOptError: the text is not a number with one of these units.
+        TensorOptError: the text is not a number followed by steps, samples or tokens.
     """
     if not text.strip():
         return None

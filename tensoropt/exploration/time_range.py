@@ -57,8 +57,8 @@ def range_of(findings: Findings, index: int) -> TimeRange | None:
 
 
 def range_words(findings: Findings, index: int) -> str:
-    """Return a point's range in words, or :data:`UNLIKE` if there is none; "" for times not from data
-    sheets."""
+    """Return the range of a point's step time in words. If the point resembles no published job, return the
+    remark :data:`UNLIKE`; if its time is not from GPU data sheets, ""."""
     spread = range_of(findings, index)
     if spread is not None:
         return spread.words

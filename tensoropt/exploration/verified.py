@@ -109,7 +109,7 @@ def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data["schema"] != _SCHEMA:
-            raise ValueError(f"schema {data['schema']!r} and not {_SCHEMA!r}, which names plans")
+            raise ValueError(f"its schema is {data['schema']!r}, not {_SCHEMA!r} as in this version")
         return _PLAIN.validate_python(data["plans"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TensorOptError(

@@ -117,8 +117,8 @@ FIXED = (
 """The fixed first columns of a frontier's table, which other programs read by name and position."""
 
 FURTHER = (
-    Figure("additive_memory_bytes", _BYTES, "memory added up", "The memory by the search's sums."),
-    Figure("additive_time_s", _SECONDS, "time added up", "The time by the search's sums."),
+    Figure("additive_memory_bytes", _BYTES, "memory added up", "The memory as the search adds it up."),
+    Figure("additive_time_s", _SECONDS, "time added up", "The time as the search adds it up."),
     Figure("exposed_s", _SECONDS, "waited for", "Communication that a device waits for."),
     Figure("hidden_s", _SECONDS, "hidden", "Communication that overlaps other work."),
     Figure("idle_s", _SECONDS, "idle", "Waiting for other devices, or for the host.", default=0.0),

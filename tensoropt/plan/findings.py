@@ -58,7 +58,8 @@ class Findings:
     Attributes:
         points: the frontier, ascending in memory, strictly descending in time.
         spaces: the searched meshes and micro-batch counts, each with the names of all choices on it.
-        model, cluster, settings, versions: the data of these names that plans have, too.
+        model, cluster, settings, versions: what was explored, as in the fields of these names of
+            :class:`~tensoropt.plan.plan.Plan`.
         report: statistics of the run: operators, groups, coverage, duration of each stage in seconds, notes.
         others: points of other planners in the same spaces, each with its planner's name.
         comparison: each planner's result (:class:`~tensoropt.exploration.export.Compared`).
@@ -165,14 +166,15 @@ class Findings:
 
     def usable_bytes(self, budget_bytes: float | None = None, headroom: float | str | None = None) -> float:
         """Return the most memory in bytes that a plan may need on a device. The headroom is the memory to
-        keep free: a share, or text such as ``2GiB`` (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
+        keep free: a share of the device's, or text such as ``2GiB``
+        (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
         whole = self.device_bytes
         if isinstance(headroom, str):
             headroom = headroom_bytes(headroom, whole) / whole
         return usable_bytes(whole, budget_bytes, headroom)
 
     def verdict(self, index: int, budget_bytes: float | None = None) -> Verdict:
-        """Return whether a point fits the smallest device, or a memory budget in bytes, as a word."""
+        """Return whether a point fits the smallest device, or a memory budget in bytes."""
         is_gpu = self._device is not None and self._device.device_type == "cuda"
         room = room_bytes(self.device_bytes, budget_bytes)
         return verdict_on(float(self.needs[index]), room, estimated=is_gpu)

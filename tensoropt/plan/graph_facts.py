@@ -21,7 +21,7 @@ _LOOKUP = "aten.embedding"
 
 @dataclass(frozen=True)
 class Weights:
-    """The shares with which operators and parameters count in plan names; without a graph, all count alike.
+    """The weights of operators and parameters when a plan is named; without a graph, all weigh the same.
 
     Attributes:
         seconds: rough duration of each operator in seconds: that of its FLOP or of its memory traffic, if

@@ -14,24 +14,24 @@ STAGE_AXIS = "stage"
 
 @dataclass(frozen=True)
 class PlanKind:
-    """A kind of plan, with phrases that texts about such plans contain.
+    """A kind of plan, with phrases for texts about such plans. All attributes but the first four are phrases.
 
     Attributes:
         name: the kind's name.
         first_axes: the mesh axes along which stages lie; operators are split along the others.
         placed: whether each operator runs on one device.
         key: the fields of :class:`StagesInfo` that enter a plan's hash (:mod:`tensoropt.plan.keys`).
-        rows: the rank whose seconds are shown for each operator; "" if all devices have the same.
-        each: the devices for which a memory peak is given.
+        rows: whose seconds a table of operators shows; "" if all devices have the same.
+        each: the devices for which a table shows memory peaks.
         mesh_words: the text before the mesh's sizes.
-        strategies: the parts that have a strategy or device of their own; "" if one mesh describes all.
-        memory_of: the device whose memory a point states.
-        headline: the devices whose memory and time a point states.
-        time_of: the device whose time a point states; "" if all are alike.
-        idle: the reason why a device is idle, other than links and its host.
-        host_wait: the words for idle time if the host is slower than the device.
+        strategies: why no single strategy on one mesh describes the plan; "" if one does.
+        memory_of, time_of: the device whose memory, or time, a point states; ``time_of`` is "" if all devices
+            take the same time.
+        headline: the devices whose memory and time a point states, for the title of a column.
+        idle: why a device is idle, if it waits neither for a link nor for its host.
+        host_wait: idle time, if the host is slower than the device.
         overlap: the assumed overlap of computation and communication.
-        owners: a remark if some of the memory is not attributed to single tensors; else "".
+        owners: a remark if some of the memory is not attributed to single tensors; otherwise "".
     """
 
     name: str
@@ -51,7 +51,7 @@ class PlanKind:
     owners: str = ""
 
     def lies_on(self, axes: tuple[str, ...], *, placed: bool) -> bool:
-        """Return whether a mesh with these axes is that of a plan of this kind."""
+        """Return whether plans of this kind have a mesh with these axes and this value of ``placed``."""
         return (axes[: len(self.first_axes)], placed) == (self.first_axes, self.placed)
 
 
@@ -99,5 +99,5 @@ def devices_words(part: int, parts: int, devices: int) -> str:
 
 
 def kind_on(axes: tuple[str, ...], *, placed: bool) -> PlanKind:
-    """Return the kind of plans on a mesh with these axes."""
+    """Return the kind of plans on a mesh with these axes; ``placed`` is :attr:`MeshInfo.placed`."""
     return next((kind for kind in _KINDS if kind.lies_on(axes, placed=placed)), SHARDED)

@@ -34,7 +34,7 @@ def _flops(cls: CostClass | None, reads: list[Tensor], made: list[Tensor]) -> fl
     """Return the FLOP of a matrix product (a multiply-add is two); 0 for other operators.
 
     Args:
-        reads: the operator's floating-point inputs with two or more dims.
+        reads, made: the operator's floating-point inputs with two or more dims, and its outputs.
     """
     if len(reads) < 2 or not made:
         return 0.0

@@ -243,8 +243,9 @@ class MeshInfo(_Strict):
 class OperatorPlan(_Strict):
     """How a group of operators is split, or in a placed plan on which device it runs.
 
-    ``axes`` has the loop dim that each mesh axis splits, or ``none``. ``order`` and ``backward_order`` are
-    the positions among the device's operators.
+    ``axes`` has the loop dim that each mesh axis splits, or ``none``; ``micro`` the one that micro-batches
+    split. In a placed plan, ``order`` and ``backward_order`` count from 0 the operators that the device runs
+    before this one in forward and in backward.
     """
 
     axes: dict[str, str]
@@ -263,9 +264,10 @@ class OperatorPlan(_Strict):
 class ParameterPlan(_Strict):
     """How a parameter is stored; in a placed plan, on which device.
 
-    The first entry of ``stored`` is for micro-batches, the others are its placement on each mesh axis:
-    ``S(n)``, ``R`` or ``R/P``. The first is ``held`` if the parameter is gathered once per step, ``held/P``
-    if its gradient is also reduced once, and ``ahead`` if it is gathered while the previous block computes.
+    The first entry of ``stored`` is for micro-batches: ``held`` if the parameter is gathered once per step,
+    ``held/P`` if its gradient is also reduced once, ``ahead`` if it is gathered while the previous block
+    computes. The others are its placement on each mesh axis: ``S(n)`` (split along dim n), ``R`` (whole), or
+    ``R/P`` (whole, with gradients that are partial sums).
     """
 
     key: str
@@ -429,7 +431,7 @@ class Plan(_Strict):
 
     @property
     def place_of(self) -> dict[str, dict[str, str]]:
-        """The (first) stage or the device of each operator that has one, as ``{"stage": "2"}``."""
+        """The number of each operator's stage (the first, if several) or device, as ``{"stage": "2"}``."""
         devices = {name: operator.device for name, operator in self.operators.items()}
         places = {name: {"device": str(device)} for name, device in devices.items() if device is not None}
         for number, stage in enumerate(self.info.stages):

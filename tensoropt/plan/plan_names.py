@@ -15,13 +15,13 @@ graph all operators and parameters weigh the same).
   gathered and reduced once per step (1), gathered once and reduced in every micro-batch (2), or gathered for
   each use (3) (Rajbhandari et al., SC 2020, section 5). A percentage is the share of the bytes that could be
   stored in shards
-- *EP*: experts are split into that many parts (Lepikhin et al., GShard, ICLR 2021), whatever the same axes do
-  in other operators; with ``n/m layers`` in n of the m layers of experts
+- *EP*: experts are split into that many parts (Lepikhin et al., GShard, ICLR 2021). Other operators may use
+  the same axes otherwise. ``n/m layers`` means that n of the m layers of experts are split so
 - *PP*: stages of a pipeline, with their schedule
 - *LoRA r16*: only adapters of that rank are trained; *on nf4*: the frozen weights are quantised to that type
 - *blocks recomputed*: wholly, *in part*, or the named part (:mod:`tensoropt.sharding.recipes`)
-- *alike*: the devices of an axis repeat the same computation, for more of the time than the use that names
-  the axis
+- *alike*: the devices of an axis repeat the same computation. The share of the time in which they do so is
+  given if it exceeds that of the use after which the axis is named
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def _percent(stage: str) -> float:
 
 
 def stage_of(micro: str) -> int:
-    """Return the ZeRO stage (1 to 3) of a sharded parameter, from its first entry in
-    :class:`ParameterPlan`."""
+    """Return the ZeRO stage (1 to 3) of a sharded parameter, given the first entry of
+    :attr:`ParameterPlan.stored`."""
     return _STAGE_OF.get(micro, 3)
 
 
@@ -163,9 +163,9 @@ def what_it_does(label: str, batch: str, sequence: str = "") -> int:
 
     Args:
         label: the name of the loop dim that the axis splits, or ``none``, ``partial``, ...
-        batch: the label by which micro-batches split the operator; "" if they are impossible (batch norm),
-            which leaves its loops unnamed.
-        sequence: the label for splitting the sequence; "" if the operator has none.
+        batch: the name of the loop dim that micro-batches split; "" if the model cannot be cut into
+            micro-batches (batch norm). Then usual names of loops over the batch are recognised.
+        sequence: the name of the operator's loop dim over the sequence; "" if it has none.
     """
     if label in ("none", "partial"):
         return WHOLE
@@ -185,7 +185,7 @@ def what_it_does(label: str, batch: str, sequence: str = "") -> int:
 
 @cache
 def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
-    """Return (_COUNTED,) flags: which uses of an axis, and splits of attention, this label stands for."""
+    """Return (_COUNTED,) flags: how an operator uses an axis that splits its loop dim ``label``."""
     counted, kind = np.zeros(_COUNTED, dtype=int), what_it_does(label, batch, sequence)
     counted[kind] = 1
     counted[QUERIES], counted[AROUND] = label in (_QUERIES, _RING), label == _RING
@@ -195,7 +195,7 @@ def _counted(label: str, batch: str, sequence: str) -> np.ndarray:
 
 
 def splits_experts(label: str) -> bool:
-    """Return whether an operator's label on a mesh axis (the loop dim that it splits) is one over experts."""
+    """Return whether the loop dim ``label`` that a mesh axis splits in an operator is one over experts."""
     return label.partition("@")[0].partition(".")[0] in _EXPERT_LOOPS
 
 
@@ -269,8 +269,9 @@ def _other_way(counts: np.ndarray) -> np.ndarray:
 def _of_stages(
     record: StagesRecord, space: Space, weights: Weights
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return the weights of operators by axis and use (axes, _COUNTED), the weights of all parameters that
-    can be sharded and of those in each ZeRO stage (4,), and the number of parts of each expert layer."""
+    """Return the weights of operators by axis and use (axes, _COUNTED), the size of all parameters that can
+    be sharded followed by the sizes of those in each ZeRO stage (4,), and the number of parts into which
+    each expert layer is split."""
     stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
     counts, of_experts, experts = np.zeros((len(shape), _COUNTED)), set[int](), list[int]()
     for stage in stages:
@@ -325,7 +326,7 @@ class _OfSpace:
     Attributes:
         counts: (points, axes, _COUNTED) the weight of the operators with each use of each axis.
         stored: (points, 4) the weight of parameters that can be sharded, and of those in each ZeRO stage.
-        once: for each block (points, groups of the block) ``1`` or ``0``, as in :attr:`Space.recipes`.
+        once: for each block (points, groups of the block) ``0`` if the group is recomputed, otherwise ``1``.
         experts: for each expert layer (points,) the number of parts into which experts are split.
     """
 
@@ -336,7 +337,7 @@ class _OfSpace:
     experts: Sequence[np.ndarray]
 
     def ways(self) -> Iterator[Counter[str]]:
-        """Yield for each point the number of blocks by recomputed part, or :data:`_NOT_AT_ALL`."""
+        """Yield, for each point, how many blocks recompute which of their parts, or :data:`_NOT_AT_ALL`."""
         known: dict[tuple[str, bytes], str] = {}
         for i in range(len(self.counts)):
             found = Counter[str]()
@@ -433,9 +434,10 @@ def _experts(parts: Sequence[int]) -> Iterator[str]:
 def _tables(
     group: Mapping[str, Any], shape: Sequence[int], batch: str, sequence: str, sizes: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a group's uses of each axis as flags (configurations, axes, _COUNTED), the weights of its
-    parameters that can be sharded and of those in each ZeRO stage (configurations, options, 4), and into how
-    many parts its experts are split (configurations,)."""
+    """Return three arrays on a group of operators, by configuration (the loop dims that the axes split) and
+    option (a way to store its parameters): its use of each axis as flags (configurations, axes, _COUNTED),
+    the size of all shardable parameters and of those in each ZeRO stage (configurations, options, 4), and
+    the number of parts into which experts are split (configurations,)."""
     configurations, axes = group["configurations"], len(shape)
     counted = np.zeros((len(configurations), axes, _COUNTED), dtype=int)
     for c, labels in enumerate(configurations):
@@ -460,8 +462,8 @@ def _tables(
 
 
 def _of_tied(layout: Sequence[str]) -> list[bool]:
-    """Return a tied parameter's flags as in :attr:`_OfSpace.stored`; shards that come from split operators do
-    not count."""
+    """Return four flags of a tied parameter: whether it can be sharded, and whether it is in ZeRO stage 1, 2
+    or 3. Shards that come from split operators do not count."""
     in_shards = any(name.startswith("S(") for name in layout[1:])
     of_zero = in_shards and layout[0] in (*_STAGE_OF, "ahead")
     return [of_zero or not in_shards, *(of_zero and stage_of(layout[0]) == stage for stage in (1, 2, 3))]

@@ -63,8 +63,8 @@ class Point:
         record: StagesRecord = WITH_INDICES,
         **figures: Any,
     ) -> Point:
-        """Return a point from a strategy and its figures by name. A breakdown is given as a whole, as a
-        sequence or by name: ``terms={"context": 3e8}``."""
+        """Return a point from a strategy and its figures by name. A breakdown is one argument with all its
+        parts: a sequence, or a mapping from their names such as ``terms={"context": 3e8}``."""
         return cls(_ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, record)
 
     def changed(self, **changes: Any) -> Point:
@@ -100,7 +100,7 @@ class Point:
 
     @property
     def terms(self) -> dict[str, float]:
-        """The memory of a process beside tensors in bytes, by name; empty on CPU ranks."""
+        """The memory of a process beside the step's tensors in bytes, by name, such as CUDA's context."""
         return self._parts("terms")
 
     @property
@@ -140,7 +140,7 @@ class Point:
 
     @property
     def proven(self) -> str:
-        """The proof of a point in words: ``exact``, ``within 0.1 %`` of the best sums, or ``-`` for none."""
+        """The proven gap to the least sums of costs: ``exact``, ``within 0.1 %``, or ``-`` without proof."""
         if self.gap is None or self.gap > PROOF:
             return "-"
         return "exact" if self.exact else f"within {share_words(max(self.gap, LEAST_SHARE))}"
@@ -182,7 +182,8 @@ _FIELDS = frozenset(field.name for field in fields(Point)) - {"figures"}
 
 
 def by_strategy(points: Sequence[Point]) -> tuple[dict[int, list[int]], dict[int, StagesRecord]]:
-    """Return the rows of sharded points by their ``space``, and the plans of other points by row."""
+    """Return the indices of the sharded points, grouped by :attr:`Point.space`, and the plans of all other
+    points by index."""
     of_spaces: dict[int, list[int]] = {}
     records: dict[int, StagesRecord] = {}
     for row, point in enumerate(points):
@@ -231,7 +232,7 @@ different orders, with rounding errors of some 1e-16 per term."""
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return the points, with ``exact`` set to False where another point has lower sums of memory and time.
 
-    Proofs hold up to rounding, and do not cover placed plans. So the sums themselves are compared here.
+    Proofs hold only up to rounding, and do not cover placed plans, so this function compares the sums.
     """
     order = sorted(range(len(points)), key=lambda i: _additive(points[i]))
     found = list(points)

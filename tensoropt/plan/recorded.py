@@ -103,7 +103,8 @@ class Recorded:
 
     Attributes:
         whole: costs of workloads that all devices run.
-        links: fitted costs of collectives by mesh label; those with messages by :func:`_with_pairs`.
+        links: fitted costs of collectives by mesh label. Fits that also cover messages between ranks have the
+            key :func:`_with_pairs` instead.
         discovered: how operators without a rule can be split, found by running small copies, by signature.
         parts: costs on a part of the devices, by the key of a pipeline rank (:func:`_place_key`) or of a
             device kind (:func:`_device_key`).
@@ -121,7 +122,7 @@ class Recorded:
         return group_operators(refine_graph(self.graph, self))
 
     def get(self, key: str, kind: str) -> Any:
-        """Return how the operator with this signature can be split; None if unknown."""
+        """Return how the operator with signature ``key`` can be split; None if unknown."""
         return self.discovered.get(key)
 
     def put(self, key: str, record: Any, kind: str) -> None:
@@ -150,6 +151,7 @@ class Recorded:
 
         Args:
             work: returns the new costs of a workload, given its key and old costs.
+            overheads: returns the new overheads, given the old ones.
         """
 
         def of_part(part: _RecordedCompute) -> _RecordedCompute:
@@ -240,11 +242,11 @@ class RecordedCosts:
         return self._part(_device_key(kind))
 
     def overheads(self) -> Overheads:
-        """Return what a step spends beside operators and collectives, on the slowest device kind."""
+        """Return the times of a step's small items, such as copies, on the slowest device kind."""
         return self.part.overheads
 
     def overheads_on(self, kind: DeviceKind) -> Overheads:
-        """Return what a step spends beside operators and collectives, on one device kind."""
+        """Return the times of a step's small items, such as copies, on one device kind."""
         return self._part(_device_key(kind)).overheads
 
     def _part(self, key: str) -> _RecordedCompute:
@@ -256,7 +258,8 @@ class RecordedCosts:
         return part or self.recorded.whole
 
     def process_memory(self, graph: OperatorGraph) -> ProcessMemory:
-        """Return the memory of a process beside the step's tensors; only constants if it is not counted."""
+        """Return the memory of a process beside the step's tensors. On CPU ranks, or if the settings leave it
+        out, this is only the size of the graph's constants."""
         return process_memory(self.cluster, graph, counted=self.settings.process_memory)
 
     def communication(self, mesh: Mesh, *, pairs: bool = False) -> LinkCosts:
@@ -307,7 +310,7 @@ class CostRecorder:
         self._seen: set[tuple[int, int]] = set()
 
     def add_tables(self, tables: CostTables, choice: Mapping[str, int]) -> None:
-        """Record the costs of a strategy, given as an index into the cost table of each variable."""
+        """Record the costs of a strategy, given as the index of each group's choice in its cost table."""
         prices = tables.prices
         self._priced[""] = prices.compute, prices.overheads
         if isinstance(prices.communication, CommunicationModel):

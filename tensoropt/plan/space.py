@@ -52,7 +52,8 @@ class Space:
         return math.prod(self.mesh.shape)
 
     def position(self, group: str, index: int) -> int:
-        """Return the position in ``configurations`` of a group's index, which counts recomputed ones, too."""
+        """Return the index in a group's ``configurations``, given a point's index, which counts them twice:
+        not recomputed, then recomputed."""
         return index % len(self.groups[group]["configurations"])
 
     def labels(self, group: str, index: int) -> Sequence[str]:

@@ -1,7 +1,8 @@
-"""Functions that replace the dtype ``auto``: by bfloat16 for language models on GPUs with it, else float32.
+"""Functions that replace the compute dtype ``auto``: by bfloat16 for language models on GPUs that support it,
+otherwise by float32, which leaves the model's own dtypes as they are.
 
 Language models are trained in bfloat16 on such GPUs, so float32 figures would describe a step that nobody
-runs. Other models keep their dtypes unless the user chooses one.
+runs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ class Command:
 
 
 def cluster_is_named(exploration: Exploration) -> bool:
-    """Return whether the cluster's name gives the same cluster again, or is ``local``, any machine's own."""
+    """Return whether a command line can give the cluster by its name: the name still means the same cluster,
+    or it is ``local``, which means the machine that runs the command."""
     if str(exploration.cluster["name"]).partition(":")[0] == "local":
         return True
     try:
@@ -88,7 +89,8 @@ def _whole_source(source: str) -> str:
 
 
 def run_ways(cluster: Mapping[str, Any], devices: int, path: str) -> tuple[Command, ...]:
-    """Return commands and calls that run a plan on its devices; if these are GPUs, one on CPU ranks, too."""
+    """Return commands and calls that run the plan file ``path`` on ``devices`` devices of a cluster; for GPUs
+    also a command that runs it on CPU ranks."""
     known = made_for(cluster)
     if known is None or not for_gpus(cluster):
         return (Command("Run it", run_line(devices, path)),)

@@ -143,8 +143,8 @@ class _SimulatedStep:
         return self.memory_curve(), StepOwners(self.evaluated.batch, self._timed).at
 
     def _place(self, number: int, words: str, *seconds: float) -> Share:
-        """Return the memory peak and the seconds, in the order of :class:`Share`, of a device or pipeline
-        rank."""
+        """Return the share of device or pipeline rank ``number``: its memory peak, with ``seconds`` in the
+        order of the fields of :class:`Share`. ``words`` follow the device numbers in its title."""
         peaks = self.point.stages.peak_bytes
         beside_bytes = self.point.memory_bytes - max(peaks)
         title = devices_words(number, len(peaks), self._devices) + words

@@ -58,7 +58,7 @@ def _changed(plan: Rebuilt) -> Iterator[Faster]:
             weight_gradient_s=work.weight_gradient_s / 2,
         )
     )  # fmt: skip
-    yield Faster("kernels of half the seconds", plan.simulated(recorded=halved).time_s)
+    yield Faster("kernels of half the duration", plan.simulated(recorded=halved).time_s)
     at_once = plan.recorded.changed(
         lambda _, work: replace(work, forward_host_s=0.0, backward_host_s=0.0),
         lambda overheads: replace(overheads, of_host=None),

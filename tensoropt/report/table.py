@@ -39,8 +39,8 @@ def timing_words(exploration: Exploration) -> str:
 
 
 def fit_lines(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return lines on the error of a fit to timings, found with timings left out of the fit, by operator
-    class."""
+    """Return lines of text on the cross-validation errors of the fits to timings, one per operator class and
+    direction."""
     head = "what was not timed is fitted; the fit's error on held-out timings, median (90th percentile):"
     lines = [
         f"  {error['cls']} {error['direction']}: {100 * error['median']:.0f} % "
@@ -91,7 +91,7 @@ def point_lines(row: FigureRow) -> list[str]:
 
 
 def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
-    """Return the ``torchrun`` command that runs a plan; with ``gpus``, a plan for GPUs runs on CPU ranks."""
+    """Return the ``torchrun`` command that runs a plan; with ``gpus``, a plan for GPUs on CPU ranks."""
     line = f"torchrun --nproc-per-node {devices} -m tensoropt.execute {path} --steps 20"
     return f"{line} --cpu" if gpus else line
 
@@ -99,7 +99,7 @@ def run_line(devices: int, path: str, *, gpus: bool = False) -> str:
 _COMPARISON_HEADER = ["planner", "limit", "needs", "time", "points", "search", "gap", ""]
 
 
-_GAP_CAPTION = "gap: time over the best known within the same memory, by the frontier or any planner here"
+_GAP_CAPTION = "gap: how much longer a step takes than with the fastest known plan that needs no more memory"
 
 
 def comparison_text(exploration: Exploration) -> str:

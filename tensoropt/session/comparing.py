@@ -75,6 +75,7 @@ def with_planners(
     planner's result as its ``comparison``.
 
     Args:
+        entries: the planners to run.
         limits: memory limits in bytes per device; each planner runs once per limit. Without a limit (None),
             it returns every trade-off of memory and time that it finds.
     """
@@ -104,7 +105,8 @@ def planning_task(
 ) -> PlanningTask:
     """Return the input of planners of these kinds of plans: the exploration's cost tables and other costs.
 
-    ``base``, the exploration in this input, also has spaces for the pipelines and placed plans to be found.
+    The exploration in this input, ``base``, gets further ``spaces`` for the meshes of pipelines and placed
+    plans that these planners may find.
 
     Args:
         stack: closes the profile store and the ranks that are opened to measure further operators.

@@ -90,8 +90,8 @@ def certified(searched: Sequence[SearchedSpace], points: Sequence[Point]) -> tup
 
 
 def only_used_spaces(exploration: Exploration) -> Exploration:
-    """Return the exploration without those spaces of pipelines and placed plans that no point uses or that
-    repeat an earlier one. Its points get the new numbers of their spaces."""
+    """Return the exploration without unused and repeated ``spaces`` (a mesh with a micro-batch count each) of
+    pipelines and placed plans. The indices of spaces in its points are adjusted."""
     needed = {point.space for point in (*exploration.points, *exploration.others)}
     kept: list[Space] = []
     number: dict[int, int] = {}

@@ -36,7 +36,7 @@ class PricedJob(NamedTuple):
 
     Attributes:
         point: the job's strategy with its figures.
-        space: the job's mesh and micro-batch count, whose only point is this one.
+        space: the job's mesh and micro-batch count, with the names of the choices to which ``point`` refers.
         record: adds the costs behind the figures to a :class:`CostRecorder`.
         notes: the parts of the job that the prediction leaves out.
     """
@@ -167,13 +167,13 @@ def with_jobs(
 def _other_settings(job: LaunchedJob, exploration: Exploration, problem: Problem) -> Iterator[str]:
     computed, work = problem.graph.atoms.graph.compute_dtype or "float32", StepWork.of(exploration)
     if job.dtype and job.dtype != computed:
-        yield f"the job computes in {job.dtype}, predicted in {computed}; see --dtype"
+        yield f"the job computes in {job.dtype}, the prediction is for {computed}; set --dtype"
     optimizer = str(exploration.settings["optimizer"])
     if job.optimizer and job.optimizer != optimizer:
-        yield f"the job's optimizer is {job.optimizer}, predicted with {optimizer}; see --optimizer"
+        yield f"the job's optimizer is {job.optimizer}, the prediction is for {optimizer}; set --optimizer"
     if job.batch is not None and job.batch != problem.batch:
         samples = counted(job.batch, "sample")
-        yield f"the job's step has {samples}, predicted with {problem.batch}; see --batch"
+        yield f"the job's step has {samples}, the prediction is for {problem.batch}; set --batch"
     if job.sequence and work.tokens and work.samples and work.tokens != job.sequence * work.samples:
         length = work.tokens // work.samples
-        yield f"the job's samples have {job.sequence} tokens, predicted with {length}; see --sequence"
+        yield f"the job's samples have {job.sequence} tokens, the prediction is for {length}; set --sequence"

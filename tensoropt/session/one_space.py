@@ -57,7 +57,8 @@ class Found:
         _simulate_together([(self, indices)], simulations)
 
     def neighbours(self, won: Indices) -> Indices:
-        """Return indices of points to simulate next, spread between simulated points near unbeaten ones.
+        """Return indices of points to simulate next, evenly spread over gaps between simulated points. Only
+        gaps near an unbeaten point are filled.
 
         Args:
             won: the indices of the unbeaten strategies among the simulated ones.
@@ -133,8 +134,8 @@ class SearchedSpace:
     """The cost tables and the frontier of one mesh at one micro-batch count.
 
     Attributes:
-        frontier: the frontier of all strategies or, if a gap is allowed, of those that may beat the
-            strategies known before; None if the space was not searched.
+        frontier: the frontier of all strategies or, if the settings allow a gap, of those that may beat the
+            strategies known before the search; None if there was no search.
     """
 
     mesh: Mesh

@@ -2,9 +2,9 @@
 
 For every pipeline degree, mesh and micro-batch count, the frontier of each range of operators is found
 (:mod:`tensoropt.pipeline.stage_frontiers`). Stages are composed from them for every amount of memory
-(:mod:`tensoropt.pipeline.compose`), and each composition is simulated with its schedule. If a model has too
-many positions to try all cuts, only cuts between those that balance computation and those that balance
-storage are tried. The notes say what else is left out.
+(:mod:`tensoropt.pipeline.compose`), and each composition is simulated with its schedule. If there are too
+many ways to cut a model, each cut is tried only in the range from where it would balance computation to where
+it would balance parameter storage. The notes say what else is left out.
 
 In this file, a place is a pipeline rank: the equal part of the devices that computes one or more stages.
 """
@@ -92,8 +92,8 @@ class _Cutting:
         return stages_to_a_place(self._blocks, places, micro_batches, _MOST_STAGES, ends=self._ends)
 
     def positions(self, composer: Composer, costs: CostSource, *, every: bool) -> list[list[int]]:
-        """Return, for each stage, the indices of the groups of operators with which it may begin, and the
-        end.
+        """Return, for each stage, the indices of the groups of operators with which it may begin. The last
+        item is a list with the number of groups, where the last stage ends.
 
         Args:
             costs: the source of the costs that compare the speeds of pipeline ranks.
@@ -121,7 +121,9 @@ class _Cutting:
         places = self._cuttable(stages)
         if len(places) <= _FEW_POSITIONS and every:
             return [[0], *(places for _ in range(stages - 1)), [count]]
-        self.note("pipelines: cuts lie between those that balance computation and those that balance storage")
+        self.note(
+            "pipelines: cuts are tried only from where they balance computation to where they balance storage"
+        )
         even = [
             cuts
             for weights, strengths in zip(self._weights, self._strengths(composer, costs), strict=True)
@@ -232,7 +234,7 @@ def with_pipelines(session: Session, searched: Searched, exploration: Exploratio
         )
         points = list(reduce_points([*points, *made]))
     if not points:
-        remedy = "give a batch whose size the number of stages divides, or other cuts"
+        remedy = "give a batch size that is a multiple of the number of stages, or other cuts"
         why = " ".join(finder.refusals.values()) or remedy
         raise ConstraintError(f"{finder.pin}: no such pipeline was found; {why}")
     among = sum(p.space >= len(exploration.spaces) for p in points)
@@ -247,7 +249,7 @@ class _Task:
 
     Attributes:
         schedule: the name of the schedule; "" for the requested one.
-        outer: the tried placements of tensors between stages on all mesh axes within a stage but the last.
+        outer: the splits to try for tensors sent between stages, on all axes of a stage's mesh but the last.
         per_place: stages per pipeline rank; None to let :meth:`_Finder._several` choose.
     """
 
@@ -391,8 +393,9 @@ class _Finder:
         return [(*one, reduce_points(of)) for one, of in zip(asked, found, strict=True)]
 
     def _search(self, asked: list[tuple[Mesh, int]], found: list[list[Point]]) -> None:
-        """Fill ``found`` with the pipelines of each mesh and micro-batch count in ``asked``. For a large
-        model, append to both the mesh of least memory, with one sample per micro-batch."""
+        """Add the pipelines of each mesh and micro-batch count in ``asked`` to the list at the same index of
+        ``found``. For a large model, also search the mesh with the least memory at one sample per
+        micro-batch, and append this search to both lists."""
         self._add([(own, _Task(*at)) for own, at in zip(found, asked, strict=True)])
         if not self.small and not self._pinned_schedule and not self.cutting.pinned:
             left = [(own, at) for own, at in zip(found, asked, strict=True) if at not in self._beaten]
@@ -470,7 +473,8 @@ class _Finder:
     # -- stages -------------------------------------------------------------------------------------
 
     def _prepared(self, task: _Task) -> _Prepared | None:
-        """Return a task that can be composed without profile store and ranks; None if it is impossible."""
+        """Return a task with all costs that it needs already measured, so that a fork can compose its
+        pipelines; None if there are none."""
         mesh, micro_batches, per_place = task.mesh, task.micro_batches, task.per_place
         schedule = task.schedule or self.schedule
         restriction = self._restriction(mesh, micro_batches)
@@ -514,9 +518,10 @@ class _Finder:
     def _composed(self, prepared: _Prepared) -> tuple[Any, ...]:
         """Compose and simulate the pipelines of a task.
 
-        Return those that no plan so far beats, the number simulated, the least memory and its mesh, notes,
-        refusals, and (mesh, micro-batches) if other plans beat all of them. Pipelines are returned as points,
-        since evaluations hold the simulated steps of all stages: gigabytes for a model of a hundred blocks.
+        Return the pipelines that no plan so far beats, the number of simulated ones, the least memory with
+        its mesh, notes, refusals, and (mesh, micro-batch count) if other plans beat all pipelines. Pipelines
+        are returned as points, since evaluations hold the simulated steps of all stages: gigabytes for a
+        model of a hundred blocks.
         """
         task, composer, positions = prepared
         mesh, beaten = task.mesh, set[tuple[Mesh, int]]()

@@ -243,9 +243,9 @@ class _Asking:
         if not self.left_out:
             return []
         return [
-            f"placing planners may take {self.most_s:.0f} s, {share_words(SHARE)} of the exploration's time; "
-            f"these were left out, or not run within all memory limits: {', '.join(self.left_out)}; "
-            "--placements always runs them"
+            f"planners of placed plans may take {self.most_s:.0f} s together, {share_words(SHARE)} of the "
+            "exploration's time, so these were left out, or not run within all memory limits: "
+            f"{', '.join(self.left_out)}; --placements always runs them"
         ]
 
     def baselines(self) -> tuple[Point, ...]:
@@ -302,7 +302,7 @@ def _asked_within_points(
         session.progress(_STAGE, len(entries), len(entries), f"{len(asking.found)} plans of planners")
     note = (
         f"heuristics ran with the memory of {len(asked) - 1} of {len(points):,} points as their limit; with "
-        "that of another point, one of them may find a better plan"
+        "the memory of another point as the limit, they may find a better plan"
     )
     return unbeaten(points), [note] * bool(heuristics and limits)
 

@@ -69,8 +69,9 @@ def tables_of(
 def apart(
     graph: GroupGraph, meshes: Sequence[Mesh], counts: Sequence[int], left: Restrictions
 ) -> tuple[Offered, Offered]:
-    """Return the spaces (a mesh with a micro-batch count each) that are searched fully, and those on wide
-    meshes, which are searched in part. If all meshes are wide, all spaces are in the first part."""
+    """Return the spaces (a mesh with a micro-batch count each) to be searched fully, and those on wide
+    meshes, to be searched in part. If all meshes are wide, all spaces are searched fully. ``left`` has what
+    the user's constraints leave."""
     spaces = {
         (mesh, count): left.spaces[mesh.label, count] if left.spaces is not None else FREE
         for mesh in meshes
@@ -88,8 +89,8 @@ def refine(
 ) -> tuple[str, ...]:
     """Search the wide meshes after all others; return notes on what was left out.
 
-    On each mesh, the micro-batch count that most unbeaten strategies have comes first. If a coarse search
-    there finds nothing that beats them, the other counts are left out.
+    Each mesh is searched first at the micro-batch count that most unbeaten strategies have, then at less
+    frequent ones, until a coarse search at one count finds no strategy that beats those known.
     """
     notes: list[str] = []
     clock = session.clock
@@ -122,9 +123,9 @@ def best_counts(simulations: Simulations) -> list[int]:
 
 
 def combining(limit: Restriction, simulations: Simulations, count: int) -> Restriction:
-    """Return a restriction for a mesh with one more axis, by which each group may combine only some of its
-    splits over one axis: those that unbeaten strategies at this micro-batch count use most, and those that no
-    searched mesh allowed."""
+    """Return the restriction of a wide mesh by constraints, ``limit``, with a further one: each group of
+    operators may combine only those of its splits over one axis that unbeaten strategies at micro-batch
+    count ``count`` use most, and those that no searched mesh allowed."""
     best = simulations.frontier().origin
     graph = simulations.spaces[0].tables.graph
     used = {group.name: Counter[int]() for group in graph.groups}
@@ -162,7 +163,7 @@ def _told(mesh: Mesh, searched: Sequence[int], left: Sequence[int], better: bool
             "the best strategies of other meshes use"
         )
     if left:
-        why = "every strategy of other meshes at these counts is beaten by one at another count"
+        why = "on other meshes, every strategy with these counts is beaten by one with another count"
         why = why if better else f"at {searched[-1]} it has no strategy that beats those of other meshes"
         notes.append(f"not searched: mesh {mesh.label}, micro-batches {_listed(left)}: {why}")
     return notes

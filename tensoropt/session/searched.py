@@ -39,13 +39,14 @@ class Searched:
 
     Attributes:
         problem: the operator graph, prepared for costs.
-        costs: the source of the costs, which still has those that the search used.
+        costs: the source of the costs, which caches those that the search used.
         spaces: the meshes and micro-batch counts that have a strategy; empty if no sharded plan is possible.
         simulations: the simulated strategies of each space.
         split_share: the share of the forward FLOPs in groups of operators that can be split in two or more
             ways.
         model_flops: the FLOP of a step by number format (:func:`~tensoropt.evaluation.problem.model_flops`).
-        notes: what was left out: by constraints, on meshes without a strategy, for sizes that do not divide.
+        notes: remarks: on what constraints or a partial search leave out, on sizes that no mesh axis divides,
+            and on operators without a GPU kernel.
         refusal: why no sharded plan is possible; "" if one is.
         parallelism: the model's FLOPs over those of its longest chain of dependent groups.
     """
@@ -147,8 +148,9 @@ def _without_kernels(problem: Problem, cluster: Cluster) -> tuple[str, ...]:
     if not lacking:
         return ()
     return (
-        f"priced as if GPUs could run them, though no plan can: {', '.join(lacking)} (no kernels for GPUs); "
-        "describe CPU ranks beside the GPUs in the cluster file, or write that part with other PyTorch calls",
+        f"no GPU kernels exist for {', '.join(lacking)}, so no plan runs on these GPUs, and the predictions "
+        "assume such kernels; describe CPU ranks beside the GPUs in the cluster file, or write that part "
+        "with other PyTorch calls",
     )
 
 

@@ -62,7 +62,7 @@ class Session:
             show(words)
 
     def seconds_with(self, report: Mapping[str, Any], stage: str) -> dict[str, float]:
-        """Return a report's durations of stages in seconds, with that of a stage that ended later."""
+        """Return a report's durations of stages in seconds, and that of ``stage``, which ended later."""
         return {**report["seconds"], stage: round(self.clock.seconds[stage], 3)}
 
     def open_store(self) -> AbstractContextManager[ProfileStore]:

@@ -105,7 +105,8 @@ class SpaceSimulations:
 
     @property
     def least_shares(self) -> Floats:
-        """(2,) the least ratios of simulated to summed memory and time expected of a strategy."""
+        """(2,) the least ratios of simulated to summed memory of tensors, and of simulated to summed time, of
+        this mesh's strategies so far, less a margin. All other strategies are expected to exceed them."""
         additive = self.done.additive
         if not len(additive):
             return np.zeros(2)
@@ -115,7 +116,7 @@ class SpaceSimulations:
         return shares.min(axis=0) - _MARGIN
 
     def uses(self, numbers: Indices) -> dict[str, Counter[int]]:
-        """Return how often strategies use each split over one axis, by group of operators."""
+        """Return how often the strategies ``numbers`` use each split over one axis, by group of operators."""
         tables = self.tables
         found = {group.name: Counter[int]() for group in tables.graph.groups}
         for column, variable in enumerate(tables.variables):
@@ -192,7 +193,8 @@ class Simulations:
 
 
 def unbeaten_of(spaces: Sequence[SpaceSimulations]) -> Frontier:
-    """Return the frontier of all simulated strategies; ``origin`` (n, 2) has their space and row."""
+    """Return the frontier of all simulated strategies. Its ``origin`` (n, 2) has for each strategy an index
+    in ``spaces``, and the strategy's index among those simulated in that space."""
     sizes = [len(space.simulated) for space in spaces]
     which = np.repeat(np.arange(len(sizes)), sizes)
     number = np.concatenate([np.arange(size) for size in sizes])

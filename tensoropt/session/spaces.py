@@ -179,7 +179,7 @@ class SpaceSearch:
         said = "; ".join(self.notes)
         if self.settings.constraints is None:
             return InfeasibleError(
-                f"{said}; if memory ran out, take a smaller batch, or price without timing: "
+                f"{said}; if memory ran out, take a smaller batch, or predict without timing: run "
                 "`tensoropt measure profiles --forget-failed`, then explore with --measure never"
             )
         return ConstraintError(f"{said}; take back or soften a constraint")

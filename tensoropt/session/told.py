@@ -136,9 +136,9 @@ def _block_classes(prices: JobPrices, launcher: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(type(built.get_submodule(block)).__name__ for block in blocks))
     except (TensorOptError, AttributeError) as error:
         raise JobError(
-            f"a config of {launcher} names the class of the model's blocks ({blocks[0]} ...), for which the "
-            f"model is built again, and that failed: {error}; export where it can be built, from a file, the "
-            "zoo or Hugging Face"
+            f"a config of {launcher} needs the name of the class of the model's blocks ({blocks[0]} ...), "
+            f"but building the model to find that name failed: {error}; export where it can be built, from a "
+            "file, the zoo or Hugging Face"
         ) from None
 
 

@@ -17,7 +17,7 @@ from tensoropt.sharding.groups import GroupGraph
 _MAX_AXES = 2
 """The most axes of a mesh of usual strategies: the outer one splits samples, the inner one tensors."""
 
-USUAL_NOTE = "usual strategies alone were priced: DDP, ZeRO, FSDP, tensor parallelism; nothing was searched"
+USUAL_NOTE = "only usual strategies (DDP, ZeRO, FSDP, tensor parallelism) were simulated, without a search"
 
 
 def usual_spaces(offered: Offered, graph: GroupGraph) -> Offered:

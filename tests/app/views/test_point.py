@@ -62,7 +62,7 @@ def test_what_is_proven_is_said_of_the_sums_and_not_of_the_simulated_figures():
     data = FrontierData.of(exploration([one]))
     said = {f.name: f.words for f in point_card(data, View(), 0).facts}["proven"]
     assert "it takes at most 0.001 % longer than any searched plan with no more memory" in said
-    assert "by the search's sums (15 GiB and 500 ms for this one)" in said
+    assert "by the sums of costs that the search compares (15 GiB and 500 ms for this one)" in said
     assert "and not proven" in said
 
 

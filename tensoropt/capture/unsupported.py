@@ -37,7 +37,7 @@ class Unsupported:
     remedy: str
 
     def refused(self, model: str, line: str, said: str = "") -> CaptureError:
-        """Return the error to raise; ``line`` is a line of the model's code, ``said`` PyTorch's message."""
+        """Return the error for a ``line`` of the model called ``model``; ``said`` is PyTorch's message."""
         where, words = f" at {line}" if line else "", f" (PyTorch: {said})" if said else ""
         return CaptureError(f"{model}{where} {self.what}, which is not supported; {self.remedy}{words}")
 

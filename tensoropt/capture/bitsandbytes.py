@@ -4,8 +4,8 @@ A layer of bitsandbytes keeps its scales outside of the state dict, and multipli
 Python objects; neither can be exported or split. TensorOpt's layers compute the same: ``Linear4bit`` in its
 compute dtype, ``Linear8bitLt`` as in training on a CPU, without rounding of activations (on a GPU, LLM.int8()
 rounds activations to int8, too). If the scales are quantised, too, bitsandbytes has one second-level scale
-for 256 blocks of weights, which may lie in several rows. TensorOpt's layers have one for each group of blocks
-within a row, which takes a few bytes more.
+for each 256 blocks of weights, which may lie in several rows. TensorOpt's layers have one for each group of
+blocks within a row, which takes a few bytes more.
 """
 
 from __future__ import annotations

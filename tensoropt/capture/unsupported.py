@@ -192,7 +192,7 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def _refuse_at_the_call(kind: Unsupported) -> None:
-    """Raise a row's error with the model's line that makes the current call; do nothing if there is none."""
+    """Raise a row's error for the model's line that makes the current call, if a line of the model does."""
     frame = None if getattr(_own, "calls", False) else calling_frame()
     if frame is not None:
         raise kind.refused("the model", quoted_line(frame))

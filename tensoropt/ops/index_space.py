@@ -278,7 +278,8 @@ class Builder:
             self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added=added))
 
     def write(self, labels: Sequence[Loops], index: int = 0, **loops: Sequence[int]) -> None:
-        """Describe an output by one label per dim; ``loops``: values of :class:`Operand`'s other fields."""
+        """Describe an output by one label per dim; ``loops``: ``synced`` and ``means`` of
+        :class:`Operand`."""
         name = self.op.outputs[index]
         self._writes[name] = self._operand(name, labels, **{kind: tuple(of) for kind, of in loops.items()})
 

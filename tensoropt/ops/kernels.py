@@ -94,7 +94,7 @@ class SingleDevice(ShardContext):
 def _mean_as_sum(
     context: ShardContext, name: str, target: str, count: int, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Return a shard's part of a mean over split dims: its sum (``target``) divided by the global count."""
+    """Return a shard's part of a mean over split dims: the sum by ``target``, over the global count."""
     total: torch.Tensor = resolve_overload(target)(*args, **kwargs)
     return total / count
 

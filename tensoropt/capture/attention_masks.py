@@ -3,7 +3,8 @@ that hides nothing is dropped.
 
 The mask may be an operand of attention, or an addend in attention written out by hand
 (``softmax(q k^T * scale + mask) v``). With the flag no ``[queries, keys]`` tensor exists, and kernels skip
-hidden positions. Only a constant that hides exactly all ``key > query`` becomes the flag."""
+hidden positions. Only a constant mask that hides the keys after each query, and nothing else,
+becomes the flag."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class MaskReader:
         self.flagged = self.by_hand = 0
 
     def known(self, node: Any) -> bool:
-        """Return whether ``node`` is a constant on whose value the graph may depend."""
+        """Return whether ``node`` is a constant whose value may influence the graph. Values that a model on
+        the meta device lacks may do so only if ``read_stored`` is set."""
         if not isinstance(node, torch.fx.Node) or node not in self._folder:
             return False
         return self._read_stored or self._folder.decides(node)
@@ -95,7 +97,8 @@ class MaskReader:
         return self._found[key]
 
     def notes(self, operators: Iterable[Operator]) -> tuple[str, ...]:
-        """Return notes for the user on replaced masks, and on ``operators`` that compute large constants."""
+        """Return notes for the user on replaced masks, and on ``operators`` that compute constants too large
+        to be stored."""
         notes = []
         if self.flagged:
             notes.append(
@@ -167,8 +170,8 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.N
     ``softmax(q k^T * scale + causal mask) v``. Return the inserted calls, or None for any other node.
 
     The intermediate results must have one floating-point dtype and no other readers. A computation with
-    dropout is left unchanged: PyTorch's attention with dropout stores its weights even under the flag, and
-    the mask is small next to these weights.
+    dropout is left unchanged: PyTorch's attention with dropout stores the attention weights even under the
+    flag, and the mask is small next to them.
     """
     if str(node.target) not in _BY_HAND or len(node.all_input_nodes) != 2:
         return None
@@ -206,7 +209,8 @@ def attention_by_hand(node: torch.fx.Node, masks: MaskReader) -> list[torch.fx.N
 
 
 def _renamed(node: Any) -> torch.fx.Node | None:
-    """Return the call of which ``node`` is a mere copy or view; None if another node reads such a result."""
+    """Return the call whose result ``node`` copies or views unchanged, or ``node`` itself if it changes its
+    operand. Return None if ``node``, that call or a copy between them has a second reader."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and _readers(node) == 1:
         source = renamed(node)
         if source is None:

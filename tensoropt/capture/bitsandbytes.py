@@ -3,8 +3,9 @@
 A layer of bitsandbytes keeps its scales outside of the state dict, and multiplies in a function that takes
 Python objects; neither can be exported or split. TensorOpt's layers compute the same: ``Linear4bit`` in its
 compute dtype, ``Linear8bitLt`` as in training on a CPU, without rounding of activations (on a GPU, LLM.int8()
-rounds activations to int8, too). Scales that are themselves quantised get one scale per group within a row,
-which takes a few bytes more than bitsandbytes' scale per 256 blocks across rows.
+rounds activations to int8, too). If the scales are quantised, too, bitsandbytes has one second-level scale
+for each 256 blocks of weights, which may lie in several rows. TensorOpt's layers have one for each group of
+blocks within a row, which takes a few bytes more.
 """
 
 from __future__ import annotations

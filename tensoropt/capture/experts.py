@@ -59,9 +59,10 @@ class _Layer:
     """A layer of experts, recognised by reading its operators in order from the sort of expert numbers.
 
     Attributes:
-        role: what each tensor that depends on the sorted order contains, by name: ``ids``, ``order``,
-            ``token``, ``counts``, ``ends``, ``inverse``, ``rows``, ``factors``, ``scaled``, ``back``, ``by
-            token``.
+        role: content of each tensor that depends on the sorted order, by name: sorted expert numbers
+            (``ids``), their permutation (``order``) and its ``inverse``, each row's ``token``, rows per
+            expert (``counts``) and their cumulative sums (``ends``), ``rows``, router weights (``factors``),
+            ``scaled`` rows, rows put ``back`` in order, also as ``[tokens, chosen, width]`` (``by token``).
         body: calls that compute the experts on sorted rows (one row per token and chosen expert).
         named: name that each tensor of the graph has inside the body.
         weights: names of the weights and biases that the body reads, in order.
@@ -87,7 +88,8 @@ class _Layer:
         self.tokens, self.chosen = shape
 
     def _flattened(self, name: str, reader: Operator) -> str:
-        """Return the tensor ``[tokens, experts per token]`` of which ``name`` is a flattened view."""
+        """Return the tensor ``[tokens, experts per token]`` of which ``name`` is a flattened view. The new
+        operator replaces this view, too, if ``reader`` is its only reader."""
         view = self.graph.producer.get(name)
         if view is None or view.target not in _VIEWS:
             raise _Unlike
@@ -212,8 +214,8 @@ class _Layer:
         self.role[op.outputs[0]] = "rows"
 
     def _weight(self, name: str) -> Mapping[str, str]:
-        """Map a weight's name to its name in the body. A transposed parameter is transposed inside the body,
-        so that the new operator reads the parameter itself."""
+        """Map a weight's name to its name in the body (the calls that compute the experts). A transposed
+        parameter is transposed inside the body, so that the new operator reads the parameter itself."""
         maker = self.graph.producer.get(name)
         if maker is not None and maker.target == TRANSPOSE and len(self.graph.consumers[name]) == 1:
             (source, *dims), shape = maker.args, self.graph.tensors[name].shape

@@ -1,7 +1,8 @@
 """Export of a model with ``torch.export``, so that the traced code is the code that runs in training.
 
-Checkpointed code (``torch.utils.checkpoint``) is traced once, with the gradients that it has in the model.
-Which blocks are recomputed is a choice of the plan.
+Checkpointed code (``torch.utils.checkpoint``) is traced without its checkpoint, because the plan chooses
+which blocks are recomputed. Code that gets no gradient from a reentrant checkpoint gets none in the graph
+either.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class _Checkpoints:
         self.notes: list[str] = []
 
     def reentrant(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        """Run ``function`` as ``CheckpointFunction.apply`` does in a step, but without recomputation."""
+        """Run ``function`` as ``CheckpointFunction.apply`` does, but without recomputation, so that
+        ``preserve`` (whether random states are restored) has no effect."""
         self.notes.append(_REPLACED)
         if torch.is_grad_enabled() and not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
             self.notes.append(_IDLE)
@@ -76,8 +78,8 @@ _REPLACED = (
     "the model's own checkpointing is replaced by the plan's, which chooses the blocks that are recomputed"
 )
 _IDLE = (
-    "a reentrant checkpoint gives no gradient, as in the model: none of its input tensors requires one; "
-    "use_reentrant=False would train the parameters inside"
+    "a reentrant checkpoint gives no gradient, as in the model, because none of its input tensors requires "
+    "one; pass use_reentrant=False to train the parameters inside"
 )
 _EAGER_NOTE = (
     "the model could not be exported with torch.compiler.is_compiling() true; it was exported as it runs "
@@ -145,7 +147,9 @@ def _export(
         if asked:
             with _unheard():
                 refuse_communication(lambda _: eager_step(subject, args, kwargs))
-            all_notes.append(f"{asked[0]} asks for a process group; the graph is that of one process")
+            all_notes.append(
+                f"{asked[0]} asks for a process group and finds none: the graph is that of one process"
+            )
         all_notes += checkpoints.notes
     return exported, step, tuple(all_notes)
 
@@ -155,7 +159,7 @@ def _as_it_trains(
     subject: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[_Checkpoints, list[str]]]:
     """While open, run the model's code in the form that is captured: without key/value caches and
-    recomputation, and with every check of values passed.
+    recomputation, and as if every check of values succeeded.
 
     Yields:
         The replaced checkpoints, and a list of notes on branches taken, which is filled while the code runs.

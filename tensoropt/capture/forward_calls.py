@@ -113,8 +113,8 @@ class _ForwardCalls(TorchFunctionMode):
         return self.passing(frame)
 
     def passing(self, frame: FrameType | None) -> bool | None:
-        """Return the outcome of a test with which a guard (code that only raises or warns) is passed; None if
-        the test decides anything else. PyTorch's own guards are passed in the same way as the model's."""
+        """Return the outcome of the current test that keeps a guard from acting; None if the test belongs to
+        no guard. A guard is code of the model or of PyTorch that only raises or warns."""
         for asking in (asking_frame(_FOLDER), frame):
             answer = None if asking is None else _passing(asking)
             if answer is not None:
@@ -139,17 +139,19 @@ class _ForwardCalls(TorchFunctionMode):
             setattr(result, _CHANCE, (args[1] > chance) == (name in _BELOW))
 
     def noted(self, frame: FrameType | None, answer: bool, question: str, branch: str) -> bool:
-        """Add a note on the line that tests a value and on the branch taken; return ``answer``."""
+        """Note for the user what the line of ``frame`` asks (``question``) and which ``branch`` the graph
+        takes; return ``answer``."""
         where = "the model" if frame is None else line_of(frame)
         self.notes.append(f"{where} {question}; the graph takes {branch}")
         return answer
 
 
 def _passing(frame: FrameType) -> bool | None:
-    """Return the outcome of the test at a frame's current line with which a guard is passed, else None.
+    """Return the outcome of the test at a frame's current position that keeps a guard from raising or
+    warning; None if the line belongs to no guard.
 
     A guard may combine tests with ``and``, ``or`` and ``not``. The position in the line identifies the test,
-    and each test gets the outcome with which the whole guard is passed.
+    and each test gets the outcome with which the whole guard does nothing.
     """
     for node in _guards(frame.f_code.co_filename):
         # Only the lines of the question: inside the body the model is past it.

@@ -3,8 +3,9 @@
 Parameters, their gradients and the optimizer's state stay float32 (master weights). Operators declare their
 precision (:class:`tensoropt.ops.calls.Precision`), after PyTorch's autocast (docs, "Autocast Op Reference")
 and Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1): bfloat16 (products, convolutions,
-attention, lookups, norms of one kernel), float32 (losses, softmax, powers, sums), or the widest dtype of the
-operands that may have a gradient. ``torch.autocast`` is not used, because it lacks the meta device.
+attention, lookups, norms that are one kernel) or float32 (losses, softmax, powers, sums). Other operators
+compute in the widest dtype of those activations that depend on a parameter or on a floating-point input.
+``torch.autocast`` is not used, because it lacks the meta device.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Policy:
     """A pass that decides in which dtype each operator reads its operands, and then inserts the casts.
 
     Attributes:
-        now: dtype of each tensor in the result, by name.
+        now: dtype of each tensor in the new graph, by name.
         carries: names of tensors that depend on a parameter or a floating-point input. No other operand makes
             an operator compute in float32.
         read_as: dtype of each floating-point operand, by operator and tensor.
@@ -137,7 +138,8 @@ class _Policy:
         return dict.fromkeys(floats, _NARROW if narrow else _WIDE)
 
     def _made(self, op: Operator, dtypes: Mapping[str, str]) -> tuple[str, ...] | None:
-        """Return the dtypes of a call's results, found on the meta device; None if the call fails there."""
+        """Return the dtypes of a call's results for operands of the given ``dtypes``, by running the call on
+        the meta device; None if the call fails."""
         read = [(n, self.graph.tensors[n].shape, dtypes.get(n, self.now[n])) for n in op.inputs()]
         place = {name: f"t{i}" for i, name in enumerate(dict.fromkeys(op.inputs()))}
         args = map_refs((op.args, tuple(op.kwargs.items())), lambda n: Ref(place[n]))

@@ -1,8 +1,8 @@
 """Replacement of products with a transposed parameter, written as ``x @ weight.T``, with ``linear``.
 
 A view of a parameter would be a separate tensor in all later stages. Saved for backward, the view would keep
-the parameter's gathered copy in memory, and its gradient would be computed before the parameter's. ``linear``
-reads the parameter itself, and is split along heads and features like other layers.
+the parameter's gathered copy in memory, and backward would compute a gradient of the view before the
+parameter's. ``linear`` reads the parameter itself, and is split along heads and features like other layers.
 """
 
 from __future__ import annotations

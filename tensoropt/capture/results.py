@@ -17,7 +17,7 @@ from tensoropt.errors import CaptureError
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A placeholder for a tensor in an output; ``number`` is the position among the returned tensors."""
+    """A placeholder for a tensor in an output; ``number`` is its index (from 0) in the returned tensors."""
 
     number: int
 

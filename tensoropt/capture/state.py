@@ -126,7 +126,7 @@ def _state(model: nn.Module) -> dict[_Place, _Kept]:
 
 
 def _content(value: Any, depth: int = 2) -> Any:
-    """Return the comparable content of a value that may be changed in place."""
+    """Return the content of a value, to detect changes in place; containers are read to ``depth`` levels."""
     if isinstance(value, (int, float, complex, bool, str, type(None))):
         return repr(value)
     if isinstance(value, torch.Tensor) or depth == 0:
@@ -203,9 +203,9 @@ class _Data(TorchFunctionMode):
         alike = changed.shape == value.shape and changed.dtype == value.dtype
         if not alike or not any(changed is tensor for tensor in stored):
             raise CaptureError(
-                "the model sets .data of a tensor that is no buffer, or to one of another shape or type, "
-                "which a graph cannot represent; compute a new tensor instead, and detach() the parts that "
-                "should have no gradient"
+                "the model sets .data of a tensor that is neither a parameter nor a buffer, or sets it to a "
+                "value of another shape or type, which a graph cannot represent; compute a new tensor "
+                "instead, and detach() the parts that should have no gradient"
             )
         with torch.no_grad():
             changed.copy_(value)

@@ -181,7 +181,8 @@ class ModelStep:
 
 
 class Apart(NamedTuple):
-    """The largest relative differences between two steps, with the names of the gradient and the buffer."""
+    """The largest relative difference between two steps' losses, gradients and buffers, with the names of the
+    gradient and the buffer that differ most."""
 
     loss: float
     gradient: Worst

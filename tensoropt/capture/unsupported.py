@@ -37,7 +37,7 @@ class Unsupported:
     remedy: str
 
     def refused(self, model: str, line: str, said: str = "") -> CaptureError:
-        """Return the error to raise; ``line`` is a line of the model's code, ``said`` PyTorch's message."""
+        """Return the error for a ``line`` of the model called ``model``; ``said`` is PyTorch's message."""
         where, words = f" at {line}" if line else "", f" (PyTorch: {said})" if said else ""
         return CaptureError(f"{model}{where} {self.what}, which is not supported; {self.remedy}{words}")
 
@@ -192,7 +192,7 @@ def refuse_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
 
 
 def _refuse_at_the_call(kind: Unsupported) -> None:
-    """Raise a row's error with the model's line that makes the current call; do nothing if there is none."""
+    """Raise a row's error for the model's line that makes the current call, if a line of the model does."""
     frame = None if getattr(_own, "calls", False) else calling_frame()
     if frame is not None:
         raise kind.refused("the model", quoted_line(frame))

@@ -23,9 +23,9 @@ Block = tuple[torch.Tensor, torch.Tensor]
 class QueryPiece(NamedTuple):
     """One rank's part of one factor (atom) of the queries' dim, to locate its queries in the sequence.
 
-    Local element ``i`` adds ``(first + i) * stride`` to a query's position, where ``first = start +
-    coordinate(axes) * step``. In zig-zag order (two chunks per rank) the second half begins at ``mirror -
-    first``.
+    A query's position is a sum over the factors. Its local index ``i`` along this factor adds ``(first + i) *
+    stride``, where ``first = start + coordinate(axes) * step``. In zig-zag order (two chunks per rank), the
+    rank's second chunk begins at ``mirror - first``.
     """
 
     size: int
@@ -84,7 +84,8 @@ def stretches(context: ShardContext, pieces: Sequence[QueryPiece]) -> list[Stret
 
 
 def _contiguous(row: int, pieces: Sequence[QueryPiece], starts: Sequence[int]) -> Iterator[Stretch]:
-    """Yield runs of consecutive queries, from local row ``row`` on; ``starts``: first index of each piece."""
+    """Yield runs of consecutive queries, whose local rows are numbered from ``row``. ``starts`` has the first
+    index along the factor (atom) of each piece."""
     # Positions follow one another within the innermost pieces that are whole, and one piece outside them.
     inner, extents = len(pieces) - 1, [piece.size * piece.stride for piece in pieces]
     while inner > 0 and not starts[inner] and extents[inner] == pieces[inner - 1].stride:

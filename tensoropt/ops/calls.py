@@ -32,8 +32,10 @@ class InnerCollective:
     """A collective that a kernel runs itself.
 
     Attributes:
-        bytes: size in bytes: the busiest rank's for :data:`BY_VALUES`, a message's for :data:`RING_SEND`.
-        count: whether it sums a number that can be counted before the step, such as that of a mean's targets.
+        bytes: size in bytes of one rank's tensor. For :data:`BY_VALUES` it is that of the busiest rank, for
+            :data:`RING_SEND` that of one message.
+        count: whether it sums a number that could be counted before the step, such as a mean's number of
+            targets.
         beside: share (0 to 1) of the kernel's work that overlaps with such collectives; 0 for none.
     """
 
@@ -67,7 +69,8 @@ class LocalCall:
         return self.function.split(".")[0] in _KERNEL_NAMESPACES
 
     def arguments(self, tensors: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return (args, kwargs), with ``tensors(name)`` for each :class:`Ref`, and dtypes for their names."""
+        """Return (args, kwargs), with ``tensors(name)`` in place of each :class:`Ref`, and with PyTorch's
+        objects (such as dtypes) in place of their names."""
         args = tuple(literal(map_refs(a, tensors)) for a in self.args)
         return args, {k: literal(map_refs(v, tensors)) for k, v in self.kwargs.items()}
 
@@ -106,7 +109,8 @@ class OperatorShard:
         return tuple(a for a, c in enumerate(self.choices) if c in loops and self.mesh[a] > 1)
 
     def steps(self, size: int, axes: Sequence[int]) -> int | tuple[int, ...]:
-        """Return the distance between starts of shards; one per axis if nested axes cut the loop unevenly."""
+        """Return the distance between the starts of shards of a loop with ``size`` iterations, or one
+        distance per axis if nested axes cut the loop unevenly."""
         parts = prod(self.mesh[axis] for axis in axes)
         if len(axes) < 2 or size % parts == 0:
             return chunk(size, parts, 0)[1]
@@ -173,7 +177,8 @@ class CostClass(StrEnum):
 
 
 class Precision(Enum):
-    """How an operator computes under mixed precision. An operator without an entry follows its operands."""
+    """The dtype in which an operator computes under mixed precision. An operator that declares none computes
+    in the widest dtype of its activations."""
 
     NARROW = "bfloat16"
     WIDE = "float32"
@@ -242,18 +247,19 @@ class OpSpec:
         localiser: function that returns the call for a shard; by default the same call on smaller tensors.
         kernels: kernels that such calls use, by the names in profile stores and saved explorations.
         samples: constraints on random operands for rule checks, discovery of splits, and timings.
-        cost_class: class of speed of the operator and of ``kernels``.
+        cost_class: class of similar efficiency, for the operator and ``kernels``.
         reads: number of times that a kernel reads its operands; 2 if each result depends on all elements.
         launches: whether a call launches a kernel on a device.
-        precision: precision under mixed precision; None follows the operands.
+        precision: dtype under mixed precision; None for the widest dtype of its activations.
         flops: FLOP counters that PyTorch lacks, by schema (``aten::_grouped_mm``).
         reserve: by overload, the estimated number of values that cuDNN keeps for backward per time step,
             hidden unit and layer (:mod:`tensoropt.profiling.cuda_kernels`).
         random: whether PyTorch's call draws random numbers; rule checks then compare with the unsplit kernel.
-        draws: function that tells which calls draw random numbers, if PyTorch's tag says so for all.
+        draws: function that tells whether a call draws random numbers; None to rely on PyTorch's tag.
         batch_statistics: whether it uses the whole batch's statistics; training then refuses micro-batches.
         evaluated: function that returns the call in eval mode.
-        counted_targets: whether it may be a mean over targets that are not ignored, counted before the step.
+        counted_targets: whether it may be a mean over the targets that are not ignored; the number of such
+            targets is then counted before the step.
         equal_shards: whether shards must have equal sizes, because the kernel derives a shard's start from
             them.
         linear: positions of the arguments, if it is linear in its input and needs no kernel of this project.

@@ -105,9 +105,9 @@ class IndexSpace:
 def operand_placement(space: IndexSpace, operand: Operand, choice: int, *, written: bool) -> int:
     """Return the placement code of an operand on a mesh axis that splits the loop ``choice``.
 
-    ``choice`` may also be ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``. For a sharded operand, the code is the
-    position of the split loop among the operand's loops; after refinement, the number of the dims' factor
-    (atom). The README of ``ops`` has the table of all cases.
+    A negative ``choice`` (``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``) is returned unchanged. For a sharded
+    operand, the code is the index of the split loop among the operand's loops; after refinement, this is the
+    number of the split factor (atom) of its dims. The README of ``ops`` has the table of all cases.
     """
     if choice < 0:
         return choice
@@ -142,7 +142,7 @@ class Opaque(Exception):  # noqa: N818 - a signal, not an error
 
 
 def alike(names: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that names arguments of a rule that mean the same for a shard, and may stay unread.
+    """Return a decorator that names arguments a rule need not read, because all shards take the same values.
 
     Args:
         names: names of arguments, separated by blanks; ``*`` for all that are no tensors.
@@ -278,7 +278,8 @@ class Builder:
             self._reads.setdefault(value.name, []).append(self._operand(value.name, labels, added=added))
 
     def write(self, labels: Sequence[Loops], index: int = 0, **loops: Sequence[int]) -> None:
-        """Describe an output by one label per dim; ``loops``: values of :class:`Operand`'s other fields."""
+        """Describe an output by one label per dim; ``loops``: ``synced`` and ``means`` of
+        :class:`Operand`."""
         name = self.op.outputs[index]
         self._writes[name] = self._operand(name, labels, **{kind: tuple(of) for kind, of in loops.items()})
 
@@ -313,7 +314,7 @@ class AtomGraph:
         spaces: index space of each operator; loop ``j`` of an operand is atom ``j`` of its tensor.
         atoms: sizes of the atoms of each dim, by tensor.
         discovered: splits found by running an operator in pieces, by operator without a rule.
-        zigzag: (tensor, number of the atom) of atoms of sequences (:mod:`tensoropt.sharding.zigzag`).
+        zigzag: (tensor, number of the atom) of each atom that zig-zag order of sequences may cut.
     """
 
     graph: OperatorGraph
@@ -345,5 +346,5 @@ class AtomGraph:
 
 
 def canonical(tensor: Tensor, code: int) -> int:
-    """Return ``code``, but R for R/P (whole, with partial gradients) if the tensor has no gradient."""
+    """Return ``code``, but R (whole) for R/P (whole, partial gradients) if the tensor has no gradient."""
     return REPLICATE if code == PARTIAL_GRAD and not tensor.requires_grad else code

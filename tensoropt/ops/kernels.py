@@ -13,7 +13,7 @@ from tensoropt.ops.overloads import resolve_overload
 
 
 class ShardContext(Protocol):
-    """What kernels know of their rank: coordinates and collectives, by default those of one rank alone."""
+    """The rank on which kernels run: its coordinates and collectives, by default those of a single rank."""
 
     @property
     def seed(self) -> int: ...
@@ -61,7 +61,8 @@ class ShardContext(Protocol):
         return partial(_received, value.clone(), value)
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a count summed over the ranks along ``axes`` and over all micro-batches."""
+        """Return a count, such as a loss's number of targets, summed over the ranks along ``axes`` and over
+        all micro-batches. ``name`` is the name of the operator that needs the count."""
         return value
 
 
@@ -70,7 +71,7 @@ def _received(received: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
 
 
 def start_of(context: ShardContext, axes: tuple[int, ...], steps: int | Sequence[int]) -> int:
-    """Return where a rank's shard starts; ``steps`` is the distance between shards, or one for each axis."""
+    """Return a shard's first index; ``steps`` is the distance between shards' starts, or one per axis."""
     if isinstance(steps, int):
         return context.coordinate(axes) * steps
     return sum(context.coordinate((axis,)) * step for axis, step in zip(axes, steps, strict=True))
@@ -93,7 +94,7 @@ class SingleDevice(ShardContext):
 def _mean_as_sum(
     context: ShardContext, name: str, target: str, count: int, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Return a shard's part of a mean over split dims: its sum (``target``) divided by the global count."""
+    """Return a shard's part of a mean over split dims: the sum by ``target``, over the global count."""
     total: torch.Tensor = resolve_overload(target)(*args, **kwargs)
     return total / count
 

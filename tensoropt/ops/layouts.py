@@ -46,8 +46,8 @@ def placement_code(name: str) -> int:
         return int(name[2:-1])
     if name not in _CODES:
         raise ValueError(
-            f"'{name}' is not a placement; expected S(n), R, R/P or P/R, or on the micro-batch axis "
-            "of a parameter held, held/P or ahead"
+            f"'{name}' is not a placement; expected S(n), R, R/P or P/R, or held, held/P or ahead for a "
+            "parameter on the micro-batch axis"
         )
     return _CODES[name]
 

@@ -102,7 +102,8 @@ def samples_of(target: str) -> Samples:
 
 
 def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> Iterator[tuple[str, int]]:
-    """Yield (name, upper bound) of each index operand; ``shape`` is a function from a name to a shape."""
+    """Yield (name, upper bound) of each operand of indices that timings draw from the whole range. ``shape``
+    is a function from a tensor's name to its shape."""
     samples = _KERNEL_SAMPLES.get(call.function) if call.is_kernel else samples_of(call.function)
     if samples is None or samples.limits is None or not samples.timed:
         return
@@ -111,7 +112,7 @@ def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> It
 
 
 def precision_of(target: str) -> Precision | None:
-    """Return how an operator computes under mixed precision; None if it follows its operands."""
+    """Return an operator's dtype under mixed precision; None for the widest dtype of its activations."""
     return _PRECISION.get(packet_of(target))
 
 

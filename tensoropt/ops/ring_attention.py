@@ -145,8 +145,9 @@ class _Pair(NamedTuple):
     """A block of attention: some of the rank's queries and some of the keys.
 
     Attributes:
-        rows, columns: (first, end) of the queries among the rank's, and of the keys among those at hand.
-        causal: whether query ``i`` sees only the first ``i + 1`` of these keys.
+        rows: (first, end) of the block's queries among the rank's local queries.
+        columns: (first, end) of the block's keys among the keys that the rank has in this step of the ring.
+        causal: whether query ``i`` of the block sees only its first ``i + 1`` keys.
     """
 
     rows: tuple[int, int]

@@ -37,7 +37,8 @@ def in_job() -> bool:
 
 
 def gathered_from_hosts(find: Callable[[], Any]) -> list[Any]:
-    """Call ``find`` once per host of the job; return all results. All ranks raise a host's ClusterError."""
+    """Call ``find`` once per host of the job; return all results. A ClusterError of one host is raised on all
+    ranks."""
     own = _of_host(find)
     with _joined("gloo") as control:
         return _of_hosts(own, control)
@@ -83,7 +84,8 @@ def _joined(backend: str) -> Iterator[Any]:
 
 
 def _interface() -> str:
-    """Return gloo's network interface: the one set, else that towards the first host; "" lets gloo decide."""
+    """Return gloo's network interface: ``$GLOO_SOCKET_IFNAME``, else the one that leads to the first host. If
+    there is neither, return "", which lets gloo choose."""
     if given := os.environ.get("GLOO_SOCKET_IFNAME"):
         return given
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -147,7 +149,8 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Run ``function`` on all ranks, without time-out; return results by rank. Messages come last."""
+        """Run ``function`` on all ranks, without time-out; return results by rank. Messages of ranks are
+        passed to ``on_message`` at the end."""
         with self._lock:
             _send((KernelSettings.now(), function, args), self._control)
             answers = _gathered(_answer(function, args), self._control)

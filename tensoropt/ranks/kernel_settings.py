@@ -18,7 +18,7 @@ class KernelSettings:
 
     Attributes:
         matmul, convolution, recurrent: format in which cuBLAS and cuDNN multiply float32 numbers.
-        fp16_reduction, bf16_reduction: whether products of that type may also accumulate in it.
+        fp16_reduction, bf16_reduction: whether matrix products in this dtype may also accumulate in it.
         benchmark: whether cuDNN times its algorithms and uses the fastest.
         cudnn_deterministic, deterministic: whether only deterministic algorithms run, in cuDNN or anywhere.
     """
@@ -63,7 +63,7 @@ class KernelSettings:
                 setattr(*_places()[name], value)
 
     def of(self, device_type: str) -> KernelSettings:
-        """Return these settings, with PyTorch's defaults for those that do not affect a type of device."""
+        """Return these settings, with PyTorch's defaults for all that have no effect on ``device_type``."""
         return self if device_type == "cuda" else KernelSettings(deterministic=self.deterministic)
 
     @property

@@ -140,8 +140,8 @@ def local_pool(cluster: Cluster, *, mixed: bool = False) -> RankPool | None:
     backend = local_backend(cluster)
     if backend == "gloo" and cluster.device_count > most_ranks():
         raise ClusterError(
-            f"{cluster.name} would be timed on {cluster.device_count:,} processes, and the "
-            f"{len(available_cores())} cores here run at most {most_ranks()}; take fewer, or "
-            '--measure never (in Python measure="never"), which estimates them'
+            f"{cluster.name} would be timed on {cluster.device_count:,} processes, but this machine's "
+            f"{len(available_cores())} cores run at most {most_ranks()}; take fewer devices, or "
+            '--measure never (in Python measure="never"), which estimates durations'
         )
     return None if backend is None else RankPool(cluster.device_count, backend=backend)

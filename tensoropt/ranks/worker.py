@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _freeze_imported(setup: dict[str, Any]) -> None:
-    """Exclude imported modules from garbage collection, which would take a third of a second of a step."""
+    """Exclude imported modules from garbage collection, where they cost a third of a second in a step."""
     if len(sys.modules) >= setup.get("frozen_modules", 0) + _MANY_MODULES:
         setup["frozen_modules"] = len(sys.modules)
         gc.collect()  # what is garbage now could not be freed later
@@ -188,7 +188,7 @@ def _connect(setup: dict[str, Any]) -> None:
 
 
 def failure_of(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Return an error as (last line, traceback, itself pickled or None), which can be sent."""
+    """Return (last line, traceback, the pickled error or None) of an error, which can be sent."""
     summary = "".join(traceback.format_exception_only(error)).strip()
     trace = "".join(traceback.format_exception(error))
     try:

@@ -179,8 +179,8 @@ _CLIP = "Radford et al., Learning Transferable Visual Models, ICML 2021 (section
 
 
 class _Tower(nn.Module):
-    """Dense layers: mean embedding of ``ids (b, length)``, ``features (b, features)`` to ``(b,
-    hidden[-1])``."""
+    """Dense layers with outputs ``(b, hidden[-1])``, which read the mean embedding of ``ids (b, length)``
+    beside ``features (b, features)``."""
 
     def __init__(self, vocabulary: int, embedding: int, features: int, hidden: tuple[int, ...]) -> None:
         super().__init__()

@@ -114,7 +114,8 @@ def builder(network: Any, config: Any) -> Callable[..., Recipe]:
 
 
 def _check(network: Any, config: Any, taken: Mapping[str, Any], known: list[str], head: Any) -> None:
-    """Raise :class:`ZooError` for a model class without a loss, or with unsupported inputs or labels."""
+    """Raise :class:`ZooError` for a model class that computes no loss, or whose forward (with parameters
+    ``taken``) needs inputs that are not ``known``, or labels of an unsupported kind (``head`` is None)."""
     if not {"labels", "start_positions", "return_loss"} & set(taken):
         import transformers
 

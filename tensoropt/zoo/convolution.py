@@ -54,7 +54,7 @@ class Bottleneck(nn.Module):
 def _trunk(blocks: tuple[int, ...], stem: int, width: float, output_stride: int = 32) -> nn.Sequential:
     """Return stem and stages of a ResNet, ``(b, 3, s, s) -> (b, 32 * stem * width, s / output_stride, ...)``.
 
-    From the resolution ``s / output_stride`` on, stages keep it and dilate their convolutions (DeepLab).
+    Stages that would go below resolution ``s / output_stride`` dilate their convolutions instead (DeepLab).
     """
     require_at_least(1 / stem, f"the first stage has {stem} times as many channels", width=width)
     layers: list[nn.Module] = [

@@ -97,8 +97,8 @@ class ZooEntry:
         option = next((name for name in _LENGTHS if name in self.overrides), None)
         if option is None:
             raise ZooError(
-                f"a sequence of {length} is for language models, which read one sequence; '{self.name}' has "
-                f"other options: {_shown(self.overrides)}. Write sizes of these behind its name, as in "
+                f"a sequence of {length} can be given to models that read one sequence; '{self.name}' has "
+                f"other options: {_shown(self.overrides)}. Write values of these behind its name, as in "
                 f"'zoo:{self.name}?{next(iter(self.overrides))}=...'"
             )
         return f"{option}={length}"

@@ -51,7 +51,7 @@ class Traced:
     """A traced call of a block.
 
     Attributes:
-        number: position of this call among all calls of blocks.
+        number: index of this call among all calls of repeated blocks, counted from 0 in the order of calls.
         call: modes of autograd and autocast, and the arguments without tensor values; equal in similar calls.
         reads: attributes that the block read, among those that differ between alike modules.
         outputs: origin of each output: ``("input", i)`` for the i-th input tensor, ``("made", i)`` for the
@@ -110,7 +110,8 @@ class TracedBlocks:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """While open, replace each call of a block whose kind is already traced with one operator.
+        """While open, trace the first two similar calls of alike blocks, and replace each later
+        similar call with one operator.
 
         Raises:
             Unlike: one trace cannot represent all modules of equal structure.
@@ -238,7 +239,7 @@ def _all_known(leaves: Sequence[Any]) -> bool:
 
 
 def _same(before: tuple[list[Any], pytree.TreeSpec], after: tuple[list[Any], pytree.TreeSpec]) -> bool:
-    """Return whether two flattened arguments hold the same objects; a call may have extended a list."""
+    """Return whether a call's flattened arguments are the same objects before and after the call."""
     return before[1] == after[1] and all(a is b for a, b in zip(before[0], after[0], strict=True))
 
 
@@ -250,7 +251,8 @@ def _call(leaves: Sequence[Any], spec: pytree.TreeSpec, tensors: Sequence[torch.
 
 
 def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Sequence[torch.Tensor]) -> None:
-    """Raise :class:`Unlike` if new tensors share memory with inputs, stored tensors or one another."""
+    """Raise :class:`Unlike` if the tensors that a block made share memory with its inputs (``entered``), its
+    parameters and buffers, or one another."""
     stored = (*block.module.parameters(), *block.module.buffers())
     storages = {t.untyped_storage()._cdata for t in (*entered, *stored)}
     for tensor in made:
@@ -261,7 +263,8 @@ def _check_memory(block: Block, made: Sequence[torch.Tensor] | Any, entered: Seq
 
 @contextlib.contextmanager
 def _watched(block: Block, places: set[Place]) -> Iterator[tuple[set[Place], set[str]]]:
-    """While open, record attributes in ``places`` that a block's code reads, and names of those it sets."""
+    """While open, record the attributes among ``places`` that a block's code reads, and the names of all
+    attributes that it sets."""
     reads: set[Place] = set()
     written: set[str] = set()
     parts = dict(block.module.named_modules(remove_duplicate=False))

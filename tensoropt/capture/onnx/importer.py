@@ -73,7 +73,7 @@ class Call:
         return index < len(self.wanted) and self.wanted[index]
 
     def known(self, index: int, role: str = "") -> torch.Tensor:
-        """Return the data of an operand that must be constant.
+        """Return the data of an operand that must be constant; ``role`` names the operand in the error.
 
         Raises:
             OnnxError: the operand depends on an input of the model.

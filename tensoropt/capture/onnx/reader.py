@@ -181,12 +181,12 @@ def _count(model: onnx.ModelProto) -> None:
 def ordered(
     nodes: Sequence[onnx.NodeProto], defined: set[str], outputs: Sequence[str]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes that ``outputs`` depends on, each after the nodes that it reads.
+    """Return the nodes that ``outputs`` depends on, each after the nodes whose results it reads.
 
     Args:
         nodes: the nodes of one graph.
         defined: names defined elsewhere: inputs, initializers, an outer graph's tensors.
-        outputs: names of outputs.
+        outputs: names of the tensors to compute.
 
     Raises:
         OnnxError: a name is defined twice or not at all, or nodes depend on each other in a cycle.

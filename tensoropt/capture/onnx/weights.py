@@ -179,18 +179,19 @@ class _TrainedConstants:
         return data
 
     def _is_computed(self, data: torch.Tensor) -> bool:
-        """Return whether a constant has integers that an exporter computed, such as positions. In a file
-        without marks, zeros and ones are weights: those of a fresh bias or a fresh norm.
-        """
+        """Return whether a constant has integers that an exporter computed, such as positions. If the file
+        marks no parameters, integers from -1 to 1, or of at most two values, count as weights instead: those
+        of a freshly initialised bias or norm."""
         if not torch.equal(data, data.round()):
             return False
         return bool(self.declared) or (bool((data.abs() > 1).any()) and data.unique().numel() > 2)
 
 
 def find_weights(graph: onnx.GraphProto) -> _TrainedConstants:
-    """Return the initializers, and constants made by nodes, whose marks or uses are those of weights.
+    """Return the constants that the exporter marks as parameters, and unmarked constants that operators read
+    in the position of a weight, or only add, multiply or concatenate.
 
-    Their dtypes and values are checked later (:meth:`_TrainedConstants.holds`).
+    Dtypes and values are checked later (:meth:`_TrainedConstants.holds`).
     """
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in every_node(graph):

@@ -66,7 +66,8 @@ def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSt
 
 
 def steps_before(op: Operator, producer: Mapping[str, Operator]) -> tuple[Operator, Operator] | None:
-    """Return (sums, statistics), the operators before ``op``, the last step of a batch norm; else None."""
+    """Return the first two operators (sums, statistics) of a batch norm in three steps, whose last operator
+    is ``op``; return None if ``op`` is any other operator."""
     if op.target != _BY_STATISTICS:
         return None
     statistics = producer[op.args[1].name]

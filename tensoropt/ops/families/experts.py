@@ -23,7 +23,7 @@ def _grouped_mm(b: Builder) -> None:
     """Describe ``y[r, n] = sum_k x[r, k] w[e(r), k, n]``; rows are sorted by expert ``e`` and end at
     ``offs[e]``.
 
-    Rows, output and input features may be split, and experts, which gives partial sums.
+    Rows and output features may be split. Splits of input features or of experts give partial sums.
     """
     x, w, offs = b.arg(0), b.arg(1), b.arg(2, "offs")
     left, right = b.tensor(x).shape, b.tensor(w).shape

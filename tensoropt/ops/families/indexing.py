@@ -95,7 +95,8 @@ def _local_index(shard: OperatorShard, call: LocalCall) -> LocalCall:
 def _index_relative(
     context: ShardContext, name: str, counting: tuple[int, ...], x: torch.Tensor, indices: Any
 ) -> torch.Tensor:
-    """Return ``x[indices]``; indices at the positions ``counting`` are made relative to the shard's start."""
+    """Return ``x[indices]``. Indices that count 0, 1, 2, ... (at the positions ``counting``) are made
+    relative to the shard's start."""
     # A counting index begins with the shard's own offset.
     local = [i - i.flatten()[0] if p in counting else i for p, i in enumerate(indices)]
     return torch.ops.aten.index.Tensor(x, local)

@@ -193,7 +193,8 @@ class _SyncBatchNorm(torch.autograd.Function):
 def _gradient(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor, total: Tensor, count: int
 ) -> Tensor:
-    """Return the input's gradient; ``total`` holds the whole batch's gradients of bias and weight."""
+    """Return the input's gradient; ``total`` has the whole batch's gradients of bias and weight, ``count`` is
+    the number of values per channel in the whole batch."""
     if grad.is_cuda:
         counts = torch.full((1,), count, dtype=torch.int32, device=grad.device)
         result: Tensor = torch.ops.aten.batch_norm_backward_elemt(
@@ -239,7 +240,8 @@ def sync_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """Return (output, mean, inverse deviation, new running mean, new running variance) of a split batch."""
+    """Return (output, mean, inverse deviation, new running mean, new running variance) for a batch split over
+    ``axes``, with ``count`` values per channel in the whole batch."""
     y, mean, inverse, var = _SyncBatchNorm.apply(x, weight, bias, context, axes, count, eps)
     return y, mean, inverse, *moved_statistics(running_mean, running_var, mean, var, momentum, count)
 

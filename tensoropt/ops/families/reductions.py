@@ -1,4 +1,4 @@
-"""Reductions: the reduced dim of a sum or mean may be split; that of extremes, orders and norms may not."""
+"""Reductions: the reduced dim of a sum or mean may be split; that of a maximum, sort or norm may not."""
 
 from __future__ import annotations
 

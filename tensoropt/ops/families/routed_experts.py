@@ -293,7 +293,7 @@ def _narrowed(body: _Body, parts: int) -> _Body:
 
 
 class _Rows(torch.autograd.Function):
-    """The rows ``index`` of a matrix that would repeat each row of ``x`` ``times`` times."""
+    """The rows ``index`` of ``x`` with each row repeated ``times`` times, without storing that matrix."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, index: torch.Tensor, times: int) -> torch.Tensor:
@@ -377,7 +377,8 @@ def _routes(
 
 
 def _blocks(context: ShardContext, split: Sequence[_SplitExperts]) -> list[int]:
-    """Return which block of experts each rank of the exchange has; without one, only this rank's block."""
+    """Return the index of each block of experts to whose ranks this rank sends tokens; if it sends none, only
+    the index of its own block."""
     blocks = [0]
     for one in split:
         along = range(one.parts) if one.exchanged else [context.coordinate((one.axis,))]

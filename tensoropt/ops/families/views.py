@@ -107,7 +107,7 @@ def _expand(b: Builder) -> None:
 
 
 def _tile_dim(b: Builder, dim: int, piece: int) -> tuple[list[Loops], list[Loops]]:
-    """Return the loops of each dim before and after ``dim`` is cut into equal pieces.
+    """Return (loops of each dim of the tensor, loops of each dim of a piece) if ``dim`` is cut into pieces.
 
     Args:
         piece: size of a piece; 0 for unequal pieces, which keep the dim whole.
@@ -136,7 +136,8 @@ def _split(b: Builder) -> None:
 
 @alike("end")
 def _slice_(b: Builder) -> None:
-    """Allow splits of every dim; the sliced dim only if the tensor is sliced into equal tiles, cut alike."""
+    """Allow splits of every dim. The sliced dim is split only if equal slices tile it; each slice is then
+    split in the same way."""
     shape = b.tensor(b.arg(0)).shape
     dim = b.arg(1, "dim", 0) % len(shape)
     length, start, step = b.output().shape[dim], b.arg(2, "start", 0) or 0, b.arg(4, "step", 1)

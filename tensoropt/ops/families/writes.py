@@ -10,7 +10,8 @@ from tensoropt.ops.index_space import Builder, Opaque, alike
 
 @alike("reduce include_self value")
 def _scatter(b: Builder) -> None:
-    """Allow splits of dims that the index covers whole, except the written one, and of added entries."""
+    """Allow splits of every dim in which tensor and index are equally long, except the written dim. If
+    entries are added, the written dim of the index may be split, which gives partial sums."""
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(2)).shape
     if not shape or len(index) != len(shape):
         raise Opaque(b.op.name)

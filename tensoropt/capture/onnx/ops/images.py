@@ -54,15 +54,15 @@ def _window_of(call: Call, kernel: Sequence[int]) -> _Window:
     dims = len(kernel)
     if not 1 <= dims <= 3 or len(sizes) != dims:
         raise OnnxError(
-            f"a window of {dims} dims over a tensor of shape {list(call[0].shape)}; 1 to 3 spatial dims "
-            "after batch and channels can be imported"
+            f"its window has {dims} dims for a tensor of shape {list(call[0].shape)}; it needs one for each "
+            "spatial dim of the tensor (after batch and channels), 1 to 3 in all"
         )
     strides = tuple(call.attribute("strides") or (1,) * dims)
     dilations = tuple(call.attribute("dilations") or (1,) * dims)
     if min((*kernel, *strides, *dilations)) < 1 or not len(strides) == len(dilations) == dims:
         raise OnnxError(
-            f"kernel {list(kernel)}, strides {list(strides)}, dilations {list(dilations)}: each must have "
-            f"{dims} positive numbers"
+            f"its kernel {list(kernel)}, strides {list(strides)} and dilations {list(dilations)} must have "
+            f"{dims} positive numbers each"
         )
     mode = call.attribute("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -101,7 +101,7 @@ def _conv_transpose(call: Call) -> Traced:
     window = _window_of(call, call[1].shape[2:])
     sized = call.attribute("output_shape") or call.attribute("auto_pad", "NOTSET") != "NOTSET"
     if sized or not window.symmetric or min(window.padding) < 0:
-        raise OnnxError("uneven pads, auto_pad and output_shape cannot be imported")
+        raise OnnxError("it has uneven pads, auto_pad or output_shape, which cannot be imported")
     extra = tuple(call.attribute("output_padding") or (0,) * window.dims)
     group = call.attribute("group", 1)
     return _TRANSPOSED[window.dims](
@@ -128,7 +128,7 @@ def _fits(window: _Window) -> bool:
 def _max_pool(call: Call) -> Traced:
     x = call[0]
     if call.wants(1) or not x.floating:
-        raise OnnxError("an output of indices, and a pooling of integers, cannot be imported")
+        raise OnnxError("it returns indices or pools integers, which cannot be imported")
     window, ceil = _pool_window(call)
     padding = window.padding
     if not _fits(window):

@@ -55,7 +55,8 @@ def _binary(call: Call) -> Traced:
 
 
 def _plain(value: Traced, other: Traced) -> Any:
-    """Return a one-element constant as a Python number, unless that changes the result's shape or dtype."""
+    """Return a one-element constant as a Python number, unless this changes the shape or dtype of the result
+    that ``value`` and ``other`` have together."""
     if value.data is None or other.data is not None or value.numel != 1 or value.ndim > other.ndim:
         return value
     return value.data.item() if value.dtype == other.dtype and value.dtype != torch.bool else value

@@ -20,7 +20,7 @@ from tensoropt.sharding.strategy import Strategy
 class BatchShare:
     """This rank's rows of the global batch.
 
-    Each micro-batch is cut into ``world`` parts. The share with index ``i`` is part ``i`` of each.
+    Each micro-batch is cut into ``world`` parts. Part ``i`` of every micro-batch belongs to share ``i``.
 
     Args:
         strategy: the plan; None if all ranks pass the global batch.
@@ -31,7 +31,7 @@ class BatchShare:
         axes: the mesh axes along which ranks have different rows; the first is outermost.
         index, world: the index of this rank's share, and the number of shares.
         divided: the names of the inputs of which each rank passes only its rows.
-        gathered: those of them that each call all-gathers, because the plan splits them in another way.
+        gathered: the inputs that every call all-gathers, as the plan does not split them along ``axes``.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class BatchShare:
         return torch.Size((shape[0] // self.world, *shape[1:]))
 
     def as_passed(self, name: str, atoms: Atoms, layout: Layout) -> tuple[Atoms, Layout]:
-        """Return the factors of an input's dims as a rank passes it, and the layout that is left to split."""
+        """Return the factors of an input's dims, and its layout, once each rank passes only its rows."""
         if name not in self.divided or name in self.gathered:
             return atoms, layout
         (first, *rest), *others = atoms
@@ -83,7 +83,7 @@ class BatchShare:
         return ((first // self.world, *rest), *others), left
 
     def with_whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
-        """Return the inputs after all-gathering those in ``names`` of which ranks pass only their rows."""
+        """Return the inputs; those in ``names`` of which ranks pass only their rows are all-gathered."""
         if self.world == 1:
             return inputs
         return [
@@ -149,7 +149,8 @@ def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut_by(strategy: Strategy, name: str, layout: Layout) -> tuple[int, ...]:
-    """Return the mesh axes that split the outermost factor of an input's batch dim; none in zig-zag order."""
+    """Return the mesh axes that split the outermost factor of an input's batch dim; () if each rank gets two
+    chunks of that factor, one from either end (zig-zag order)."""
     mesh = strategy.mesh
     axes = [axis for axis, code in enumerate(layout) if code == 0 and mesh[axis] > 1]
     if 0 in strategy.zigzag_atoms(name):

@@ -18,7 +18,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def bring(runtime: Rank, spec: EdgeSpec, x: torch.Tensor) -> _Pair:
-    """Reshard ``x`` outside autograd; return it, and a tensor whose gradient becomes that of ``x``."""
+    """Reshard ``x`` outside autograd; return the result, and a tensor that passes its gradient to ``x``."""
     # A compiler orders kernels itself: it is given the edge and the product as they are.
     if torch.compiler.is_compiling():
         moved = redistribute(runtime, spec, x)

@@ -33,7 +33,8 @@ class CallingConvention:
 
     Args:
         share: the rows of the global batch that this rank passes; None if every rank passes all rows.
-        ignored: a function that returns :func:`~tensoropt.engine.other_batches.ignored_targets` of the graph.
+        ignored: a function that returns input -> the target that the loss ignores, or the reason why the loss
+            can ignore none (:func:`~tensoropt.engine.other_batches.ignored_targets`).
     """
 
     def __init__(

@@ -153,10 +153,11 @@ class Engine(ABC, Generic[_S]):
 
     @abstractmethod
     def lowered_call(self, call: CallGraph) -> LoweredCall:
-        """Lower the graph of a call in eval mode; PlanError if it needs other factors of parameters' dims."""
+        """Lower the graph of a call in eval mode; PlanError if it splits a sharded parameter's dim into other
+        factors than the plan."""
 
     def _broadcast(self, value: torch.Tensor, place: int) -> torch.Tensor:
-        """Broadcast ``value`` from the device group number ``place`` to all ranks; in place if contiguous."""
+        """Broadcast ``value`` from device group number ``place``; a contiguous ``value`` receives it."""
         return value
 
     def _make_counts(self) -> TargetCounts | None:
@@ -246,7 +247,7 @@ class Engine(ABC, Generic[_S]):
         return torch.stack(list(parts)).sum(0) if self.training else torch.cat(list(parts))
 
     def _on_all_ranks(self, tensor: Tensor, value: torch.Tensor | None, place: int) -> torch.Tensor:
-        """Broadcast a tensor's ``value`` from device group number ``place``; it is None on other ranks."""
+        """Broadcast a tensor's ``value`` from device group number ``place``; other ranks pass None."""
         dtype = getattr(torch, tensor.dtype)
         if value is None:
             value = torch.empty(tensor.shape, dtype=dtype, device=self.runtime.device)

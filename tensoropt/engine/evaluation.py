@@ -253,7 +253,7 @@ class CallEvaluator:
             everything: False if only the loss is wanted.
 
         Returns:
-            None if only the loss is wanted and the plan's own graph can compute it.
+            None if only the loss is wanted and the caller can get it from the plan's own graph.
 
         Raises:
             PlanError: the ranks' calls differ, or their numbers of rows differ and cannot be made equal.
@@ -286,7 +286,8 @@ class CallEvaluator:
     def _form_for(
         self, call: _Call, rows: Sequence[int], everything: bool
     ) -> tuple[_Form, Mapping[str, int]]:
-        """Return the lowered graph for a call and, if it needs padding rows, input -> target to ignore."""
+        """Return the lowered graph for a call. If padding rows are needed, also return, for each input with
+        targets, the value that the loss ignores."""
         if not call.divided:
             return self._form(call, 0, everything), {}
         form = self._form(call, self.rows, everything)
@@ -320,9 +321,9 @@ class CallEvaluator:
                     self._forms[key] = _Form(self.parallel, call, rows, self.loss, everything=everything)
             except CaptureError as error:
                 raise CaptureError(
-                    f"evaluation captures the model again for this form of call, which fails: {error}; pass "
-                    "outputs='loss' to parallelize if the loss of calls as in training is enough, or use the "
-                    "module that `with tensoropt.whole(model) as plain:` gives"
+                    f"the model cannot be captured for this call in evaluation mode: {error}; pass "
+                    "outputs='loss' to parallelize if calls as in training and their loss are enough, or use "
+                    "the module that `with tensoropt.whole(model) as plain:` gives"
                 ) from error
             if len(self._forms) == _MANY_FORMS:
                 warnings.warn(
@@ -349,8 +350,8 @@ class CallEvaluator:
             dist.all_gather_object(said, call.described(dict(labels)))
             other = next(rank for rank, found in enumerate(rows) if found[2] != rows[0][2])
             raise PlanError(
-                f"rank {other} evaluates {said[other]}, but rank 0 {said[0]}; all ranks pass the same "
-                "arguments, of the same shapes but for their rows: pad them to one length (a tokenizer does: "
+                f"rank {other} evaluates {said[other]}, but rank 0 {said[0]}; all ranks must pass the same "
+                "arguments, differing in rows only: pad them to one length (a tokenizer does: "
                 'padding="max_length", max_length=...)'
             )
         first: dict[int, int] = {}
@@ -359,7 +360,7 @@ class CallEvaluator:
             if (count, values) != (rows[other][1], rows[other][4]):
                 raise PlanError(
                     f"rank {rank} passed another batch than rank {other}, and both have data_rank {share}; "
-                    "ranks with the same data_rank pass the same rows: use tensoropt.sampler"
+                    "ranks with the same data_rank must pass the same rows: use tensoropt.sampler"
                 )
         counts = [count for _, count, _, _, _ in rows]
         fits = all(fits for _, _, _, fits, _ in rows)

@@ -79,7 +79,7 @@ def wait(value: torch.Tensor) -> torch.Tensor:
 
 
 def edge_spec(strategy: Strategy, steps: EdgeSteps, order: tuple[int, ...] | None = None) -> EdgeSpec:
-    """Return a strategy's resharding ``steps`` in executable form; ``order``: the dims in memory order."""
+    """Return a strategy's resharding ``steps`` in executable form; ``order``: the tensor's memory order."""
     edge = steps.edge
     return EdgeSpec(
         edge.tensor,
@@ -105,8 +105,8 @@ class _Sum(NamedTuple):
     """A parameter's gradient that waits for its reduce-scatter.
 
     Attributes:
-        spec: the resharding that one use of the parameter needs.
-        value: the sum over all uses so far.
+        spec: the resharding of the parameter for one of its uses.
+        value: the gradient, summed over all uses so far.
         own: whether nothing else refers to ``value``, so that it may be changed in place.
     """
 
@@ -142,7 +142,7 @@ def begin_block(
     following: Sequence[EdgeSpec],
     *shards: torch.Tensor,
 ) -> None:
-    """Wait for a block's parameters and prefetch the next block's; called by a node of the lowered graph."""
+    """In forward, wait for a block's parameters (``own``) and prefetch the next block's (``following``)."""
     if not torch.compiler.is_compiling() and isinstance(runtime.ahead, CallAhead):
         runtime.ahead.begin(block, own, following, shards)
 
@@ -389,7 +389,7 @@ def _coalesced(
     sent: list[tuple[EdgeSpec, Packed, torch.Tensor]],
     collective: Callable[[list[torch.Tensor], dist.ProcessGroup], list[torch.Tensor]],
 ) -> list[_PendingCollective]:
-    """Start one collective per process group and dtype; empties ``sent``."""
+    """Start one collective per process group and dtype for the tensors in ``sent``, and empty ``sent``."""
     by_group: dict[tuple[int, torch.dtype], list[tuple[EdgeSpec, Packed, torch.Tensor]]] = {}
     while sent:
         by_group.setdefault((id(sent[0][1].group), sent[0][2].dtype), []).append(sent.pop(0))
@@ -437,7 +437,7 @@ class UnshardedParameters:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Gather, from current shards, the parameters that forward does not gather block by block."""
+        """Gather the unsharded parameters from current shards, except those that forward gathers by block."""
         # A compiled module has no blocks.
         at_once = torch.compiler.is_compiling()
         for name, spec in self.specs.items():
@@ -489,7 +489,7 @@ class UnshardedParameters:
 
     @torch.no_grad()
     def reduce_last(self, accumulated: Gradients) -> None:
-        """Reduce-scatter the unsharded gradients that remain, and add them to those of the shards."""
+        """Reduce-scatter the unsharded gradients left after backward; add them to the shards' gradients."""
         for name, gradient in self.unreduced.items():
             spec = self.specs[name]
             if self.last and spec.block is not None and not torch.compiler.is_compiling():

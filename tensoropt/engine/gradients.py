@@ -81,7 +81,8 @@ def storage_key(value: torch.Tensor) -> int:
 
 
 class Pending(DeferredStep):
-    """A step whose gradients wait for ``backward()``; ``saved``: copies, if a later step took the buckets."""
+    """A step whose gradients wait for ``backward()``. ``saved``: copies of the gradients, if a later step has
+    used the buckets meanwhile."""
 
     saved: list[torch.Tensor] | None = None
 
@@ -95,7 +96,7 @@ class Gradients:
         views: parameter -> gradient in the shard's shape: a view of a flat buffer, or a tensor of its own.
         owners: parameter -> the tensor whose ``.grad`` a user sees: the leaf, or its DTensor.
         delivered: the parameters whose gradients are reduce-scattered and come through :meth:`add_late`.
-        one_call: whether backward runs for a single call, so that full buckets are reduced before it ends.
+        one_call: whether backward runs for one call of the model only; it then reduces buckets once full.
         shown: parameter -> the tensor shown as ``owners[name].grad``, which shares the view's memory.
     """
 
@@ -282,7 +283,7 @@ class Gradients:
         self._wait()
 
     def _may_stay(self, name: str, gradient: torch.Tensor) -> bool:
-        """Return whether autograd's tensor can store the gradient: unreduced, and in memory of its own."""
+        """Return whether to store ``gradient`` without a copy: it is never reduced and shares no memory."""
         if self.flats[self._bucket_of[name]] is not None or gradient.layout is not torch.strided:
             return False
         # A slice of a larger tensor would keep all of that alive until the next step.

@@ -78,7 +78,7 @@ class _Watched(NamedTuple):
     """A part of a module that must stay as it was when the model was parallelized.
 
     Attributes:
-        holder, key: the mapping that has it (attributes, children or parameters), and its key there.
+        holder, key: the dict (of attributes, children or parameters) that contains the part, and its key.
         was: its value when the model was parallelized.
         alike: a function of the present value and ``was`` that returns whether it counts as unchanged.
         path: its name in the model.
@@ -222,7 +222,7 @@ class Guard:
             if not trained and parameter.requires_grad:
                 raise PlanError(
                     f"{key} requires a gradient now, but was frozen when the model was parallelized, and the "
-                    "plan makes none; unfreeze it before the model is explored and parallelized"
+                    "plan computes none; unfreeze it before the model is explored and parallelized"
                 )
             if (parameter._backward_hooks or parameter._post_accumulate_grad_hooks) and (  # type: ignore[attr-defined]
                 _hook_count(parameter) > hooked

@@ -79,8 +79,9 @@ class Interpretation:
 
     Attributes:
         context: the rank or shard whose operator calls are being added.
-        values: program node -> fx node of its tensor, or its results by name.
-        links: resharding -> fx node of its gradient, if a linear operator reduces this gradient itself.
+        values: program node -> fx node of its result; for several results, a dict of fx nodes by result name.
+        links: resharding -> fx node of the tensor that receives the gradient which a linear operator has
+            reduced (:mod:`tensoropt.engine.beside_weights`).
     """
 
     def __init__(self, strategy: Strategy, runtime: Runtime, share: BatchShare | None = None):
@@ -127,7 +128,7 @@ class Interpretation:
         return value[name] if isinstance(value, dict) else value
 
     def node(self, node: Node, reads: Mapping[str, fx.Node]) -> Any:
-        """Add a program node's calls; return the fx node of its result, or several results by name."""
+        """Add a program node's calls; return its result's fx node, or a dict of them by result name."""
         match node:
             case Argument():
                 if self.source.tensors[node.name].kind == "constant":

@@ -49,7 +49,11 @@ class LoweredCall(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Sequence[torch.Tensor], read: Read) -> list[torch.Tensor]:
-        """Return the results, with this rank's rows where there is a batch dim; every rank must call it."""
+        """Return the results, with this rank's rows where there is a batch dim; every rank must call it.
+
+        Args:
+            read: a function from the name of a parameter or buffer to this rank's part of it.
+        """
 
     def whole(self, inputs: Sequence[torch.Tensor], names: Collection[str]) -> Sequence[torch.Tensor]:
         """Return the inputs, with those in ``names`` gathered from all ranks; a collective."""

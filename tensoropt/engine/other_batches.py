@@ -27,7 +27,7 @@ _MOVES = frozenset(f"aten.{name}" for name in (
 
 
 def ignored_targets(graph: GroupGraph) -> Mapping[str, int] | str:
-    """Return input with targets -> target that the loss ignores; a reason if the loss cannot ignore rows."""
+    """Return, for each input with targets, the target that the loss ignores; or why it can ignore no rows."""
     source = graph.atoms.graph
     if not source.training:
         return "the plan is for inference"

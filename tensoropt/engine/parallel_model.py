@@ -288,7 +288,7 @@ class ParallelModel:
                 owner._buffers[attribute] = value
 
     def plain_copy(self, values: Mapping[str, torch.Tensor]) -> nn.Module:
-        """Copy the model as it was before parallelization, with these parameters by state-dict key."""
+        """Copy the model from before parallelization, with parameters ``values`` (by state-dict key)."""
         memo: dict[int, Any] = {}
         for key, value in values.items():
             name = self.names[key]
@@ -426,7 +426,7 @@ class ParallelModel:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
     def _with_warning(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
-        """Return a state dict that warns when it is saved, if other ranks have parts of it; else None."""
+        """Return ``state`` as a dict that warns when saved, if it lacks parts on other ranks; or None."""
         own = [key for key in self.names if prefix + key in state]
         values = [state[prefix + key] for key in own]
         split = sum(
@@ -501,11 +501,11 @@ def _refuse_copy(*_: Any) -> Any:
 
 
 def parallel_of(model: nn.Module) -> ParallelModel:
-    """Return what :func:`tensoropt.parallelize` attached to a model; PlanError if it is not parallelized."""
+    """Return the :class:`ParallelModel` of a parallelized model; PlanError for any other model."""
     parallel = getattr(model, ATTRIBUTE, None)
     if parallel is None and hasattr(getattr(model, "module", None), ATTRIBUTE):
         raise PlanError(
-            f"{type(model).__name__} is around the parallelized model, whose plan adds up gradients itself; "
+            f"{type(model).__name__} wraps the parallelized model, whose plan adds up gradients itself; "
             "pass the bare module, and leave the wrapper out"
         )
     if not isinstance(parallel, ParallelModel):

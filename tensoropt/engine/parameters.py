@@ -125,11 +125,11 @@ _Block = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def _own_placements(atoms: Atoms, layout: Layout, mesh: Sequence[int]) -> tuple[Placement, ...] | None:
-    """Return DTensor placements for a tensor in its own shape, one per mesh axis.
+    """Return DTensor placements, one per mesh axis, that split a tensor of the model's shape by ``layout``.
 
-    None if they cannot express the layout (a factor inside a dim, divided unevenly), or if PyTorch would
-    silently concatenate its shards in another order (``_StridedShard``). ``mesh`` begins with the number of
-    micro-batches.
+    None if placements cannot express the layout (an uneven split of a factor inside a dim), or if PyTorch
+    would silently concatenate the shards in another order (``_StridedShard``). ``mesh`` begins with the
+    number of micro-batches.
     """
     sizes = [size for dim in atoms for size in dim]
     ends = list(itertools.accumulate(len(dim) for dim in atoms))

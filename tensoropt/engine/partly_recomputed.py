@@ -41,8 +41,9 @@ class PartlyRecomputed:
     """A region's graph, part of which runs again in backward.
 
     Args:
-        root: the module with the attributes that the nodes name.
-        inputs, outputs: nodes outside whose results the region reads; its nodes that others read.
+        root: the module whose attributes the nodes refer to.
+        inputs: the nodes outside of the region whose results the region reads.
+        outputs: the region's nodes whose results nodes outside of it read.
         nodes: the region's nodes in order, with how often each runs.
         saving: saved-tensor hooks for operators that run once.
     """
@@ -144,7 +145,7 @@ def _copied(
     args: tuple[Any, ...],
     copies: Mapping[fx.Node, fx.Node],
 ) -> fx.Node:
-    """Copy a node so that it calls ``step(*args, ...)``, followed by the node's own arguments."""
+    """Add a call of ``step`` with ``args``, followed by the node's own arguments as ``copies`` maps them."""
     step.__name__ = node.name  # type: ignore[attr-defined]  # fx names the call after its target
     own = fx.map_arg((node.args, dict(node.kwargs)), lambda n: copies[n])
     copy = graph.call_function(step, (*args, *own[0]), own[1])
@@ -156,7 +157,8 @@ class _Lies(NamedTuple):
     """A tensor's position (shape, strides, offset) in the storage of a node's result.
 
     Attributes:
-        owner: the number of the node that made the storage; ``item``, which of its results.
+        owner: the number of the node that made the storage.
+        item: the index, among that node's results, of the result with the storage.
         learns: whether the tensor requires a gradient.
     """
 
@@ -173,7 +175,7 @@ class _Lies(NamedTuple):
 
 
 class _Given:
-    """An input of the second forward, alive as long as a saved tensor that needs it (``claims``)."""
+    """An input of the second forward, kept alive by the saved tensors that need it (``claims``)."""
 
     __slots__ = ("__weakref__", "_unpack", "claims", "learns", "value", "version")
 
@@ -338,7 +340,10 @@ class _Call:
             return given
         box = given()
         if box is None:
-            raise RuntimeError("a partly recomputed region is needed once more after backward has freed it")
+            raise RuntimeError(
+                "backward needs inputs of a partly recomputed region that an earlier backward has freed; run "
+                "the model again"
+            )
         return box.take()
 
     def begin_again(self, number: int) -> None:
@@ -350,7 +355,7 @@ class _Call:
             saved = len(self._own[number])
             raise RuntimeError(
                 f"an operator of a recomputed region saved {saved} tensors in forward and "
-                f"{saved - len(self._left)} when it ran again; it must do the same each time"
+                f"{saved - len(self._left)} when it ran again; it must save the same tensors each time"
             )
         for key, lies in self._values.get(number, ()):
             self._made[key] = lies.of(made)
@@ -365,7 +370,8 @@ class _Call:
         if not self._left:
             raise RuntimeError(
                 "an operator of a recomputed region saved more tensors when it ran again than the "
-                f"{len(self._own.get(self._current, ()))} of its forward; it must do the same each time"
+                f"{len(self._own.get(self._current, ()))} of its forward; it must save the same tensors each "
+                "time"
             )
         self._made[self._left.pop()] = tensor.detach()
 

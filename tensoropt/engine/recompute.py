@@ -162,7 +162,8 @@ class Recomputed(torch.nn.Module):
     """Runs a region's graph so that backward recomputes its intermediate tensors.
 
     Args:
-        part: the region, if only a part of it runs again; a compiled model recomputes all of it.
+        part: the region's graph if backward reruns only a part of it; None if backward reruns all of it. A
+            compiled model reruns all of it in any case.
     """
 
     def __init__(self, body: fx.GraphModule, runtime: Runtime, part: PartlyRecomputed | None = None):
@@ -209,8 +210,9 @@ def extract_regions(
     """Move each region's nodes into a submodule of ``root``; return the graph that calls them.
 
     Args:
-        units: (region or None, its nodes), in topological order.
-        runs: how often each node of a region runs.
+        units: pairs of a region's name and its nodes, in topological order. The name is None for nodes
+            outside of regions.
+        runs: node of a region -> whether it runs once, or again in backward.
     """
     result = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -182,8 +182,8 @@ class SameCalls:
         for rank, words in enumerate(modes):
             if words != modes[0]:
                 raise PlanError(
-                    f"rank {rank} calls the model {words}, but rank 0 {modes[0]}; every rank makes the same "
-                    "calls"
+                    f"rank {rank} calls the model {words}, but rank 0 {modes[0]}; every rank must make the "
+                    "same calls"
                 )
         for index, name in enumerate(self.names, start=1):
             first: dict[int, int] = {}
@@ -192,11 +192,11 @@ class SameCalls:
                 other = first.setdefault(share, rank) if counts else rank
                 if content != ranks[other][index][2]:
                     rule = (
-                        "every rank passes the same global batch: use one sampler with one seed on all "
+                        "every rank must pass the same global batch: use one sampler with one seed on all "
                         "ranks, and no DistributedSampler, or pass batch='share' to parallelize"
                         if len({each[index][0] for each in ranks}) == 1
-                        else f"both have data_rank {share}, and ranks with the same data_rank pass the same "
-                        "rows: use tensoropt.sampler"
+                        else f"both have data_rank {share}, and ranks with the same data_rank must pass the "
+                        "same rows: use tensoropt.sampler"
                     )
                     raise PlanError(f"rank {rank} passed another batch than rank {other} in {name}; {rule}")
         divided = [index for index, share in enumerate(self.shares) if share >= 0]
@@ -275,12 +275,14 @@ class Runtime:
     Args:
         mesh: the number of micro-batches, then the axis sizes.
         rank: the number of the rank; by default that of this process.
-        job: the whole job's runtime, if this one is for a stage of a pipeline (axis 1 of that mesh).
+        job: the runtime of the whole pipeline job, whose mesh has the pipeline as axis 1, if this runtime is
+            for one stage; otherwise None.
 
     Attributes:
         step, micro_batch: the number of the current step, and of the current micro-batch.
         counts: mean loss operator -> number of targets in the whole batch, over all micro-batches.
-        gathered, kept: functions that let backward regather a tensor, or let autograd save it after all.
+        gathered: a function that records how a tensor was gathered, so that backward can gather it again.
+        kept: a function that lets autograd save a gathered tensor after all.
         saving: the saved-tensor hooks (pack, unpack).
         unsharded: the parameters that are gathered once per step, by name.
         ahead: the prefetching of parameters in the current call.
@@ -467,7 +469,7 @@ class Runtime:
         return arrive
 
     def total(self, name: str, value: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """Return a loss's number of targets, summed over ``axes``; for micro-batches read from ``counts``."""
+        """Return a loss's number of targets summed over ``axes``; ``counts`` has sums over micro-batches."""
         if self.mesh[0] == 1 or 0 not in axes:
             return self.all_reduce(value, axes)
         return self.counts[name]

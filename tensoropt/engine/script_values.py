@@ -428,7 +428,7 @@ class _SpreadGradient(torch.Tensor):
 
 
 class _SpreadNorm(torch.Tensor):
-    """Norms of this rank's gradients; taking their norm gives that of all ranks' gradients."""
+    """Norms of this rank's gradients. The norm of these norms is taken over all ranks."""
 
     @classmethod
     def __torch_function__(

@@ -44,7 +44,7 @@ _SIMULATED = tuple(name for name in KEPT if name in {*dir(StepMetrics), *StepMet
 
 
 def space_of(problem: Problem, mesh: Mesh, tables: CostTables, notes: Sequence[str]) -> Space:
-    """Return the choices of strategies in these tables: the names of all configurations and options."""
+    """Return the names of all configurations, layouts and options that strategies in these tables have."""
     names = tuple(n for n, size in zip(mesh.names, mesh.shape, strict=True) if size > 1)
     groups = {}
     for group in tables.graph.groups:
@@ -104,7 +104,7 @@ class Evaluation:
         """Return strategy ``row`` as a point of a frontier, without a proof of optimality.
 
         Args:
-            number: the number of ``space`` in the frontier.
+            number: the index of ``space`` (a mesh with a micro-batch count) among those searched.
             additive: memory in bytes and time in seconds by the search's additive cost model.
         """
         p = self.metrics
@@ -156,7 +156,7 @@ class Evaluator:
         return [self.rows(*self.candidates.rows(part)) for part in parts]
 
     def rows(self, choices: Mapping[str, Indices], options: Mapping[str, Indices]) -> Evaluation:
-        """Simulate strategies, given by arrays: entry i is the i-th strategy's choice for a variable."""
+        """Simulate strategies. Element i of a variable's array is the choice that strategy i makes."""
         batch = Batch(self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule)
         return Evaluation(batch, simulate(batch), choices, options)
 

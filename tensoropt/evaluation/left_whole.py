@@ -10,9 +10,10 @@ from tensoropt.sharding.groups import Group, GroupGraph
 
 
 def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[str, ...]:
-    """Return sentences on operators that no searched mesh splits, with sizes that a mesh axis would divide.
+    """Return sentences on operators that no searched mesh splits, and on sizes that a mesh axis would divide.
 
-    There is one per kind of operator and loop sizes; the largest product of loop sizes comes first.
+    One sentence covers the operators of one kind with equal loop sizes. The largest operators, by the product
+    of loop sizes, come first.
 
     Args:
         but: the groups to leave out, because constraints decide their splits.

@@ -45,14 +45,14 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        """The global batch size: the number of rows of the first input that has any."""
+        """The global batch size: the size of dim 0 of the first input that is not a scalar."""
         operators = self.graph.atoms.graph
         shapes = (operators.tensors[name].shape for name in operators.inputs)
         return next((shape[0] for shape in shapes if shape), 1)
 
     @cached_property
     def sequence(self) -> dict[str, str]:
-        """Group -> label (loop that a mesh axis splits) of its split along the sequence, if it has one."""
+        """Group -> name of the loop that is split to split the sequence, for groups with such a loop."""
         labels = {name: s.label for name, s in sequence_strategies(self.graph).items()}
         return {name: str(label) for name, label in labels.items() if label not in (WHOLE, PASSED_ON)}
 
@@ -66,7 +66,7 @@ def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float
     """Group the operators of a captured model, and find how micro-batches split them.
 
     Args:
-        kept: a store of the splits found by running operators without a rule.
+        kept: a store of the splits of operators without a sharding rule, which are found by running them.
         expert_imbalance: rows of the busiest expert-parallel rank, divided by the mean over ranks.
     """
     graph = replace(captured.graph, expert_imbalance=expert_imbalance)
@@ -76,7 +76,10 @@ def prepare(captured: Capture, kept: Kept | None = None, expert_imbalance: float
 def prepare_graph(
     operators: OperatorGraph, captured: Capture | None = None, kept: Kept | None = None
 ) -> Problem:
-    """Group the operators of a graph; ``kept`` stores the splits found by running operators without a rule.
+    """Group the operators of a graph.
+
+    Args:
+        kept: a store of the splits of operators without a sharding rule, which are found by running them.
 
     Raises:
         TensorOptError: the graph has no operators.
@@ -130,7 +133,8 @@ def unsplit(graph: GroupGraph, facts_of: Callable[[Workload], Facts]) -> Mapping
 
 
 def shares_of_flops(graph: GroupGraph, whole: Mapping[str, Template]) -> tuple[float, float]:
-    """Return the shares of forward FLOP in groups with sharding rules only, and in splittable groups.
+    """Return the share of forward FLOP in groups whose operators all have sharding rules, and the share in
+    splittable groups.
 
     Args:
         whole: the groups, unsplit; a splittable one can be split along two or more dims.

@@ -223,7 +223,7 @@ def save_checkpoint(
 
 @contextlib.contextmanager
 def _refused(what: str, more: str = "") -> Iterator[None]:
-    """Turn errors of reading or writing in a ``with`` block into a PlanError that gives the reason."""
+    """Turn errors of reading or writing in a ``with`` block into a PlanError: ``what``, reason, ``more``."""
     try:
         yield
     # PyTorch's error is not an Exception, and holds each rank's failure.

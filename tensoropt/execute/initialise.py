@@ -40,7 +40,7 @@ class _Cell:
     visits: list[int] = field(default_factory=list)
 
     def make(self, device: str) -> torch.Tensor:
-        """Return a copy of the model's tensor on ``device``, without values if either is the meta device."""
+        """Copy the model's tensor to ``device``; the copy has no values if either is on the meta device."""
         own = self.own.detach()
         if device == "meta" or own.is_meta:
             value = torch.empty_like(own, device=device)

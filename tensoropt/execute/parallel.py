@@ -64,9 +64,9 @@ def _with_common_weights(
         name, rank = differing
         kind = "buffer" if name in weights.buffers() else "parameter"
         raise PlanError(
-            f"rank {rank} has other weights than rank 0, in the {kind} {name} first; call torch.manual_seed "
-            "with one seed on all ranks before the model is built, or pass sync_weights=True for rank 0's, "
-            "or checkpoint= or init_weights="
+            f"rank {rank} has other weights than rank 0, first in the {kind} {name}; call torch.manual_seed "
+            "with one seed on all ranks before the model is built, or pass sync_weights=True to use rank 0's "
+            "weights, or give all ranks their weights by checkpoint= or init_weights="
         )
     if differing is not None:
         _send(own, device)
@@ -91,7 +91,8 @@ def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
     """Raise a PlanError if ranks differ in model, plan or settings, so that weights cannot be compared.
 
     Args:
-        texts: this rank's properties in the order of :data:`_FACTS`; only the first if it raised an error.
+        texts: this rank's properties in the order of :data:`_FACTS`; only the first of them (the model) if
+            this rank has refused its model, plan or weights.
     """
     hashes = [text_hash(text) for text in texts] + [0] * (len(_FACTS) - len(texts))
     refuses = len(texts) < len(_FACTS)
@@ -102,8 +103,8 @@ def _compare_facts(texts: Sequence[str], device: torch.device) -> None:
         for rank, row in enumerate(rows):
             if row[column] != rows[0][column]:
                 raise PlanError(
-                    f"rank {rank} has another {fact} than rank 0; every rank builds the same model and calls "
-                    "parallelize with the same arguments"
+                    f"rank {rank} has another {fact} than rank 0; every rank must build the same model and "
+                    "call parallelize with the same arguments"
                 )
     if refused and not refuses:
         raise PlanError(f"rank {refused[0]} refused its model, plan or weights; see its own error")
@@ -225,10 +226,11 @@ def parallelize(
         checkpoint: the source of weights: a folder of ``torch.distributed.checkpoint`` (as
             :func:`~tensoropt.execute.checkpoint.save_checkpoint` writes it), a safetensors file, or a folder
             of those. It must have every entry of the model's state dict that ``init_weights`` does not set.
-        init_weights: a function that sets the parameters and buffers of the module it is given, here those
-            that a checkpoint lacks. It is called for each module on the CPU, with the result of
-            ``model.apply(init_weights)`` after ``torch.manual_seed(seed)``, but only the tensors that a call
-            touches are in memory. It is called on the meta device once before, so it may not read values.
+        init_weights: a function that sets the parameters and buffers of the module it is given. With
+            ``checkpoint``, only tensors that the checkpoint lacks get values from it. It is called for each
+            module on the CPU, with the result of ``model.apply(init_weights)`` after
+            ``torch.manual_seed(seed)``, but only the tensors that a call touches are in memory. It is called
+            on the meta device once before, so it may not read values.
         args, kwargs: an example call at the global batch size; by default zeros of the plan's shapes.
         loss: a function from the model's output to the loss, if the model does not return the loss; the
             parallelized model then returns it.
@@ -238,16 +240,16 @@ def parallelize(
             per rank, shared with its data-loader workers. False leaves this to the script.
         sync_weights: whether to send rank 0's weights and buffers to the other ranks, one at a time.
             Otherwise ranks with different weights (drawn with other seeds or none) are refused.
-        compare_ranks: whether to compare hashes between ranks: of weights now, of inputs in the first calls
-            and in one of a thousand. Use False if ranks compute inputs themselves and round differently.
+        compare_ranks: whether to compare hashes between ranks: of weights now, of inputs in the first 3 calls
+            and every 1000th. Use False if ranks compute inputs themselves and round differently.
         batch: ``global`` if every rank passes the same global batch; ``share`` if it passes only its rows:
             share ``model.data_rank`` of ``model.data_world``, as :func:`tensoropt.sampler` gives them. Inputs
             without a batch dim are equal on all ranks. Pipelines and placed plans have one share, the global
             batch.
         outputs: the model's output in evaluation (``model.eval()``, without gradients): ``all``, for the
             rank's rows; or only the ``loss``, without computing or sending logits.
-        tune: whether to time some training steps, for ``tensoropt tune DIR --job``, which runs the script by
-            several plans (:mod:`tensoropt.execute.own_steps`).
+        tune: whether to time some training steps, for ``tensoropt tune DIR --job``, which runs the script
+            once for each of several plans (:mod:`tensoropt.execute.own_steps`).
 
     Returns:
         ``model``, with new parameters; existing optimizers continue with them, in their groups.

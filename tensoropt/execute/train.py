@@ -225,10 +225,10 @@ def _train(
         say: the stream for rank 0's line per step and final times; None for none.
 
     Returns:
-        ``losses``; ``times_s`` per step (the slowest rank's); ``time_s``, their median after warm-up; the
-            plan's predictions; the type of device predicted for (``predicted_for``; None if unknown) and run
-            on (``run_on``); the kind of GPU (``run_on_kind``) and the peak of PyTorch's allocator on the
-            fullest one (``memory_allocated_bytes``; both None on CPU ranks).
+        The plan's predictions and: ``losses`` and ``times_s`` of the steps (on the slowest rank); ``time_s``,
+            the median time after warm-up; ``run_on``, the type of device, and ``predicted_for``, that of the
+            prediction (None if unknown); ``run_on_kind``, the kind of GPU, and ``memory_allocated_bytes``,
+            the allocator's peak on the fullest GPU (both None on CPU ranks).
     """
     device = device or torch.device("cpu")
     engine, inputs = _start(plan, device)
@@ -288,7 +288,7 @@ def _train(
 
 
 def _beside_prediction(plan: Plan, kind: str | None = None) -> str:
-    """Return text on the predicted duration, to follow a measured one; with its devices if they differ.
+    """Return the end of a line on a measured step time: the prediction, and the devices if it is for others.
 
     Args:
         kind: the kind of GPU that ran the plan; None for CPU ranks.

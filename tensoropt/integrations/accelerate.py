@@ -90,7 +90,7 @@ class PlanAccelerator(Accelerator):
         """Return tensors with the rows of all ranks; scalars, such as the global batch's loss, unchanged."""
         if use_gather_object:
             raise PlanError(
-                "gather_for_metrics of a plan joins the rows of tensors; leave use_gather_object out, or "
+                "under a plan gather_for_metrics joins rows of tensors only; leave use_gather_object out, or "
                 "gather objects by torch.distributed.all_gather_object"
             )
         return rows_of_all(self._models[0], input_data) if self._models else input_data

@@ -123,8 +123,8 @@ class PlanStrategy(ModelParallelStrategy):
         if outside:
             raise PlanError(
                 f"the plan is for {self._name}, but {type(module).__name__} also trains "
-                f"{', '.join(outside[:3])}, whose gradients no rank would add up; make it a part of the "
-                "explored model, or freeze it"
+                f"{', '.join(outside[:3])}, whose gradients would not be summed over ranks; make it a part "
+                "of the explored model, or freeze it"
             )
         module.to(self.root_device)
 

@@ -28,9 +28,10 @@ _DRAWS = "the beginning of an epoch, in which all ranks draw its batches; iterat
 def divided(loader: DataLoader[Any], model: nn.Module, *, parts: bool = False) -> DataLoader[Any]:
     """Return a loader of this rank's rows of the batches that the loader's own batch sampler draws.
 
-    The loader's batches have the size of the plan's global batch, or of a rank's share; consecutive shares
-    are then joined. For evaluation in the data's order, global batches may have any size. A loader without
-    samplers (``IterableDataset``), or whose sampler gives this rank its share, is returned unchanged.
+    The loader's batches have the size of the plan's global batch or of a rank's share. In the second case,
+    consecutive batches are joined to a global batch. For evaluation in the data's order, global batches may
+    have any size. A loader without samplers (``IterableDataset``), or whose sampler gives this rank its
+    share, is returned unchanged.
 
     Args:
         parts: whether each of the loader's batches is a rank's share, whatever its size.
@@ -95,7 +96,7 @@ class _RankBatches(Sampler[list[Any]]):
     """This rank's rows of the batches that another batch sampler draws.
 
     Args:
-        batches: the batch sampler of a whole job.
+        batches: the batch sampler, which draws the rows of all ranks.
         parallel: the model that runs by the plan.
         joined: the number of consecutive batches that form one global batch.
         in_order: whether batches are in the data's order; a rank's rows are then consecutive.

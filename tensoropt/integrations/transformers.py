@@ -165,7 +165,7 @@ class PlanTrainer(Trainer):
         """Return the global batch's loss, weighted by its share of all accumulated batches' targets.
 
         With ``num_items_in_batch`` Trainer expects the sum of the targets' losses divided by that number.
-        Under a plan the model returns their mean, which is here multiplied by the number of these targets.
+        Under a plan the model returns their mean, which this method turns into that quotient.
         """
         targets = None
         if num_items_in_batch is not None:

@@ -43,7 +43,8 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
     of :class:`~tensoropt.integrations.transformers.PlanTrainer`.
 
     Args:
-        model: the model, as for ``PlanTrainer``, with its adapters if any.
+        model: a model of ``transformers`` or ``peft`` (with its adapters); or, without ``plan``, a
+            parallelized one.
         args: an ``SFTConfig`` with ``bf16=False`` and ``gradient_checkpointing=False``.
         plan: a plan or its file, for a call with ``input_ids``, ``attention_mask`` and ``labels``.
         more: arguments of ``SFTTrainer``.
@@ -92,7 +93,7 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """Return the loss, weighted as by ``PlanTrainer``, and count the tokens of all ranks."""
+        """Return the loss, weighted by ``PlanTrainer.compute_loss``, and count the tokens of all ranks."""
         metrics = self._metrics["train" if model.training else "eval"]
         if model.training:
             mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))

@@ -69,7 +69,7 @@ def _read(text: str) -> LaunchedJob:
     if kind not in kinds and not kind.startswith(("MULTI_", "NO")):
         keys.note(f"distributed_type = {kind} is unknown: predicted as data parallelism")
     if job.batch is None and job.micro_batch is None:
-        keys.note("the batch is set in the script: predicted at the explored batch")
+        keys.note("the batch size is set in the script: predicted at the batch size that was explored")
     if job.micro_batches is None:
         keys.note("gradient accumulation is set in the script: predicted with 1 micro-batch")
     inside = job.tensor * job.context * job.places

@@ -61,7 +61,9 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
     batch, micro_batch = keys.number("train_batch_size"), keys.number("train_micro_batch_size_per_gpu")
     accumulated = keys.number("gradient_accumulation_steps")
     if batch is None and micro_batch is None:
-        keys.note("the batch is left to the script (auto): predicted at the explored batch")
+        keys.note(
+            "the batch size is left to the script (auto): predicted at the batch size that was explored"
+        )
     for name in ("offload_optimizer", "offload_param"):
         keys.unlike(f"{z}{name}.device", "predicted without offloading", (None, "none"))
         for detail in _OFFLOADING:
@@ -126,7 +128,7 @@ def _variants(job: LaunchedJob) -> list[LaunchedJob]:
 
 
 def _write(job: LaunchedJob) -> str:
-    """Return a config that runs a job which DeepSpeed can express; the model itself recomputes blocks."""
+    """Return the config of a job that DeepSpeed can express; recomputation is left to the model's code."""
     data = job.data or 1
     config: dict[str, Any] = {}
     if job.batch:

@@ -45,7 +45,7 @@ class LaunchedJob:
         recompute: the part of a block that is recomputed (a name of :mod:`tensoropt.sharding.recipes`).
         every, first: recompute every ``every``-th block, or only the ``first`` blocks of each pipeline stage.
         stages_per_place, schedule: number of pipeline stages per pipeline rank, and their schedule.
-        batch, micro_batch: samples per step, and per pass of a data-parallel rank; None if not given.
+        batch, micro_batch: samples per step, and per micro-batch of a data-parallel rank; None if not given.
         micro_batches, sequence: micro-batches per step, and tokens per sample; None if not given.
         dtype, optimizer: compute dtype, and a name of ``--optimizer``; "" if not given.
         nodes, block_classes: number of nodes, and class names of the repeated blocks, for written configs.
@@ -144,7 +144,8 @@ class Launcher:
         read: returns the job of a config.
         write: returns the config of a job which the launcher can express.
         refusal: returns the part of a job that the launcher cannot express; "" if it can express all.
-        variants: returns jobs on as many devices that the launcher can express, the most similar first.
+        variants: returns jobs that the launcher can express, on the same number of devices as the given job;
+            the most similar job is first.
         names_blocks: whether its config lists the model's block classes.
     """
 
@@ -175,7 +176,7 @@ def beyond(degrees: Mapping[str, int]) -> str:
 
 
 def recipes_near(job: LaunchedJob, known: Sequence[str]) -> list[str]:
-    """Return the part of blocks that the job recomputes if it is in ``known``, else all of ``known``."""
+    """Return the job's recomputed part of blocks as a list, or all of ``known`` if that part is not in it."""
     return [job.recompute] if job.recompute in known else list(known)
 
 
@@ -234,7 +235,7 @@ class Keys:
         return value.strip().lower() in ("true", "yes", "1") if isinstance(value, str) else bool(value)
 
     def word(self, name: str, known: Mapping[str, Any], default: str) -> Any:
-        """Return the value in ``known`` for a setting's text; for other texts, the default's, with a note."""
+        """Return ``known[text]`` for a setting's text. An unknown text is noted, and read as ``default``."""
         value = str(self.take(name, default))
         by_name = {key.lower(): meaning for key, meaning in known.items()}
         if value.lower() in by_name:
@@ -253,8 +254,8 @@ class Keys:
             self.note(f"{name} = {value}: {words}")
 
     def left(self, harmless: Sequence[str]) -> tuple[str, ...]:
-        """Return all notes, the last on settings that are on but were never read. ``harmless`` are patterns
-        of names to leave out, which cost neither time nor memory."""
+        """Return all notes. The last lists the settings that are on but were never read, except those with a
+        name like one of the patterns ``harmless``, which cost neither time nor memory."""
         unknown = [
             f"{name} = {value}"
             for name, value in self._values.items()

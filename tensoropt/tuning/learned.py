@@ -32,7 +32,7 @@ _BOUNDS = 0.25, 4.0
 def priced(
     strategy: ParallelStrategy, mesh: Mesh, costs: CostSource, residuals: Residuals = NO_RESIDUALS
 ) -> tuple[float, float]:
-    """Return predicted durations of a step and of its collectives, in s; unmeasured operators are timed."""
+    """Return predicted durations of a step and its collectives, in s, after timing unmeasured operators."""
     if not isinstance(strategy, PlacedStrategy):  # placed strategies' prices time missing work themselves
         works = {work.key: work for of in stage_works(strategy) for work in of.values()}
         if new := works.keys() - costs.timings.records.keys():

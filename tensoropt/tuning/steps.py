@@ -66,7 +66,7 @@ def _span(stamps: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def _collectives_stamped() -> Iterator[_Stamps]:
-    """Record start and end of collectives, waiting for each at once, as gloo runs on the ranks' cores."""
+    """Record start and end of collectives; all are made synchronous, as gloo runs on the ranks' cores."""
     stamps: _Stamps = []
     originals = {name: getattr(dist, name) for name in _COLLECTIVES}
 

@@ -102,7 +102,8 @@ def tune(
     Args:
         target: an exploration's folder, or a plan file beside one.
         point: the number, from 1, of the plan to begin with; by default the fastest within ``memory_bytes``.
-        memory_bytes: memory limit per device; by default the device's memory, or the plan file's own need.
+        memory_bytes: memory limit per device; by default the device's memory or, if ``target`` is a plan
+            file, the memory that its plan needs.
         rounds: the largest number of other plans to try.
         job: a command that trains by the plan in ``{plan}`` with ``parallelize(..., tune=True)``; by default
             the model's steps are run alone.
@@ -114,7 +115,9 @@ def tune(
         InfeasibleError: no plan fits.
     """
     if job and not any("{plan}" in word for word in job):
-        raise TensorOptError("the job's command has no place for the plan's file; write {plan} there")
+        raise TensorOptError(
+            "the job's command does not name the plan's file; write {plan} where its path belongs"
+        )
     folder, exploration, plan = _opened(Path(target), point, memory_bytes)
     cluster = Cluster.from_dict(exploration.cluster)
     if memory_bytes is None:
@@ -164,6 +167,7 @@ def _end_of(gain: float, drift: float) -> str:
 
     Args:
         gain: the predicted reduction in step time by that plan, relative to the current plan's.
+        drift: the relative error of the current plan's predicted step time.
     """
     other = f"the best other plan is predicted to be {abs(gain):.1%} {'faster' if gain > 0 else 'slower'}"
     if drift < _DRIFT:
@@ -293,7 +297,7 @@ class _Tuner:
     def _decided(
         self, state: Tuning, what: str, plan: Plan, predicted_s: float, measured_s: float, why: str
     ) -> None:
-        """Save a decision: the state with the plan, then the plan's own file."""
+        """Record a decision; save the state, and the fastest plan so far in a file of its own."""
         one = {
             "decision": what,
             "plan": plan_key(plan),

@@ -64,7 +64,8 @@ def disagreements(issued: Mapping[int, Sequence[JointCall]]) -> list[str]:
 
 
 def _by_partner(rank: int, calls: Sequence[JointCall]) -> _Shared:
-    """Return (other rank, ends of a message or ()) -> the calls in which both ranks take part, in order."""
+    """Return (other rank, ends) -> the calls that both ranks take part in, in order. ``ends`` is (sender,
+    receiver) for messages, and () for collectives."""
     shared: _Shared = defaultdict(list)
     for call in calls:
         ends = call.ranks if call.kind in _MESSAGES else ()

@@ -59,7 +59,7 @@ def entry_of(
     Its ``ok`` follows the rules of :mod:`tensoropt.verify`.
 
     Args:
-        compares_memory: whether these ranks' kernels save the same tensors as the predicted devices'.
+        compares_memory: whether the checked ranks' kernels save the same tensors as the predicted devices'.
     """
     issued = _shown(findings.collectives_issued)
     expected = predicted.collectives

@@ -101,7 +101,7 @@ def within_tolerance(
 
 
 def is_rounding(single: Differences, double: Differences) -> bool:
-    """Return whether differences are rounding: 1e6 times smaller in float64, or within its tolerances."""
+    """Return whether differences are rounding: 1e6 times smaller in float64, or tolerated in float64."""
     shrunk = {}
     for kind, narrow in single.compared.items():
         # NaN is within no tolerance: a kind that was compared in one precision only counts as a fault.

@@ -121,7 +121,8 @@ def random_strategy(
 def random_following(
     graph: GroupGraph, mesh: AxisSizes, micro: Mapping[str, AxisStrategy], rng: random.Random
 ) -> dict[str, Configuration]:
-    """Return configurations of most groups; a mesh axis splits the batch, the sequence, or random dims."""
+    """Return configurations of most groups. Each mesh axis splits the batch in all of them, or the sequence
+    in all of them, or a random dim of each."""
     along = {"batch": batch_strategies(graph, everywhere=False), "sequence": sequence_strategies(graph)}
     themes = [rng.choice(("batch", "sequence", "")) for _ in mesh[1:]]
     drawn = {}
@@ -224,7 +225,7 @@ def _any_way(
     rng: random.Random,
     recompute: float,
 ) -> PipelinedStrategy:
-    """Return a random pipeline, with a schedule and micro-batch count of ``ways`` that the model allows."""
+    """Return a random pipeline that the model allows; ``ways``: schedules with their micro-batch counts."""
     left = list(ways)
     while True:
         way = rng.choice(left)
@@ -313,7 +314,7 @@ def _ways(places: int, axes: Sequence[int], counts: Sequence[int], cuts: int) ->
 
 
 def _entering(before: Strategy, part: Stage) -> dict[str, Configuration]:
-    """Return configurations with which a stage receives tensors in the layouts that the one before sends."""
+    """Return configurations with which a stage receives tensors in the layouts that ``before`` sends."""
     configurations = {}
     for name in part.arriving:
         group = part.graph.group_of[arriving_group(name)]

@@ -50,7 +50,7 @@ def outputs_difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
 
 
 def named_difference(got: Mapping[str, Tensor], want: Mapping[str, Tensor], floor: float = 0.0) -> float:
-    """Return the largest relative :func:`difference` of a tensor in ``got`` from that in ``want``."""
+    """Return the largest relative difference of tensors with equal names; divisors are at least ``floor``."""
     return max((difference(value, want[name], floor=floor) for name, value in got.items()), default=0.0)
 
 
@@ -68,8 +68,8 @@ gradient. It replaces :data:`~tensoropt.capture.steps.GRADIENT_FLOOR`, as bfloat
 
 
 def _smooth_optimizers(floor: float) -> dict[str, Any]:
-    """Return optimizers whose steps are smooth functions of the gradients. Adam's first step is only the
-    gradients' *sign* unless ``eps`` is large."""
+    """Return optimizers whose steps are smooth functions of the gradients. Adam's ``eps`` is at least
+    ``floor``, because with a tiny one Adam's first step is only the gradients' *sign*."""
     # Not below Adam's own default.
     eps = max(floor, 1e-8)
     # Rates at which parameters move visibly in two steps and stay finite; untuned assumptions.
@@ -131,8 +131,8 @@ def first_step(engine: Engine, loaded: CapturedModel) -> tuple[tuple[Tensor, ...
 def after_steps(
     engine: Engine, loaded: CapturedModel, floor: float
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """Train two steps with each optimizer, then restore the engine. Return the parameters by optimizer, and
-    the buffers, after the steps; both are empty in inference."""
+    """Train two steps with each optimizer (``floor``: Adam's ``eps``), then restore the engine. Return the
+    parameters by optimizer, and the buffers, after the steps; both are empty in inference."""
     after: dict[str, dict[str, Tensor]] = {}
     buffers: dict[str, Tensor] = {}
     if not engine.training:
@@ -349,7 +349,7 @@ def _compared(
 
 
 def _in_double(loaded: CapturedModel, wide: Results, single: ModuleFindings) -> ModuleFindings:
-    """Return the comparison in float64 if it shows that ``single`` is rounding, else ``single``."""
+    """Return the comparison in float64 (``wide``) if it shows ``single`` to be rounding; else ``single``."""
     model, args, kwargs = loaded.spec.build_to_run()
     own = model.model if isinstance(model, WithLoss) else model
     call = pytree.tree_map_only(Tensor, doubled, (args, kwargs))

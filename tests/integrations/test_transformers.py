@@ -126,7 +126,7 @@ def test_a_loss_of_a_subclass(tmp_path):
 
 def test_a_wrapper_around_a_parallelized_model_is_named(tmp_path):
     model = tensoropt.parallelize(jobs.build(), write_plan(tmp_path, "alone"), batch="share")
-    with pytest.raises(PlanError, match=r"DataParallel is around the parallelized model.*the bare module"):
+    with pytest.raises(PlanError, match=r"DataParallel wraps the parallelized model.*the bare module"):
         tensoropt.sampler(nn.DataParallel(model), range(8))
 
 

@@ -138,7 +138,7 @@ def test_the_users_own_training_is_what_is_timed(folder, store, tmp_path, capfd)
 
 
 def test_a_job_that_fails_decides_nothing(explored, folder, store):
-    with pytest.raises(TensorOptError, match="no place for the plan's file"):
+    with pytest.raises(TensorOptError, match="does not name the plan's file"):
         tune(folder, store=store, job=["true"])
     with pytest.raises(TensorOptError, match="cannot be run"):
         tune(folder, store=store, job=["no-such-program", "{plan}"])

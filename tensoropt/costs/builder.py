@@ -39,9 +39,9 @@ class TableBuilder:
     Args:
         micro: operator group -> its strategy on the micro-batch axis.
         templates: group -> its configurations and workloads, shared by isomorphic groups.
-        regions: repeated blocks that may be recomputed; their groups have every configuration twice.
+        regions: recomputable blocks, whose groups have each configuration twice: run once, and recomputed.
         restriction: the configurations that the user's constraints allow.
-        arrays: cached arrays of this mesh with this cost model.
+        arrays: cached cost arrays of this mesh and cost model.
     """
 
     graph: GroupGraph

@@ -79,9 +79,9 @@ class CommunicationModel:
             kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``all_to_all_v``,
                 ``broadcast`` or ``ring_send``.
             axes: mesh axes; no axes, axes of size 1 and 0 bytes all cost nothing.
-            num_bytes: the size of the tensor; for all-gathers of one rank's output, for reduce-scatters and
-                all-to-alls of one rank's input (``all_to_all_v``: the busiest rank's), for ``ring_send`` of
-                one message.
+            num_bytes: the size in bytes of the tensor, of one rank's output (all-gather) or input
+                (reduce-scatter, all-to-all), of the busiest rank's input (``all_to_all_v``), or of one
+                message (``ring_send``).
 
         Raises:
             MeasurementError: the kind is unknown.
@@ -183,7 +183,7 @@ def _groups_leaving(cluster: Cluster, groups: Sequence[tuple[int, ...]]) -> Coun
 
 
 def _blocks(cluster: Cluster) -> Iterator[tuple[int, Level, int, int]]:
-    """Yield (index, level, ranks in it, ranks in a child of it) for each level of links, outermost first."""
+    """Yield (depth from 0, level of links, ranks that it joins, ranks in each part), outermost first."""
     outer = cluster.device_count
     for depth, level in enumerate(cluster.levels):
         yield depth, level, outer, outer // level.size

@@ -72,7 +72,7 @@ def peak_flops(device: DeviceKind, kernels: KernelSettings, dtype: str, cls: Cos
 
 
 def ideal_s(device: DeviceKind, dtype: str, facts: Facts) -> tuple[float, float]:
-    """Return (forward, backward) seconds at peak speed, if backward moves twice as many bytes as forward."""
+    """Return (forward, backward) seconds at peak speed, assuming that backward moves twice the bytes."""
     peak, bandwidth = device.flops_of(dtype), device.memory_bandwidth
     return (
         max(facts.forward_flops / peak, facts.traffic_bytes / bandwidth),
@@ -93,7 +93,7 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """Return what a timing's record says of the workload: cost class, seconds at peak speed, device."""
+    """Return what is stored beside a workload's timing: cost class, seconds at peak speed, device."""
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),
@@ -215,7 +215,7 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def _weight_gradient_share(facts: Facts) -> float:
-    """Return a weight gradient's share of backward: half of the first call's share of the FLOP."""
+    """Return the weight gradient's share of backward: half of the first (linear) call's share of the FLOP."""
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
     return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
@@ -236,7 +236,7 @@ _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
 
 
 def moved_bytes(cls: CostClass, of: CallWork) -> int:
-    """Return the bytes that a call reads and writes on a GPU, where a norm is one kernel."""
+    """Return the bytes that a call reads and writes on a GPU; a norm, one kernel, writes its result only."""
     return of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
 
 
@@ -248,8 +248,7 @@ class RooflineCompute:
         efficiencies: fitted efficiencies; cost classes without a fit use constants.
         kernels: PyTorch's settings, TF32 among them.
         fused: whether neighbouring element-wise operators and norms are one GPU kernel.
-        dated: the month of the kernels' versions (:func:`~tensoropt.cluster.reached_by`); by default the
-            newest.
+        dated: the month, such as ``2024-03``, from which the kernels are; by default the newest.
     """
 
     device: DeviceKind
@@ -335,7 +334,7 @@ class RooflineCompute:
         return max(of.forward_flops / rate, traffic / bandwidth), back_s
 
     def weight_gradient_s(self, work: Workload, facts: Facts) -> float:
-        """Return the seconds of computing a weight's gradient: half of its call's backward, and a launch."""
+        """Return the seconds of computing a weight's gradient: half of its call's backward, plus a launch."""
         if not self._counts_calls(work, facts):
             return self.seconds(work, facts)[1] * _weight_gradient_share(facts)
         (call, _), of = work.calls[0], facts.work_of_calls[0]

@@ -195,7 +195,7 @@ def _class_map(given: ArrayLike | None, configurations: int, size: int, what: st
         if configurations != size:
             raise ValueError(
                 f"{what}: the table has {size} entries along this side and the operator has {configurations} "
-                "configurations; make them equal, or pass the entry that each configuration uses"
+                "configurations; make both equal, or pass the index of the entry that each configuration uses"
             )
         return np.arange(size, dtype=np.int64)
     values = np.asarray(given)

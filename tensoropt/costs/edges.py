@@ -49,7 +49,7 @@ class TableArrays:
             self._arrays = store.get(self.key, "tables") or {}
 
     def once(self, depends_on: Callable[[], str], make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return a cached array or build it by ``make``; ``depends_on``: its own part of the cache key."""
+        """Return a cached array, or build it by ``make``; ``depends_on`` gives its part of the cache key."""
         if not self.in_memory:
             return make()
         key = _hash(depends_on())
@@ -179,12 +179,12 @@ class EdgeBuilder:
         return [self.moves.product_s(group, name, *each) for each in zip(of.works, of.facts, strict=True)]
 
     def _hub_products(self, name: str, hub: VariableTable) -> list[float | None]:
-        """Return, for each state of a hub (tensor with several readers), the seconds that hide its gradient's
-        reduction.
+        """Return, for each state of a hub (tensor with several readers), the seconds of computation that can
+        hide the reduction of its gradient; None if none can.
 
-        What hides it is the first reader's product for a weight's gradient: the shortest over the
-        configurations that read the hub without resharding. None if one of these cannot return the whole
-        gradient of the hub.
+        This computation is the product for the weight's gradient in the hub's first reader: the shortest one
+        of all configurations that read the hub without resharding. Each of them must be able to return the
+        sum of all readers' gradients.
         """
         if name not in self.products:
             return [None] * len(hub.layouts)
@@ -247,9 +247,9 @@ class EdgeBuilder:
         within: _Within,
         costs: Callable[[Sequence[_A], Sequence[_B]], np.ndarray],
     ) -> EdgeTable:
-        """Return the table of two variables; ``ends``: each variable, and how each of its configurations uses
-        the tensor. ``costs`` gives (rows, columns, 2) bytes and seconds for distinct ends, infinite if
-        incompatible."""
+        """Return the table of two variables. ``ends``: each variable, and for each of its configurations how
+        it uses the tensor. ``costs``: maps the distinct uses on both sides to an array (uses, uses, 2) of
+        bytes and seconds, infinite if incompatible."""
         (a, left), (b, right) = ends
         # Many configurations view the tensor in the same way, so the table has one row per distinct end and
         # the index arrays expand it.
@@ -286,7 +286,7 @@ class EdgeBuilder:
     def _moving_s(
         self, name: str, sources: Sequence[Reading], targets: Sequence[Reading], again: np.ndarray
     ) -> np.ndarray:
-        """Return (sources, targets) seconds per step of resharding, with forward twice where ``again``."""
+        """Return (sources, targets) seconds of resharding per step; forward's count twice where ``again``."""
         rows, cols = ([end.layout for end in ends] for ends in (sources, targets))
         products_s = [end.product_s or 0.0 for end in targets]
         forward_s, back_s = self.moves.moving_s(name, rows, cols, products_s if any(products_s) else None)
@@ -307,11 +307,11 @@ class EdgeBuilder:
         may: np.ndarray,
         within: _Within,
     ) -> np.ndarray:
-        """Return costs (sources, targets, options, 2), with a second option where gathering again saves
-        memory.
+        """Return (sources, targets, options, 2) bytes and seconds. The second option gathers the tensor again
+        in backward; it costs infinity where this saves no memory.
 
         Args:
-            cells: (sources, targets, 2) bytes and seconds if the gathered copy is saved.
+            cells: (sources, targets, 2) bytes and seconds of the first option, to save the gathered copy.
             may: (sources, targets) whether the copy is saved, and its producer not recomputed.
         """
         if not within.gatherable or within.pinned is False:
@@ -410,7 +410,7 @@ class EdgeBuilder:
     # -- constraints ------------------------------------------------------------------------------
 
     def build_together(self, restriction: Restriction) -> Iterator[EdgeTable]:
-        """Yield tables that forbid (by infinite costs) to split groups differently that must split alike."""
+        """Yield edge tables in which groups that must split alike cost infinity if they split differently."""
         for first, *others in restriction.together:
             for other in others:
                 ends = [self._labels(name, restriction.words) for name in (first, other)]

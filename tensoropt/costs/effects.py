@@ -162,8 +162,8 @@ class Effect:
 
     Attributes:
         after: whether it takes place at the moment's end.
-        begins, ends: allocations that begin, or end; one in both stays, but is saved for backward from then
-            on.
+        begins, ends: allocations that begin, or end. One in both stays allocated, and is saved for backward
+            from this moment on.
         workspace_bytes: memory in bytes that is allocated during this moment only.
         local_s: the duration on the device in seconds, from ``source`` (such as ``measured``).
         sends: blocking collectives.
@@ -172,8 +172,8 @@ class Effect:
         moves: whether it is a resharding, whose ``local_s`` counts as communication.
         share: a gradient reduced in a bucket.
         host_s: the duration on the host of launching it, in seconds; 0 on CPUs.
-        passing: autograd's overhead in seconds for a tensor that is resharded only in the other direction;
-            the search counts it if ``sums_passing``.
+        passing: autograd's seconds to hand the tensor on in backward if only forward reshards it, or vice
+            versa; the search counts them if ``sums_passing``.
     """
 
     when: When
@@ -392,7 +392,7 @@ class MoveEffects:
         *,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return the effect of resharding a tensor; ``when`` in backward, of resharding its gradient back."""
+        """Return the effect of resharding a tensor or, if ``when`` is in backward, its gradient back."""
         tensor, atoms = self.tensors[name], self.graph.atoms.atom_sizes(name)
         # Layers repeat: the same move of a similar tensor costs the same.
         key = (when, atoms, tensor.element_bytes, tensor.requires_grad, source, target, workspace_bytes)
@@ -416,8 +416,8 @@ class MoveEffects:
         passes: bool = False,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return the effect of resharding by ``steps``; ``passes``: autograd's overhead of the other
-        direction counts here, as nothing moves there."""
+        """Return the effect of resharding by ``steps``. ``passes``: whether to add autograd's overhead in
+        backward, if only forward reshards the tensor, or vice versa."""
         local, sends = self.prices.steps(steps, self.tensors[name].element_bytes)
         return Effect(
             when,
@@ -439,8 +439,8 @@ class MoveEffects:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return two arrays (sources, targets): seconds of resharding a tensor, and its gradient back.
 
-        They equal those of :meth:`moved` to the last bit, but for all pairs at once, of which there may be
-        millions.
+        The seconds equal those of :meth:`moved` to the last bit. All pairs, perhaps millions, are computed at
+        once.
 
         Args:
             products_s: for each target, the seconds of the product that overlaps with a gradient's reduction.
@@ -466,7 +466,7 @@ class MoveEffects:
         targets: Sequence[Layout],
         products_s: Sequence[float] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays (sources, targets): one direction's seconds, and whether anything moves."""
+        """Return two arrays (sources, targets): the seconds of resharding, and whether any step is needed."""
         atoms, element_bytes = self.graph.atoms.atom_sizes(name), self.tensors[name].element_bytes
         known = self._one_way.setdefault((prod(atoms), element_bytes), {})
         # Layouts that differ only in the other direction are merged: far fewer remain.

@@ -110,7 +110,7 @@ class GroupEffects:
 
     def group(self, choice: Choice, *, joins: Sequence[bool] = ()) -> Effects:
         """Return all effects of a group in one micro-batch, phase by phase. ``joins``: for each tied
-        parameter, whether gradients of later groups wait for this group's to be summed."""
+        parameter, whether its gradients from other groups wait to be added to this group's."""
         group, again = choice.configuration.group, choice.again
         uses = self.stored_uses(choice)
         own = [use for use in uses if use.name not in self.graph.shared]
@@ -170,7 +170,7 @@ class GroupEffects:
         )
 
     def inside(self, choice: Choice) -> list[Effects]:
-        """Return the effects of a group's own communication: for its partial sum, then that of kernels."""
+        """Return the effects of a group's own communication: reducing its partial sum, and inside kernels."""
         configuration, found, moves = choice.configuration, [], self.moves
         passes = ((at.INNER, True), (at.INNER_AGAIN, choice.again), (at.INNER_BACK, self.training))
         whens = [when for when, happens in passes if happens]
@@ -199,8 +199,8 @@ class GroupEffects:
     def _beside_work(
         self, choice: Choice, position: int, collectives: Sequence[InnerCollective]
     ) -> Iterator[Effect]:
-        """Yield the effects of a kernel's ``collectives`` that overlap with its work, for each pass.
-        ``position``: the index of the kernel's operator in the group."""
+        """Yield the effects of a kernel's ``collectives`` that overlap with its work: in forward, in its
+        recomputation and in backward. ``position``: the index of the kernel's operator in the group."""
         works = choice.facts.work_of_calls
         flops = sum(work.forward_flops for work in works)
         # The group's seconds are not known call by call; backward has the same shares as forward.
@@ -233,7 +233,8 @@ class GroupEffects:
 
     @staticmethod
     def sent_beside(use: StoredUse, effects: Effects) -> tuple[tuple[bool, bool, float], ...]:
-        """Return (in forward, once per step, seconds) of parameter collectives that other blocks may hide."""
+        """Return (whether in forward, whether once per step, seconds) for each collective of a parameter that
+        the computation of other blocks may hide."""
         # Backward computes no other block after the first one.
         first = not (use.use.neighbours and use.use.neighbours.before)
         return tuple(
@@ -314,7 +315,7 @@ class GroupEffects:
         return most
 
     def _most_returning(self, uses: Sequence[StoredUse], joining: Collection[str]) -> int:
-        """Return the peak bytes while gradients are resharded to storage; ``joining`` ones are summed."""
+        """Return the peak bytes of resharding gradients to storage and summing those of ``joining`` ones."""
         most = waiting = 0
         # Autograd returns first what was brought last in forward, and everything still to come waits in the
         # meantime.
@@ -361,7 +362,8 @@ def _forward(
     again: bool = False,
     stays: tuple[Allocation, ...] = (),
 ) -> list[Effect]:
-    """Return the memory effects of a group's forward; ``stays``: gathered parameters kept for backward."""
+    """Return the memory effects of a group's forward, or of its recomputation (``again``). ``keeps``: whether
+    it saves tensors for backward; ``stays``: gathered parameters that backward uses, too."""
     needed, effects = sum(each.bytes for each in stays), []
     for number, (part, saved) in enumerate(zip(parts, _saved(parts), strict=True)):
         kept = part.kept if keeps else 0

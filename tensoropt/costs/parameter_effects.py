@@ -278,8 +278,8 @@ class ParameterEffects:
         return [waits, sent, self._with_cast(left, name, use.stored)]
 
     def ahead_bytes(self, use: StoredUse) -> float:
-        """Return the bytes that the search counts for a use's prefetching. Over all uses they add up to the
-        gathered parameters and gradients of two average blocks."""
+        """Return the bytes that the search counts for prefetching a parameter for one of its uses. Over all
+        uses they add up to the gathered parameters and gradients of two average blocks."""
         if not use.ahead:
             return 0.0
         blocks = sum(last is not None for last in self.blocks.last)
@@ -293,7 +293,8 @@ class ParameterEffects:
         Autograd accumulates a tied parameter's gradient once, from the sum of its users' gradients.
 
         Args:
-            joins: of a tied parameter: 1 if one group's gradient waits for others, 2 if several are summed.
+            joins: 0 if no gradient of a tied parameter waits for those of other uses, 1 if one does, 2 if
+                several do and are summed.
             complete: the moment at which the gradient is complete (:meth:`StoredUse.complete`).
         """
         tensor, size = self.moves.tensors[name], self.moves.stored_bytes(name, stored)
@@ -320,7 +321,7 @@ class ParameterEffects:
         return Effects(tuple(found), size, size, round(size * optimizer.state))
 
     def summed_bytes(self, name: str, stored: Layout) -> int:
-        """Return the bytes of the sum of a tied parameter's gradients: a shard, but with ZeRO-1 unsharded."""
+        """Return the size in bytes of a tied parameter's summed gradient: a shard's, or with ZeRO-1 whole."""
         way = self.way(name, stored, whole_layout(self.moves.tensors[name], self.moves.mesh))
         return (
             self.moves.bytes(name, way.source) if way.reduced_last else self.moves.stored_bytes(name, stored)
@@ -352,7 +353,8 @@ class ParameterEffects:
     def _copied_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of gathering an unsharded copy: together with its block's, or alone."""
+        """Return the effects of gathering an unsharded copy: alone without ``neighbours``, else with those of
+        the other parameters of its block."""
         name, way, moves = use.name, use.way, self.moves
         narrow, size = moves.bytes(name, way.shard) if use.casts else 0, moves.bytes(name, way.source)
         buffers = max(moves.resharding_bytes(steps, name) - size, 0)
@@ -367,7 +369,8 @@ class ParameterEffects:
     def _reduced_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of reducing the copy's gradient: together with its block's, or alone."""
+        """Return the effects of reducing an unsharded copy's gradient: alone without ``neighbours``, else
+        with those of the other parameters of its block."""
         name, way, moves = use.name, use.way, self.moves
         # The part of a wide sum that is sent is cast first.
         narrow = moves.bytes(name, way.source) if use.casts else 0

@@ -170,7 +170,7 @@ class DevicePrices:
 
     @property
     def passing(self) -> Queues:
-        """Autograd's overhead in seconds for a tensor that is resharded only in the other direction."""
+        """Autograd's seconds to hand a tensor on in backward if only forward reshards it, or vice versa."""
         return self._both(lambda overheads: overheads.pass_s)
 
     @property
@@ -286,7 +286,7 @@ class Prices(DevicePrices):
 
 
 def runs_beside(device_type: str, overlap: str) -> bool:
-    """Return whether communication overlaps with computation: with NCCL; gloo uses the computing cores.
+    """Return whether communication overlaps with computation: NCCL's does, gloo's takes the same CPU cores.
 
     Args:
         overlap: ``none`` to assume no overlap (:class:`~tensoropt.question.settings.Settings`).

@@ -84,8 +84,9 @@ class ProcessMemory:
     """The terms of process memory for one cluster and model, in bytes of one rank.
 
     Attributes:
-        context, workspaces, segments, inputs, constants: see :data:`TERMS`; equal for all strategies.
-        communicator: link level -> NCCL's buffers.
+        context, workspaces, segments: CUDA's context, cuBLAS's workspaces, the allocator's unused segments.
+        inputs, constants: the step's inputs and buffers, the graph's constants.
+        communicator: link level -> NCCL's buffers, the only term that depends on the strategy.
     """
 
     context: float = 0.0
@@ -137,7 +138,7 @@ def process_memory(cluster: Cluster, graph: OperatorGraph, *, counted: bool = Tr
 def memory_of_process(
     cluster: Cluster, inputs: float, constants: float = 0.0, *, counted: bool = True
 ) -> ProcessMemory:
-    """Return :func:`process_memory`, given the sizes of inputs with buffers, and of constants."""
+    """Return :func:`process_memory` from the bytes of ``inputs`` (with buffers) and of ``constants``."""
     if cluster.device_type != "cuda" or not counted:
         return ProcessMemory(constants=constants)
     figures = process_memory_figures()

@@ -137,9 +137,9 @@ class Restriction:
             :func:`~tensoropt.sharding.configurations.enumerate_configurations`.
         stored: constrained parameter -> mesh axis (micro-batches are axis 0) -> allowed placements.
         together: sets of groups that must split the same dims.
-        words: group in such a set -> its name of the common dim, if names differ.
+        words: group in one of these sets -> its own name for the dim that all split, if names differ.
         combined: group -> indices of the strategies that mesh axes may use; by default all.
-        outer: group -> the same for all axes but the last; by default as ``combined``.
+        outer: group -> indices of the strategies for all mesh axes but the last; by default ``combined``.
         again: group of a constrained block -> whether it is recomputed.
         gathered_again: group -> whether backward gathers its inputs again.
     """
@@ -172,8 +172,8 @@ FREE = Restriction()
 
 
 def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
-    """Return the dim that each mesh axis splits; groups that must split alike need equal ones. ``words``:
-    group -> its name of the batch dim, which is replaced by a common name."""
+    """Return the dim that each mesh axis splits, to compare groups that must split alike. ``words``: group ->
+    its name of the batch dim, which is replaced by a common name."""
     batch = words.get(configuration.group.name)
     dims = (s.label.dim for s in configuration.strategies[1:])
     return tuple(BATCH if dim == batch else dim for dim in dims)
@@ -181,9 +181,10 @@ def labels_of(configuration: Configuration, words: Mapping[str, str]) -> Labels:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """The allowed configurations by (mesh label, micro-batch count); a missing pair is not searched.
+    """The configurations allowed on each mesh with each micro-batch count.
 
-    ``spaces`` is None if everything is allowed.
+    ``spaces``: (mesh label, micro-batch count) -> what is allowed. A missing pair is not searched; None in
+    place of the mapping allows everything.
     """
 
     spaces: Mapping[tuple[str, int], Restriction] | None = None
@@ -446,7 +447,9 @@ class _Narrowing:
             uses = (self._configurations(g.name)[i] for g in users for i in self._left(g.name))
             options = (option for use in uses for option in self._storage_options((name,), use))
             if not any(self._stores(name, stored) for (stored,) in options):
-                raise _ImpossibleError(f"{entry}: no operator that uses {name} lets it be stored so")
+                raise _ImpossibleError(
+                    f"{entry}: {name} cannot be stored this way, however the operators that use it are split"
+                )
 
     def _storage_options(self, names: tuple[str, ...], use: Configuration) -> tuple[tuple[Layout, ...], ...]:
         atoms = self.graph.atoms

@@ -40,7 +40,7 @@ class CostSource(CostContext):
     Args:
         keep: the code version under which the store keeps tables; None to keep none.
         fused: whether GPUs run neighbouring element-wise operators and norms as one kernel, where not timed.
-        dated: the month of those GPUs' kernels; by default the newest.
+        dated: the month, such as ``2024-03``, from which the GPUs' kernels are; by default the newest.
         residuals: corrections from real steps; by default the store's.
     """
 
@@ -70,7 +70,7 @@ class CostSource(CostContext):
         return self.residuals
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
-        """Return the cost model of some kinds of devices on the same links; ``self`` if all or measured."""
+        """Return the cost model for some kinds of the cluster's devices; ``self`` for all, or with a pool."""
         names = {kind.name for kind in kinds}
         ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
         if self.pool is not None or len(ordered) == len(self.cluster.device_kinds):
@@ -101,13 +101,13 @@ class CostSource(CostContext):
         names = ", ".join(kind.name for kind in kinds)
         if len(self.cluster.device_types) > 1:
             yield (
-                f"{names}: placed plans have each device's own times; saved tensors and process memory are "
-                "counted on CPU ranks as on GPUs"
+                f"{names}: in placed plans each operator's time is that of its own device; saved tensors and "
+                "process memory are counted on CPU ranks as on GPUs"
             )
         elif len(kinds) > 1:
             yield (
                 f"{names}: a sharded plan runs each operator at the pace of the slowest of them and must fit "
-                "the smallest memory; placed plans have each device's own times"
+                "the smallest memory; in placed plans each operator's time is that of its own device"
             )
         if sampled is not None and sampled.words:
             yield f"fitted efficiencies: {sampled.words}"

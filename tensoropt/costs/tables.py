@@ -52,7 +52,8 @@ class CostTables(CostGraph):
     moves: Mapping[str, tuple[Variable, Variable, int]] = field(default_factory=dict)
 
     def position(self, group: str, index: int) -> int:
-        """Return the index in the group's :class:`Template` of configuration ``index``, recomputed or not."""
+        """Convert ``index`` in a group's cost table, which lists all configurations again as recomputed, to
+        the index in the group's :class:`Template`."""
         # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
 

@@ -78,7 +78,7 @@ class CostContext:
 
     @property
     def capability(self) -> Capability | None:
-        """The CUDA compute capability, on which it depends what attention kernels save; None on CPUs."""
+        """The GPUs' compute capability, which decides what attention kernels save; None without GPUs."""
         device = self.cluster.device
         return capability_of(device.capability) if self.cluster.device_type == "cuda" else None
 
@@ -175,8 +175,8 @@ class WorkloadFacts:
             major, minor = self.context.capability
             assumed = "" if self.context.cluster.device.capability else " (assumed)"
             yield (
-                f"attention is counted with what kernels for compute capability {major}.{minor}{assumed}, as "
-                f"PyTorch {torch.__version__.partition('+')[0]} chooses them, save for backward"
+                "the memory that attention saves for backward is that of the kernels for compute capability "
+                f"{major}.{minor}{assumed}, as PyTorch {torch.__version__.partition('+')[0]} chooses them"
             )
         if estimated := kernels["recurrent"]:
             yield (
@@ -199,7 +199,7 @@ class Timings:
     """The timings of one cluster, from its ranks or from the store.
 
     Args:
-        whole: the timings of the whole cluster if this is a part of it; both share their failures.
+        whole: the timings of the whole cluster, if this is a part of it; both collect failures together.
 
     Attributes:
         peaks: measured FLOP/s of CPU ranks by dtype.
@@ -255,9 +255,9 @@ class Timings:
             self._hinted = True
             self.context.note(
                 f"{counted(count, 'operator')} of this model, in the shapes that plans give them, must be "
-                f"timed on this machine first: about {about(seconds)}, kept for the next exploration; "
-                '--measure never, in Python measure="never", takes seconds: it uses earlier timings, '
-                "and a fit to them"
+                f"timed on this machine first, which takes about {about(seconds)}; the next exploration uses "
+                'these timings again; --measure never, in Python measure="never", takes seconds, as it only '
+                "uses earlier timings and a fit to them"
             )
 
     def _measure_peaks(self) -> None:

@@ -138,7 +138,7 @@ class OperatorGraph:
         mutations: name of the tensor with a buffer's value after the step, by the buffer's name.
         constants: values of constants by name, with size 1 along dims where they do not change; meta tensors
             if the model is on the meta device.
-        kept_constants: (first constant with the same memory, its size in bytes as stored), by constant.
+        kept_constants: constant -> (first constant that shares its memory, size of this memory in bytes).
         aliases: ``state_dict`` key in ``tensors``, by further key of the same (tied) parameter.
         training: whether a backward pass follows.
         notes: notes for the user on decisions of the capture.

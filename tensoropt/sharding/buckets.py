@@ -71,9 +71,9 @@ def gradient_buckets(strategy: Strategy, limit_bytes: int = BUCKET_BYTES) -> tup
 def bucket_numbers(keys: Indices, sizes: Indices, limit_bytes: int) -> Indices:
     """Return the bucket number of each gradient in each strategy, shape (strategies, gradients).
 
-    Buckets are numbered as they reach ``limit_bytes``; those that never do come last, in the order of
-    opening. All ranks must issue the same collectives, so they get equal numbers. The code has only loops
-    over numbers, so that numba can compile it.
+    Buckets are numbered as they reach ``limit_bytes``; those that never do come last, in the order of their
+    first gradients. All ranks get equal numbers, as they must issue the same all-reduces. The code has only
+    loops over numbers, so that numba can compile it.
 
     Args:
         keys: (strategies, gradients) numbers from 0, equal for gradients that may share a bucket; -1 if there

@@ -45,7 +45,7 @@ class Configuration:
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
-        """Return, for each mesh axis, the index of the operator's loop that it splits, or a negative code."""
+        """Return, for each mesh axis, the index of the operator's loop that it splits, or ``NONE``,..."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property

@@ -112,8 +112,8 @@ class Compute(Node):
 
     Attributes:
         product: the linear operator's operands, if its backward reduces the gradient of its input.
-        passes_on: the input that later readers take from this operator, so that it gets their gradients; or
-            "".
+        passes_on: the input that this operator also returns, for later readers: its backward then gets the
+            sum of their gradients. "" for none.
     """
 
     op: Operator
@@ -124,12 +124,13 @@ class Compute(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeepViews(Node):
-    """The point from which autograd saves a gathered parameter itself, as other groups read views of it."""
+    """The point after which a gathered parameter is saved, not regathered, as later groups read its views."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GatherAgain(Node):
-    """When backward reaches ``op``, gathers copies again; ``reads``: a result of ``op``, then the copies."""
+    """The repeated gathering of activations when backward reaches ``op``. ``reads``: a result of ``op``, then
+    the gathered activations."""
 
     op: Operator
     group: str
@@ -140,7 +141,7 @@ class BeginBlock(Node):
     """The start of a block (repeated layer) in forward.
 
     Attributes:
-        own: the steps that gather the first block's parameters now; empty for later blocks.
+        own: the steps that gather this block's parameters if it is the first block; empty for later ones.
         following: the steps that start to gather the next block's parameters.
     """
 

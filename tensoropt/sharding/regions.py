@@ -121,7 +121,7 @@ def _path(group: Group) -> list[str]:
 
 
 def _block(group: Group, depth: int) -> str:
-    """Return the module path up to its number with the index ``depth`` from 0; "" if it has fewer numbers."""
+    """Return the module path up to its number ``depth``, from 0: ``h.3`` of ``h.3.mlp`` for 0; "" if none."""
     path = _path(group)
     numbers = [i for i, part in enumerate(path) if part.isdigit()]
     return ".".join(path[: numbers[depth] + 1]) if len(numbers) > depth else ""

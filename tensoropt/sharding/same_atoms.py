@@ -21,7 +21,7 @@ def atoms_of_loops(space: IndexSpace) -> dict[int, list[Atom]]:
 
 
 def same_atoms(loops: Iterable[Iterable[Atom]]) -> UnionFind:
-    """Return the sets of atoms over which the same loops run; ``sets[atom]`` is one atom of its set."""
+    """Unite atoms over which the same loop runs in sets; ``sets[atom]`` is the representative of its set."""
     sets = UnionFind()
     for atoms in loops:
         sets.union(*atoms)

@@ -20,7 +20,7 @@ from tensoropt.sharding.reshard.steps import ReshardingStep, StepKind, edge_step
 
 
 class UsePlace(NamedTuple):
-    """One use of a parameter, with what decides which work several uses share (:func:`turns`).
+    """The properties of a parameter's use that decide which gathers it shares with others (:func:`turns`).
 
     Attributes:
         layout: the layout that the group reads.
@@ -28,7 +28,7 @@ class UsePlace(NamedTuple):
         wanted: whether backward needs the parameter.
         ahead: whether it is prefetched.
         behind: whether its gradient is scattered one block later.
-        learns: whether it has a gradient.
+        learns: whether it gives the parameter a gradient.
     """
 
     block: int
@@ -48,7 +48,7 @@ class Turn(NamedTuple):
             (last).
         frees_again: whether it frees the parameter in the second forward of a recomputed block.
         gathers_back, frees_back: whether it gathers, or frees, the parameter in the block's backward.
-        before: the number of gradients already summed when this use's arrives.
+        before: the number of other uses' gradients that are already summed when this use's arrives.
         scatters: whether its gradient is the last one, after which the sum is scattered.
     """
 
@@ -62,12 +62,12 @@ class Turn(NamedTuple):
 
 
 def alone(*, wanted: bool) -> Turn:
-    """Return the work of a use that shares nothing with other uses; ``wanted``: backward needs it."""
+    """Return what a use does that shares nothing with others; ``wanted``: whether backward needs it."""
     return Turn(frees_again=not wanted, gathers_back=wanted, frees_back=wanted)
 
 
 def turns(uses: Sequence[UsePlace]) -> list[Turn]:
-    """Return which work (gather, free, scatter) each use of a parameter does, in execution order."""
+    """Return whether each use of a parameter gathers, frees and scatters; ``uses`` are in execution order."""
     gathered: dict[Hashable, list[int]] = {}
     summed: dict[Hashable, list[int]] = {}
     for number, use in enumerate(uses):
@@ -252,7 +252,7 @@ class Way:
 
 
 def stored_words(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a stored layout in words: placements, then ``held``, ``held/P`` (copy) or ``ahead``."""
+    """Return a stored layout's placements, then ``held`` (ZeRO-2), ``held/P`` (ZeRO-1), ``ahead`` or none."""
     shown = tuple(map(layouts.placement_name, (*_ONCE, layouts.GATHERED_AHEAD)))
     return (*names[1:], *(name for name in names[:1] if name in shown))
 
@@ -260,7 +260,7 @@ def stored_words(names: Sequence[str]) -> tuple[str, ...]:
 def stored_layout(tensor: Tensor, use: layouts.Layout) -> layouts.Layout:
     """Return the layout in which a parameter is stored if it is never gathered: that of its use.
 
-    A bias that enters a contraction as ``P/R`` is stored whole and masked where it is used.
+    A bias that a contraction reads as a partial sum (``P/R``) is stored whole; all ranks but one use zeros.
     """
     return tuple(canonical(tensor, layouts.REPLICATE if code == layouts.PARTIAL else code) for code in use)
 

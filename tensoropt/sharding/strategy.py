@@ -94,7 +94,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """Ranks that stand for all: with different programs, or with the first or last shards of dims."""
+        """Ranks that together have every program, and the first and the last shard of every split dim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ class Edge:
     """One resharding of a tensor between two layouts.
 
     Attributes:
-        source, target: the layouts before and after; equal for an edge that costs nothing.
+        source, target: the layouts before and after; equal if nothing is resharded.
         reader: the group that reads the result; "" for a hub (tensor with several readers) or an output.
         kind: ``activation``, ``parameter``, ``resolve`` (in a group), ``output``, ``unsharded`` (once per
             step).
         back: the layout to which an unsharded parameter's gradient goes, if not ``source``.
-        block: the reader's block, if it prefetches the parameter or scatters its gradient later; of an
-            unsharded copy, its first reader's.
+        block: the block of the reader (of an unsharded copy, the first reader), if the parameter is
+            prefetched or its gradient scattered later.
         behind: the first block that reads the parameter in this layout, after whose backward the gradients of
             all readers are scattered as one sum.
     """
@@ -448,8 +448,8 @@ class Strategy:
                 raise PlanError(f"{what}, which this model does not make{near}")
             if name not in gatherable(self.graph):
                 raise PlanError(
-                    f"{what}; this is possible only for activations of training that stay in one pipeline "
-                    "stage and that no reader returns a view of; take it out of 'gathered_again'"
+                    f"{what}; this is possible only for an activation of a training step that stays in one "
+                    "pipeline stage and of which no reader returns a view; take it out of 'gathered_again'"
                 )
             raise PlanError(f"{what}, {self._not_gathered(name)}")
 
@@ -469,7 +469,7 @@ class Strategy:
 
     @property
     def representatives(self) -> tuple[int, ...]:
-        """The first rank, and those reached by going to the end of one mesh axis after the other."""
+        """The first rank, then the last one along the first mesh axis, along the first two, and so on."""
         ranks, stride = [0], prod(self.mesh[1:])
         for size in self.mesh[1:]:
             stride //= size

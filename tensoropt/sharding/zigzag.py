@@ -75,7 +75,7 @@ def _atoms_of_sequences(atoms: AtomGraph) -> frozenset[Atom]:
 
 
 def _aligned(atoms: AtomGraph) -> Iterator[list[Atom]]:
-    """Yield, for each loop that cuts several dims at the same positions, the atoms of these dims."""
+    """Yield, for each loop that must cut several dims at the same positions, the atoms of these dims."""
     for space in atoms.spaces.values():
         of_loops = atoms_of_loops(space)
         for dim in space.dims:

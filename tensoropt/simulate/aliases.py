@@ -21,9 +21,10 @@ class ViewAlias:
 
     Attributes:
         maker: the operator group that writes the view.
-        through: the number of the reader that makes the view; :data:`SOURCE` if one group writes both.
+        through: the index of ``maker`` among the other tensor's readers; :data:`SOURCE` if it writes both.
         of: the other tensor's short name in ``maker``.
-        first: the number of the view's materialisation among the tensor's readers; the view's readers follow.
+        first: the number of the view's materialisation. Numbers from 0 count the viewed tensor's readers,
+            then, depth first, each view's materialisation and its readers.
         leaves: whether the view is a result of the model or a buffer's new value.
         inner: the views of this view.
     """
@@ -68,7 +69,8 @@ class ViewAliases:
         return {name: tuple(views.values()) for name, views in views_of.items()}
 
     def of(self, name: str, first: int | None = None) -> tuple[ViewAlias, ...]:
-        """Return a tensor's views, whose readers get numbers from ``first`` on, or after the tensor's."""
+        """Return a tensor's views, whose readers are numbered from ``first`` on (by default, the number of
+        the tensor's own readers)."""
         readers = [group.name for group in self.schedule.readers.get(name, ())]
         free, aliases = len(readers) if first is None else first, []
         for maker, view in self._views.get(name, ()):
@@ -95,7 +97,7 @@ class ViewAliases:
                 yield hub.which
 
     def places(self, views: Sequence[ViewAlias]) -> Iterator[Reader]:
-        """Yield the readers of views in the order of their numbers, each view's materialisation first."""
+        """Yield the readers of views by number: of each view its materialisation, then its readers."""
         for alias in (alias for view in views for alias in view.with_inner()):
             yield Reader(alias.maker.name, alias.name, materialises=True)
             for group in alias.readers:
@@ -107,8 +109,8 @@ class ViewAliases:
         """Yield the readers of views that use the tensor's storage in the strategy number ``row``.
 
         Args:
-            orders: number of a reader -> its place in the order of forward.
-            through: for the views of a view, the number of the outermost tensor's reader.
+            orders: reader's number -> its index from 0 in forward's order of reads; equal at one moment.
+            through: for views of a view, the number of the tensor's reader that makes the outermost view.
         """
         for alias in views:
             writing = self.readings.written(alias.maker.name, alias.name).at(row)

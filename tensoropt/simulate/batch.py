@@ -160,10 +160,10 @@ class _TensorPlan:
 
     Attributes:
         places: the readers of the tensor and of its views, by number.
-        orders: for each of ``places``, its place in the order of forward.
+        orders: for each of ``places``, its index from 0 in forward's order of reads; equal at one moment.
         inside: for each reader of the tensor, whether it is in the producer's recomputable block.
         replaced: the position at which a buffer's new value replaces the old one; -1 for the end of forward.
-        same: a tensor that may get the same gradient, and whose backward reads it first; "" for none.
+        same: a tensor that may have the same gradient tensor, and whose producer uses it first; "" for none.
         kind: a key; tensors with equal keys have equal effects if groups use them alike.
     """
 
@@ -333,10 +333,8 @@ class Batch:
         return self.graph.group_of[self.graph.atoms.graph.producer[name].name]
 
     def _same_gradient(self, group: Group, name: str) -> str:
-        """Return a tensor that may get the same gradient, and whose backward reads it first; "" for none.
-
-        For a residual sum, it is the block's result.
-        """
+        """Return a tensor that may have the same gradient tensor as ``name``, and whose producer's backward
+        uses it first; "" for none. For ``x`` in the residual sum ``x + block(x)``, it is ``block(x)``."""
         readers, position = self.schedule.readers.get(name, ()), self.schedule.position
         if not readers:
             return ""

@@ -22,7 +22,8 @@ class Issue:
     Attributes:
         position: the moment after whose computation they are issued.
         seconds: (n,) their total duration in each of n strategies; 0 if a strategy sends none.
-        until: what waits for them: the next ``block``, the optimizer's ``step``, or "" the next computation.
+        until: what waits for them: ``block`` (the next block), ``step`` (the optimizer) or "" (the next
+            computation).
         only: their only micro-batch, ``first`` or ``last``; "" for all.
         product_s: (n,) the last seconds of the moment's computation, which they overlap; None for none.
         kind: the kind of a coalesced collective, such as ``all_gather``; "" for others.
@@ -41,7 +42,7 @@ class _Entry(NamedTuple):
     """One event of a rank: collectives are issued, or a block or phase begins or ends.
 
     Attributes:
-        code: the kind of event: one of :data:`BLOCKS` and the codes after it.
+        code: the kind of event, a constant from :data:`BLOCKS` to :data:`STEPS`.
         position: the moment after whose computation it happens.
         issue: the index of the issued collectives; -1 for none.
         only: -1 to issue in all micro-batches, 0 in the first one only, 1 in the last one only.
@@ -95,8 +96,8 @@ class Clocked:
         forward_s, backward_s, scattering_s: (n, runs) seconds of a micro-batch's forward, of its backward,
             and of the wait for reduce-scatters at the end of backward.
         end_s, reducing_s: (n,) seconds after the last backward, and those of them spent waiting for buckets.
-        times: (runs + 1, events, 4) of one strategy: for each event of its program the times of its issue,
-            its start and its end, and the time after it; NaN if it does not happen.
+        times: (runs + 1, events, 4) seconds, of one strategy, in each run and at the step's end: when an
+            event is issued, starts and ends, and when computation goes on; NaN if it does not happen.
     """
 
     device_s: Floats

@@ -76,7 +76,7 @@ class Reductions:
 
     Attributes:
         position: the position after which they are issued, in the last micro-batch.
-        rows: (k,) the indices of the strategies that issue an all-reduce here.
+        rows: (k,) the indices of the strategies that issue an all-reduce at this position.
         which: (k,) the index in ``sends`` of each of these all-reduces.
     """
 
@@ -225,8 +225,8 @@ def collectives(batch: Batch) -> list[Counter[Collective]]:
 def sent_bytes(issued: Mapping[Collective, int], sizes: Sequence[int]) -> float:
     """Return the bytes that leave a rank, by the ring algorithms of :mod:`tensoropt.costs.communication`.
 
-    Messages and broadcasts send their size, other collectives the other ranks' shares, all-reduces twice
-    that.
+    Of n bytes on r ranks, messages and broadcasts send n, all-reduces 2 n (r - 1) / r, and others
+    n (r - 1) / r. ``sizes``: the sizes of the mesh axes.
     """
     total = 0.0
     for collective, times in issued.items():

@@ -49,7 +49,7 @@ class StepOwners:
         return moment % last if moment < in_all else moment - in_all + last
 
     def _time_s(self, moment: int, position: int, other: int) -> float:
-        """Return when position ``other`` of the schedule begins, in the same micro-batch as ``moment``."""
+        """Return when position ``other`` begins in the micro-batch that has ``moment`` at ``position``."""
         last, times = self.timed.last, self.timed.moment_times
         in_all = last * self.timed.micro_batches
         if moment < in_all:

@@ -302,7 +302,7 @@ class Readings:
         return Column(numbers[self.choices[chosen]], memo.layouts.values)
 
     def inside(self, producer: str, reader: str) -> bool:
-        """Return whether a tensor is produced and read in the same recomputable block."""
+        """Return whether the groups ``producer`` and ``reader`` are in the same recomputable block."""
         region = self._region_of.get(reader)
         return region is not None and region is self._region_of.get(producer)
 
@@ -332,7 +332,7 @@ class _TiedParameter:
 
     Attributes:
         turns: group -> for each strategy, whether it gathers, frees and scatters for all uses.
-        joins: (strategies,) 0 if no use's gradient waits for another, 1 if one does, 2 if several are summed.
+        joins: (strategies,) 0 if no use's gradient waits for those of others, 1 if one does, 2 if several do.
     """
 
     turns: Mapping[str, Column[Turn]]

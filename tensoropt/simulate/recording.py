@@ -45,11 +45,12 @@ class OperatorRow:
 class TimelineEvent:
     """An event of a timeline. ``copies``: whether it moves data and is no operator of the model.
 
-    ``lane`` is the line on which it is drawn: ``compute``, or ``link`` and a collective's mesh axes. Placed
-    plans have ``device`` and its number, or ``link`` and the two devices of a message. Pipelines have
-    ``stage`` and its number for forward and backward, ``device`` and the number of a device group for
-    operators, and ``link`` followed by: that number for messages, axes for collectives, ``gathered
-    parameters`` or ``gradients`` for asynchronous collectives, the stage axis for messages after the step.
+    ``lane`` is the line on which it is drawn. Sharded plans have ``compute``, and ``link`` with the mesh axes
+    of collectives. Placed plans have ``device`` with its number, and ``link`` with the two devices of a
+    message. Pipelines have ``stage`` with its number for forward and backward, and ``device`` with the number
+    of a device group for operators. Their ``link`` is followed by this number for messages, by mesh axes for
+    collectives, by ``gathered parameters`` or ``gradients`` for asynchronous collectives, and by the stage
+    axis for messages after the step.
     """
 
     name: str

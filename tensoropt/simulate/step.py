@@ -21,7 +21,8 @@ class NamedBytes(NamedTuple):
 
     Attributes:
         operator: the operator group that begins it; "" for none.
-        what, key: as in :class:`~tensoropt.costs.effects.Allocation`.
+        what: the use of the memory, such as ``activation``, ``gathered parameters`` or ``gradient``.
+        key: a text that distinguishes allocations with the same ``tensor`` and ``what``.
         kind: ``kept`` (saved for backward), ``transient`` or ``workspace``.
     """
 

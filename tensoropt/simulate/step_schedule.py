@@ -186,7 +186,7 @@ class StepSchedule:
         Args:
             readers: the tensor's readers, then the readers of its views.
             replaced: the position at which a buffer's new value replaces the old one in backward.
-            same: a group that gets the same gradient, and whose backward comes first.
+            same: the group that makes another tensor with the same gradient, and whose backward comes first.
         """
 
         def resolve(when: When) -> int:

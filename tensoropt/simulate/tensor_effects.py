@@ -55,7 +55,7 @@ class StorageUser:
         again: whether it is recomputed.
         remade: whether what it reads is recomputed too.
         moved: whether it reads its own copy, in another layout.
-        order: its place in the order of forward.
+        order: its index from 0 in forward's order of reads; equal for reads at one moment.
         stays: whether it is the caller of the model, which holds the storage until forward ends.
         through: for a reader of a view, the index of the reader that makes the view, or :data:`SOURCE`.
         anew: whether backward makes its copy again.
@@ -130,10 +130,10 @@ class TensorEffects:
             hub: the layout in which a tensor with several readers is materialised, if any.
             inside: for each reader, whether it is in the producer's recomputable block.
             view_users: the readers of the tensor's views.
-            orders: for each reader, its place in the order of forward.
+            orders: for each reader, its index from 0 in forward's order of reads; equal at one moment.
             replaced: the moment when a buffer's new value replaces the old one.
             gathered_again: whether backward makes its copy (materialised, or of the only reader) again.
-            same: whether the last reader's gradient is also another tensor's, whose effects count it first.
+            same: whether the last reader's gradient is also another tensor's, whose producer uses it first.
         """
         source = write.layout if hub is None else hub
         users = []

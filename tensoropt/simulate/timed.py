@@ -57,7 +57,8 @@ class TimedStep:
         waits: the indices of events before which all asynchronous collectives complete.
         together: index of a collective's event -> index of the computation that starts with it.
         clocked: the timing on the device alone, by micro-batch.
-        turns: (index of first event, device time) of each forward and backward, of the step's tail and end.
+        turns: (index of the next event, device time in seconds) at the start of each forward and backward,
+            after the last backward, and at the end of the step.
         device_s, host_s: seconds of the device alone, and of the host alone.
     """
 
@@ -110,7 +111,8 @@ class TimedStep:
         return max(self.device_s, self.host_s)
 
     def memory_at(self, lasting: Mapping[str, float]) -> tuple[tuple[float, dict[str, float]], ...]:
-        """Return (time, bytes by kind) before the step and after each change, with ``lasting`` bytes."""
+        """Return (time, bytes by kind) before the step and after each change. ``lasting``: the bytes of the
+        kinds that do not change."""
         points = (0.0, 0.0, 0.0), *self.curve
         return tuple((time_s, {**lasting, "kept": k, "transient": t}) for time_s, k, t in points)
 
@@ -142,7 +144,8 @@ class TimedStep:
         return float(issue.product_s[0]) if issue.product_s is not None and self._overlap.beside else 0.0
 
     def _take(self, number: int, run: int, products: Mapping[int, int]) -> None:
-        """Record the events of one entry of the program, and the slow-down of computation before it."""
+        """Record event ``number`` of :func:`program` in micro-batch ``run``. ``products``: position -> index
+        in ``events`` of the computation at this position that starts together with a collective."""
         turn, (now_s, start_s, _, after_s) = self._entries[number], self.clocked.times[run, number].tolist()
         if isnan(now_s):
             return

@@ -28,17 +28,17 @@ def take_place(
     """Return (starts, ends, order) of tasks; deadlocked tasks are not in the order.
 
     A task starts when its predecessors have ended and its resources are free. Tasks take resources in the
-    order in which their predecessors end, by number if at the same time; no task overtakes. A message slows
-    down computation at its ends. Each end is half of a collective's kernel, so half of the message's seconds
-    count: during s of them, s / (1 + slower) seconds of computation are done.
+    order in which their last predecessors end; of equal times, the smaller index comes first. A message slows
+    down computation on the devices at its ends. Each end is half of a collective's kernel, so half of the
+    message's seconds count: during s of them, s / (1 + slower) seconds of computation are done.
 
     Args:
         seconds: (n,) durations without other tasks.
         predecessors: (n,) the number of predecessors.
         first, successors: the successors of task i are ``successors[first[i]:first[i + 1]]``.
         uses: (n,) the index of the set of resources that a task occupies throughout; -1 for none.
-        first_resource, resources: the resources of each set, like successors.
-        first_end, ends: for each set, like successors, the devices that a message over it slows down.
+        first_resource, resources: set k has ``resources[first_resource[k]:first_resource[k + 1]]``.
+        first_end, ends: a message over set k slows down devices ``ends[first_end[k]:first_end[k + 1]]``.
         works: (n,) the device on which a task can be slowed down; -1 for none.
         slower: the share by which messages slow down computation; infinite if they block.
     """

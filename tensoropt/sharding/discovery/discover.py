@@ -144,7 +144,7 @@ class Discovery:
         additive: whether backward is linear in the gradient; a user's own operator may clip or normalise.
         refused: the reason why the operator stays whole, or "".
         lost: whether it hung or crashed, so that it is not tried again.
-        wrong: whether its fake kernel gives wrong sizes. No store keeps this, as its author may mend it.
+        wrong: whether its fake kernel gives wrong sizes. This is not stored, as the kernel may be corrected.
     """
 
     splits: tuple[Split, ...] = ()

@@ -63,8 +63,8 @@ class _ReduceScatter:
     """A reduce-scatter over a group of ranks.
 
     Attributes:
-        atom: the dim to cut, of the tensor viewed with one dim per atom (factor of a dim).
-        parts, position: the number of pieces, and the index of this rank's.
+        atom: the dim to cut, in a view in which every factor of a dim (atom) is a dim of its own.
+        parts, position: the number of pieces, and the index of this rank's piece.
     """
 
     group: dist.ProcessGroup
@@ -112,7 +112,7 @@ _Move = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Ahead:
-    """The interface to prefetched parameters and gradients scattered one block later; here it has neither."""
+    """The prefetching of parameters, and scattering of gradients one block later; this class does neither."""
 
     def take(self, spec: EdgeSpec) -> torch.Tensor | None:
         """Return a gathered parameter at its use; None if it must be gathered now."""
@@ -126,7 +126,7 @@ class Ahead:
         return None
 
     def collect(self, spec: EdgeSpec, gradient: torch.Tensor) -> bool:
-        """Take a use's gradient, to scatter it with others; return False if it must be scattered now."""
+        """Take a parameter's gradient to scatter it with others; return False if it must be scattered now."""
         return False
 
 
@@ -205,7 +205,8 @@ class EdgeSpec:
     gathered_again: bool = False
 
     def way(self, *, backward: bool) -> tuple[tuple[ReshardingStep, ...], Layout, Layout]:
-        """Return one direction's steps, start layout and end layout; only codes of shards are valid there."""
+        """Return the steps of forward or backward, and the layouts before and after, of which only the codes
+        of shards are meaningful."""
         if not backward:
             return self.forward, self.source, self.target
         ends = self.target, self.back or self.source
@@ -245,8 +246,9 @@ class Route:
 
     Attributes:
         order, inverse: permutation of dims to memory order, and back; None if dims are in this order.
-        sizes: the incoming shard's shape with one dim per atom (factor of a dim); None if each dim is one.
-        shape: the shape of the resulting shard; None if each dim is one atom.
+        sizes: the shape in which every factor (atom) of the incoming shard's dims is a dim of its own; None
+            if no dim has several factors.
+        shape: the shape of the resulting shard; None if no dim has several factors.
     """
 
     order: _Sizes | None
@@ -336,7 +338,7 @@ def _sharded_size(step: ReshardingStep, current: list[int], global_sizes: _Sizes
 
 
 def _pieces(x: torch.Tensor, atom: int, parts: int, *, zigzag: bool = False) -> torch.Tensor:
-    """Return all ranks' shards along ``atom`` as one contiguous tensor (parts, ...), padded to one size."""
+    """Return all ranks' shards along dim ``atom`` as a contiguous tensor (parts, ...), padded to one size."""
     size = x.shape[atom]
     shard = -(-size // parts)
     if zigzag:
@@ -351,7 +353,7 @@ def _pieces(x: torch.Tensor, atom: int, parts: int, *, zigzag: bool = False) -> 
 
 
 def _joined(pieces: torch.Tensor, atom: int, size: int, *, zigzag: bool = False) -> torch.Tensor:
-    """Return the whole tensor, of ``size`` along ``atom``, from its shards: the inverse of
+    """Return the whole tensor, of ``size`` along dim ``atom``, from its shards: the inverse of
     :func:`_pieces`."""
     parts, shard = pieces.shape[0], pieces.shape[atom + 1]
     if zigzag:
@@ -364,8 +366,8 @@ def _joined(pieces: torch.Tensor, atom: int, size: int, *, zigzag: bool = False)
 
 
 def _zigzag_shard(x: torch.Tensor, atom: int, parts: int, position: int) -> torch.Tensor:
-    """Return a rank's zig-zag shard: of ``2 * parts`` chunks, number ``position`` and its mirror, as a new
-    dim."""
+    """Return, of ``2 * parts`` chunks along dim ``atom``, those of a rank in zig-zag order: ``position`` and
+    ``2 * parts - 1 - position``. Dim ``atom`` becomes two: the chunks, and positions in a chunk."""
     chunks = x.unflatten(atom, (2 * parts, -1))
     pair = slice(position, 2 * parts - position, 2 * parts - 1 - 2 * position)
     return chunks[(slice(None),) * atom + (pair,)]
@@ -435,7 +437,8 @@ def _reduce_scatter(runtime: Rank, step: ReshardingStep, whole: int, zigzag: fro
 
 
 def _all_to_all(runtime: Rank, step: ReshardingStep, whole: int, zigzag: frozenset[int]) -> _Move | None:
-    """Return the operation that makes atom ``step.atom`` whole and shards ``step.target``, both evenly."""
+    """Return the all-to-all that gathers the atom (factor of a dim) ``step.atom`` and shards ``step.target``,
+    both evenly."""
     group, atom, parts = runtime.group(step.axes), step.atom, runtime.parts(step.axes)
     target = step.target
     if group is None:

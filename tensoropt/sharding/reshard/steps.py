@@ -17,7 +17,7 @@ COLLECTIVES = ("reduce_scatter", "all_to_all", "all_reduce", "all_gather")
 
 @dataclass(frozen=True, slots=True)
 class ReshardingStep:
-    """One collective or local operation, on a rank's shard viewed with one dim per atom (factor of a dim).
+    """One collective or local operation, on a shard viewed so that each factor of a dim (atom) is a dim.
 
     Attributes:
         axes: the mesh axes over which it runs, flattened to one group of ranks; ascending.
@@ -35,10 +35,8 @@ class ReshardingStep:
     after: tuple[int, ...]
 
     def payload(self, mesh: Sequence[int]) -> int:
-        """Return the number of elements of the collective: gathered output, scattered input, or the tensor.
-
-        Uneven shards are padded to the largest.
-        """
+        """Return the number of elements of an all-gather's output, of a reduce-scatter's input, or of the
+        larger shard before or after another step. Uneven shards are padded to the largest."""
         parts = prod(mesh[axis] for axis in self.axes)
         if self.kind == "all_gather":
             return parts * prod(self.before)
@@ -122,7 +120,7 @@ class _StepFinder:
         return now[len(alike) :]
 
     def can_enter(self, axis: int) -> bool:
-        """Return whether ``axis`` may shard its goal atom now, nested inside the axes that already do."""
+        """Return whether ``axis`` comes next, outermost first, of the axes that shall shard its goal atom."""
         now, then = self.axes_on(self.current, self.goal[axis]), self.goal_axes[self.goal[axis]]
         return then[: len(now) + 1] == [*now, axis]
 
@@ -134,7 +132,7 @@ class _StepFinder:
         self.steps.append(ReshardingStep(kind, tuple(axes), atom, target, before, self.sizes))
 
     def enter(self, source: int, kind: StepKind) -> None:
-        """Add steps by which axes placed as ``source`` shard the atoms of their goals, where possible."""
+        """Add steps by which axes placed as ``source`` shard the atoms that are their goals, if possible."""
         moved = source in self.current
         while moved:
             moved = False

@@ -75,11 +75,11 @@ def _locate(limit_m, value):
 
 @njit(cache=True, nogil=True)
 def _append_shifted(m, t, k, end, sm, st, first, last, dm, dt, label, limit_m, limit_t):
-    """Append the points ``first:last`` of (sm, st), each plus (dm, dt), to (m, t, k); return the new end.
+    """Append the points ``first:last`` of (sm, st), each plus (dm, dt), to (m, t); return the new end.
 
-    A point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]`` is the last item up to its
-    memory. A block of points is skipped if its least memory and least time together are above the limit. This
-    skips no other points, because the limit never ascends.
+    Each gets ``label`` in k. A point is dropped if its time exceeds ``limit_t[g]``, where ``limit_m[g]`` is
+    the last item up to its memory. A block of points is skipped if its least memory and least time together
+    are above the limit. This skips no other points, because the limit never ascends.
     """
     count = limit_m.shape[0]
     # An array without breakpoints means no limit; for None, numba would compile the kernel a second time.
@@ -120,11 +120,11 @@ def union_of_products(left, right, loff, lm, lt, roff, rm, rt, limit_m, limit_t,
     """Return the frontier of all sums of points of staircases ``left[c]`` and ``right[c]``, for all c.
 
     ``left``, ``right`` (C,) index two flat tables of staircases (offsets, memory, time). Sums above the limit
-    (``limit_m``, ``limit_t``) are dropped; a sum has the label c. The longer staircase, shifted by one point
-    of the shorter, is a sorted run. Runs are merged like a binary counter, in O(log runs) merges per point
-    (output-sensitive Pareto sum; cf. Funke et al., arXiv 2409.10232). Returns (count, m, t, k, tm, tt, tk,
-    made): the result in ``m[:count]``, ``t[:count]`` and ``k[:count]``, scratch arrays that may have grown,
-    and the number of sums written and shifts tried.
+    (``limit_m``, ``limit_t``) are dropped; c becomes the label ``k`` of a sum. The longer staircase, shifted
+    by one point of the shorter, is a sorted run (``runs``: scratch). Runs are merged like a binary counter,
+    in O(log runs) merges per point (output-sensitive Pareto sum; cf. Funke et al., arXiv 2409.10232). Returns
+    (count, m, t, k, tm, tt, tk, made): the result in ``m[:count]``, ``t[:count]`` and ``k[:count]``, scratch
+    arrays that may have grown, and the number of sums written and shifts tried.
     """
     made = np.int64(0)
     depth = np.int64(0)

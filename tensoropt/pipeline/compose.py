@@ -72,7 +72,8 @@ def unbeaten(costs: np.ndarray, slack: float = 0.0) -> np.ndarray:
     """Return the indices (k,) of the non-dominated rows of ``costs`` (n, d); of equal rows, the first.
 
     Args:
-        slack: the share by which a row must be lower than each returned row in at least one column.
+        slack: a row is also dropped if no column is lower than that of a returned row by more than this
+            share.
     """
     order = np.lexsort(costs.T[::-1])
     return order[_unbeaten_of_sorted(np.ascontiguousarray(costs[order], dtype=float), 1.0 - slack)]
@@ -139,7 +140,8 @@ class _Labels(Generic[Place]):
     Attributes:
         costs: (n, 3) the sum of ``first_s``, and the largest ``further_s`` and ``end_s``.
         ways: the stages that can end at this cut, each with the non-dominated rows of its strategies.
-        came: (n, 3) for each label, the indices of its last stage, of that stage's row, of the label before.
+        came: (n, 3) three indices for each label: its last stage in ``ways``, the row of that stage, and the
+            shorter label that the stage continues.
     """
 
     costs: np.ndarray
@@ -150,7 +152,7 @@ class _Labels(Generic[Place]):
 def _fastest(
     offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, cap: float, slack: float
 ) -> Composition[Place] | None:
-    """Return the fastest pipeline whose stages need at most ``cap`` bytes each; None if there is none."""
+    """Return the fastest pipeline of stages within ``cap`` bytes, or None. ``slack``: of :func:`unbeaten`."""
     exact = True
     starts = dict.fromkeys(start for start, _ in offers[0])
     reached: list[dict[Place, _Labels[Place]]] = [{start: _Labels(np.zeros((1, 3))) for start in starts}]

@@ -42,10 +42,10 @@ class Crossings:
     """The layouts that a search tries for the tensors that cross a cut between two stages.
 
     Attributes:
-        ways: the splits (see ``CROSSINGS``) to try on the last axis of a stage's mesh.
+        ways: the splits to try on the last axis of a stage's mesh, by their names in ``CROSSINGS``.
         outer: the splits to try on all other axes.
         everywhere_alike: whether all cuts have the same layout, which takes fewer searches.
-        of_axes: the splits to try on each axis, in place of ``ways`` and ``outer``.
+        of_axes: the splits to try on each axis. If given, ``ways`` and ``outer`` are ignored.
     """
 
     ways: Sequence[str] = CROSSINGS
@@ -61,7 +61,7 @@ class Crossings:
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
-        """Return all pairs of layouts: of the tensors that enter a stage, and of those that leave it."""
+        """Return all pairs of layouts of a stage's entering and leaving tensors; None at the model's ends."""
         ways: Sequence[CrossingWays | None] = self.placements(axes)
         if self.everywhere_alike and not (first or last):
             return [(way, way) for way in ways]
@@ -107,7 +107,8 @@ class Composer:
         """Yield composed pipelines with their simulated figures.
 
         Args:
-            positions: the possible starts of each stage, as indices of operator groups, then the last end.
+            positions: for each stage, the operator groups with which it may begin, by index; as a further
+                last item, a list with the number of operator groups.
         """
         self.prepare(positions)
         yield from self.composed(positions)

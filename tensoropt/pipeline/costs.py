@@ -22,7 +22,7 @@ from tensoropt.simulate.candidates import Overlap, overlap_of
 
 
 def job_meshes(cluster: Cluster, places: int, most_axes: int) -> tuple[Mesh, ...]:
-    """Return the meshes for pipelines on a cluster; the first axis is the pipeline, over the outermost links.
+    """Return the meshes for pipelines on a cluster; the first axis, the pipeline, has the outermost links.
 
     Args:
         most_axes: the largest number of axes of a stage's mesh.
@@ -116,7 +116,8 @@ class PipelinePrices:
 
     Attributes:
         mesh: the whole job's mesh, whose first axis is the pipeline.
-        compute, overheads: the costs on the slowest kind of device, while all ranks compute.
+        compute, overheads: the durations of operators, and of small items such as copies, on the slowest kind
+            of device while all ranks compute.
         beside: whether asynchronous communication overlaps computation.
         of_places: the cost model of each device group, if their kinds of devices differ.
         process_memory: graph -> the memory of a process besides tensors.
@@ -164,7 +165,7 @@ class PipelinePrices:
         return tuple(" + ".join(kind.name for kind in kinds) for kinds in places)
 
     def room(self, place: int) -> float:
-        """Return a group's smallest device memory in bytes; infinite if all groups have equal devices."""
+        """Return a group's smallest device memory in bytes; infinite (no limit) if all groups are equal."""
         return float(self.at(place).cluster.memory_bytes) if self.of_places else inf
 
     def of_stage(self, graph: GroupGraph, sizes: AxisSizes, in_flight: int = 1) -> Prices:
@@ -189,13 +190,13 @@ class PipelinePrices:
 
     @property
     def capability(self) -> Capability | None:
-        """The GPUs' compute capability, on which the memory of attention kernels depends; None on CPUs."""
+        """The GPUs' compute capability, on which the memory of attention kernels depends; CPUs have none."""
         on_gpu = self.cluster.device_type == "cuda"
         return capability_of(self.cluster.device.capability) if on_gpu else None
 
     @cached_property
     def overlap(self) -> Overlap:
-        """The overlap of communication with computation in a device group, with the links of mesh axes."""
+        """How communication overlaps computation in a device group, and the links of each set of axes."""
         whole = overlap_of(self.cluster, self.mesh, beside=self.beside)
         of_place = {
             tuple(axis - 1 for axis in axes): links for axes, links in whole.by_axes.items() if 0 not in axes

@@ -54,7 +54,7 @@ class PipelineEvaluation:
         memory: (device groups, 5) a rank's peak bytes by :data:`~tensoropt.simulate.recording.MEMORY_KINDS`.
         terms: for each device group, the memory in bytes of a process besides tensors, by name.
         kinds: the names of the kinds of devices in each device group, if groups differ.
-        capability: the GPUs' compute capability; None on CPUs.
+        capability: the GPUs' compute capability; None on CPUs, which have none.
     """
 
     strategy: PipelinedStrategy
@@ -100,7 +100,7 @@ class PipelineEvaluation:
         return owned_by_place(self.strategy, self.stages, self.fullest, self.capability)
 
     def memory_curve(self) -> list[tuple[float, np.ndarray]]:
-        """Return (time of an action in seconds, (5,) bytes by kind) for a rank of the fullest group."""
+        """Return (start in seconds, (5,) bytes by kind) of each action and the end, in the fullest group."""
         own = [h for h in self.times.happenings if h.place == self.fullest and h.kind in "FBIW"]
         starts = [*(h.start_s for h in own), own[-1].end_s]
         curve = memory_of_actions(self.strategy, self.stages, self.fullest, self.capability)
@@ -119,7 +119,7 @@ def stage_works(strategy: ParallelStrategy) -> list[dict[str, Workload]]:
 def _evaluate_pipeline(
     strategy: PipelinedStrategy, facts_of: Callable[[int, Workload], Facts], prices: PipelinePrices
 ) -> PipelineEvaluation:
-    """Simulate a pipelined strategy. ``facts_of`` gives a workload's sizes and FLOP on a device group."""
+    """Simulate a pipelined strategy. ``facts_of``: (device group, workload) -> its sizes and FLOP counts."""
     stages = []
     for number, (stage, works) in enumerate(zip(strategy.stages, stage_works(strategy), strict=True)):
         place = strategy.place_of(number)

@@ -218,9 +218,10 @@ _NAMED = 8
 
 
 def _largest_tensors(stage: Strategy, evaluation: Evaluation) -> dict[str, list[tuple[str, str, float]]]:
-    """Return the largest tensors in memory as (tensor, kind, bytes), at three moments of a micro-batch:
-    after forward (:data:`KEPT`), and at the peaks of forward (``F``) and backward (``B``).
-    ``evaluation`` may be that of an isomorphic stage.
+    """Return the largest tensors in memory, as (tensor, kind, bytes), at three moments of a micro-batch.
+
+    The moments are the end of forward (:data:`KEPT`), and the peaks of forward (``F``) and of backward
+    (``B``). ``evaluation`` may be that of a stage isomorphic to ``stage``.
     """
     schedule, names = evaluation.batch.schedule, dict[str, str]()
     for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):
@@ -262,7 +263,7 @@ def owned_by_place(
     place: int,
     capability: Capability | None = None,
 ) -> list[Owned]:
-    """Return the contents of a rank's memory, each with its first and last point on the memory curve."""
+    """Return the contents of a rank's memory, each with the actions between which it is in memory."""
     words = [
         f"{_WORDS[kind]} of micro-batch {m}, stage {stage}" for kind, stage, m in strategy.actions[place]
     ]

@@ -103,7 +103,7 @@ def pipelined_space(
 
     Args:
         keys: a parameter's name in the graph -> the model's own name.
-        sequence: operator group -> the label (split loop) with which the group is split along the sequence.
+        sequence: operator group -> the loop of the group (label) that a split along the sequence splits.
     """
     info = MeshInfo(shape=mesh.shape, names=mesh.names)
     return Space(info, micro_batches, keys=dict(keys), notes=tuple(notes), sequence=dict(sequence or {}))
@@ -120,8 +120,9 @@ def pipelined_point(
     """Return a simulated pipeline as a point of a frontier, without a proof of optimality.
 
     Args:
-        space: the index of the search space that contains it.
-        additive: memory and time in the search's additive model; by default the simulated ones.
+        space: the index of the search space to which the pipeline belongs.
+        additive: memory in bytes and time in seconds as sums of costs, by which a search compares strategies;
+            by default the simulated ones.
     """
     fullest = evaluation.memory[evaluation.fullest]
     seconds = np.sum([stage.metrics.sources[0] for stage in evaluation.stages], axis=0)

@@ -36,8 +36,9 @@ def taken_on(
     """Return the micro-batches that the next stage has surely received from a stage without backward.
 
     Keys name the moment: ``("F", m)`` when activations of micro-batch m are sent, ``("B", m)`` when its
-    backward would run. No gradient proves the receipt. Schedules with one stage per device group wait for
-    their sends before the first backward. With several, a later stage's forward on the devices proves it.
+    backward would run. No gradient proves the receipt. A schedule with one stage per device group waits for
+    its sends before the first backward. With several, a later stage on the same devices has then run the
+    micro-batch's forward, which proves it.
     """
     schedule, found = schedule_named(name), dict[tuple[str, int], tuple[int, ...]]()
     if stage == max(action.stage for actions_at in actions for action in actions_at):
@@ -62,8 +63,9 @@ def taken_on(
 def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> dict[Action, int]:
     """Return action -> the number of the action, on the same rank, before which its receive is posted.
 
-    With several stages per device group, PyTorch's schedules let the groups take turns of one action and post
-    a receive right after the sender's turn. Otherwise it is posted right before its action and left out.
+    In schedules with several stages per device group, PyTorch lets the groups take turns, one action each,
+    and posts a receive right after the action that sends the message. In other schedules a receive is posted
+    right before the action that needs it, which is left out of the result.
     """
     schedule, every = schedule_named(name), place_actions(name, places, per_place, micro_batches)
     asked, done, stages = dict[Action, int](), [0] * places, places * per_place

@@ -49,7 +49,8 @@ class Thoroughness:
 
     Attributes:
         gap: the permitted relative error of a frontier; None to find only some vertices of its convex hull.
-        candidates: the strategies simulated per frontier; more if so few lose over 0.3 % of hypervolume.
+        candidates: the number of strategies simulated per frontier. More are simulated if these would lose
+            over 0.3 % of its hypervolume.
         in_flight: whether to search for every number of micro-batches in flight, not only powers of two.
     """
 
@@ -92,7 +93,7 @@ class _StageFrontier:
         )
 
     def seconds(self, slower: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the durations (n,) in seconds of a middle micro-batch, and of the end of the step beyond it.
+        """Return (n,) seconds of a middle micro-batch, and by how much the last one with the end exceeds it.
 
         Args:
             slower: the share by which communication slows down computation.
@@ -119,7 +120,7 @@ class _StageFrontier:
 
 @dataclass(frozen=True)
 class StageOffer(Offer):
-    """The strategies that one stage can have. ``rows``: the index of each in the stage's frontier."""
+    """The strategies that one stage can have. ``rows``: (n,) their indices in the stage's frontier."""
 
     rows: np.ndarray
 
@@ -199,7 +200,7 @@ class StageFrontiers:
 
         Args:
             ends: the layouts of the tensors that enter and that leave the stage.
-        places: the device groups of the previous, this and the next stage.
+            places: the device groups of the previous, this and the next stage.
             per_place: the number of stages per device group.
             blocking: whether messages block computation.
         """
@@ -248,7 +249,7 @@ class StageFrontiers:
         return self._strategies[where, row]
 
     def stored(self, where: Range, rows: Iterable[int], names: Iterable[str]) -> list[dict[str, Layout]]:
-        """Return, for each frontier row, the stored layouts of those named parameters that the stage uses."""
+        """Return, by frontier row, the stored layout of each parameter in ``names`` that the stage uses."""
         used = {n for group in self.stage(where).graph.groups for n in (*group.parameters, *group.shared)}
         used_names = [name for name in names if name in used]
         if not used_names:

@@ -39,7 +39,8 @@ class Stage:
 
     Attributes:
         graph: the grouped operator graph of this stage alone.
-        arriving, departing: the activations received from, and sent to, the stages beside, in message order.
+        arriving: the activations received from the previous stage, in message order.
+        departing: the activations sent to the next stage, in message order.
     """
 
     graph: GroupGraph
@@ -61,7 +62,7 @@ class Stage:
         return graph.training and any(graph.tensors[name].requires_grad for name in names)
 
     def micro(self, whole: Mapping[str, AxisStrategy]) -> dict[str, AxisStrategy]:
-        """Return each operator group's split into micro-batches. ``whole``: the same for the whole model."""
+        """Return each operator group's split into micro-batches, taken from those of the ``whole`` model."""
         crossing = {g.name: _crossing_tensor(g) for g in self.graph.groups if g.name not in whole}
         # Passing on all tensors of a large model for each stage would take longer than the rest of this
         # method.
@@ -86,7 +87,7 @@ def _crossing_tensor(group: Group) -> str:
 
 
 def crossing_words(group: Group) -> str:
-    """Return a phrase such as "x arriving in", to which the caller appends the name of the stage."""
+    """Return words for a message, such as "x arriving in"; the caller appends the name of the stage."""
     way = "arriving in" if group.anchor.target == ARRIVE else "departing from"
     return f"{_crossing_tensor(group)} {way}"
 
@@ -130,7 +131,7 @@ class Cutter:
     def keyed(
         self, start: int, stop: int, duplicated: frozenset[str], whole: Mapping[str, AxisStrategy]
     ) -> Keyed:
-        """Return the split into micro-batches and the cost hash of each operator group of a stage."""
+        """Return each operator group's micro-batch split (one of the ``whole`` model's) and its cost hash."""
         where = start, stop, duplicated
         if where not in self._keyed:
             part = self.stage(*where)
@@ -158,7 +159,7 @@ class Cutter:
         return frozenset(names)
 
     def duplication_bytes(self, name: str) -> int:
-        """Return the size in bytes of all tensors that recomputing a tensor reads and writes, unsplit."""
+        """Return the size in bytes of all (unsplit) tensors read and written to recompute a tensor."""
         return sum(
             self.source.tensors[n].bytes
             for group in self.makers_of([name])
@@ -178,7 +179,7 @@ class Cutter:
         return sorted(makers.values(), key=lambda group: self.place[group.name])
 
     def _with_makers(self, duplicated: frozenset[str]) -> frozenset[str]:
-        """Return ``duplicated`` and all tensors that are computed on the way to them."""
+        """Return ``duplicated`` and all results of the operator groups that must run to recompute them."""
         if duplicated not in self._with_all_makers:
             groups = self.makers_of(duplicated)
             self._with_all_makers[duplicated] = duplicated.union(
@@ -266,8 +267,9 @@ class Cutter:
                 raise PlanError(f"the stage that begins with {where} is empty; give cuts in order, each once")
             if start and start not in self.cuts:
                 raise PlanError(
-                    f"a stage cannot begin with {where}: every stage needs parameters, and an activation of "
-                    "the stage before it, with a gradient if an earlier stage is trained; move its cut"
+                    f"a stage cannot begin with {where}: every stage needs parameters, and must receive "
+                    "an activation from the previous stage, with a gradient if an earlier stage is trained; "
+                    "move its cut"
                 )
             if not self.has_parameters(start, stop):
                 raise PlanError(f"the stage that begins with {where} has no parameters; move its cut")
@@ -336,7 +338,7 @@ class _StageBuilder:
         return Stage(self._groups(refined), self.arriving, self.departing)
 
     def _zigzag(self, atoms: Mapping[str, Atoms], inner: Mapping[str, str]) -> frozenset[tuple[str, int]]:
-        """Return (tensor, index of the factor of its dims along which its shards are in zig-zag order)."""
+        """Return (tensor, index of a factor of its dims) for factors whose shards are in zig-zag order."""
         whole = self.whole.atoms
         if len({whole.atom_sizes(name)[position] for name, position in whole.zigzag}) != 1:
             return frozenset()
@@ -553,11 +555,11 @@ def has_ends(cutter: Cutter) -> bool:
 
 
 def stages_to_a_place(blocks: int, places: int, micro_batches: int, most: int, *, ends: bool = True) -> int:
-    """Return the number of stages per device group that best balances the bubble against unequal stages.
+    """Return the number of stages per device group, up to ``most``, with which a step is shortest.
 
-    It is at least 2, or 1 if the blocks are too few. A step of equal stages takes :math:`1 + (p - 1) / (v m)`
-    times its computation, with :math:`v` stages on each of :math:`p` device groups (Narayanan et al., SC
-    2021, section 2.2).
+    More stages shorten the bubble, but may have unequal numbers of blocks. The result is at least 2, or 1 if
+    the blocks are too few. A step of equal stages takes :math:`1 + (p - 1) / (v m)` times its computation,
+    with :math:`v` stages on each of :math:`p` device groups (Narayanan et al., SC 2021, section 2.2).
 
     Args:
         ends: whether the parts before the first and after the last block can be stages.

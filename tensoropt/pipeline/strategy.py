@@ -198,7 +198,7 @@ def check_schedule(name: str, places: int, per_place: int, micro_batches: int) -
 
 
 def in_flight_of(actions: Sequence[Sequence[Action]], stage: int) -> int:
-    """Return the most micro-batches of a stage between their forward and the end of their backward."""
+    """Return the largest number of micro-batches between a stage's forward and the end of its backward."""
     kinds = [action.kind for actions_at in actions for action in actions_at if action.stage == stage]
     ends = "W" if "W" in kinds else "B"
     in_flight = most = 0
@@ -233,8 +233,8 @@ def check_apart(schedule: str, number: int, stage: Stage) -> None:
     if stage.returns_gradients and (unfit := _unfit_parameter(stage.graph)) is not None:
         raise PlanError(
             f"the schedule {schedule} splits backward, and then PyTorch finds the gradient of a parameter "
-            f"only if a single operator combines it with arriving tensors; but for {unfit[0]} in stage "
-            f"{number}, {unfit[1]}; use 1f1b or interleaved_1f1b"
+            "only if a single operator combines it with tensors from the previous stage; this is not so for "
+            f"{unfit[0]} in stage {number}: {unfit[1]}; use 1f1b or interleaved_1f1b"
         )
 
 
@@ -256,8 +256,6 @@ _MEETINGS: dict[Hashable, int] = {}
 
 
 class _GradientPaths:
-    """The paths along which gradients flow through one stage."""
-
     def __init__(self, graph: GroupGraph):
         self.graph, self.source = graph, graph.atoms.graph
         self.tensors = self.source.tensors
@@ -291,9 +289,9 @@ class _GradientPaths:
                     meeting[op.name] = op
                     continue
                 if op.target == DEPART:
-                    return f"{op.inputs()[0]}, which is made from it and from no arriving tensor, is sent on"
+                    return f"{op.inputs()[0]}, made from it without such tensors, is sent to the next stage"
                 if not set(grown).isdisjoint(self.source.outputs):
-                    return "the loss is made from it and from no arriving tensor"
+                    return "the loss is made from it without such tensors"
                 new = [name for name in grown if name not in made]
                 made.update(new)
                 waiting += new
@@ -304,7 +302,7 @@ class _GradientPaths:
         return ""
 
     def _meetings(self, op: Operator, made: Collection[str]) -> int:
-        """Count the autograd nodes of ``op`` that first combine ``made`` with arriving tensors."""
+        """Count the autograd nodes where tensors ``made`` from a parameter alone first meet received ones."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(op.inputs()))}
         looks = [(n in made, n in self.carried, self.tensors[n]) for n in numbers]
         # By number instead of name, so that equal operators of all layers share a result.
@@ -316,7 +314,7 @@ class _GradientPaths:
         return _MEETINGS[key]
 
     def _probed(self, op: Operator, made: Collection[str]) -> int:
-        """Count the autograd nodes of :meth:`_meetings` by running the operator on fake tensors."""
+        """Compute the result of :meth:`_meetings` by running the operator on fake tensors."""
         group = self.graph.group_of[op.name]
         choices = (group.unsplit.choices[op.name],)
         call = localise(OperatorShard(op, self.graph.atoms, choices, (1,)))
@@ -340,7 +338,7 @@ class _GradientPaths:
 
 
 def _first_to_meet(roots: Sequence[object], own: Sequence[object], carrying: Sequence[object]) -> int:
-    """Count the autograd nodes in which paths from ``own`` first meet paths from ``carrying``."""
+    """Count the autograd nodes where paths from ``own`` to ``roots`` first meet paths from ``carrying``."""
     above: dict[object, list[object]] = {}
     waiting, seen = list(roots), set(roots)
     while waiting:
@@ -393,7 +391,7 @@ class PipelinedStrategy:
         stages: the sharded strategy of each stage, all on equal meshes.
         schedule: the name of a schedule in :data:`tensoropt.pipeline.strategy.SCHEDULES`.
         places: the number of device groups, which divides the number of stages.
-        cutter: the graph's cutter with its cached stages, if any.
+        cutter: the graph's cutter, whose cached stages are reused; by default that of :func:`.cutter_of`.
 
     Raises:
         PlanError: the stages do not fit each other or the schedule; the message says where.
@@ -477,7 +475,7 @@ class PipelinedStrategy:
         return next((n for n, part in enumerate(self.parts) if part.has_backward), len(self.parts))
 
     def shares_arriving(self, stage: int) -> bool:
-        """Return whether a stage uses the previous stage's results in place, on the same devices."""
+        """Return whether a stage reads the previous stage's results without a copy, on the same devices."""
         return stage > self.forward_only and self.place_of(stage - 1) == self.place_of(stage)
 
     @property

@@ -37,7 +37,7 @@ class TimedStage:
         return float(metrics.time_s[0]) / device_s if device_s else 1.0
 
     def whole(self) -> Iterator[StepEvent]:
-        """Yield the step's events; one middle micro-batch, with longer events, stands for all middle ones."""
+        """Yield the step's events. A single micro-batch, with longer events, stands for all middle ones."""
         turns = self._timed.turns
         between = range(turns[2][0], turns[4][0]) if self.micro_batches > _MOST_TIMED else ()
         for number, event in enumerate(self._timed.events):
@@ -48,7 +48,7 @@ class TimedStage:
         """Yield the events within an action or the optimizer's step, at their times in the pipeline's step.
 
         Args:
-            share: the share of a whole backward that the action takes; 1 for other actions.
+            share: the share of a whole backward that the action takes, if backward is split; otherwise 1.
         """
         last, events = self._timed.micro_batches - 1, self._timed.events
         if action.kind == "O":

@@ -58,8 +58,9 @@ def message_bytes(
     own: Strategy, names: Sequence[str], group: Callable[[str], str], *, learning: bool = False
 ) -> int:
     """Return the bytes per micro-batch, on the fullest rank, of tensors that a stage receives or sends.
-    ``group``: tensor -> the operator group that receives or sends it. With ``learning``, only tensors with
-    gradients count.
+
+    ``own``: the stage's strategy. ``group``: tensor -> the operator group that receives or sends it. With
+    ``learning``, only tensors with gradients count.
     """
     crossing = (name for name in names if own.tensor(name).requires_grad or not learning)
     return sum(crossing_bytes(own, group(name), name) for name in crossing)
@@ -417,7 +418,10 @@ class _StepTasks:
         return len(self._after) - 1
 
     def _gather(self) -> list[list[int]]:
-        """Return, for each stage, the task that gathers its parameters, after those of earlier stages."""
+        """Add the tasks that gather the stages' parameters, one after another on each device group.
+
+        Return, for each stage, its task or, if it gathers nothing, the previous one on its device group.
+        """
         of_places, of_stages = [list[int]() for _ in self._actions], []
         for stage, own in enumerate(self._parts):
             place = self._place_of[stage]

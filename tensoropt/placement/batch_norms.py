@@ -13,7 +13,7 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> BatchNormSteps | None:
-    """Return the steps that replace a batch norm if ``strategy`` cuts its batch; None if it cannot."""
+    """Return the steps that replace a batch norm whose batch ``strategy`` cuts; None if there are none."""
     op, tensors = group.anchor, graph.atoms.graph.tensors
     steps = batch_norm_steps(op, tensors) if strategy.label.loop == "batch" else None
     # Statistics without a gradient would have the same placement whole as read by pieces.
@@ -79,7 +79,7 @@ def _group(
     *,
     alone: bool = False,
 ) -> Group:
-    """Return a group of these operators. Unless ``alone``, all but the first keep their splits in ``of``."""
+    """Return a group of ``operators``. Unless ``alone``, all but the first are split as in group ``of``."""
     tensors = atoms.graph.tensors
     names = dict.fromkeys(name for op in operators for name in op.inputs())
     made = {name for op in operators for name in op.outputs}

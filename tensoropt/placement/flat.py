@@ -36,7 +36,7 @@ class FlatProblem(NamedTuple):
         ends: (d, 6) the costs at the ends of messages, as :attr:`.DeviceSet.ends`.
         slower: the share by which messages slow down computation.
         sizes: (t,) the size in bytes of each tensor.
-        first_end, message_ends: for each row of ``lanes``, the devices whose computation it slows down.
+        first_end, message_ends: for each row of ``lanes``, the devices that its messages slow down.
     """
 
     micro_batches: int

@@ -76,7 +76,7 @@ class PlacedOperator:
     Attributes:
         name: a unique name; a whole operator group has the group's name.
         reads, writes: the tensors, or pieces of tensors, that the operator reads and makes.
-        configuration: which dims a mesh of (micro-batches, number of pieces) splits.
+        configuration: the dims that it splits over a mesh of (micro-batches, number of pieces).
         index, count: the index of this piece, and the number of pieces.
         parameters: the parameters that it stores on its device.
         micro_batches: the number of times that it runs per step.
@@ -106,7 +106,7 @@ class PlacedGraph:
         groups: the graph of operator groups, where a batch norm that is cut consists of three.
         holder: parameter -> the name of the operator that stores it.
         batch_codes: tensor -> the index of the dim factor (atom) that micro-batches cut; negative if none.
-        steps: group of a batch norm's sums or statistics -> the batch norm's own group.
+        steps: name of the group that computes a batch norm's sums or statistics -> the batch norm's name.
     """
 
     groups: GroupGraph
@@ -127,7 +127,7 @@ class PlacedGraph:
 
     @cached_property
     def references(self) -> tuple[tuple[int, ...], ...]:
-        """For each parameter or buffer with several users, the users' numbers, starting with its owner."""
+        """For each parameter or buffer with several users, the indices of these operators, owner first."""
         owners: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
         new_of = {new: name for name, new in self.groups.atoms.graph.mutations.items()}
@@ -142,7 +142,7 @@ class PlacedGraph:
         return tuple(operators for operators in found if len(operators) > 1)
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the model's group of an operator, piece or batch norm step; None for splits and joins."""
+        """Return the name of the model's group of which an operator is a part; None for splits and joins."""
         group = self.operators[operator].group
         return self.steps.get(group.name, group.name) if group is not None else None
 

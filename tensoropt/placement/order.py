@@ -45,7 +45,7 @@ def ordered(
     is then ordered close to its send, so that the receiving device neither waits nor allocates early.
 
     Args:
-        routes: the messages of this direction, in the plan's order.
+        routes: the messages of forward or, if ``backward``, of backward, in the plan's order.
 
     Returns:
         (True, number of an operator) or (False, index of a message in ``routes``), in order.

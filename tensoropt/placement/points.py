@@ -120,7 +120,7 @@ _WORDS = {"parameters": "parameter", "gradients": "gradient", "optimizer": "opti
 
 
 def owned_on(simulated: SimulatedPlacement, device: int) -> list[Owned]:
-    """Return the contents of a device's memory, each with its first and last point on the memory curve."""
+    """Return the contents of a device's memory, each with the memory-curve points of its start and end."""
     problem, owned = simulated.problem, list[Owned]()
     for holding, first, end in simulated.spans(device):
         operator = name = since = until = ""

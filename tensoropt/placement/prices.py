@@ -185,7 +185,7 @@ class PricedGraph:
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the model's group of an operator, piece or batch norm step; None for splits and joins."""
+        """Return the name of the model's group of which an operator is a part; None for splits and joins."""
         return self.graph.whole_of(operator)
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:
@@ -197,13 +197,13 @@ class PricedGraph:
         return tuple(choice for choice in choices if choice != self.graph.splits.get(name))
 
     def data_parallel(self) -> dict[str, GroupSplit]:
-        """Return batch cuts of groups into one piece per device, or the next lower number that divides."""
+        """Return cuts of groups along the batch, into one piece per device or, failing that, fewer."""
         # Counts from the number of devices downwards: the first that divides any batch.
         counts = range(self.prices.cluster.device_count, 1, -1)
         return next(filter(None, map(self.batch_cuts, counts)), {})
 
     def batch_cuts(self, pieces: int) -> dict[str, GroupSplit]:
-        """Return batch cuts into ``pieces`` pieces of all operator groups that allow this."""
+        """Return cuts along the batch, into ``pieces`` pieces, of all operator groups that allow this."""
         cuts = {name: GroupSplit(str(way.label), pieces) for name, way in self.prices.batch.items()}
         groups = self.prices.graph.groups
         # A group that no reader asks how it wants its results may follow no batch.
@@ -217,7 +217,8 @@ class PricedGraph:
 def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
     """Return the lanes (parts of links, each for one message at a time) of messages between two devices.
 
-    They are a dedicated wire, or one network card of each node, or each device's port, in one direction.
+    They are a wire that only these devices use; otherwise a network card of each node; inside a node, a port
+    of each device. Each lane serves one direction.
     """
     if cluster.link(source, target).dedicated:
         return (f"wire {source}->{target}",)

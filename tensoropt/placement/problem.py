@@ -29,8 +29,8 @@ class PlacedTensor:
         kept_by: the operators, among its producer and readers, whose backward needs it.
         gradient: whether its readers return a gradient, which has the same size.
         stored: whether it is a stored parameter, which takes no further memory on its producer's device.
-        lies_in: on its producer's device, the tensor of which it is a view; None if it has its own storage.
-        extent: the size in bytes of its storage there, if not ``bytes``; 0 for a view of stored data.
+        lies_in: the tensor of which it is a view on its producer's device; None if it has its own storage.
+        extent: the size in bytes of that storage, None if it is ``bytes``; 0 for a view of stored data.
     """
 
     name: str
@@ -54,10 +54,10 @@ class DeviceSet:
             ``latency_s[i, j] + b * seconds_per_byte[i, j]``.
         terms: name -> a process's memory in bytes besides tensors, which the capacity does not include.
         order: the devices, best first; None for ascending numbers.
-        lanes: ordered pair -> the parts of links on which its messages queue; by default one of its own.
-        ends: (d, 6) seconds at the ends of messages, besides the links; None for 0. Device time: per end, per
-            byte of a received value (a copy), per added gradient, per byte of an added gradient. Host time:
-            per launch of an end, per launch of an addition.
+        lanes: pair of devices -> the lanes (parts of links) on which its messages queue; by default its own.
+        ends: (d, 6) seconds that messages take on a device, besides the links; None for 0. The device's time
+            per sent or received message, per received byte (a copy), per added gradient, per added byte. The
+            host's time to launch a send or receive, and to launch an addition.
         slower: the share by which a message slows down computation; infinite if it blocks computation.
     """
 
@@ -314,7 +314,7 @@ class Placement:
 
 
 def common_devices(orders: Sequence[Sequence[int]], otherwise: Sequence[int]) -> tuple[int, ...]:
-    """Return the devices in all lists, in the lists' order if they agree, else in the order of ``otherwise``.
+    """Return the devices in all lists: in the lists' order if all agree on it, otherwise as in ``otherwise``.
 
     This is ``MergeSupportedDevices`` of TensorFlow's Placer (colocation_graph.cc).
     """
@@ -334,7 +334,7 @@ def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor
 
 
 def repeat_placement(placement: Placement, count: int) -> Placement:
-    """Return the placement for a :attr:`~PlacementProblem.repeated` problem: each order ``count`` times."""
+    """Return the placement for a :attr:`~PlacementProblem.repeated` problem of ``count`` micro-batches."""
     size = len(placement.device)
 
     def repeated(order: tuple[int, ...]) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ class PlacedLowering(Lowering):
     """The lowering of a placed plan for a process that runs the devices ``own``.
 
     Attributes:
-        strategy: the strategy of the base class, without any split over devices.
+        strategy: the sharded strategy that the base class lowers, in which no tensor is split over devices.
     """
 
     def __init__(self, placed: PlacedStrategy, order: PlacedOrder, own: Sequence[int], evaluating: bool):

@@ -49,7 +49,8 @@ class _PlacedEvent(NamedTuple):
     """A task of a step with names for reports.
 
     Attributes:
-        name, group: the operator or tensor with the micro-batch, and the operator alone.
+        name: the operator or tensor, with the micro-batch.
+        group: the operator alone.
         lanes: the names of the device or of the links that the task occupies.
         ends: the devices between which a message goes; empty for computation.
     """
@@ -138,14 +139,14 @@ class SimulatedPlacement:
 
     @cached_property
     def _spans(self) -> np.ndarray:
-        """(4, holdings) device, kind, first and last point on the memory curve (0: the whole step)."""
+        """(4, holdings) each allocation's device, kind, first and last memory-curve point (0: whole step)."""
         (begins, overs), _ = self._changes
         rows = np.array([(h.device, h.kind, h.first, h.last) for h in self.holdings], dtype=np.int64)
         devices, kinds, first, last = rows.reshape(-1, 4).T
         return np.stack([devices, kinds, *np.where(first < 0, 0, (begins[first], overs[last]))])
 
     def _points(self, device: int) -> np.ndarray:
-        """Return the points of the memory curve at which a device's memory changes, and 0."""
+        """Return point 0 of the memory curve, and the points at which a device's memory changes."""
         return np.unique(np.append(self._spans[2:, self._spans[0] == device], 0))
 
     @cached_property
@@ -342,7 +343,6 @@ class _StepMemory:
         return TensorTransfer(tensor, source, target, back)
 
     def holdings(self) -> list[_Holding]:
-        """Return all allocations of the step."""
         problem, place = self.problem, self.placement
         stored = (problem.parameter_bytes, problem.gradient_bytes, problem.optimizer_bytes)
         for operator, sizes in enumerate(zip(*(each.tolist() for each in stored), strict=True)):

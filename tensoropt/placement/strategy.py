@@ -23,7 +23,7 @@ class ValueTransfer(NamedTuple):
 
 @dataclass(frozen=True)
 class PlacedStrategy:
-    """A placement of a model's operators, with one micro-batch's messages in one order for all devices."""
+    """A placement of a model's operators, with the messages of one micro-batch in a common order."""
 
     kind: ClassVar[str] = "placed"
 

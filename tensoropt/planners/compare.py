@@ -64,7 +64,7 @@ def compare(
 ) -> tuple[tuple[dict[str, Any], ...], tuple[Point, ...]]:
     """Run planners under each memory limit; return the rows of a table, and all points found.
 
-    Each limit has a row for the frontier and one per planner. Rows have no times or memory:
+    Each limit has a row for the frontier and one per planner. Rows have no step times or memory:
     :func:`tensoropt.exploration.export.compared` adds these from all points, since a point that a planner
     finds under one limit may also be its best under another.
 

@@ -55,7 +55,7 @@ _WHOLE_STAGE = 0
 
 
 def _shards(job: LaunchedJob) -> int:
-    """Return the number of data-parallel ranks over which ZeRO shards; context parallelism shards further."""
+    """Return the number of data-parallel ranks over which ZeRO shards, not counting context parallelism."""
     return 1 if job.stage == _WHOLE_STAGE else (job.shard_group or job.data or 1)
 
 
@@ -248,7 +248,7 @@ class _Pinning:
         return {group.name: tuple(on(axis, group) for axis in self.names) for group in self.graph.groups}
 
     def _along_sequence(self) -> dict[str, frozenset[str]]:
-        """Return, for each group, the labels of its splits along the sequence, with any reduction of sums.
+        """Return each group's labels (split loop, layout of reduced sums) for its splits along the sequence.
 
         Raises:
             UnsuitableError: no attention of the model can be split along the sequence.
@@ -280,8 +280,8 @@ class _Pinning:
 
     @staticmethod
     def _on_copies(group: Group, shared: frozenset[str]) -> frozenset[str]:
-        """Return the further splits (labels) of a group over ranks that share a key head. Keys and values are
-        replicated on these ranks, and attention splits its query heads.
+        """Return the labels of a group's splits over ranks that share a key head. On these ranks keys and
+        values are replicated, and attention splits its query heads.
         """
         whole = {str(group.unsplit.label)} if group.name in shared else set()
         return frozenset(whole | {str(s.label) for s in group.strategies if s.label.loop == "group"})
@@ -350,7 +350,7 @@ class PinnedPipelinePoint:
 def simulate_pinned_pipeline(
     problem: Problem, settings: Settings, costs: CostSource, job: LaunchedJob
 ) -> PinnedPipelinePoint:
-    """Return the fastest pipelined strategy that a job permits, simulated, with equal stages of blocks.
+    """Return the fastest pipelined strategy that a job permits, with blocks dealt evenly to stages.
 
     Tensors that cross cuts are split along the batch and, on the context axis, along the sequence. On the
     tensor axis they are replicated, or split along the sequence if ``sequence_parallel``. As in Megatron-LM,

@@ -28,9 +28,9 @@ class Entry:
     Attributes:
         name: the planner's name in ``--planners``, and the name of its module.
         about: a description in one line.
-        kind: the kind of its plans, on which the module's main function depends: ``select`` for ``sharded``,
-            ``pipelines`` for ``pipelined``, ``place`` for ``placed`` or, if it returns several placements or
-            cuts operators, ``placements``.
+        kind: the kind of its plans. The module's main function is called ``select`` for ``sharded`` plans,
+            ``pipelines`` for ``pipelined`` and ``place`` for ``placed`` ones or, if it returns several
+            placements or cuts operators, ``placements``.
         one_batch: the reason why a placing method cannot run several micro-batches; "" if it can.
         solves: whether the method needs the solver CP-SAT, which an extra installs.
         options: the settings of the method that differ from its ``DEFAULTS``.

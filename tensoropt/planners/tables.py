@@ -23,7 +23,8 @@ from tensoropt.sharding.regions import region_of
 class TableSpace:
     """The cost tables of one mesh and micro-batch count, and the names of their configurations.
 
-    Published methods save gathered activations for backward as they are, so that edges have no options here.
+    Published methods save gathered activations for backward as they are, so the tables contain no options
+    that gather them again in backward.
     """
 
     mesh: Mesh
@@ -40,7 +41,7 @@ the configuration, or None for all (:meth:`~tensoropt.costs.cost_graph.CostGraph
 
 
 def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, recomputing: bool) -> bool:
-    """Return whether a configuration recomputes although ``recomputing`` is false, or the reverse."""
+    """Return whether a configuration recomputes though ``recomputing`` is false, or the other way round."""
     if not variable.again:
         return False
     if recomputing and variable.key.kind == "group":
@@ -52,7 +53,7 @@ def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, 
 def in_a_form(
     allowed: Scheme, recomputing: bool, tables: CostTables, variable: VariableTable, index: int
 ) -> np.ndarray | None:
-    """Return the mask of a scheme, with the further rule that all blocks are recomputed, or none."""
+    """Return the mask of a scheme, restricted to recomputing all blocks or, unless ``recomputing``, none."""
     if computed_otherwise(tables, variable, index, recomputing):
         return NO_OPTION
     return allowed(tables, variable, index)
@@ -62,7 +63,7 @@ def following_the_batch(batch: Callable[[CostTables, Variable], str], stored: Sc
     """Return the scheme that splits every group along its batch dim on every axis.
 
     Args:
-        batch: returns the label of a group's split along its batch dim.
+        batch: (tables, operator group) -> the label of the group's split along its batch dim.
         stored: the scheme for how parameters are stored, as a mask over options.
     """
 

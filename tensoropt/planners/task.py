@@ -77,7 +77,7 @@ class PlanningTask:
         return self._placing[micro_batches]
 
     def placed_space(self, micro_batches: int) -> int:
-        """Return the exploration's index of the search space of placed plans in these micro-batches."""
+        """Return the exploration's index of the search space of placed plans with this many micro-batches."""
         first = len(self.base.spaces) - len(self.placed_counts)
         return first + self.placed_counts.index(micro_batches)
 

@@ -437,8 +437,9 @@ def test_any_cuts_give_stages_that_are_the_whole_model(data):
     (four, (3, 1), "the stage that begins with linear_3 is empty; give cuts in order, each once"),
     (four, (0,), "the stage that begins with linear is empty"),
     (four, (5,), "begins with mse_loss is empty"),
-    (four, (4,), "a stage cannot begin with mse_loss: every stage needs parameters, and an activation of "
-                 "the stage before it, with a gradient if an earlier stage is trained; move its cut"),
+    (four, (4,), "a stage cannot begin with mse_loss: every stage needs parameters, and must receive "
+                 "an activation from the previous stage, with a gradient if an earlier stage is trained; "
+                 "move its cut"),
     (tables, (1,), "the stage that begins with softmax has no parameters; move its cut"),
     (tables, (4, 5), "the stage that begins with mul has no parameters; move its cut"),
 ])  # fmt: skip

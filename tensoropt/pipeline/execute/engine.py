@@ -239,7 +239,7 @@ class PipelinedEngine(Engine[Pending]):
 
 
 class _StagedPending(Pending):
-    """The steps of a rank's stages (``of``: by stage number) that have run and wait for ``backward()``."""
+    """The steps, by stage number, of a rank's stages that have run forward and wait for ``backward()``."""
 
     def __init__(self, of: Mapping[int, Pending]) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ from tensoropt.sharding.strategy import Strategy
 
 
 class TrailingGradients:
-    """Gradients of a rank's latest backward, reduce-scattered while the rank computes on."""
+    """Gradients of a rank's latest backward, reduce-scattered while the rank goes on computing."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[CallAhead, Gradients, bool]] = []
@@ -125,7 +125,7 @@ class StageEngine(ShardedEngine):
     Attributes:
         given: the model's inputs in the current call.
         outputs: micro-batch -> the model's results that this stage computes.
-        gradients: micro-batch -> number of a departing tensor -> its gradient, until autograd takes it.
+        gradients: micro-batch -> index of a tensor sent on -> its gradient, until autograd takes it.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class StageEngine(ShardedEngine):
     def begin_step(
         self, inputs: Sequence[torch.Tensor], pending: Pending | None, *, evaluating: bool
     ) -> None:
-        """Prepare for a call of the model. ``pending``: the step whose backward follows; None without."""
+        """Prepare for a call of the model. ``pending``: the step, if its backward follows; otherwise None."""
         self.given, self.evaluating = tuple(inputs), evaluating
         self.outputs.clear()
         self.unsharded.gather()
@@ -170,7 +170,7 @@ class StageEngine(ShardedEngine):
             self.unsharded.clear()
 
     def forward_of(self, micro_batch: int, arriving: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Run one micro-batch's forward; return its departing tensors, or the last stage's results."""
+        """Run one micro-batch's forward; return the tensors to send on, or the last stage's results."""
         self.runtime.micro_batch = micro_batch
         if self._copying is not None:
             self._copying.arrive()
@@ -339,7 +339,8 @@ class RunningStage(PipelineStage):
         group: the process group of the ranks at the same position in each device group.
         taken: micro-batch of a forward -> the micro-batches whose gradients the previous stage has surely
             received by then (:func:`tensoropt.pipeline.receipts.taken_back`).
-        taken_on: the result of :func:`tensoropt.pipeline.receipts.taken_on`, for sent activations.
+        taken_on: (kind of action, micro-batch) -> the micro-batches whose activations the next stage has
+            surely received by then (:func:`tensoropt.pipeline.receipts.taken_on`).
         waits: whether the schedule waits for each sent gradient before it sends the next one.
     """
 

@@ -28,7 +28,7 @@ class PlacedEngine(Engine[lower.TapedStep]):
 
     Args:
         values: parameters and buffers by graph name.
-        transport: replaces the job's own messages between devices; ``rank`` must then be given.
+        transport: sends messages between devices in place of ``torch.distributed``; requires ``rank``.
         device: this rank's device; by default that of the values.
 
     Raises:

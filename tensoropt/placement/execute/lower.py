@@ -124,7 +124,7 @@ class LocalDevices:
 
     @property
     def first(self) -> torch.device:
-        """The PyTorch device of the first device here, for values that belong to no operator."""
+        """The PyTorch device of this process's first device, for values that belong to no operator."""
         return self.devices[self.own[0]]
 
 
@@ -197,7 +197,7 @@ class PlacedParameters(LocalParameters):
 
 
 class StepContext:
-    """State of a step that all nodes of a lowered plan use. ``tape``: of the current micro-batch, or None."""
+    """State of a step that all nodes of a lowered plan use. ``tape``: the micro-batch's, or None in eval."""
 
     def __init__(self, strategy: PlacedStrategy, local: LocalDevices, transport: Transport):
         self.strategy, self.local, self.transport = strategy, local, transport
@@ -229,7 +229,7 @@ class StepContext:
         return value if self.tape is None else self.tape.enter(place, value)
 
     def end(self, number: int, places: tuple[Place, ...], *made: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Record an operator's results on the tape, and return them detached for other operators."""
+        """Record an operator's results (``places``: name, device) on the tape, and return them detached."""
         if self.tape is None:
             return made
         self.tape.record(number, list(zip(places, made, strict=True)))

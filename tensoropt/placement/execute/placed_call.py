@@ -1,4 +1,4 @@
-"""Run a model call in eval mode by a placed plan, each operator on its planned or its parameters' device."""
+"""Run a model call in eval mode by a placed plan, each operator on its planned device or a parameter's."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ VLDB 2023. The pipeline's degree is a power of two and decided first (section 3.
 combines data parallelism, sharded data parallelism (ZeRO's third stage) and tensor parallelism on the axes of
 a mesh (section 3.2), chosen by a dynamic programme over layers and a binned memory budget (section 3.3).
 Layers are divided evenly among stages. Here the exact frontier of these choices replaces the bins within a
-stage; the budget is binned where stages meet.
+stage. When stages are composed to a pipeline, their memory is rounded up to whole bins.
 """
 
 from __future__ import annotations

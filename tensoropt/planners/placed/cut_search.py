@@ -47,8 +47,9 @@ class CutSearch:
     """The settings of the planner.
 
     Attributes:
-        seconds: the effort for the starts and one pass over the segments from each, in seconds on the machine
-            where :mod:`.local_search` was timed. Passes that make the step shorter are followed by another.
+        seconds: the effort in seconds on the machine where :mod:`.local_search` was timed. It is spent on the
+            starts, and on changing each segment once from the best start of either kind. As long as this
+            makes the step shorter, all segments are tried again, beyond this effort.
     """
 
     seconds: float = 40.0
@@ -103,8 +104,10 @@ class _Search:
                     best = tried if tried is not None and tried.time_s < best.time_s else best
 
     def _try(self, cuts: Splits, before: _Found | None, share: float) -> _Found | None:
-        """Return the fastest placement found for the graph with these cuts, starting from the devices of the
-        plan ``before``; None if the start takes over 1.25 times as long as ``before``, or nothing fits.
+        """Return the fastest placement found for the graph with these cuts, for a ``share`` of the effort.
+
+        It starts from the devices of the plan ``before``. The result is None if the start takes over 1.25
+        times as long as ``before``, or if nothing fits.
         """
         self.tried.append(cuts)
         graph = self.whole.split(cuts)
@@ -138,7 +141,7 @@ def _carried(before: SimulatedPlacement, problem: PlacementProblem, seed: int) -
 
 
 def _in_turn(problem: PlacementProblem, line: Sequence[str], *, backward: bool) -> list[int]:
-    """Return the operators in an order close to ``line`` (names of operators) that respects dependences.
+    """Return the operators in an order that respects dependences and is close to ``line`` (operator names).
     Operators that are not in ``line`` come as early as possible.
     """
     turn = {name: number for number, name in enumerate(line)}

@@ -27,7 +27,7 @@ from tensoropt.types import Floats
 
 
 class DposSchedule(NamedTuple):
-    """The result of algorithm 1.
+    """The result of algorithm 1 (DPOS).
 
     Attributes:
         finish_s: the algorithm's own estimate of the step in seconds, FT(o_exit).
@@ -76,7 +76,6 @@ class _IdleSlots:
         return next(start for start, end in starts if start + duration <= end)
 
     def book(self, start: float, duration: float) -> None:
-        """Occupy a time interval, whose start :meth:`earliest` returned."""
         # There is nothing to occupy, and an empty interval would cut a gap in two.
         if duration > 0:
             gap = bisect_right(self._gaps, start, key=itemgetter(0)) - 1

@@ -2,10 +2,10 @@
 
 Annealing (:mod:`.common.annealing`) starts from the placements of the heuristics, first without a cap on
 memory. Then it runs under lower and lower caps, each time from the fastest placement within the cap, which is
-the epsilon constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). The answer is all
+the epsilon constraint method (Y. Haimes et al., *IEEE Trans. Syst. Man Cybern.* 1, 1971). The result is all
 placements that no other beats in memory and time when simulated.
 
-The number of tries is limited, not the seconds, so that an answer depends on the seed alone.
+The number of tries is limited, not the seconds, so that a result depends on the seed alone.
 """
 
 from __future__ import annotations
@@ -165,7 +165,10 @@ def simulated_places(
             "limit, use more devices or a smaller batch"
         )
     gap = max(0.0, 1 - lower_bound_s(problem) / kept[-1].time_s)
-    proof = f"proven: no step is more than {gap:.2%} shorter (critical path, or work spread evenly)"
+    proof = (
+        f"proven: no step is more than {gap:.2%} shorter (lower bound: critical path, or all computation "
+        "spread evenly over the devices)"
+    )
     return kept, (f"{search.tried:,} placements tried in {search.chains} annealing chains", proof)
 
 

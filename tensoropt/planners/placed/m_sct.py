@@ -50,9 +50,9 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def _precedence(problem: PlacementProblem, units: Units) -> tuple[Floats, NDArray[np.intp], Floats]:
-    """Return (operators,) seconds of forward, means over the allowed devices; (edges, 2) each edge's producer
-    and reader, ascending; (edges,) seconds of each edge's messages, means over pairs of devices, but 0
-    between operators that must share a device.
+    """Return the operators' mean seconds of forward over the allowed devices, (operators,); the producer and
+    reader of each edge, (edges, 2), ascending; and each edge's seconds of messages, (edges,), as a mean over
+    pairs of devices, or 0 between operators that must share a device.
     """
     allowed = units.allowed[list(units.of)]
     seconds = np.where(allowed, problem.forward_s, 0.0).sum(axis=1) / allowed.sum(axis=1)
@@ -84,8 +84,8 @@ def _favourites(problem: PlacementProblem, units: Units) -> list[int]:
         s_i + p_i <= w
 
     x_ij <= 0.1 makes j the favourite of i. Two favourites would break a sum, so an operator has at most one,
-    and is the favourite of at most one. If the constraints leave this open, a term of the objective in
-    c_ij x_ij, which may cost w a ten-thousandth at most, saves the longest messages.
+    and is the favourite of at most one. If the constraints leave a choice, a small term of the objective in
+    c_ij x_ij saves the longest messages; it can raise w by a ten-thousandth at most.
 
     Raises:
         UnsuitableError: the linear program was not solved in time.

@@ -38,7 +38,9 @@ def _summed(group: Group, loop: str) -> set[str]:
 
 
 def _following_labels(group: Group, dims: set[str], batch: str) -> set[str]:
-    """Return the splits (labels) of a group that reads a split tensor: heads, classes, or all but batch."""
+    """Return the labels (split loops) of a group that reads a split tensor. It splits its heads, vocabulary
+    or classes if ``dims`` (its loops) contain them, otherwise any loop but ``batch``.
+    """
     for named in (_HEADS, *_VOCABULARY):
         if named in dims:
             return {str(s.label) for s in group.strategies if s.label == Label(named, s.label.atom)}

@@ -1,8 +1,9 @@
 """OptCNN: the fastest strategy, by node and edge elimination.
 
 Z. Jia, S. Lin, C. R. Qi, A. Aiken, ICML 2018 (equations 1 to 3, algorithm 1). Time is the only objective, so
-a memory limit can only refuse the result. Each configuration takes its fastest option. The paper enumerates
-the nodes that node and edge elimination leave, which have more than two neighbours; here they are eliminated.
+a memory limit can only refuse the result. Parameters are stored in the layout that is fastest. The paper
+enumerates the nodes that node and edge elimination leave, which have more than two neighbours; here they are
+eliminated.
 """
 
 from __future__ import annotations

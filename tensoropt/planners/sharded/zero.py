@@ -36,7 +36,7 @@ def sharded(layouts: Sequence[Layout]) -> int:
 
 
 def reduction_times(layouts: Sequence[Layout]) -> set[Reduce]:
-    """Return how often gradients are reduced, for the parameters that are gathered once per step."""
+    """Return when gradients are reduced, among the parameters that are gathered once per step."""
     return {storage.reduce for storage in map(Storage.of, layouts) if storage.gathered_once}
 
 

@@ -48,7 +48,7 @@ def flat(mesh: Mesh) -> bool:
 
 
 def data_parallel(*, recomputing: bool = False) -> Scheme:
-    """Return the mask (scheme) of data-parallel stages: whole parameters, all blocks or none recomputed."""
+    """Return the scheme (mask) of data parallelism: parameters whole, and all blocks recomputed or none."""
     allowed = following_the_batch(lambda tables, group: str(tables.micro[group].label), whole)
     return partial(in_a_form, allowed, recomputing)
 

@@ -1,4 +1,4 @@
-"""Simulated annealing over placements: operators move between devices and run there in order of time.
+"""Simulated annealing over placements: operators change devices, which run them in order of starts.
 
 S. Kirkpatrick et al., *Optimization by Simulated Annealing*, Science 220, 1983. A chain minimises the time of
 a step under a cap on each device's memory (the bytes stored for the whole step or saved for backward). The
@@ -192,7 +192,11 @@ def _move(
     mark: int,
     stack: Integers,
 ) -> None:
-    """Move an operator and up to ``want - 1`` connected ones of the same device to the device ``target``."""
+    """Move an operator, and up to ``want - 1`` connected ones of its device, to the device ``target``.
+
+    Units (operators that must share a device) move as a whole. ``seen`` (units,) holds the ``mark`` of the
+    move that last reached each unit, and ``stack`` is scratch space.
+    """
     first_near, near = links
     unit, first_member, members, _, _, allowed = units
     source = device[operator]
@@ -255,7 +259,7 @@ def anneal(
 def _anneal(
     problem: _Arrays, tables: _Arrays, state: _Arrays, caps: Floats, tries: int, seed: int, shelf: _Arrays
 ) -> float:
-    """Run :func:`anneal` on plain tuples, as compiled code would depend on the names of classes."""
+    """Run :func:`anneal` on plain tuples: compiled code for named tuples would depend on their names."""
     np.random.seed(seed)
     device, ahead, back = state
     links, units, (sizes, kept_bytes, first_keeper, keepers) = tables[:2], tables[2:8], tables[8:]

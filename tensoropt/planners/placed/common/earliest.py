@@ -22,12 +22,12 @@ class EarliestFirst:
     """A scheduler of forward by earliest start. Ties go to the first operator, then to the first device.
 
     Matrices have a row for each operator and a column for each device. As messages queue, inputs can only
-    arrive later than computed before, so old arrivals are lower bounds. A choice is made by these bounds, and
-    repeated with new arrivals of the chosen operator until it stays the same.
+    arrive later than computed before, so earlier results are lower bounds. An operator and a device are
+    chosen by these bounds. If the operator's arrivals, computed anew, have changed, the choice is repeated.
 
     Args:
-        favourite: for SCT, each operator's favourite child (the reader to run next on its device) or -1;
-            None for ETF.
+        favourite: for SCT, each operator's favourite child (the reader to run next on its device) or -1; None
+            for ETF.
     """
 
     def __init__(self, problem: PlacementProblem, memory: MemoryBook, favourite: Sequence[int] | None = None):
@@ -92,12 +92,11 @@ class EarliestFirst:
         return starts
 
     def _keep_awake(self, starts: Floats, fits: Flags, favourite: Sequence[int]) -> None:
-        """Change ``starts`` by SCT's rule (Baechi, section 3.1): a device waits for the favourite child of
-        its last operator.
+        """Change ``starts`` by SCT's rule: a device waits for the favourite child of its last operator.
 
-        Until then the device may run only that child, or an operator whose inputs could be on every device by
-        then (an urgent one). The device is free for all once another device can start the child earlier, or
-        if it lacks room for the child.
+        Before that child, the device may only run operators whose inputs could be on every device by the time
+        they start (urgent ones). The rule ends once another device can start the child earlier, or if the
+        device lacks room for it (Baechi, section 3.1).
         """
         # When the inputs could be on any permitted device: the latest of the arrivals.
         permitted = fits & self.ready[:, None]
@@ -132,8 +131,8 @@ class EarliestFirst:
     def _receive(
         self, operator: int, device: int
     ) -> tuple[float, dict[str, float], dict[tuple[int, int], float]]:
-        """Return the time at which an operator's inputs reach a device if sent now, with the changes of
-        ``lanes`` (when links are free) and ``there`` (when tensors arrive).
+        """Return the time at which an operator's inputs reach a device if sent now, with the resulting
+        changes of ``self.lanes`` (when links are free) and ``self.there`` (when tensors arrive).
         """
         devices, tensors = self.problem.devices, self.problem.tensors
         latest, lanes, there = 0.0, dict[str, float](), dict[tuple[int, int], float]()

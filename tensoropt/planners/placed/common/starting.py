@@ -44,5 +44,5 @@ def _placed(methods: Iterable[_Method], problem: PlacementProblem, seed: int) ->
 
 
 def possible(problem: PlacementProblem, placement: Placement) -> bool:
-    """Return whether every operator is on a device that can run it and to which it may be pinned."""
+    """Return whether every operator is on a device that has its kernels and that its pins, if any, allow."""
     return all(problem.allowed[o, d] for o, d in enumerate(placement.device))

@@ -102,8 +102,8 @@ def _ranks(
 def _path(
     problem: PlacementProblem, forward: Sequence[float], backward: Sequence[float], update: Sequence[float]
 ) -> tuple[int, ...]:
-    """Return the critical path from the entry operation on: "recursively the operation with the largest rank
-    among the successors" (section 5.1), without transfers.
+    """Return the operators of the critical path from the entry operation on: "recursively the operation with
+    the largest rank among the successors" (section 5.1).
     """
     if not forward:
         return ()

@@ -116,7 +116,7 @@ class MemoryBook:
         device: the device of each unit; -1 if it has none yet.
         used: the bytes used on each device for the whole step, (devices,).
         transient: the most further bytes that an operator on each device needs while it runs, (devices,).
-        counts_transients: whether ``transient`` counts; if not, only the simulator checks it.
+        counts_transients: whether ``transient`` counts against the caps, or only the simulator checks it.
     """
 
     def __init__(self, units: Units, caps: Floats, counts_transients: bool = True):
@@ -190,7 +190,7 @@ def place_within_memory(
 ) -> PlacedAnswer:
     """Run a method with lower and lower caps until its placement fits when simulated.
 
-    If it finds no room with transient memory counted, it runs again with only the simulator checking that.
+    If this fails, the method runs again without counting transient memory, which the simulator checks anyway.
 
     Args:
         attempt: the method: it records the units that it places in the given book.

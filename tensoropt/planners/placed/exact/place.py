@@ -1,9 +1,9 @@
 """Solve an integer program for a placement until the solution fits when simulated.
 
 If a solution does not fit, the program is solved again with lower capacities, as in the methods that
-sum memory (:mod:`tensoropt.planners.placed.common.units`). A program in which a device runs one operator at a
-time starts from the best heuristic's placement of its blocks, and the faster of both placements is returned.
-Other programs return their own solution.
+sum memory (:mod:`tensoropt.planners.placed.common.units`). If a device runs one operator at a time in the
+program, the solver starts from the placement of the best heuristic, and the faster of this placement and the
+solution is returned. Other programs return their own solution.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Solving:
     """The settings of a planner that solves an integer program.
 
     Attributes:
-        most_blocks: the most blocks, or groups, of operators to which a graph is contracted; None for
-            NetSplit's two per device.
+        most_blocks: the largest number of blocks, or groups, of operators to which a graph is contracted;
+            None for two per device, as in NetSplit.
         seconds: the time limit, to which the limit on the solver's effort is proportional; an assumption
             about how long a person waits.
         balance: the largest share of all stored and saved bytes on one device; 0.5 is even, 1 means no rule.
@@ -83,7 +83,7 @@ class ExactPlanner:
     knows_memory: bool = True
     devices: int | None = None
     most_operators: float = math.inf
-    promise: str = "messages queue in another order there, and blocks run in one go"
+    promise: str = "in the simulation messages queue in another order, and blocks run in one go"
 
     def place(
         self, problem: PlacementProblem, memory_limit_bytes: float | None, seed: int, settings: Solving
@@ -219,9 +219,9 @@ class _Runs:
             hint = None
 
     def _less_room(self, simulated: SimulatedPlacement, device: Sequence[int]) -> Floats:
-        """Return the capacity of the next run, (devices,): the solution's bytes by the program's memory rule,
-        less the simulated excess over a device's memory. All devices get the same capacity, as the solver
-        would otherwise only swap equal devices.
+        """Return the capacity of the next run, (devices,): the bytes that the memory rule counts for the
+        solution, less those by which the simulated peak exceeds a device's memory. All devices get the same
+        capacity, as the solver would otherwise only swap equal devices.
         """
         if np.isinf(self.capacity).any():
             return self.blocks.devices.capacity_bytes.astype(float)

@@ -50,13 +50,13 @@ def kept_tensors(problem: PlacementProblem) -> list[PlacedTensor]:
 
 
 def _all_once_bytes(problem: PlacementProblem) -> float:
-    """Return the bytes that the model stores and saves in total, the base of ``Rules.balance``."""
+    """Return the bytes that the model stores and saves, the base of ``Rules.balance``; each tensor once."""
     apart = sum(tensor.bytes for tensor in kept_tensors(problem) if not tensor.stored)
     return float(lasting_bytes(problem).sum()) + float(apart)
 
 
 def unit_bytes(problem: PlacementProblem) -> int:
-    """Return the memory rule's unit in bytes: 1024, or in small models a millionth of all these bytes."""
+    """Return the memory rule's unit: 1024 bytes, or for small models 2**-20 of all stored and saved bytes."""
     return min(_UNIT_BYTES, max(1, int(_all_once_bytes(problem) // _FINENESS)))
 
 

@@ -103,7 +103,7 @@ def solve(
 
 
 def _stoppable(solver: Any, model: Any) -> Any:
-    """Run ``solver.solve`` in a thread, so that an interrupt stops the search and leaves nothing behind."""
+    """Run ``solver.solve`` in a thread, so that an interrupt (such as Ctrl-C) stops solver and thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="solver") as pool:
         run = pool.submit(solver.solve, model)
         try:

@@ -65,7 +65,10 @@ def frontiers(
 
 
 def on_the_batch(task: PlanningTask, stored: Scheme) -> Iterator[Selection]:
-    """Yield the frontier of strategies that split groups along the batch alone, on meshes of one axis."""
+    """Yield the frontier of strategies that split groups along the batch alone, on meshes of one axis.
+
+    ``stored``: the scheme (mask of choices) that says how parameters may be stored.
+    """
     labels = batch_labels(task.prepared.graph)
     allowed = following_the_batch(lambda _, group: labels[group], stored)
     return frontiers(task, allowed, lambda space: len(space.names.mesh.shape) <= 1)
@@ -75,7 +78,7 @@ def at_least_one(task: PlanningTask, selections: Iterator[Selection], why_not: s
     """Return the selections as a list.
 
     Raises:
-        UnsuitableError: there is none. The reason is ``why_not``, or the constraints if there are any.
+        UnsuitableError: there is none. The message is that of :func:`why_none`.
     """
     chosen = list(selections)
     if not chosen:
@@ -84,7 +87,7 @@ def at_least_one(task: PlanningTask, selections: Iterator[Selection], why_not: s
 
 
 def why_none(task: PlanningTask, why_not: str) -> str:
-    """Return the reason for having no plan: ``why_not``, or the user's constraints if there are any."""
+    """Return why there is no plan: the user's constraints, if there are any, otherwise ``why_not``."""
     if task.base.settings.get("constraints") is None:
         return why_not
     return "no plan of this planner keeps to the constraints; loosen the constraints or leave them out"

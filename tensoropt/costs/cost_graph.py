@@ -132,7 +132,8 @@ class CostGraph:
             listed = list(costs)
         except TypeError:
             raise ValueError(
-                f"{what}: costs must be a list with one array (options, 2) per configuration"
+                f"{what}: costs must be a list of arrays, one for each configuration, in which every row is "
+                "the (memory, time) of one option"
             ) from None
         entries = [_options(entry, f"{what}, configuration {i}") for i, entry in enumerate(listed)]
         if not entries:

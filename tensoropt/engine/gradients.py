@@ -344,7 +344,8 @@ class Gradients:
         self._absent = set()
 
     def hide(self) -> None:
-        """Show the gradients from before this step in ``.grad`` until the script calls ``backward()``."""
+        """Hide the gradients that the call of the model has already computed: until the script calls
+        ``backward()``, ``.grad`` has what it had before the call."""
         self.start_rest()
         hidden = {}
         for index, bucket in enumerate(self.buckets):

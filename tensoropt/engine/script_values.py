@@ -280,7 +280,14 @@ optimizers._foreach_supported_types.append(SpreadValue)
 def spread_value(
     part: torch.Tensor, together: JobRanks, copies: int, key: str, whole: Sequence[int]
 ) -> SpreadValue:
-    """Return a rank's part of a parameter as scripts see it; ``copies`` ranks have the same part."""
+    """Return ``part`` as a :class:`SpreadValue`, so that a script's sums and norms cover the whole parameter.
+
+    Args:
+        part: this rank's part of the parameter.
+        together: the job's ranks, which have the other parts.
+        copies: the number of ranks that have the same part as this rank.
+        key, whole: the state-dict key and the whole shape of the parameter.
+    """
     value = part.as_subclass(SpreadValue)
     value.together, value.share, value.key, value.whole = together, 1.0 / copies, key, torch.Size(whole)
     return value

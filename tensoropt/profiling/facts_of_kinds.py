@@ -2,9 +2,10 @@
 
 Workloads of one kind differ only in sizes. Every storage size, transfer and FLOP count of a probe is a
 product of powers of these sizes, so that probes of a few workloads determine it for all workloads of the
-kind, in whole numbers. As memory peaks are not such products, one further probe computes with the numbers of
-all workloads at once. More probes check the result: one for every pattern of sizes that are 1, as such dims
-broadcast and have any stride.
+kind, in whole numbers. Memory peaks are not such products, but maxima of sums of them. For the peaks, one
+workload is probed once more with an array in place of every number, which has an element for each workload of
+the kind. More probes check the result: one for every pattern of sizes that are 1, as such dims broadcast and
+have any stride.
 """
 
 from __future__ import annotations

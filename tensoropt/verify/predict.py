@@ -86,7 +86,9 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
         return local
     if wanted == "share-gpu":
         if reason := why_no_gpu():
-            raise TensorOptError(f"ranks have no GPU to share: {reason}, or give --ranks for CPU ranks")
+            raise TensorOptError(
+                f"this machine has no GPU to share: {reason}, or give --ranks to use CPU ranks instead"
+            )
         _check_room(devices)
         return Place(
             "cuda",

@@ -45,5 +45,8 @@ def _loop(call: Call) -> Any:
             items.append(result)
         step += 1
     if any(not items for items in collected):
-        raise OnnxError("it never runs, so its collected outputs have no shape; export the model without it")
+        raise OnnxError(
+            "it makes no iterations, so the shape of the outputs that it stacks over iterations is unknown; "
+            "export the model without this loop"
+        )
     return (*state, *(torch.stack(items, 0) for items in collected))

@@ -228,10 +228,13 @@ class Builder:
         return len(self._loops) - 1
 
     def together(self, name: str, loops: Sequence[int], *, aligned: bool = False) -> None:
-        """Add a joint loop, by which one axis splits loops of different operands at once.
+        """Add a joint loop called ``name``: a mesh axis that splits it splits all of ``loops`` at once. For
+        example, ring attention splits the positions of queries and those of keys.
 
         Args:
-            aligned: whether the loops run over the same positions; then only the first must be splittable.
+            loops: numbers of loops, each of a different operand.
+            aligned: whether all of ``loops`` run over the same positions; then only the first must be
+                splittable.
         """
         # Of its size only the loops' own count, which `fits` in configurations.py divides.
         sizes = [self._loops[loop].size for loop in loops]

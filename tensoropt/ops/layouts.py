@@ -1,7 +1,8 @@
-"""Placements: how one mesh axis places a tensor and its gradient; layouts: the placements on all axes.
+"""Integer codes (placements) for how one mesh axis distributes a tensor, and tuples of them (layouts).
 
-A placement is an integer: for a shard, the number of the split factor of the tensor's dims (atom); otherwise
-a negative code for a pair (forward, gradient).
+If the axis shards the tensor, the code is at least 0: the index of the factor (atom) that is split, among all
+factors of the tensor's dims. Negative codes say how the ranks of the axis have an unsplit tensor and its
+gradient. ``R/P``, for example, is a whole tensor on every rank, with gradients that must be summed.
 """
 
 from __future__ import annotations

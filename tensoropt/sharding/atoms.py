@@ -28,7 +28,10 @@ def _is_chain(boundaries: Iterable[int]) -> bool:
 
 
 class _Refinement:
-    """The propagation of factors between all tensor dims over which one loop of an operator runs.
+    """The search for the factors (atoms) of all tensor dims.
+
+    The dims over which one loop of an operator runs must have the same factors. A factor of one dim is
+    therefore passed on to the others, operator by operator, until no dim gets a new one.
 
     Attributes:
         boundaries: (tensor, dim) -> products of the dim's innermost factors, except 1 and the whole size.

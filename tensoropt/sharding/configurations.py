@@ -45,7 +45,8 @@ class Configuration:
         return tuple(s.placements[tensor] for s in self.strategies)
 
     def choices(self, op: str) -> tuple[int, ...]:
-        """Return, for each mesh axis, the index of the operator's loop that it splits, or ``NONE``,..."""
+        """Return, for each mesh axis, the index of the operator's loop that the axis splits. If it splits
+        none, this is a negative code: ``NONE``, ``PARTIAL`` or ``PARTIAL_GRAD``."""
         return tuple(s.choices[op] for s in self.strategies)
 
     @cached_property

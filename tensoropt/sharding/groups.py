@@ -120,7 +120,7 @@ class Group:
 
     @property
     def anchor(self) -> Operator:
-        """The operator whose loops name the group's strategies."""
+        """The group's first operator. A strategy's label names the loop of this operator that it splits."""
         return self.operators[0]
 
     @cached_property

@@ -583,8 +583,8 @@ def _layout(graph: GroupGraph, entry: str, name: str, names: Any, mesh: AxisSize
         # Negative codes pass, because a replicated or partial placement needs no atom.
         if code >= len(sizes):
             raise PlanError(
-                f"{entry} {name} has {len(sizes)} factors of dims to split, so S({code}) is impossible; "
-                "S(0) is the first of them"
+                f"{entry} {name}: the tensor's dims have {len(sizes)} factors to split, counted from S(0), "
+                f"so there is no S({code})"
             )
         parts = prod(mesh[axis] for axis, c in enumerate(layout) if c == code)
         if code >= 0 and parts > sizes[code]:

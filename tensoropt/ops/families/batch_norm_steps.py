@@ -66,8 +66,8 @@ def batch_norm_steps(op: Operator, tensors: Mapping[str, Tensor]) -> BatchNormSt
 
 
 def steps_before(op: Operator, producer: Mapping[str, Operator]) -> tuple[Operator, Operator] | None:
-    """Return the first two operators (sums, statistics) of a batch norm in three steps, whose last operator
-    is ``op``; return None if ``op`` is any other operator."""
+    """Return the operators for sums and statistics that precede ``op``, the last of the three operators of a
+    batch norm. Return None if ``op`` is not such an operator. ``producer``: tensor -> its operator."""
     if op.target != _BY_STATISTICS:
         return None
     statistics = producer[op.args[1].name]

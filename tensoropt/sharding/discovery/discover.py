@@ -155,7 +155,8 @@ class Discovery:
     wrong: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        """Return the findings as plain data, with ``refused`` only for an operator that is ``lost``."""
+        """Return the findings as plain data for the store. Of an operator that hung or crashed (``lost``),
+        this is only the reason ``refused``; of any other, ``refused`` and ``wrong`` are left out."""
         if self.lost:
             return {_LOST: self.refused}
         splits = [[list(s.reads), list(s.writes)] for s in self.splits]

@@ -60,11 +60,12 @@ class _AllReduce:
 
 @dataclass(frozen=True)
 class _ReduceScatter:
-    """A reduce-scatter over a group of ranks.
+    """A reduce-scatter over a group of ranks, of a tensor viewed with every factor of a dim as its own dim.
 
     Attributes:
-        atom: the dim to cut, in a view in which every factor of a dim (atom) is a dim of its own.
+        atom: the index, in this view, of the dim that is scattered.
         parts, position: the number of pieces, and the index of this rank's piece.
+        zigzag: whether a piece consists of two chunks, in zig-zag order (:mod:`tensoropt.sharding.zigzag`).
     """
 
     group: dist.ProcessGroup
@@ -108,7 +109,8 @@ def _resized(sizes: Sequence[int], atom: int, size: int) -> _Sizes:
 
 
 _Move = Callable[[torch.Tensor], torch.Tensor]
-"""Applies one step of a resharding to this rank's shard, viewed with one dim per atom."""
+"""A function that applies one step of a resharding to this rank's shard, which is given as a view in which
+every factor of a dim (atom) is a dim of its own."""
 
 
 class Ahead:

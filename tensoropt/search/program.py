@@ -174,7 +174,8 @@ class ProgramBuilder:
         return self._joint[key]
 
     def eliminate(self, v: int) -> None:
-        """Remove operator ``v``: multiply the tables that depend on it, then minimise over its classes."""
+        """Remove operator ``v``: combine the tables that depend on it into one that depends only on the other
+        operators of these tables. Each of its entries is the frontier over all configurations of ``v``."""
         mine = [self._take(i) for i in sorted(self.of_operator[v])]
         if len(mine) == 1:  # the empty product
             mine.append(_Factor((), (), (), self._use(len(self.reduced.leaves)), 0))

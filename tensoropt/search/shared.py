@@ -59,9 +59,13 @@ class SearchSettings:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SearchResult:
-    """The result of a search: sources that rebuild strategies, the frontier of their points, a bound on time.
+    """The result of a search.
 
-    ``bound`` is None only if the frontier is ``exact``, and so its own bound.
+    Attributes:
+        sources: sets of found strategies; each has their costs, and returns the strategies of chosen indices.
+        frontier: the points (memory, time) of the best strategies in ``sources``.
+        bound: a lower bound on the time of any strategy; None only if ``exact``, as the frontier then is one.
+        exact: whether no strategy is better than the frontier.
     """
 
     sources: tuple[Source, ...]

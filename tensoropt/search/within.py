@@ -202,8 +202,13 @@ class _Within:
         return self.result(bound, *([_UNPROVEN] if self.settings.epsilon > 0 else ()))
 
     def _limits(self, points: int, *, is_wide: bool, is_last: bool) -> tuple[int, int, float]:
-        """Return three limits: of points per table entry (0: no limit), of sums of points in a pass, and of
-        pairs of table entries in the last pass."""
+        """Return three limits on a search pass: the most points kept per table entry (0: no limit), the most
+        additions of two points, and the most pairs of table entries up to which the last pass is made.
+
+        Args:
+            points: the most points per table entry; the setting ``max_points`` may lower this number.
+            is_wide: whether the pass is the third thinned pass, which may make more additions.
+        """
         most = self.settings.max_points
         if is_last and self.settings.epsilon == 0:
             return most or 0, MOST_SUMS, np.inf

@@ -52,7 +52,8 @@ _LEANEST_WORK = 200_000_000
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Relaxation:
-    """A graph whose fixed operators are split into copies, and its lower hull, a bound on every strategy."""
+    """A graph in which each edge of a fixed operator has its own copy of the operator, and the graph's lower
+    hull. Copies may choose different configurations, so the hull bounds all strategies from below."""
 
     split: SplitGraph
     program: Program

@@ -88,12 +88,14 @@ def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> di
 
 
 class _Messages(NamedTuple):
-    """The actions at which the receives of a step are posted, and at which messages are surely received.
+    """The actions (forwards and backwards) at which receives are posted, and at which receipt is proven.
 
     Attributes:
-        asked: action -> the number of the action before which its receive is posted.
-        came: for each stage, (``F`` for activations or ``B`` for gradients, micro-batch) -> the action that
-            proves the receipt, as (possible kinds, stage, micro-batch).
+        asked: action that needs a message -> the index, among its rank's actions, of the action right before
+            which the receive is posted.
+        came: for each stage, a message that it sends -> the stage's action that proves the receipt. A message
+            is (``F`` for activations or ``B`` for gradients, micro-batch), an action (kind, stage,
+            micro-batch). The kind ``BI`` stands for ``B`` or ``I``, whichever the schedule has.
     """
 
     asked: Mapping[Action, int]

@@ -144,7 +144,16 @@ class PlacedPrices:
     def price(
         self, splits: Mapping[str, tuple[str, int]] | None = None, micro_batches: int = 1
     ) -> PricedGraph:
-        """Return the placed graph with measured costs; PlanError if micro-batches or cuts are impossible."""
+        """Return the model's placed graph with the costs of its operators, for which new operators are
+        timed if the cost source has ranks.
+
+        Args:
+            splits: operator group -> (label of the loop that is split, number of pieces).
+
+        Raises:
+            TensorOptError: an operator group is unknown or cannot be split in this way.
+            PlanError: the micro-batches are impossible, or are combined with ``splits``.
+        """
         graph = placed_graph(self.graph, splits, micro_batches)
         works = {op.name: self._work(graph, op) for op in graph.operators if op.group is not None}
         self.costs.timings.measure({w.work.key: w.work for w in works.values()})

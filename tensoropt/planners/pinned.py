@@ -149,7 +149,9 @@ def _checked(problem: Problem, costs: CostSource, job: LaunchedJob) -> tuple[Lau
         return job, micro_batches
     if job.recompute not in RECIPES:
         known = (*RECIPES, NOTHING)
-        raise UnsuitableError(f"there is no recipe '{job.recompute}'; {suggest(job.recompute, known)}")
+        raise UnsuitableError(
+            f"there is no recomputation recipe '{job.recompute}'; {suggest(job.recompute, known)}"
+        )
     if not (regions := find_regions(problem.graph)):
         raise UnsuitableError("this model has no repeated blocks to recompute; leave recomputation out")
     for region in regions:

@@ -114,7 +114,7 @@ class StepSchedule:
         return found
 
     def position(self, phase: Phase, kind: _Kind, group: str, tensor: str = "", part: int = 0) -> int:
-        """Return the position of a moment; -1 if this step has none."""
+        """Return the index in ``moments`` of the moment with these fields; -1 if the step has none."""
         return self.index.get(Moment(phase, kind, group, tensor, part), -1)
 
     def computed(self, phase: Phase, group: str, read: str | None = None) -> int:

@@ -231,7 +231,7 @@ def test_planners_of_sharded_plans_and_pipelines_refuse_what_they_cannot_keep(st
     for name in ("zero", "frontier"):
         assert rows[name]["notes"][0].startswith("no sharded plan: devices 1 (stem: device 1)")
     assert rows["zero"]["time_s"] is None
-    assert rows["gpipe"]["notes"][0].startswith("published pipelines cannot keep to constraints")
+    assert rows["gpipe"]["notes"][0].startswith("published pipeline planners cannot keep to constraints")
 
 
 def test_where_nothing_is_allowed_both_sides_are_named(store):
@@ -281,7 +281,7 @@ def test_cpu_ranks_beside_gpus_take_what_gpus_cannot_run(store):
     # What is free lies on GPUs, the first of which cannot run this one.
     assert "1 operators cannot run on device 0 and lie on the next device that can" in rows["placer"]["notes"]
     assert rows["zero"]["notes"] == [f"no sharded plan: {refusal}"]
-    assert rows["gpipe"]["notes"][0].startswith("published pipelines need one device type")
+    assert rows["gpipe"]["notes"][0].startswith("published pipeline planners need devices of one type")
     alone = explore(model, inputs, cluster="dgx-h100[2]", **asked)
     (note,) = [note for note in alone.report["notes"] if note.startswith("no GPU kernels exist for")]
     assert "tensoropt_tests.row_means.default" in note

@@ -19,7 +19,8 @@ from tensoropt.planners.pipelined.common.task import PipelinedAnswer, PipelineTa
 
 
 def pipelines(task: PipelineTask, memory_limit_bytes: float | None, seed: int) -> Iterator[PipelinedAnswer]:
-    """Yield pipelines of every number of stages; each stage has equally many devices as replicas."""
+    """Yield pipelines of every possible number of stages. All stages of a pipeline have the same number of
+    devices, and each device has a replica of its stage (data parallelism)."""
     for mesh, micro_batches in task.suiting(flat):
         positions = [task.positions(mesh.shape[0])] * (mesh.shape[0] - 1)
         composing = as_if(_when_slowest)

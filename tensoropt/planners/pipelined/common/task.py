@@ -151,9 +151,14 @@ class PipelineTask:
         if not self.problem.graph.atoms.graph.training:
             raise UnsuitableError("pipelines are planned for training only; use --mode train")
         if len(self.cluster.device_types) > 1:
-            raise UnsuitableError(f"published pipelines need one device type, not {self.cluster.counts}")
+            raise UnsuitableError(
+                f"published pipeline planners need devices of one type, not {self.cluster.counts}"
+            )
         if self.settings.constraints is not None:
-            raise UnsuitableError("published pipelines cannot keep to constraints; use --pipelines always")
+            raise UnsuitableError(
+                "published pipeline planners cannot keep to constraints; leave the constraints out, or "
+                "search pipelines that keep to them with the option '--pipelines always'"
+            )
         suited = [(mesh, count) for mesh, count in self.jobs if suits(mesh)]
         if not suited:
             raise UnsuitableError(

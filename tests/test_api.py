@@ -83,8 +83,8 @@ def test_words_of_another_type_are_refused_in_a_sentence(given: dict[str, Any], 
 
 def test_choices_that_exclude_each_other_are_refused(exploration: Any) -> None:
     for call, words in (
-        (lambda: exploration.choose(knee=True, fastest=True), "give one of them"),
-        (lambda: exploration.choose(knee=True, time="1s"), "give one of them"),
+        (lambda: exploration.choose(knee=True, fastest=True), "give only one of them"),
+        (lambda: exploration.choose(knee=True, time="1s"), "give only one of them"),
         (lambda: exploration.choose(point="1"), "point must be a whole number; got '1'"),
         (lambda: exploration.save(None), "takes a folder's path"),
         (lambda: tensoropt.parallelize(nn.Linear(8, 4), {}), "a plan, its file or a strategy, not a dict"),

@@ -71,8 +71,8 @@ def test_choosing_from_an_exploration_or_its_folder(tmp_path: Path) -> None:
     [
         ({"point": 0}, "no point 0; the frontier has points 1 to 4"),
         ({"point": 5}, "no point 5; the frontier has points 1 to 4"),
-        ({"point": 2, "knee": True}, "point 2 is given together with a limit, knee or fastest"),
-        ({"point": 2, "memory": 1.0}, "point 2 is given together with a limit"),
+        ({"point": 2, "knee": True}, "point 2 is given with a limit, knee or fastest"),
+        ({"point": 2, "memory": 1.0}, "point 2 is given with a limit"),
         ({"point": 2, "devices": "auto"}, "a point belongs to one exploration; .* instead of --devices"),
         ({"memory": "12MiB", "memory_bytes": 1.0}, "memory_bytes=1 and memory='12MiB' both set the limit"),
         ({"time": 1, "time_s": 2.0}, "time_s=2 and time=1 both set the limit"),

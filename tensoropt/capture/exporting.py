@@ -147,9 +147,7 @@ def _export(
         if asked:
             with _unheard():
                 refuse_communication(lambda _: eager_step(subject, args, kwargs))
-            all_notes.append(
-                f"{asked[0]} asks for a process group and finds none: the graph is that of one process"
-            )
+            all_notes.append(f"{asked[0]} finds no process group: the graph is that of one process")
         all_notes += checkpoints.notes
     return exported, step, tuple(all_notes)
 

@@ -31,14 +31,6 @@ def named_terms(terms: Sequence[float]) -> dict[str, float]:
     return {name: float(size) for name, size in zip(TERMS, terms, strict=True) if size}
 
 
-def allocator_blocks(terms: Mapping[str, float]) -> tuple[int, ...]:
-    """Return the sizes in bytes of the allocator's blocks for workspaces, inputs and constants."""
-    # Autograd's thread has its own workspace.
-    workspace = terms.get("workspaces", 0.0) / 2
-    sizes = (workspace, workspace, terms.get("inputs", 0.0), terms.get(CONSTANTS, 0.0))
-    return tuple(int(size) for size in sizes if size)
-
-
 class Communicator(NamedTuple):
     """The buffers that NCCL allocates when a communicator first runs a collective.
 

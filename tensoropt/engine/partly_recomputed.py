@@ -340,10 +340,7 @@ class _Call:
             return given
         box = given()
         if box is None:
-            raise RuntimeError(
-                "backward needs inputs of a partly recomputed region that an earlier backward has freed; run "
-                "the model again"
-            )
+            raise RuntimeError("an earlier backward freed what a recomputed block needs; run the model again")
         return box.take()
 
     def begin_again(self, number: int) -> None:
@@ -370,8 +367,7 @@ class _Call:
         if not self._left:
             raise RuntimeError(
                 "an operator of a recomputed region saved more tensors when it ran again than the "
-                f"{len(self._own.get(self._current, ()))} of its forward; it must save the same tensors each "
-                "time"
+                f"{len(self._own.get(self._current, ()))} of its forward; it must save the same each time"
             )
         self._made[self._left.pop()] = tensor.detach()
 

@@ -163,8 +163,7 @@ class Exploration(Findings):
         if point is not None:
             if knee_point or fastest or not (memory_bytes is headroom is time_s is None):
                 raise TensorOptError(
-                    f"point {point} is given together with a limit, knee or fastest; give only the point, or "
-                    "leave it out"
+                    f"point {point} is given with a limit, knee or fastest; give only the point"
                 )
             return self._index_of(point)
         if knee_point and (fastest or time_s is not None):

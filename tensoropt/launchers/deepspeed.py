@@ -61,9 +61,7 @@ def of_values(values: Mapping[str, Any]) -> LaunchedJob:
     batch, micro_batch = keys.number("train_batch_size"), keys.number("train_micro_batch_size_per_gpu")
     accumulated = keys.number("gradient_accumulation_steps")
     if batch is None and micro_batch is None:
-        keys.note(
-            "the batch size is left to the script (auto): predicted at the batch size that was explored"
-        )
+        keys.note("the script sets the batch size (auto): predicted at the explored one")
     for name in ("offload_optimizer", "offload_param"):
         keys.unlike(f"{z}{name}.device", "predicted without offloading", (None, "none"))
         for detail in _OFFLOADING:

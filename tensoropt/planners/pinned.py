@@ -150,7 +150,7 @@ def _checked(problem: Problem, costs: CostSource, job: LaunchedJob) -> tuple[Lau
     if job.recompute not in RECIPES:
         known = (*RECIPES, NOTHING)
         raise UnsuitableError(
-            f"there is no recomputation recipe '{job.recompute}'; {suggest(job.recompute, known)}"
+            f"no recomputation is called '{job.recompute}'; {suggest(job.recompute, known)}"
         )
     if not (regions := find_regions(problem.graph)):
         raise UnsuitableError("this model has no repeated blocks to recompute; leave recomputation out")

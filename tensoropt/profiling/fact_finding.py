@@ -517,7 +517,6 @@ class _Probe:
             forward_peak_bytes=forward.above(kept),
             backward_peak_bytes=backward.above(kept),
             forward_parameters_peak_bytes=forward.above(kept, reading=True),
-            backward_parameters_peak_bytes=backward.above(kept, reading=True),
             backward_runs=_runs(backward, kept),
             calls=calls,
             work_of_calls=tuple(self.work_of_calls),

@@ -94,8 +94,7 @@ class Facts:
         traffic_bytes: the bytes read and written in forward, without views.
         forward_peak_bytes, backward_peak_bytes: the peaks of tensors made inside, above ``kept_bytes``, with
             incoming gradients, but without the parameters' gradients that are already in buckets.
-        forward_parameters_peak_bytes, backward_parameters_peak_bytes: the same peaks, only over the time in
-            which a parameter is read.
+        forward_parameters_peak_bytes: the peak of forward, only over the time in which a parameter is read.
         backward_runs: the parts of backward in which gathered parameters may be alive.
         calls: the memory of each call of forward.
         work_of_calls: the FLOP and traffic of each call of forward; empty in older records.
@@ -116,7 +115,6 @@ class Facts:
     forward_peak_bytes: int
     backward_peak_bytes: int
     forward_parameters_peak_bytes: int
-    backward_parameters_peak_bytes: int
     backward_runs: tuple[BackwardRun, ...] = ()
     calls: tuple[CallMemory, ...] = ()
     work_of_calls: tuple[CallWork, ...] = ()

@@ -506,8 +506,7 @@ class ProgramRunner:
                 if used > allowance:
                     raise TableTooLargeError(
                         f"after {n + 1} of {len(self.program.steps)} tables the search takes "
-                        f"{format_bytes(used)}, more than half of the free memory; allow a gap (epsilon) or "
-                        "fewer points (max_points)"
+                        f"{format_bytes(used)}, more than half of the free memory; set epsilon or max_points"
                     )
                 thinned = thinned or any(f[4] for f in results)
         return Pass(tuple(tables), thinned)

@@ -83,9 +83,7 @@ class KeptExplorations:
         except Exception:
             return None
         made = data["made"]
-        note = (
-            f"result kept from {made.replace('T', ' ')}, as nothing has changed since; --anew explores again"
-        )
+        note = f"result kept from {made.replace('T', ' ')}, as nothing has changed; --anew explores again"
         kept = replace(found.noted([note], kept=made), settings=settings.to_dict())
         kept.check_budget()
         return kept

@@ -274,9 +274,7 @@ def _recompute_pin(name: str, entry: Any) -> RecomputePin:
     recipe, every = _text(name, entry, "recipe"), entry.get("every", 1)
     known = (*RECIPES, GATHERED_INPUTS, NOTHING)
     if recipe not in known:
-        raise ConstraintError(
-            f"{name}: there is no recomputation recipe '{recipe}'; {suggest(recipe, known)}"
-        )
+        raise ConstraintError(f"{name}: no recomputation is called '{recipe}'; {suggest(recipe, known)}")
     if type(every) is not int or every < 1:
         raise ConstraintError(f"{name}: 'every' is a number of at least 1, not {_kind(every)}")
     return RecomputePin(name, _text(name, entry, "blocks"), recipe, every, _soft(name, entry))

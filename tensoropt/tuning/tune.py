@@ -115,9 +115,7 @@ def tune(
         InfeasibleError: no plan fits.
     """
     if job and not any("{plan}" in word for word in job):
-        raise TensorOptError(
-            "the job's command does not name the plan's file; write {plan} where its path belongs"
-        )
+        raise TensorOptError("the job's command does not name the plan's file; write {plan} for its path")
     folder, exploration, plan = _opened(Path(target), point, memory_bytes)
     cluster = Cluster.from_dict(exploration.cluster)
     if memory_bytes is None:

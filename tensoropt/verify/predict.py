@@ -86,9 +86,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
         return local
     if wanted == "share-gpu":
         if reason := why_no_gpu():
-            raise TensorOptError(
-                f"this machine has no GPU to share: {reason}, or give --ranks to use CPU ranks instead"
-            )
+            raise TensorOptError(f"there is no GPU to share: {reason}, or give --ranks for CPU ranks")
         _check_room(devices)
         return Place(
             "cuda",

@@ -217,7 +217,7 @@ def test_choose_by_memory_time_and_knee(json_of, did, run, explored):
     assert (lean["point"], lean["out"]) == (1, None)
     assert "per device" in did("choose", "out", "--knee")[0]
     assert json_of("choose", "out", "--point", "1")["point"] == 1
-    refused(run("choose", "out", "--point", "1", "--headroom", "5%"), "give one of them")
+    refused(run("choose", "out", "--point", "1", "--headroom", "5%"), "give only the point")
 
 
 def test_baselines_are_plans_that_run(json_of, explored):

@@ -13,7 +13,7 @@ from tests.plan.explorations import small_exploration
     ("not searched: mesh 2x2x4, micro-batches 1: at 2 it has no strategy that beats others", True),
     ("placed plans were not tried: --placements always tries them", True),
     ("no plan of megatron: this model has no scaled_dot_product_attention", True),
-    ("result kept from 2026-11-27 18:13, as nothing has changed since; --anew explores again", True),
+    ("result kept from 2026-11-27 18:13, as nothing has changed; --anew explores again", True),
     ("the host's launch time is estimated: 15 us an operator forward", False),
     ("pipelines: 1,244 simulated, 20 of them among the points", False),
 ])  # fmt: skip

@@ -50,7 +50,7 @@ def test_a_plan_of_another_exploration_is_refused(tmp_path):
 @pytest.mark.parametrize(("text", "why"), [
     *((text, "is damaged") for text in ("", "{", "[]", '{"schema": "odd"}')),
     ('{"schema": "tensoropt.verified/2", "plans": [3]}', "is damaged"),
-    ('{"schema": "tensoropt.verified/1", "plans": []}', "is damaged .schema 'tensoropt.verified/1' and not"),
+    ('{"schema": "tensoropt.verified/1", "plans": []}', "damaged .its schema is 'tensoropt.verified/1', not"),
 ])  # fmt: skip
 def test_what_is_damaged_or_of_an_earlier_version_is_said(tmp_path, text, why):
     (tmp_path / FILE).write_text(text)

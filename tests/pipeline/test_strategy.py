@@ -344,7 +344,7 @@ def test_what_takes_backward_apart_finds_each_gradient():
     cut = next(number for number, group in enumerate(graph.groups) if group.name == "linear_3")
     with pytest.raises(
         PlanError,
-        match=r"for p_model_blocks_1_weight in stage 1, it, or a tensor .*, is read 2 times .*; use 1f",
+        match=r"for p_model_blocks_1_weight in stage 1: it, or a tensor .*, is read 2 times .*; use 1f",
     ):
         split_along_the_batch(graph, (cut,), (4, 2), "zero_bubble")
     assert split_along_the_batch(graph, (cut,), (4, 2), "1f1b")

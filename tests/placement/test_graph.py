@@ -163,7 +163,7 @@ def test_other_cuts_of_a_batch_norm_run_as_before(groups, change):
 
 
 @pytest.mark.parametrize(("splits", "words"), [
-    ({"nothing": ("rows", 2)}, "no group of this name"),
+    ({"nothing": ("rows", 2)}, "no operator group of this name"),
     ({"linear": ("rows", 3)}, "it can be split along"),
     ({"linear": ("nowhere", 2)}, "along nowhere into 2"),
     ({"linear": ("out_features", 1)}, "into 1"),

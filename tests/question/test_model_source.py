@@ -108,8 +108,8 @@ def test_a_batch_or_an_option_that_a_source_does_not_have_is_refused(functions, 
 
 
 @pytest.mark.parametrize(("source", "length", "message"), [
-    ("zoo:vgg16", 8, "for language models, .* 'zoo:vgg16\\?depth=...'"),
-    ("zoo:transformer-tiny", 8, "which read one sequence; .* source=24, target=16"),
+    ("zoo:vgg16", 8, "models that read one sequence; .* 'zoo:vgg16\\?depth=...'"),
+    ("zoo:transformer-tiny", 8, "that read one sequence; .* source=24, target=16"),
     ("zoo:gpt-mini?sequence=8", 8, "sets a sequence, and so does --sequence 8"),
     ("zoo:gpt-mini", 0, "sequence length 0 is below 1"),
     ("net.onnx", 8, "give them by --dim"),

@@ -122,7 +122,7 @@ def test_counts_without_winners_are_left_out():
     seen, notes = refined([True, True])
     assert seen == [2, 4]
     assert notes[0].startswith("mesh 2x2x2, micro-batches 2, 4: groups combine")
-    assert notes[1].startswith("not searched: mesh 2x2x2, micro-batches 1: every strategy of other meshes")
+    assert notes[1].startswith("not searched: mesh 2x2x2, micro-batches 1: on other meshes, every strategy")
 
 
 def test_templates_combine_only_what_they_may(gpt_problem):

@@ -101,7 +101,7 @@ def holds(probe: Probe, splits: Sequence[Split], linear: bool, *, first: int = 0
 
 
 def _passes_sums(probe: Probe, whole: _Whole, seed: int) -> bool:
-    """Return whether an operator is linear, judged by three runs: ``whole``, and two whose operands add up to
+    """Return whether an operator is linear, by three runs: ``whole``, and two whose operands add up to
     those of ``whole``. Then the outputs of the two also add up, and all three have equal gradients."""
     generator = torch.Generator().manual_seed(seed)
     noise = {n: torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in whole.values.items()}

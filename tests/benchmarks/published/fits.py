@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from tensoropt.costs.device_fit import LEAST, MOST, DeviceFit, device_fit
-from tensoropt.costs.process_memory import TERMS, allocator_blocks
+from tensoropt.costs.process_memory import TERMS
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
 from tensoropt.profiling.store import ProfileStore
@@ -27,6 +27,7 @@ from tests.benchmarks.published.memory import (
     RESERVED,
     RESERVED_EXPANDABLE,
     approximated,
+    beside_tensors,
     kept_between,
     kept_bytes,
     lasting_kinds,
@@ -133,7 +134,7 @@ def needs(run: Run, found: PinnedPoint | PinnedPipelinePoint) -> Row:
     tensors, terms, place = tensors_of(found)
     own = framework_bytes(run, lasting_kinds(found, place))
     fused = kept_bytes(found, place) - kept_bytes(found, place, partial(less_in_fused_kernels, run))
-    peak = tensors - fused + sum(allocator_blocks(terms)) + own
+    peak = tensors - fused + beside_tensors(terms) + own
     return {
         "requested": peak,
         "allocated": ALLOCATED * peak,
@@ -164,7 +165,7 @@ def less_in_fused_kernels(run: Run, stage: Evaluation) -> float:
 def fit_of(needed: Mapping[str, float], device_bytes: float) -> DeviceFit:
     """Whether that fits a device."""
     terms = {name: needed[name] for name in TERMS if name in needed}
-    tensors = needed["requested"] - sum(allocator_blocks(terms))
+    tensors = needed["requested"] - beside_tensors(terms)
     return device_fit(tensors, terms, device_bytes, device_bytes, estimated=True)
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tensoropt.costs.process_memory import allocator_blocks
+from tensoropt.costs.process_memory import CONSTANTS
 from tensoropt.evaluation.evaluate import Evaluation
 from tensoropt.pipeline.memory import KEPT, alive_at
 from tensoropt.planners.pinned import PinnedPipelinePoint, PinnedPoint
@@ -167,6 +167,11 @@ def tensors_of(found: PinnedPoint | PinnedPipelinePoint) -> tuple[float, Mapping
     return float(of.memory[of.fullest].sum()), of.terms[of.fullest], of.fullest
 
 
+def beside_tensors(terms: Mapping[str, float]) -> float:
+    """The bytes that PyTorch's allocator gives a process for workspaces, inputs and constants."""
+    return sum(terms.get(name, 0.0) for name in ("workspaces", "inputs", CONSTANTS))
+
+
 def reserved_bytes(run: Run, of: Architecture, found: PinnedPoint | PinnedPipelinePoint) -> float:
     """What PyTorch's allocator reserves on the fullest rank, with expandable segments, as the run sets."""
     tensors, terms, place = tensors_of(found)
@@ -174,7 +179,7 @@ def reserved_bytes(run: Run, of: Architecture, found: PinnedPoint | PinnedPipeli
     tables = 2 if not last else int(place == 0) + int(place == last)
     waiting = _receive_buffers(run, of, place) if last else 0
     loss = _loss_of_torchtitan(run, of) if place == last else 0
-    buffers = sum(_gather_buffers(run, of, tables)) + sum(allocator_blocks(terms))
+    buffers = sum(_gather_buffers(run, of, tables)) + beside_tensors(terms)
     return RESERVED_EXPANDABLE * (tensors + waiting + loss + buffers)
 
 

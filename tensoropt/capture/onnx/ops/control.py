@@ -45,8 +45,5 @@ def _loop(call: Call) -> Any:
             items.append(result)
         step += 1
     if any(not items for items in collected):
-        raise OnnxError(
-            "it makes no iterations, so the shape of the outputs that it stacks over iterations is unknown; "
-            "export the model without this loop"
-        )
+        raise OnnxError("without iterations the shape of its stacked outputs is unknown; remove this loop")
     return (*state, *(torch.stack(items, 0) for items in collected))

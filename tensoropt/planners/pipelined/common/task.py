@@ -156,8 +156,8 @@ class PipelineTask:
             )
         if self.settings.constraints is not None:
             raise UnsuitableError(
-                "published pipeline planners cannot keep to constraints; leave the constraints out, or "
-                "search pipelines that keep to them with the option '--pipelines always'"
+                "published pipeline planners cannot keep to constraints; leave these out, or plan pipelines "
+                "with the option '--pipelines always'"
             )
         suited = [(mesh, count) for mesh, count in self.jobs if suits(mesh)]
         if not suited:

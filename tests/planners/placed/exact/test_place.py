@@ -173,7 +173,7 @@ def test_pesto_is_the_best_of_all_that_are_balanced(seed):
     assert simulated.time_s <= best.time_s * ROUNDED
     assert best_play(problem).time_s < best.time_s
     (gap,) = [note for note in answer.notes if note.startswith("gap ")]
-    assert gap.startswith("gap 0.00% proven, up to rounding: nothing with at most 60% of what is stored")
+    assert gap.startswith("gap 0.00% proven, up to rounding: nothing with at most 60% of all stored")
 
 
 def test_a_balance_counts_what_is_smaller_than_a_kilobyte():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensoropt.frontier import Frontier, product, reduce, union
@@ -50,6 +50,7 @@ def test_union_is_the_frontier_of_all_points(lists):
 
 
 @given(st.lists(points, min_size=1, max_size=5))
+@example([[(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]])
 def test_segmented_staircase_reduces_every_segment(lists):
     rows = sorted((e, m, t) for e, segment in enumerate(lists) for m, t in segment if m < np.inf)
     entry = np.array([r[0] for r in rows], np.int64)
@@ -72,6 +73,8 @@ def test_bad_frontiers_are_refused():
         (reduce, [np.nan], [1.0], "NaN"),
         (reduce, [1.0, 2.0], [1.0], "one length"),
         (made, [2.0, 1.0], [1.0, 2.0], "reduce"),
+        (made, [1.0, 1.0], [2.0, 1.0], "reduce"),
+        (made, [1.0, 2.0], [1.0, 1.0], "reduce"),
         (made, [2.0], [1.0, 2.0], "memory"),
     ):
         with pytest.raises(ValueError, match=words):

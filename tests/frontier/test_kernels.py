@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensoropt.frontier import kernels
@@ -10,6 +10,8 @@ from tests import naive
 
 number = st.integers(0, 9).map(float)
 staircase = st.lists(st.tuples(number, number), max_size=8).map(naive.reduce)
+LONG = [([(m, 39.0 - m) for m in range(40)], [(0.0, 0.0)])]
+"""More than one block of points."""
 
 
 def arrays(front):
@@ -40,6 +42,8 @@ def test_merge_runs_is_the_union_of_two(a, b):
     st.lists(st.tuples(staircase, staircase), max_size=4),
     st.lists(st.tuples(number, st.one_of(number, st.just(np.inf), st.just(-np.inf))), max_size=4),
 )
+@example(LONG, [(0.0, 30.0), (20.0, 10.0), (35.0, 1.0)])
+@example(LONG, [(0.0, 0.0)])
 def test_union_of_products_under_a_limit(pairs, limit):
     limit = naive.descending(limit)
     loff, lm, lt = flat([a for a, _ in pairs])
@@ -82,6 +86,12 @@ def test_thin_keeps_the_point_nearest_the_hull_of_every_stretch(wanted):
         chosen = np.empty(n, np.int64)
         kept = kernels.thin(m, t, n, wanted, chosen, np.empty(n, np.int64))
         assert chosen[:kept].tolist() == naive.thin(list(zip(m, t, strict=True)), wanted)
+
+
+def test_of_points_that_the_grid_made_equal_in_memory_the_fastest_stays():
+    m, t, chosen = np.array([0.0, 0.0, 0.0, 1.0]), np.array([5.0, 4.0, 3.0, 0.0]), np.empty(4, np.int64)
+    assert kernels.thin(m, t, 4, 3, chosen, np.empty(4, np.int64)) == 3
+    assert chosen[:3].tolist() == [0, 2, 3]
 
 
 @given(staircase, staircase)

@@ -50,6 +50,11 @@ def test_shares_that_add_up_to_a_last_bit_more_than_all_leave_no_more_points_tha
     assert representatives(points, 2, 1.0).tolist() == [0, 3]
 
 
+def test_points_are_left_out_up_to_the_loss():
+    points = frontier([(m, 4 - m) for m in range(5)])  # each inner one is a sixth of the area
+    assert representatives(points, 2, 0.334).tolist() == [0, 2, 4]
+
+
 def test_named_points_stay():
     points = reduce(np.arange(1.0, 101.0), np.arange(100.0, 0.0, -1.0))
     chosen = representatives(points, 5, 1.0, keep=(50, 51))

@@ -54,6 +54,7 @@ TARGETS = (
         files=[f"search/{name}.py" for name in ("hull", "engine", "result")],
         tests=[
             "frontier/test_kernels.py",
+            "search/test_result.py",
             *(f"search/test_{name}.py" for name in ("bounds", "oracle", "exhaustive", "wild_costs")),
         ],
         sample=60, jit=False,

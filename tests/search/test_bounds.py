@@ -8,9 +8,18 @@ import pytest
 
 from tensoropt.frontier import Frontier, reduce
 from tensoropt.search.bounds import pruning_target
-from tensoropt.search.engine import Corners, _envelope, _reachable, corners_of
+from tensoropt.search.engine import (
+    _BREAKPOINTS,
+    Corners,
+    _breakpoints,
+    _envelope,
+    _fill_limits,
+    _least_time,
+    _reachable,
+    corners_of,
+)
 from tensoropt.search.flat_tables import FlatTables
-from tensoropt.search.hull import Hull, HullSearch
+from tensoropt.search.hull import SLACK, Hull, HullSearch
 from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.shared import build_program, gaps, seeds
@@ -124,6 +133,57 @@ def test_of_lines_with_equal_weights_the_highest_counts(values):
     assert start[:2] == pytest.approx([-np.inf, 8.0])
 
 
+LINES = np.array([2.0, 1.0, 0.5, 0.25, 0.0]), np.array([0.0, 0.25, 0.5, 1.0, 0.5])
+
+
+def least_costs(points):
+    """Per line the least weighted cost of points."""
+    return (np.outer(LINES[0], points[0]) + np.outer(LINES[1], points[1])).min(axis=1)
+
+
+def time_at(memory, values):
+    """The least time within ``memory`` by the lines that say something of it."""
+    of_lines = ((v * (1 - SLACK) - m * memory) / t for v, m, t in zip(values, *LINES, strict=True) if t)
+    return np.max(list(of_lines), axis=0)
+
+
+def test_of_any_lines_the_highest_counts():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        slope, level, start = rng.random((3, 5))
+        values = least_costs(rng.random((2, 6))) * (0.8 + 0.2 * rng.random(5))
+        size = _envelope(values, *LINES, slope, level, start)
+        for x in (-1.0, *rng.random(5) * 3):
+            assert _least_time(x, size, slope, level, start) == pytest.approx(time_at(x, values))
+
+
+@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("ends", [(1.9, 1.8), (np.inf, 1.8), (1.9, np.inf)])
+def test_limits_are_what_corners_leave_at_even_steps_of_memory_and_of_time(count, ends):
+    rng = np.random.default_rng(count)
+    inside, outside = (least_costs(points) for points in rng.random((2, 2, 20)))
+    corner_m, corner_t = np.sort(rng.random(count)) * 1.8, -np.sort(-rng.random(count)) * 1.7
+    corner_m[-1], corner_t[0] = ends
+    envelope, limit_m, limit_t = rng.random((3, 5)), np.empty(_BREAKPOINTS), np.empty(_BREAKPOINTS)
+
+    _breakpoints(inside, outside, corner_m, *LINES, *envelope, limit_m)
+    least, needed = inside[0] / 2, outside[0] / 2
+    most = max(corner_m[np.isfinite(corner_m)] - needed, default=least)
+    top, bottom = time_at(least, inside), time_at(most, inside)
+    expected = []
+    for share in np.arange(_BREAKPOINTS // 2) / (_BREAKPOINTS // 2):
+        time = top + (bottom - top) * (share + 1 / _BREAKPOINTS)
+        reached = [(v - t * time) / m for v, m, t in zip(inside, *LINES, strict=True) if t and m]
+        expected += [least + (most - least) * share, min(max(least, *reached), most)]
+    assert limit_m == pytest.approx(np.sort(expected))
+
+    stack = np.empty((64, 4), np.int64)
+    _fill_limits(outside, corner_m, corner_t, *LINES, *envelope, limit_m, limit_t, stack)
+    room = np.minimum(corner_m[:, None] - limit_m, 1e6)
+    left = np.where(room < needed, -np.inf, corner_t[:, None] - time_at(room, outside))
+    assert limit_t == pytest.approx(left.max(axis=0))
+
+
 def test_gaps_are_how_much_faster_another_strategy_could_be():
     """Bounds: 10 bytes at least, memory + time at least 40, 5 s at least. Within 30 bytes 10 s are possible
     and 40 are known, within any number 5 and 10."""
@@ -141,9 +201,14 @@ def test_gaps_are_how_much_faster_another_strategy_could_be():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_both_ends_of_the_hull_are_exact(shape):
     for seed in seeds_of(300, 312):
-        *_, hull = prepared(Case(seed, shape))
+        case = Case(seed, shape)
+        _, program, _, hull = prepared(case)
         if hull is None:
             continue
+        few = HullSearch(program).find_hull(4)  # no chord is looked at
+        if case.style in ("integer", "zero"):
+            ends = (few.memory[0], few.time[0]), min(zip(few.time, few.memory, strict=True))[::-1]
+            assert ends == (case.truth[0], case.truth[-1])
         assert hull.weight_t[0] == hull.weight_m[-1] == 0.0
         least, fastest = hull.value[0] / hull.weight_m[0], hull.value[-1] / hull.weight_t[-1]
         assert hull.memory.min() == least
@@ -169,10 +234,12 @@ def test_coarser_corners_leave_room_for_all_that_finer_ones_do(most, ends):
     rng = np.random.default_rng(most)
     memory = np.sort(rng.choice(100_000, 1000, replace=False)).astype(float) + 1
     time = np.sort(rng.choice(100_000, 1000, replace=False))[::-1].astype(float) + 1
-    values = np.array([memory[0] * ends[0], 100.0, time[-1] * ends[1]])
-    hull = Hull(np.array([1.0, 0.5, 0.0]), np.array([0.0, 0.5, 1.0]), values, memory, time, ())
-    fine, coarse = (corners_of(hull, memory, time, count) for count in (10**6, most))
-    assert len(fine.memory) == 999 + (ends[0] < 1) + (ends[1] < 1)
+    values = np.array([memory[0] * 2 * ends[0], 100.0, time[-1] / 2 * ends[1]])
+    hull = Hull(np.array([2.0, 0.5, 0.0]), np.array([0.0, 0.5, 0.5]), values, memory, time, ())
+    every = 999 + (ends[0] < 1) + (ends[1] < 1)
+    fine, coarse = (corners_of(hull, memory, time, count) for count in (every, most))
+    assert len(fine.memory) == every
+    assert not np.isnan(fine.height).any()
     assert 2 <= len(coarse.memory) <= most + 2
     for m, t in zip(fine.memory, fine.time, strict=True):
         assert ((coarse.memory >= m) & (coarse.time >= t)).any()

@@ -15,7 +15,7 @@ each = pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
 
 
 def test_all_are_there() -> None:
-    assert [path.name[:2] for path in notebooks()] == ["01", "02", "03", "04", "05", "06"]
+    assert [path.name[:2] for path in notebooks()] == ["01", "02", "03", "04", "05", "06", "07"]
     listed = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(path.name in listed for path in notebooks())
 

@@ -28,7 +28,7 @@ QUICK = ("06",)
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=() if path.stem[:2] in QUICK else pytest.mark.slow, id=path.stem)
+        pytest.param(path, marks=() if path.stem[:2] in QUICK else pytest.mark.slow(every=True), id=path.stem)
         for path in notebooks()
     ],
 )

@@ -31,7 +31,7 @@ def found():
     base = small_exploration()
     own = base.points[2].changed(planner="zero")
     others = (point(30 * MIB, 0.3, 0, planner="dpos"), point(11 * MIB, 0.5, 0, planner="zero"), own)
-    rows = (row(FRONTIER, notes=["zero is faster within this memory: 1 s"]), row("zero"), row("dpos"))
+    rows = (row(FRONTIER, notes=["zero is faster: 1 s"]), row("zero"), row("dpos", notes=["remark"]))
     return replace(base, points=(*base.points[:2], own, base.points[3]), others=others, comparison=rows)
 
 
@@ -89,7 +89,7 @@ def test_limits_that_were_asked_have_a_row_each(found):
 
 def test_what_is_not_within_a_limit_says_why(found):
     *_, dpos = compared(found, 12 * MIB)
-    assert dpos.notes == ("its leanest plan needs 30 MiB",)
+    assert dpos.notes == ("its leanest plan needs 30 MiB", "remark")
     refused = replace(found, comparison=(row("ilp", time_s=None, notes=["no solver", "no solver"]),))
     assert compared(refused)[0].notes == ("no solver",)
 

@@ -73,7 +73,10 @@ TARGETS = (
     ),
     Target(
         name="export", files=["exploration/export.py"],
-        tests=["exploration/test_export.py", "exploration/test_exploration.py", "placement/test_points.py"],
+        tests=[
+            "exploration/test_export.py", "exploration/test_exploration.py", "placement/test_points.py",
+            "pipeline/test_points.py",
+        ],
         sample=12,
     ),
     Target(

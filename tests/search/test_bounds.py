@@ -24,7 +24,7 @@ from tensoropt.search.order import greedy_order, paper_order
 from tensoropt.search.reduced_graph import reduce_graph
 from tensoropt.search.shared import build_program, gaps, seeds
 from tests import naive
-from tests.search.graphs import SHAPES, Case, seeds_of
+from tests.search.graphs import SHAPES, Case, Twice, seeds_of
 
 
 def time_within(points, memory):
@@ -93,6 +93,16 @@ def test_hull_and_crossovers_are_real_strategies(shape):
                 chosen = source.rebuild(np.array([i]))
                 cost = case.cost(chosen.strategy(0), chosen.options_of(0))
                 assert np.allclose(cost, [source.memory[i], source.time[i]], rtol=1e-9, atol=0)
+
+
+def test_a_crossover_may_lie_beyond_one_that_is_impossible():
+    made = Twice()
+    for name, size in zip("abc", (2.0, 2.0, 1.0), strict=True):
+        made.add_operator(name, [[(0.0, size)], [(size, 0.0)]])
+    made.add_edge("a", "b", np.where(np.eye(2)[..., None], 0.0, np.inf) * np.ones(2))
+    reduced, _, _, hull = prepared(made)
+    _, mixed = seeds(reduced, hull)
+    assert sorted(zip(mixed.memory, mixed.time, strict=True)) == [(1.0, 4.0), (4.0, 1.0)]
 
 
 def test_roofs_of_neighbouring_corners_change_no_answer():

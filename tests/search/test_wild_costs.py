@@ -12,6 +12,7 @@ from functools import cache, cached_property
 import numpy as np
 import pytest
 
+import tensoropt.search.paper as paper
 import tensoropt.search.shared as shared
 import tensoropt.search.within as within
 from tensoropt.costs.cost_graph import LEAST_COST, MOST_COST
@@ -153,10 +154,15 @@ def test_many_wild_graphs(start):
         check(seed)
 
 
+@pytest.mark.parametrize("points", [
+    [(1000.1, 1e-6), (1e9 + 0.1, 1e-9), (1e15, 1e-12), (1.0, 1e12)],
+    [(1.5, 9.0), (0.5 / paper._RESOLUTION, 5.0), (2.0**51, 1.0)],
+    [(1.0, 2.0**51), (5.0, 0.5 / paper._RESOLUTION), (9.0, 1.5)],
+], ids=["both", "memory", "time"])  # fmt: skip
 @pytest.mark.parametrize("method", ["auto", "ldp", "elimination"])
-def test_a_point_whose_memory_and_time_are_both_too_small_for_the_first_grid(method):
-    """The first grid takes 1e-6, 1e-9 and 1e-12 s for nothing beside 1e12 s, so the leanest seems best."""
-    points = [(1000.1, 1e-6), (1e9 + 0.1, 1e-9), (1e15, 1e-12), (1.0, 1e12)]
+def test_what_is_too_small_for_the_first_grid_is_found_on_another(method, points):
+    """One grid takes 1e-6, 1e-9 and 1e-12 s for nothing beside 1e12 s, so the leanest seems best. Others move
+    1.5 by a half, and the second point is the least for which that is close enough."""
     graph = CostGraph()
     graph.add_operator("a", [np.array(points)])
     found = track_frontier(graph, method=method)
@@ -164,8 +170,9 @@ def test_a_point_whose_memory_and_time_are_both_too_small_for_the_first_grid(met
     assert list(zip(found.memory, found.time, strict=True)) == [
         pytest.approx(point, rel=1e-9) for point in sorted(points)
     ]
-    assert found.lower_bound(2e9) == pytest.approx(1e-9, rel=1e-9)
-    assert found.lower_bound(1000.0) == pytest.approx(1e12, rel=1e-9)
+    for (memory, time_s), (more, _) in itertools.pairwise(sorted(points)):
+        for budget in (memory * 1.0001, more * 0.9999):
+            assert found.lower_bound(budget) == pytest.approx(time_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("cost", [1e-310, 1e308, LEAST_COST / 2, MOST_COST * 2])

@@ -63,7 +63,7 @@ def track_entangled(reduced: ReducedGraph, settings: shared.SearchSettings) -> s
         if total <= _FEW_ASSIGNMENTS:
             every, exact = relaxation.every_assignment(bounded.split, pruned)
             sources += every
-            if exact or not sources:
+            if exact:
                 return _together(sources, None)
             return relaxation.heuristic(reduced, order, bounded, sources, total)
         fixed = tuple(sorted({*greedy_order(reduced, 0.1, _FINE_TABLE).fixed, *order.fixed}))

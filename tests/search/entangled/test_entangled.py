@@ -8,7 +8,7 @@ import pytest
 from tensoropt.frontier import reduce
 from tensoropt.search import track_frontier
 from tensoropt.search.entangled import conditioning, relaxation
-from tensoropt.search.entangled.relaxation import relax, tighten
+from tensoropt.search.entangled.relaxation import _unit, relax, tighten
 from tensoropt.search.flat_tables import FlatTables
 from tensoropt.search.order import greedy_order
 from tensoropt.search.reduced_graph import reduce_graph
@@ -70,6 +70,11 @@ def test_prices_bound_every_strategy_and_only_raise_the_bound():
         root = after.program.base[after.program.logical[after.program.root].table]
         assert np.allclose((inside + outside)[root], inside[root])
     assert raised > 20
+
+
+def test_the_unit_is_the_largest_power_of_two_in_all_costs():
+    assert _unit([np.array([24.0, 0.0]), np.array([40.0])], 0.5) == 8.0
+    assert _unit([np.zeros(2)], 0.5) == 0.5  # of nothing but zeros
 
 
 def test_entangled_graphs_keep_every_promise(cramped):

@@ -18,7 +18,7 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
 from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
+from tensoropt.simulate.recording import MEMORY_KINDS, MemoryAt, OwnerRow
 from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timed import TimedStep
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
@@ -63,6 +63,7 @@ def test_two_layers_alone():
     }
     assert simulation.peak.parameters == simulation.peak.gradients == W1 + W2
     assert simulation.peak.optimizer == 2 * (W1 + W2)
+    assert (simulation.peak.kept, simulation.peak.transient) == simulation.points[simulation.peak.moment]
 
 
 def test_data_parallelism_halves_activations():
@@ -229,6 +230,7 @@ def assert_adds_up(owners: StepOwners, curve: list[dict[str, float]]) -> None:
             assert row.bytes > 0
             found[row.kind] += row.bytes
         assert found == kinds
+        assert MemoryAt(0.0, **kinds).total == sum(row.bytes for row in owners.at(number))
 
 
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])

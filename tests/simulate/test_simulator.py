@@ -9,12 +9,12 @@ import pytest
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.effects import NOTHING, Effects, additive
 from tensoropt.costs.prices import Prices
-from tensoropt.evaluation.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy
+from tensoropt.evaluation.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy, space_of
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
-from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions
+from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions, sent_bytes
 from tensoropt.simulate.timed import AHEAD, REDUCTION
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
@@ -241,11 +241,13 @@ def assert_as_one_by_one(evaluator: Evaluator, tables, chosen) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
-    """With nothing beside anything, a step takes the sum of its effects."""
+def test_blocking_time_is_the_sum_of_all_effects(monkeypatch, name, mesh):
+    """With nothing beside anything, a step takes the sum of its effects; so with a bucket per gradient."""
     prepared, rng = problem(MODELS[name]), random.Random(f"{name}{mesh}")
     micro = micro_strategies(prepared.graph, mesh[0])
-    for _ in range(2):
+    for turn in range(2):
+        if turn:
+            one_gradient_each(monkeypatch)
         strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
         overheads = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
@@ -336,6 +338,17 @@ def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     assert [len(part.metrics.time_s) for part in parts] == [3, 3, 1]
     assert costs_of(parts).tolist() == costs_of([whole]).tolist()
     assert costs_of([]).shape == (0, 2)
+
+
+def test_a_point_has_the_figures_of_its_strategy():
+    prepared, mesh = problem(two_layers), Mesh(shape=(2,), names=("gpu",))
+    tables, rng = tables_of(prepared, (1, 2)), random.Random(0)
+    (found,) = Evaluator(tables, BESIDE)([any_choice(tables, rng) for _ in range(7)])
+    for row in range(7):
+        point = found.point(row, space_of(prepared, mesh, tables, ()), 0, additive=(8.0, 9.0))
+        assert (point.additive_memory_bytes, point.additive_time_s) == (8.0, 9.0)
+        assert point.memory == tuple(found.metrics.memory[row])
+        assert point.sent_bytes == sent_bytes(found.collectives(row), (2,))
 
 
 @pytest.mark.parametrize(("host_s", "micro", "bound"), [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tensoropt.costs.prices import free_prices
+from tensoropt.costs.prices import Prices
 from tensoropt.engine.models import load_model, model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.regions import find_regions, fitting_once
@@ -23,7 +23,16 @@ from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timed import TimedStep
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
-from tests.costs.models import gates, gpt2, llama, llama_two, problem, two_layers
+from tests.costs.models import (
+    ToyCommunication,
+    ToyCompute,
+    gates,
+    gpt2,
+    llama,
+    llama_two,
+    problem,
+    two_layers,
+)
 from tests.execute import jobs
 from tests.simulate.strategies import facts_by_group, memory_curve, written
 from tests.simulate.test_readings import tied
@@ -201,8 +210,8 @@ def recorded(
 ) -> tuple[StepOwners, list[dict[str, float]]]:
     """The owners of a strategy's step, and its memory curve."""
     candidates = StrategyCandidates(strategy, facts or facts_by_group(strategy))
-    prices = free_prices(strategy.graph, strategy.mesh, optimizer)
-    prices.packs = packs
+    costs = ToyCompute(), ToyCommunication()
+    prices = Prices(strategy.graph, strategy.mesh, *costs, optimizer, packs=packs)
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))
     metrics, timed = simulate(batch), TimedStep(batch)
     lasting = dict(zip(MEMORY_KINDS, map(float, metrics.memory[0, :3]), strict=False))

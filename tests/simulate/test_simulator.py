@@ -9,6 +9,7 @@ import pytest
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.effects import NOTHING, Effects, additive
 from tensoropt.costs.prices import Prices
+from tensoropt.costs.process_memory import Communicator, ProcessMemory, named_terms, terms_of_collectives
 from tensoropt.evaluation.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy, space_of
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
@@ -252,9 +253,14 @@ def test_blocking_time_is_the_sum_of_all_effects(monkeypatch, name, mesh):
         overheads = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
         facts = facts_by_group(strategy)
-        prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", overheads)
+        nccl = ProcessMemory(communicator={"link": Communicator(10, 100, 1000)})
+        prices = Prices(
+            strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", overheads, process=nccl
+        )
         evaluated = evaluate_strategy(strategy, works, facts, prices, BLOCKING)
         assert evaluated.collectives(0) == predicted_collectives(strategy, facts)
+        terms = terms_of_collectives(nccl, ((c.kind, c.axes) for c in evaluated.collectives(0)), mesh[1:])
+        assert named_terms(evaluated.metrics.terms[0].tolist()) == terms
         sent = sum(
             prices.communication.time_s(c.kind, c.axes, c.bytes) * n
             for c, n in evaluated.collectives(0).items()

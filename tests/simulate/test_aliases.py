@@ -148,6 +148,18 @@ def test_one_that_is_no_view_here_leaves_the_others_their_readers():
     assert [u.number for u in users(both, {"a": view(), "b": view("")})] == [3]
 
 
+def test_readers_of_views_are_numbered_behind_each_other():
+    """The tensor has one reader, its first view two, and the second view one."""
+    reads = {
+        name: [SimpleNamespace(name=f"{name}{i}") for i in range(n)]
+        for name, n in zip("xab", (1, 2, 1), strict=True)
+    }
+    maker = SimpleNamespace(name="cuts", writes=("x",), short_names={"x": "x"})
+    found = ViewAliases(None, SimpleNamespace(readers=reads, position=lambda *_: -1), None, None)
+    found.__dict__["_views"] = {"x": ((maker, "a"), (maker, "b"))}
+    assert [(view.name, view.first) for view in found.of("x")] == [("a", 1), ("b", 4)]
+
+
 def test_a_reader_of_a_view_comes_when_it_comes():
     (user,) = users([alias("a", 2, "reads a", through=7)], {"a": view()})
     assert (user.number, user.order, user.kept, user.moved, user.through) == (3, 3, True, False, 7)

@@ -381,6 +381,9 @@ def test_a_step_takes_the_slower_of_device_and_host(host_s, micro, bound):
     ends = [event.end_s for event in events]
     assert ends == sorted(ends)
     assert ends[-1] <= of.time_s[0]
+    takes = np.tile(np.repeat(host_s, groups), micro)
+    issued = np.cumsum(takes) - takes
+    assert not bound or [event.start_s for event in events if event.axes is None] == issued.tolist()
     worked = sum(event.duration_s for event in events if event.axes is None)
     assert worked == pytest.approx(of.compute_s[0])
 

@@ -72,7 +72,19 @@ def residual() -> tuple:
     return Residual(), (torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)), {}
 
 
-@pytest.mark.parametrize("build", [joined, dense, residual])
+def branches() -> tuple:
+    """A sum of three whose gradient each takes as it is: it waits for the one made first."""
+
+    def forward(m, x, y):
+        x = torch.tanh(m.first(x))
+        a = m.a(x)
+        return F.mse_loss(m.last(a + m.b(torch.tanh(a)) + m.c(x))[:, 0], y)
+
+    layers = {name: nn.Linear(WIDTH, WIDTH) for name in ("first", "a", "b", "c", "last")}
+    return Call(forward, **layers), (torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)), {}
+
+
+@pytest.mark.parametrize("build", [joined, dense, residual, branches])
 def test_a_real_step_peaks_where_it_was_predicted(build):
     """Slices of one gradient are counted apart: in a model as small as this 1 %."""
     predicted = play(build).peak.total

@@ -399,6 +399,8 @@ def test_issuing_edges_gradients_and_steps_is_the_hosts():
     buckets = len(reductions(evaluated.batch))
     assert buckets == 1
     assert evaluated.metrics.host_s[0] == 2 * (100 + 1000) + 10 * moved + passed + 10 * buckets
+    gathered = evaluated_at(scattered_first((1, 2)), Hand(), PerByte(0.0), BLOCKING, overheads)
+    assert gathered.timed().events[0].start_s == 10.0  # behind the call that gathers its weight
 
 
 def test_which_links_a_mesh_axis_crosses():

@@ -72,7 +72,19 @@ def residual() -> tuple:
     return Residual(), (torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)), {}
 
 
-@pytest.mark.parametrize("build", [joined, dense, residual])
+def branches() -> tuple:
+    """A sum of three whose gradient each takes as it is: it waits for the one made first."""
+
+    def forward(m, x, y):
+        x = torch.tanh(m.first(x))
+        a = m.a(x)
+        return F.mse_loss(m.last(a + m.b(torch.tanh(a)) + m.c(x))[:, 0], y)
+
+    layers = {name: nn.Linear(WIDTH, WIDTH) for name in ("first", "a", "b", "c", "last")}
+    return Call(forward, **layers), (torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)), {}
+
+
+@pytest.mark.parametrize("build", [joined, dense, residual, branches])
 def test_a_real_step_peaks_where_it_was_predicted(build):
     """Slices of one gradient are counted apart: in a model as small as this 1 %."""
     predicted = play(build).peak.total
@@ -146,6 +158,18 @@ def test_one_that_is_no_view_here_leaves_the_others_their_readers():
     assert [u.number for u in users(both, {"a": view(), "b": view()})] == [3, 5, 6]
     assert [u.number for u in users(both, {"a": view(""), "b": view()})] == [5, 6]
     assert [u.number for u in users(both, {"a": view(), "b": view("")})] == [3]
+
+
+def test_readers_of_views_are_numbered_behind_each_other():
+    """The tensor has one reader, its first view two, and the second view one."""
+    reads = {
+        name: [SimpleNamespace(name=f"{name}{i}") for i in range(n)]
+        for name, n in zip("xab", (1, 2, 1), strict=True)
+    }
+    maker = SimpleNamespace(name="cuts", writes=("x",), short_names={"x": "x"})
+    found = ViewAliases(None, SimpleNamespace(readers=reads, position=lambda *_: -1), None, None)
+    found.__dict__["_views"] = {"x": ((maker, "a"), (maker, "b"))}
+    assert [(view.name, view.first) for view in found.of("x")] == [("a", 1), ("b", 4)]
 
 
 def test_a_reader_of_a_view_comes_when_it_comes():

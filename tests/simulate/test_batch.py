@@ -14,6 +14,7 @@ import torch
 from tensoropt.evaluation.evaluate import Evaluator
 from tensoropt.simulate.batch import add_rows
 from tensoropt.simulate.candidates import BLOCKING
+from tensoropt.simulate.readings import distinct
 from tests.costs.models import problem, tables_of
 from tests.simulate.test_simulator import any_choice, assert_as_one_by_one
 from tests.situations.readers import WIDTH, Twice, siamese
@@ -24,6 +25,14 @@ def test_figures_are_added_owner_after_owner():
     which = np.array([[0, 1], [1, 1]])
     add_rows(target, np.array([2, 0]), np.array([1.0, 10.0]), which)
     assert target.tolist() == [[10.0, 10.0], [0.0, 0.0], [1.0, 10.0]]
+
+
+def test_combinations_are_told_apart_beyond_the_largest_code():
+    column = np.array([3, 2**40, 3, 0])
+    for columns in ([column], [column] * 3):
+        firsts, which = distinct(columns)
+        assert column[firsts][which].tolist() == column.tolist()
+        assert sorted(firsts.tolist()) == [0, 1, 3]
 
 
 @pytest.mark.skipif(

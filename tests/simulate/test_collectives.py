@@ -4,6 +4,7 @@
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from tensoropt.sharding.buckets import gradient_buckets
+from tensoropt.sharding.regions import Region
 from tensoropt.simulate.collectives import Collective, predicted_collectives, sent_bytes
-from tests.costs.models import problem, three, two_layers
+from tests.costs.models import gates, problem, three, two_layers
 from tests.models import Call
-from tests.simulate.strategies import facts_by_group, written
+from tests.simulate.strategies import facts_by_group, memory_curve, written
 
 FIRST, SECOND = "p_model_first_weight", "p_model_second_weight"
 W1, W2 = 24 * 32 * 4, 32 * 8 * 4
@@ -85,6 +87,24 @@ def test_inference_gathers_what_leaves_and_sends_nothing_back():
     stored = {"p_first_weight": ["S(0)"], "p_second_weight": ["R"]}
     found = counted(two_layers, [["d0"]] * 3, stored, mode="inference")
     assert found == {Collective(GATHER, (0,), W1): 1, Collective(SUM, (0,), 4): 1}
+
+
+@pytest.mark.parametrize("reader", ["linear_1", "linear_2", "add"])
+def test_what_runs_again_gathers_its_input_again_though_other_readers_do_not(reader):
+    graph = problem(gates).graph
+    first = written(graph, (1, 2), ["none", "none"], ["R", "R"], {"tanh": ["R", "S(0)"]})
+    again = replace(first, recomputed=(Region("block", (reader,)),), once=frozenset())
+    counts = [predicted_collectives(s, facts_by_group(s)).total() for s in (first, again)]
+    assert counts == [4, 5]
+
+
+def test_a_copy_that_is_gathered_again_is_there_from_the_last_reader_that_keeps_it():
+    graph, size = problem(gates).graph, 1024
+    labels = {g.name: ["none", "d0" if g.name == "linear" else "none"] for g in graph.groups}
+    first = written(graph, (1, 2), labels, ["R", "R"], {"tanh": ["R", "R"]})
+    again = replace(first, gathered_again=frozenset({"tanh"}))
+    of = [memory_curve(s, facts_by_group(s), "sgd").points["backward linear_2"] for s in (first, again)]
+    assert [after - before for before, after in zip(*of, strict=True)] == [-size, size]
 
 
 def test_buckets_follow_backward():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from tensoropt.costs.prices import free_prices
+from tensoropt.costs.prices import Prices
 from tensoropt.engine.models import load_model, model_values
 from tensoropt.engine.sharded_engine import ShardedEngine
 from tensoropt.sharding.regions import find_regions, fitting_once
@@ -18,12 +18,21 @@ from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.batch import Batch
 from tensoropt.simulate.candidates import Overlap, StrategyCandidates
 from tensoropt.simulate.owners import StepOwners
-from tensoropt.simulate.recording import MEMORY_KINDS, OwnerRow
+from tensoropt.simulate.recording import MEMORY_KINDS, MemoryAt, OwnerRow
 from tensoropt.simulate.simulator import simulate
 from tensoropt.simulate.timed import TimedStep
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tensoropt.verify.recorder import MemoryTracker
-from tests.costs.models import gates, gpt2, llama, llama_two, problem, two_layers
+from tests.costs.models import (
+    ToyCommunication,
+    ToyCompute,
+    gates,
+    gpt2,
+    llama,
+    llama_two,
+    problem,
+    two_layers,
+)
 from tests.execute import jobs
 from tests.simulate.strategies import facts_by_group, memory_curve, written
 from tests.simulate.test_readings import tied
@@ -63,6 +72,7 @@ def test_two_layers_alone():
     }
     assert simulation.peak.parameters == simulation.peak.gradients == W1 + W2
     assert simulation.peak.optimizer == 2 * (W1 + W2)
+    assert (simulation.peak.kept, simulation.peak.transient) == simulation.points[simulation.peak.moment]
 
 
 def test_data_parallelism_halves_activations():
@@ -200,8 +210,8 @@ def recorded(
 ) -> tuple[StepOwners, list[dict[str, float]]]:
     """The owners of a strategy's step, and its memory curve."""
     candidates = StrategyCandidates(strategy, facts or facts_by_group(strategy))
-    prices = free_prices(strategy.graph, strategy.mesh, optimizer)
-    prices.packs = packs
+    costs = ToyCompute(), ToyCommunication()
+    prices = Prices(strategy.graph, strategy.mesh, *costs, optimizer, packs=packs)
     batch = Batch(candidates, *candidates.row(), prices, Overlap(not packs, ""))
     metrics, timed = simulate(batch), TimedStep(batch)
     lasting = dict(zip(MEMORY_KINDS, map(float, metrics.memory[0, :3]), strict=False))
@@ -229,6 +239,7 @@ def assert_adds_up(owners: StepOwners, curve: list[dict[str, float]]) -> None:
             assert row.bytes > 0
             found[row.kind] += row.bytes
         assert found == kinds
+        assert MemoryAt(0.0, **kinds).total == sum(row.bytes for row in owners.at(number))
 
 
 @pytest.mark.parametrize("stored", ["ahead", "held", "held/P"])

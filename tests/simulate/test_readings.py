@@ -65,8 +65,16 @@ def test_it_takes_the_time_of_what_is_sent():
     # What begins forward and backward, and the last scatter, are waited for.
     assert exposed == pytest.approx(0.1 * (2 + 2 + 2) + 0.1 * 4 / SENT)
     assert total == pytest.approx(compute + exposed)
+    assert evaluated.metrics.parts.scattering_s[0].tolist() == pytest.approx([0.2] * 3)
     assert_scheduled(evaluated)
     assert sum(predicted_collectives(strategy, facts).values()) == 10
+
+
+@pytest.mark.parametrize(("stored", "each"), [("ahead", 3), ("held/P", 0)])
+def test_gradients_on_their_way_are_those_of_two_weights_and_their_shards(stored, each):
+    """After every backward, or after the last one only."""
+    evaluated = evaluated_at(tied(stored, 2)[0], Hand(), PerByte(0.0), BESIDE)
+    assert evaluated.metrics.parts.trailing_bytes[0].tolist() == [each * SENT, 3 * SENT]
 
 
 def effects_of_uses(name: str) -> list[tuple[Effect, ...]]:

@@ -9,12 +9,13 @@ import pytest
 from tensoropt.cluster import Mesh, load_cluster
 from tensoropt.costs.effects import NOTHING, Effects, additive
 from tensoropt.costs.prices import Prices
-from tensoropt.evaluation.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy
+from tensoropt.costs.process_memory import Communicator, ProcessMemory, named_terms, terms_of_collectives
+from tensoropt.evaluation.evaluate import Evaluation, Evaluator, costs_of, evaluate_strategy, space_of
 from tensoropt.profiling.overheads import Overheads
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.simulate.candidates import BLOCKING, Overlap, link_levels, overlap_of
-from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions
+from tensoropt.simulate.collectives import coalesced, predicted_collectives, reductions, sent_bytes
 from tensoropt.simulate.timed import AHEAD, REDUCTION
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import (
@@ -241,18 +242,25 @@ def assert_as_one_by_one(evaluator: Evaluator, tables, chosen) -> None:
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_blocking_time_is_the_sum_of_all_effects(name, mesh):
-    """With nothing beside anything, a step takes the sum of its effects."""
+def test_blocking_time_is_the_sum_of_all_effects(monkeypatch, name, mesh):
+    """With nothing beside anything, a step takes the sum of its effects; so with a bucket per gradient."""
     prepared, rng = problem(MODELS[name]), random.Random(f"{name}{mesh}")
     micro = micro_strategies(prepared.graph, mesh[0])
-    for _ in range(2):
+    for turn in range(2):
+        if turn:
+            one_gradient_each(monkeypatch)
         strategy = random_strategy(prepared.graph, mesh, micro, rng, recompute=0.5)
         overheads = Overheads(1e-9, 1e-9, 1e-6, 3e-6, arrive_s=2e-6, accumulate_s=5e-7)
         works = {n: workload(strategy.graph, c, mesh) for n, c in strategy.configurations.items()}
         facts = facts_by_group(strategy)
-        prices = Prices(strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", overheads)
+        nccl = ProcessMemory(communicator={"link": Communicator(10, 100, 1000)})
+        prices = Prices(
+            strategy.graph, mesh, ToyCompute(), ToyCommunication(), "sgd", overheads, process=nccl
+        )
         evaluated = evaluate_strategy(strategy, works, facts, prices, BLOCKING)
         assert evaluated.collectives(0) == predicted_collectives(strategy, facts)
+        terms = terms_of_collectives(nccl, ((c.kind, c.axes) for c in evaluated.collectives(0)), mesh[1:])
+        assert named_terms(evaluated.metrics.terms[0].tolist()) == terms
         sent = sum(
             prices.communication.time_s(c.kind, c.axes, c.bytes) * n
             for c, n in evaluated.collectives(0).items()
@@ -338,6 +346,17 @@ def test_strategies_beyond_a_part_are_simulated_in_the_next(monkeypatch):
     assert costs_of([]).shape == (0, 2)
 
 
+def test_a_point_has_the_figures_of_its_strategy():
+    prepared, mesh = problem(two_layers), Mesh(shape=(2,), names=("gpu",))
+    tables, rng = tables_of(prepared, (1, 2)), random.Random(0)
+    (found,) = Evaluator(tables, BESIDE)([any_choice(tables, rng) for _ in range(7)])
+    for row in range(7):
+        point = found.point(row, space_of(prepared, mesh, tables, ()), 0, additive=(8.0, 9.0))
+        assert (point.additive_memory_bytes, point.additive_time_s) == (8.0, 9.0)
+        assert point.memory == tuple(found.metrics.memory[row])
+        assert point.sent_bytes == sent_bytes(found.collectives(row), (2,))
+
+
 @pytest.mark.parametrize(("host_s", "micro", "bound"), [
     ((0.0, 0.0), 1, False),
     ((0.5, 1.0), 1, False),
@@ -362,6 +381,9 @@ def test_a_step_takes_the_slower_of_device_and_host(host_s, micro, bound):
     ends = [event.end_s for event in events]
     assert ends == sorted(ends)
     assert ends[-1] <= of.time_s[0]
+    takes = np.tile(np.repeat(host_s, groups), micro)
+    issued = np.cumsum(takes) - takes
+    assert not bound or [event.start_s for event in events if event.axes is None] == issued.tolist()
     worked = sum(event.duration_s for event in events if event.axes is None)
     assert worked == pytest.approx(of.compute_s[0])
 
@@ -377,6 +399,8 @@ def test_issuing_edges_gradients_and_steps_is_the_hosts():
     buckets = len(reductions(evaluated.batch))
     assert buckets == 1
     assert evaluated.metrics.host_s[0] == 2 * (100 + 1000) + 10 * moved + passed + 10 * buckets
+    gathered = evaluated_at(scattered_first((1, 2)), Hand(), PerByte(0.0), BLOCKING, overheads)
+    assert gathered.timed().events[0].start_s == 10.0  # behind the call that gathers its weight
 
 
 def test_which_links_a_mesh_axis_crosses():

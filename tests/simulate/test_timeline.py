@@ -120,12 +120,14 @@ def message(name: str, seconds: float, *after: int) -> Task:
     return Task(name, seconds, ("link",), after, ("device 0", "device 1"))
 
 
-@pytest.mark.parametrize(("slower", "extra"), [(0.0, 0.0), (0.25, 0.2), (float("inf"), 1.0)])
-def test_work_is_slower_beside_a_message_by_hand(slower, extra):
-    """An end of a message of 2 s counts 1 s of the 3 s beside it: a quarter slower, 0.8 s of work are done in
-    it."""
-    found = schedule([compute("a", 1), message("m", 2, 0), compute("b", 3, 0)], slower)
-    assert found.spans()["b"] == [1, pytest.approx(4 + extra)]
+@pytest.mark.parametrize(("slower", "work", "extra"), [
+    (0.0, 3, 0.0), (0.25, 3, 0.2), (float("inf"), 3, 1.0), (0.25, 0.5, 0.125),
+])  # fmt: skip
+def test_work_is_slower_beside_a_message_by_hand(slower, work, extra):
+    """An end of a message of 2 s counts 1 s of the work beside it: a quarter slower, 0.8 s of work are done
+    in it."""
+    found = schedule([compute("a", 1), message("m", 2, 0), compute("b", work, 0)], slower)
+    assert found.spans()["b"] == [1, pytest.approx(1 + work + extra)]
 
 
 def test_what_is_over_slows_nothing_down():

@@ -242,8 +242,9 @@ def _guarded_numbers(answers: _ForwardCalls) -> contextlib.AbstractContextManage
 
 
 def _open_functions() -> contextlib.AbstractContextManager[object]:
-    """While open, modes see each call and guard inside a function of ``torch.nn.functional``, instead of one
-    call of that function. Operands of tensor subclasses are still dispatched."""
+    """While open, modes see the calls that functions of ``torch.nn.functional`` make, and the branches of
+    their argument checks, instead of one call of the function. A tensor subclass with a
+    ``__torch_function__`` of its own still handles the call itself."""
 
     def is_dispatched(*operands: Any) -> bool:
         plain = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)

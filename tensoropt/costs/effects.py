@@ -416,8 +416,12 @@ class MoveEffects:
         passes: bool = False,
         workspace_bytes: int = 0,
     ) -> Effect:
-        """Return the effect of resharding by ``steps``. ``passes``: whether to add autograd's overhead in
-        backward, if only forward reshards the tensor, or vice versa."""
+        """Return the effect of running the resharding ``steps`` at the moment ``when``.
+
+        Args:
+            passes: whether to add autograd's time to hand the tensor on unchanged in backward if ``steps``
+                belong to forward, or in forward if they belong to backward.
+        """
         local, sends = self.prices.steps(steps, self.tensors[name].element_bytes)
         return Effect(
             when,

@@ -1,4 +1,7 @@
-"""Names of the variables that a search chooses, which saved explorations need without PyTorch."""
+"""The names of a search's variables: the groups, tensors and parameters for which it makes a choice.
+
+This module does not import PyTorch, so that saved explorations can be read without it.
+"""
 
 from __future__ import annotations
 

@@ -111,8 +111,10 @@ class Engine(ABC, Generic[_S]):
         buffers: all buffers by graph name; only ranks that read a buffer have its current value.
         after_backward: a function that is called when a deferred backward has made all gradients.
         shards: this rank's parts of parameters and gradients.
-        counts: the counter of mean losses' targets; None if losses need no count before the step.
-        share: the division of the global batch into the rows that each rank passes.
+        counts: the counter of targets in the whole batch, by whose number mean losses are divided; None if
+            losses need no count before the step.
+        share: the rows of the global batch that this rank passes to the model; all rows, unless
+            :meth:`share_batch` has divided them among ranks.
     """
 
     uncompiled: str = ""

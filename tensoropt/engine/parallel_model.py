@@ -426,7 +426,11 @@ class ParallelModel:
                 state[prefix + key] = self.own_shape(key, state[prefix + key])
 
     def _with_warning(self, state: dict[str, Any], prefix: str) -> dict[str, Any] | None:
-        """Return ``state`` as a dict that warns when saved, if it lacks parts on other ranks; or None."""
+        """Return ``state`` as a dict that warns when it is saved, if it lacks parts that are on other ranks.
+
+        Return None, with which PyTorch keeps ``state`` itself, if nothing is missing, or if the model is part
+        of another module (``prefix`` is not empty), to which the dict belongs.
+        """
         own = [key for key in self.names if prefix + key in state]
         values = [state[prefix + key] for key in own]
         split = sum(

@@ -156,7 +156,13 @@ class Evaluator:
         return [self.rows(*self.candidates.rows(part)) for part in parts]
 
     def rows(self, choices: Mapping[str, Indices], options: Mapping[str, Indices]) -> Evaluation:
-        """Simulate strategies. Element i of a variable's array is the choice that strategy i makes."""
+        """Simulate strategies; element i of each array belongs to strategy i.
+
+        Args:
+            choices: variable of the search -> the indices of the chosen configurations or layouts.
+            options: operator group -> the indices of the chosen layouts in which its parameters are stored;
+                :meth:`Variable.of_move` of a tensor -> 1 if backward gathers it again, 0 if a copy is saved.
+        """
         batch = Batch(self.candidates, choices, options, self.prices, self.overlap, self.known, self.schedule)
         return Evaluation(batch, simulate(batch), choices, options)
 

@@ -202,9 +202,10 @@ class WeightSource:
 
 
 class _Values(Mapping[str, torch.Tensor]):
-    """Whole tensors by state-dict key, on the CPU unless they are the model's own.
+    """Whole tensors by state-dict key, read or initialised on access; on the CPU unless the model's own.
 
-    Reading them in the mapping's own order draws each drawn tensor once, with one layer at most in memory.
+    In the mapping's own order, each tensor that ``init_weights`` sets is initialised only once, and at most
+    one layer is in memory. In another order, the initialisation starts again from the first tensor.
     """
 
     def __init__(self, source: WeightSource, names: Iterable[str]):

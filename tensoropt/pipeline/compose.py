@@ -138,7 +138,9 @@ class _Labels(Generic[Place]):
     """The partial pipelines (labels) that reach one cut.
 
     Attributes:
-        costs: (n, 3) the sum of ``first_s``, and the largest ``further_s`` and ``end_s``.
+        costs: (n, 3) seconds, over the stages of each label: the sum of their times for the first
+            micro-batch, the longest time for a further one, and the longest time from the last one to the end
+            of the step (``first_s``, ``further_s`` and ``end_s`` of :class:`Offer`).
         ways: the stages that can end at this cut, each with the non-dominated rows of its strategies.
         came: (n, 3) three indices for each label: its last stage in ``ways``, the row of that stage, and the
             shorter label that the stage continues.
@@ -152,7 +154,11 @@ class _Labels(Generic[Place]):
 def _fastest(
     offers: Sequence[Mapping[tuple[Place, Place], Offer]], micro_batches: int, cap: float, slack: float
 ) -> Composition[Place] | None:
-    """Return the fastest pipeline of stages within ``cap`` bytes, or None. ``slack``: of :func:`unbeaten`."""
+    """Return the fastest pipeline whose stages need at most ``cap`` bytes each, or None if there is none.
+
+    A partial pipeline is dropped if none of its durations is shorter than another's by more than the share
+    ``slack`` (:func:`unbeaten`).
+    """
     exact = True
     starts = dict.fromkeys(start for start, _ in offers[0])
     reached: list[dict[Place, _Labels[Place]]] = [{start: _Labels(np.zeros((1, 3))) for start in starts}]

@@ -61,11 +61,12 @@ def taken_on(
 
 
 def _asked_for(name: str, places: int, per_place: int, micro_batches: int) -> dict[Action, int]:
-    """Return action -> the number of the action, on the same rank, before which its receive is posted.
+    """Return action that needs a message -> index of the action right before which its receive is posted.
 
-    In schedules with several stages per device group, PyTorch lets the groups take turns, one action each,
-    and posts a receive right after the action that sends the message. In other schedules a receive is posted
-    right before the action that needs it, which is left out of the result.
+    Indices count the actions of the receiving rank from 0. In schedules with several stages per device group,
+    PyTorch orders all actions by turns of the groups, one action per turn, and a receive is posted directly
+    after the turn that sends the message. In other schedules each receive is posted directly before the
+    action that needs the message, and the result is empty.
     """
     schedule, every = schedule_named(name), place_actions(name, places, per_place, micro_batches)
     asked, done, stages = dict[Action, int](), [0] * places, places * per_place

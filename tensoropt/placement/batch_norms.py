@@ -119,7 +119,8 @@ def _placements(space: IndexSpace, tensors: Mapping[str, Tensor], choice: int) -
 
 
 def step_groups(graph: GroupGraph) -> dict[str, tuple[str, str]]:
-    """Return, for each replaced batch norm, the names of its groups for sums and for statistics."""
+    """Return batch norm -> the names of its groups for sums and for statistics, for each batch norm that
+    :func:`in_steps` has replaced by three groups."""
     producer = graph.atoms.graph.producer
     before = {group.name: steps_before(group.anchor, producer) for group in graph.groups}
     return {name: (steps[0].name, steps[1].name) for name, steps in before.items() if steps is not None}

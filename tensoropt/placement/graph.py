@@ -161,8 +161,9 @@ class PlacedGraph:
 def split_choices(graph: GroupGraph, group: Group, most: int) -> tuple[GroupSplit, ...]:
     """Return the possible cuts of an operator group into at most ``most`` pieces.
 
-    Cuts that need a reduction inside an operator are left out, with two exceptions: loss targets, which are
-    counted before the step, and batch norms, which run in three steps.
+    Cuts are left out if an operator's pieces would have to reduce (add up) values among them while they run.
+    Two such cuts are possible all the same. A loss whose pieces only add up numbers of targets gets these
+    before the step. A batch norm is replaced by three operators, between which its pieces' sums are added.
     """
     choices = []
     for strategy in group.strategies:

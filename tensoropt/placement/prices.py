@@ -224,10 +224,11 @@ class PricedGraph:
 
 
 def lanes(cluster: Cluster, source: int, target: int) -> tuple[str, ...]:
-    """Return the lanes (parts of links, each for one message at a time) of messages between two devices.
+    """Return the names of the lanes that a message from device ``source`` to device ``target`` occupies.
 
-    They are a wire that only these devices use; otherwise a network card of each node; inside a node, a port
-    of each device. Each lane serves one direction.
+    A lane is a part of a link that carries one message at a time, in one direction. If a wire joins just the
+    two devices, it is the only lane. Otherwise, devices in different nodes use a network card of each node,
+    and devices in the same node use a port of each device.
     """
     if cluster.link(source, target).dedicated:
         return (f"wire {source}->{target}",)

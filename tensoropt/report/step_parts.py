@@ -333,15 +333,15 @@ _BESIDE = (COPIES, RECOMPUTATION, _REDUCTION, OPTIMIZER_TITLE)
 
 @dataclass(frozen=True)
 class Share:
-    """The memory and time of a point that belong to an operator, to a device, or to anything else.
+    """The memory and step time of an operator, of a device, or of other work such as the optimizer's.
 
     Attributes:
-        memory_bytes: memory at the peak in bytes; for an operator, its parameters, gradients and optimizer
-            state.
-        compute_s, communication_s: seconds of one step; for an operator without copies and recomputation,
-            which have shares of their own.
+        memory_bytes: memory at the peak in bytes. For an operator, only its parameters, gradients and
+            optimizer state count.
+        compute_s, communication_s: seconds in one step. For an operator, copies and recomputation do not
+            count; they are shares of their own.
         idle_s: seconds in which a device waits for other devices or for its host, but not for a link; None
-            for shares that are not devices.
+            if the share is not a device's.
     """
 
     title: str

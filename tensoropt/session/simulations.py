@@ -129,11 +129,14 @@ class SpaceSimulations:
         return found
 
     def points(self, numbers: Indices, space: Space, index: int) -> list[Point]:
-        """Return strategies as points with all figures, for which they are simulated again.
+        """Return strategies as :class:`Point` objects with all figures.
+
+        The strategies are simulated again, because only their memory and time were stored.
 
         Args:
             numbers: the strategies' indices among the simulated ones.
-            space, index: the names of the choices on this mesh, and their index in the exploration.
+            space: the names of all choices on this mesh.
+            index: the index of ``space`` among the exploration's spaces.
         """
         found: list[Point] = []
         for start in range(0, len(numbers), CHUNK):

@@ -518,12 +518,15 @@ def is_one_reduction(backward: Sequence[ReshardingStep], mesh: Sequence[int]) ->
 def takes_over_hub(
     own: tuple[Sequence[ReshardingStep], Sequence[ReshardingStep]], *, again: bool, inside: bool
 ) -> bool:
-    """Return whether a tensor's first reader can return the sum of all its readers' gradients.
+    """Return whether the first reader of a hub can return the sum of all its readers' gradients.
+
+    A hub is a tensor with several readers, which all start from one layout of it. If its first reader returns
+    the sum, the reader's weight gradient can overlap with the reduction of that sum.
 
     Args:
-        own: the (forward, backward) resharding steps from the tensor's materialised placement to this reader.
-        again: whether the reader is recomputed.
-        inside: whether the tensor is made in the reader's recomputed block.
+        own: the (forward, backward) resharding steps from the hub's layout to that of the first reader.
+        again: whether the first reader is recomputed.
+        inside: whether the hub is made in the first reader's recomputed block.
     """
     # A recomputed reader would pass the hub on once more to readers outside its region.
     return not own[0] and not own[1] and (inside or not again)

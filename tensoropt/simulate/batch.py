@@ -146,7 +146,8 @@ class Stack:
     positions_of: dict[When, Indices]
 
     def positions(self, place: MomentPlace) -> Indices:
-        """Return (owners,) the position of a moment in the step schedule; -1 if the step lacks it."""
+        """Return the position of a moment in the step schedule for each owner, (owners,); -1 for owners whose
+        step lacks the moment."""
         when, after = place
         # An effect after a moment takes place when the next one begins, and belongs to that one's peak.
         if when not in self.positions_of:

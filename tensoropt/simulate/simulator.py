@@ -271,7 +271,9 @@ class StepColumns:
         return issued[before] * micro + once
 
     def _memory(self) -> Floats:
-        """Return (n, 5) bytes by kind at the first peak; turn changes of memory into bytes in use."""
+        """Return the memory in bytes at the first peak, (n, 5): parameters, gradients, optimizer state,
+        tensors saved for backward, and all other. ``kept`` and ``transient`` are replaced by their running
+        sums, the bytes in use at each moment."""
         for changes in (self.kept, self.transient):
             sum_up(changes)
         # Transient bytes at the peak include the workspace, as on the memory curve.

@@ -99,7 +99,14 @@ class _Features:
     """
 
     def __init__(self, body: _Body, shapes: Sequence[tuple[int, ...]]):
-        """Find the features in a body, given the weights' shapes; raise _Whole if they cannot be split."""
+        """Find the hidden features in ``body``, the calls that compute an expert.
+
+        Args:
+            shapes: the shape of each weight, with the experts' dim first.
+
+        Raises:
+            _Whole: the hidden features cannot be split.
+        """
         self.shapes = shapes
         self.dims: dict[int, list[_Dim]] = {}
         self.added: set[int] = set()

@@ -198,11 +198,12 @@ def _with_own_results(groups: GroupGraph) -> GroupGraph:
 def _strategy(
     plan: Strategy, part: Stage, planned: Mapping[str, str], mesh: AxisSizes, crossing: Mapping[str, Layout]
 ) -> Strategy:
-    """Return the strategy of one part of a call.
+    """Return the strategy by which a stage's devices compute a part (consecutive groups) of a model call.
 
     Args:
-        plan: the strategy of the stage that computes the part.
-        crossing: the layouts of arriving tensors.
+        plan: the stage's strategy in the pipelined plan.
+        planned: parameter in the call's graph -> its name in the plan.
+        crossing: tensor that an earlier part sends -> its layout.
     """
     graph = part.graph
 

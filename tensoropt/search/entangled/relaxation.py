@@ -1,12 +1,17 @@
-"""Lower bounds for graphs with fixed operators, from a relaxation in which these operators are split.
+"""Lower bounds on the memory and time of strategies, for graphs too large for an exact search.
 
-Operators are fixed if tables would be too large otherwise (:mod:`tensoropt.search.order`), and split into a
-copy for each edge (``fixing.py``). Lagrange multipliers make the copies agree, which tightens the relaxation.
-Every copy t of a fixed operator f pays, in addition to its share of f's cost, a multiplier u(t, c) for class
-c. The multipliers of all copies of f sum to zero, so a strategy whose copies agree costs the same as before,
-and any multipliers give a bound. Subgradient steps with Polyak's length improve them (Lagrangian
-decomposition: Guignard and Kim 1987; Held, Wolfe and Crowder 1974), for each line of the hull separately, all
-lines in one pass.
+In such graphs some operators are fixed: the search may try only some of their configurations, as its tables
+would be too large otherwise (:mod:`tensoropt.search.order`). The bounds come from a relaxation, in which each
+edge of a fixed operator has a copy of the operator (``fixing.py``), and copies may choose differently. A
+bound is a line, the least value of one weighted sum of memory and time; all lines together are the lower
+convex hull of the relaxation's frontier.
+
+Lagrange multipliers, which penalise copies that disagree, tighten the bounds. Each copy t of a fixed operator
+f pays its share of f's cost plus a multiplier u(t, c), if it chooses class c (configurations that neighbours
+cannot distinguish). The multipliers of all copies of f sum to zero, so they do not change the cost of a
+strategy whose copies agree, and any multipliers give a bound. Subgradient steps with Polyak's length improve
+the multipliers (Lagrangian decomposition: Guignard and Kim 1987; Held, Wolfe and Crowder 1974). Each line has
+its own multipliers; one pass through the tables makes a step for all lines.
 """
 
 from __future__ import annotations

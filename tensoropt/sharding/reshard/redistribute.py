@@ -178,14 +178,15 @@ class EdgeSpec:
         forward, backward: the steps of each direction; backward is empty without a gradient.
         parameter: whether the source is a stored parameter.
         dtype: the dtype to which the source is cast before it moves, or None; its gradient is cast back.
-        back: the layout to which the gradient goes, if not ``source``: the stored shard's, for an unsharded
-            copy.
+        back: the layout of the stored shard, to which the gradient is resharded, if ``source`` is the layout
+            of a copy that was gathered once per step; None if the gradient is resharded to ``source``.
         order: the order of the dims in memory (:func:`tensoropt.profiling.workload.memory_orders`), which the
             result keeps as kernels were timed with it; None if contiguous.
         block: the block that prefetches the parameter or scatters its gradient, or None.
         behind: the block after whose backward the gradient is scattered with others; None if by itself.
         readers: the number of groups that take a prefetched parameter.
-        zigzag: the numbers of the atoms in zig-zag order, which divide evenly.
+        zigzag: the numbers of the atoms that are cut in zig-zag order: of 2n chunks of equal size, rank r of
+            n has the chunks r and 2n - 1 - r.
         gathered_again: whether backward reshards the activation again instead of having it saved.
     """
 

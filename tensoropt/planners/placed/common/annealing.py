@@ -98,7 +98,8 @@ class MoveTables(NamedTuple):
 
     @property
     def all_bytes(self) -> float:
-        """The stored and saved memory in bytes if one device holds all operators."""
+        """The memory in bytes that all operators together would take on one device: parameters, gradients,
+        optimizer state, and tensors saved for backward."""
         return float(self.bytes.sum() + self.kept_bytes.sum())
 
 

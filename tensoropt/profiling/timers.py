@@ -12,12 +12,10 @@ import contextlib
 import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from io import FileIO
 from math import ceil
 from typing import Any, TypeVar
 
@@ -77,26 +75,15 @@ def counted(timer: DeviceTimer, spans: Sequence[Span]) -> float:
     return timer.counting_s(timer.seconds([span for span in spans if not span.disturbed] or spans))
 
 
-class _Schedule(threading.local):
-    """The running thread's scheduling statistics: a file of its own, or None if the system reports none."""
-
-    def __init__(self) -> None:
-        try:
-            self.file: FileIO | None = FileIO("/proc/thread-self/schedstat")
-        except OSError:
-            self.file = None
-
-
-_schedule = _Schedule()
-
-
 def _waited_s() -> float:
     """Return how long this thread has waited for a core, in seconds; 0 if the system does not report it."""
-    if _schedule.file is None:
+    try:
+        # Opened each time: an open file stays that of one thread, also in a forked process.
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            # Nanoseconds at work, nanoseconds of waiting, turns.
+            return int(file.read().split()[1]) / 1e9
+    except OSError:
         return 0.0
-    _schedule.file.seek(0)
-    # Nanoseconds at work, nanoseconds of waiting, turns.
-    return int(_schedule.file.read().split()[1]) / 1e9
 
 
 class WallTimer:

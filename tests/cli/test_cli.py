@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from tensoropt import __version__
+from tensoropt.cli.arguments import _nothing_fits
 from tensoropt.cli.parser import main, parser
 from tests.lent_ranks import lend_ranks
 from tests.plan.explorations import rows_of
@@ -293,6 +295,13 @@ def test_what_runs_today_stands_beside_the_frontier(json_of, did, run, place):
     refused(run(*arguments, "--beside", "megatron:--tensor-model-parallel-size 4"), "is not 2 devices")
     both = ("--beside", "deepspeed:ds.json", "--batch", "2,4")
     refused(run(*arguments, *both), "--batch 2,4 and --beside ask for different kinds of tables")
+
+
+def test_where_nothing_fits_the_plan_that_needs_least_is_named():
+    points = [Mock(time_s=1.0), Mock(time_s=2.0)]
+    found = Mock(needs=np.array([2.0, 1.0]), all_points=points, names=["DP 8", "TP 8"])
+    said = str(_nothing_fits(found, "no plan fits", "out"))
+    assert "(TP 8, 2 s a step); the points are in out: tensoropt choose out --point 2," in said
 
 
 def test_what_does_not_fit_is_kept_and_said(did, run, place):

@@ -165,7 +165,7 @@ def simulated_places(
             "limit, use more devices or a smaller batch"
         )
     gap = max(0.0, 1 - lower_bound_s(problem) / kept[-1].time_s)
-    proof = f"proven: no step is more than {gap:.2%} shorter (than the critical path or an even share)"
+    proof = f"proven: no step is more than {gap:.2%} shorter (bound: critical path, or equal work)"
     return kept, (f"{search.tried:,} placements tried in {search.chains} annealing chains", proof)
 
 

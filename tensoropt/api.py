@@ -177,7 +177,8 @@ def answer(
     progress: Progress,
     note: Callable[[str], None],
 ) -> Exploration:
-    """Return the exploration that a question asks for; cache it and the model's operator graph.
+    """Return the exploration that a question asks for; cache it and the model's operator graph where that is
+    possible, unless the question asks to ignore the cache.
 
     Args:
         cluster, settings: the cluster and the settings to use, which may differ from the question's.
@@ -325,7 +326,8 @@ def _explored(
 
 def _first_answer(session: Session, captured: KeptCapture, problem: Problem) -> First | None:
     """Return the plans of usual strategies (DDP, FSDP, ...), and show the best to a person who waits for the
-    search. None for a small model, whose search takes little longer, or if there are no such plans.
+    search. None for a small model, whose search takes little longer, if only usual strategies are wanted, or
+    if none are found.
 
     Raises:
         InterruptedExplorationError: Ctrl-C was pressed after points were found.

@@ -119,7 +119,7 @@ class ProgressDisplay:
         self._line(text)
 
     def first(self, text: str) -> None:
-        """Write the answer that usual strategies give, before the search ends."""
+        """Write the answer that usual strategies give, before the full search begins."""
         self.note(f"Before the search: {text}")
 
     def say(self, text: str) -> None:

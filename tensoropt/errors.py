@@ -40,7 +40,7 @@ class PlanError(TensorOptError):
 
 
 class InfeasibleError(TensorOptError):
-    """The error if no strategy is within the limits; the message names limits that would do."""
+    """The error if no strategy satisfies the request; the message says why, and usually what to change."""
 
 
 class MissingExtraError(TensorOptError, ImportError):
@@ -63,7 +63,7 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
 
 
 def closest(name: object, valid: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Return the valid names that are spelled most like ``name``, the most similar first, ignoring case."""
+    """Return up to ``most`` valid names spelled much like ``name``, the most similar first, ignoring case."""
     lowered = {text.lower(): text for text in valid}
     # An assumed cutoff, below difflib's own 0.6: more hints, some of them wrong.
     near = difflib.get_close_matches(str(name).lower(), list(lowered), n=most, cutoff=0.5)

@@ -97,8 +97,8 @@ def over_batches(
     out: Path,
     progress: Progress,
 ) -> Sweep:
-    """Explore a model at each batch size in turn. ``auto`` doubles the size until it does not fit, then tries
-    one halfway between the last two.
+    """Explore a model at each batch size in turn. ``auto`` doubles the size until it does not fit, or
+    halves it until it fits, then tries one halfway between the largest that fits and the next larger one.
 
     Args:
         source: the model's source; ``auto`` begins with its default batch size.

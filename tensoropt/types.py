@@ -42,7 +42,7 @@ class Progress(Protocol):
             stage: the stage's name, the same in all its reports.
             done: 0 in the first report, ``total`` in the last.
             total: the number of parts.
-            what: the part at work, or its result, in words.
+            what: the current work, or its result, in words.
         """
 
 

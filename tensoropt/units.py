@@ -128,8 +128,8 @@ def parse_seconds(text: str) -> float:
 
 
 def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
-    """Return a memory limit in bytes, given as bytes (``exact``) or as text such as ``24GiB`` (``said``);
-    None for no limit.
+    """Return a memory limit in bytes, given as bytes (``exact``), or as bytes or text such as ``24GiB``
+    (``said``); None for no limit.
 
     Raises:
         TensorOptError: both are given, or the text is not a size.
@@ -138,7 +138,8 @@ def limit_bytes(exact: float | None, said: float | str | None) -> float | None:
 
 
 def limit_seconds(exact: float | None, said: float | str | None) -> float | None:
-    """Return a time limit in seconds, given as seconds (``exact``) or as text (``said``); None for none."""
+    """Return a time limit in seconds, given as seconds (``exact``), or as seconds or text such as ``300ms``
+    (``said``); None for no limit."""
     return _limit("time_s", exact, "time", said, parse_seconds)
 
 

@@ -45,7 +45,7 @@ def amount_option(options: argparse.Namespace) -> Any:
     """Return the length of a training that the options give; None if they give none.
 
     Raises:
-        TensorOptError: the text is not a number with an optional suffix, such as 1.5T.
+        TensorOptError: the text is not a positive number with an optional suffix, such as 1.5T.
     """
     from tensoropt.exploration.rates import AMOUNTS, Amount
 
@@ -60,7 +60,7 @@ def tariff_option(options: argparse.Namespace) -> Any:
     """Return the device prices that ``--price`` gives.
 
     Raises:
-        TensorOptError: a price is not a number, or a device kind has two prices.
+        TensorOptError: a price is not a number, or a device kind, or all devices, have two prices.
     """
     from tensoropt.exploration.rates import Tariff, prices_of
 

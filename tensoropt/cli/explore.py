@@ -111,7 +111,8 @@ def explore(
 
 
 def _compare(question: Any, progress: ProgressDisplay, out: str) -> arguments.Answer:
-    """Run planners beside the search, save the exploration, and return a row per planner and memory limit."""
+    """Run planners beside the search, save the exploration, and return for each memory limit a row for the
+    frontier and one per planner."""
     from tensoropt.planners.compare import requested_planners
 
     # An unknown name is refused before anything is computed.

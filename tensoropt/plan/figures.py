@@ -43,7 +43,7 @@ _WORDS = _FigureUnit("words", str, str)
 
 @dataclass(frozen=True)
 class Figure:
-    """The description of a figure, such as memory or time, that every point has.
+    """The description of a figure of a point, such as memory or time.
 
     Attributes:
         name: the column's name, and the attribute of a point.
@@ -197,5 +197,6 @@ class _Worded(dict[str, str]):
 
 
 def worded(of: object, text: str) -> str:
-    """Return a text in which ``{time_s}`` and other figures' names are replaced by the figures of ``of``."""
+    """Return a text in which names such as ``{time_s}`` are replaced by that figure of ``of`` (a point,
+    plan or step), in words with units."""
     return text.format_map(_Worded(of))

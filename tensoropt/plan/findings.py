@@ -109,7 +109,7 @@ class Findings:
 
     def title(self, index: int) -> str:
         """Return ``point 17 of 201`` for a point of the frontier, else ``zero 2 of 5``: a planner, and the
-        number among its plans."""
+        number from 1 among its plans; for a user's job its title."""
         if index < len(self.points):
             return f"point {index + 1} of {len(self.points)}"
         planner = self.all_points[index].planner
@@ -165,8 +165,8 @@ class Findings:
         return self.usable_bytes(self.settings.get("memory_bytes"))
 
     def usable_bytes(self, budget_bytes: float | None = None, headroom: float | str | None = None) -> float:
-        """Return the most memory in bytes that a plan may need on a device. The headroom is the memory to
-        keep free: a share of the device's, or text such as ``2GiB``
+        """Return the most memory in bytes that a plan may need on a device, within a budget and a headroom.
+        The headroom is the memory to keep free: a share of the device's, or text such as ``2GiB``
         (:func:`~tensoropt.costs.device_fit.usable_bytes`)."""
         whole = self.device_bytes
         if isinstance(headroom, str):

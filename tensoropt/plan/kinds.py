@@ -20,7 +20,8 @@ class PlanKind:
         name: the kind's name.
         first_axes: the mesh axes along which stages lie; operators are split along the others.
         placed: whether each operator runs on one device.
-        key: the fields of :class:`StagesInfo` that enter a plan's hash (:mod:`tensoropt.plan.keys`).
+        key: the fields of :class:`StagesInfo` that enter a plan's hash (:mod:`tensoropt.plan.keys`), by the
+            name of their group there.
         rows: whose seconds a table of operators shows; "" if all devices have the same.
         each: the devices for which a table shows memory peaks.
         mesh_words: the text before the mesh's sizes.

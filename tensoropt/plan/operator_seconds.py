@@ -31,7 +31,8 @@ def seconds_of(op: Operator, tensors: Mapping[str, Tensor], device: DeviceKind) 
 
 
 def _flops(cls: CostClass | None, reads: list[Tensor], made: list[Tensor]) -> float:
-    """Return the FLOP of a matrix product (a multiply-add is two); 0 for other operators.
+    """Return the FLOP of a matrix product, convolution, attention or recurrent layer (a multiply-add is two);
+    0 for other operators.
 
     Args:
         reads, made: the operator's floating-point inputs with two or more dims, and its outputs.

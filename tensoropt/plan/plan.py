@@ -1,8 +1,8 @@
 """Plans (a strategy with everything needed to run it) and plan files.
 
 Types of fields check single values. :func:`check_plan` then checks, without the model, that fields agree with
-each other; editing by hand easily breaks that. Whether a plan fits a model is checked when the model is
-loaded. A plan also stores the shapes and dtypes of an example call, so that a model object can be split by a
+each other; editing by hand easily breaks that. Whether a plan fits a model is checked when both are
+known. A plan also stores the shapes and dtypes of an example call, so that a model object can be split by a
 plan without example inputs.
 """
 
@@ -221,7 +221,7 @@ class MeshInfo(_Strict):
     """The sizes and names of the mesh axes, outermost first.
 
     The first axis of a pipeline, :data:`STAGE_AXIS`, numbers its pipeline ranks. ``placed`` is whether the
-    mesh is that of a placed plan: a row of devices, each of which runs whole operators.
+    mesh is that of a placed plan: a row of devices, each of which runs operators or pieces of them.
     """
 
     shape: tuple[int, ...]
@@ -243,9 +243,9 @@ class MeshInfo(_Strict):
 class OperatorPlan(_Strict):
     """How a group of operators is split, or in a placed plan on which device it runs.
 
-    ``axes`` has the loop dim that each mesh axis splits, or ``none``; ``micro`` the one that micro-batches
-    split. In a placed plan, ``order`` and ``backward_order`` count from 0 the operators that the device runs
-    before this one in forward and in backward.
+    ``axes`` has the loop dim that each mesh axis splits, or ``none``, ``partial``, ...; ``micro`` the one
+    that micro-batches split. In a placed plan, ``order`` and ``backward_order`` count from 0 the operators
+    that the device runs before this one in forward and in backward.
     """
 
     axes: dict[str, str]
@@ -392,8 +392,8 @@ class Plan(_Strict):
     A plan without ``stages`` is sharded: one stage on the whole mesh. If ``stages`` has a schedule, the plan
     is a pipeline (:mod:`tensoropt.pipeline`), described in more detail there than in ``operators`` and
     ``parameters``. Otherwise each operator, or piece of one, runs on one device (:mod:`tensoropt.placement`):
-    the mesh is the row of devices, and figures are those of the fullest device. Recomputation is given as in
-    :class:`StagePlan`.
+    the mesh is the row of devices, memory is that of the fullest device, and times are those of the busiest.
+    Recomputation is given as in :class:`StagePlan`.
     """
 
     # An alias, since pydantic's BaseModel has a method named schema.

@@ -225,7 +225,8 @@ def exceptions(points: Sequence[Point], spaces: Sequence[Space], weights: Weight
     """Return (points,) the degree from 0 to 1 to which each plan deviates from its name; 1 for placed plans.
 
     It is the largest of three shares: of the operators' duration, where an axis has another use than its name
-    says; of the parameters' size, stored otherwise than most; and of blocks, recomputed otherwise than most.
+    says; of the parameters' size, stored otherwise than most; and, except in pipelines, of blocks, recomputed
+    otherwise than most.
     """
     shares = np.ones(len(points))
     of_spaces, records = by_strategy(points)
@@ -269,9 +270,9 @@ def _other_way(counts: np.ndarray) -> np.ndarray:
 def _of_stages(
     record: StagesRecord, space: Space, weights: Weights
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return the weights of operators by axis and use (axes, _COUNTED), the size of all parameters that can
-    be sharded followed by the sizes of those in each ZeRO stage (4,), and the number of parts into which
-    each expert layer is split."""
+    """Return the weights of operators by axis and use (axes, _COUNTED), the weight of all parameters that can
+    be sharded followed by the weights of those in each ZeRO stage (4,), and the number of parts into which
+    each expert layer is split. Without a saved graph, all weigh 1."""
     stages, shape = record.info.stages, space.mesh.shape[len(record.kind.first_axes) :]
     counts, of_experts, experts = np.zeros((len(shape), _COUNTED)), set[int](), list[int]()
     for stage in stages:
@@ -436,7 +437,7 @@ def _tables(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays on a group of operators, by configuration (the loop dims that the axes split) and
     option (a way to store its parameters): its use of each axis as flags (configurations, axes, _COUNTED),
-    the size of all shardable parameters and of those in each ZeRO stage (configurations, options, 4), and
+    the weight of all shardable parameters and of those in each ZeRO stage (configurations, options, 4), and
     the number of parts into which experts are split (configurations,)."""
     configurations, axes = group["configurations"], len(shape)
     counted = np.zeros((len(configurations), axes, _COUNTED), dtype=int)

@@ -68,7 +68,7 @@ class Point:
         return cls(_ASSUMED | kept_figures(figures), space, choice, options, collectives, planner, record)
 
     def changed(self, **changes: Any) -> Point:
-        """Return a copy with other fields or figures; a breakdown can only be replaced as a whole."""
+        """Return a copy with other fields or figures; a breakdown given by name is replaced as a whole."""
         own = {name: changes.pop(name) for name in _FIELDS & changes.keys()}
         gone = {
             *changes,
@@ -105,7 +105,7 @@ class Point:
 
     @property
     def sources(self) -> dict[str, float]:
-        """The share of the time by source of its prediction: measured, fitted, data sheet."""
+        """The share of the non-idle time by source of its prediction: measured, fitted, data sheet."""
         return self._parts("sources")
 
     def _parts(self, breakdown: str) -> dict[str, float]:
@@ -230,7 +230,8 @@ different orders, with rounding errors of some 1e-16 per term."""
 
 
 def unbeaten(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points, with ``exact`` set to False where another point has lower sums of memory and time.
+    """Return the points, with ``exact`` set to False where another point has a lower sum of memory or time,
+    and no higher one of the other.
 
     Proofs hold only up to rounding, and do not cover placed plans, so this function compares the sums.
     """

@@ -33,7 +33,7 @@ NOTHING = Spent()
 
 
 def is_of_group(event: TimelineEvent, names: Container[str]) -> bool:
-    """Return whether an event is a named group's own work: no recomputation, no optimizer."""
+    """Return whether an event is a named group's own work: no recomputation, no optimizer's computation."""
     if event.group not in names or event.phase == AGAIN:
         return False
     return event.phase != OPTIMIZER or event.copies or not event.is_computing

@@ -95,7 +95,7 @@ class Question(BaseModel):
 
     @property
     def onnx(self) -> OnnxOptions | None:
-        """The options for importing the model's ONNX file; None for other models."""
+        """The options for importing the model's ONNX file; None for other models without such options."""
         return onnx_options(
             self.model, self.dims, self.outputs, self.loss, training=self.settings.mode == "train"
         )
@@ -113,7 +113,7 @@ class Question(BaseModel):
 
     def as_run_by(self, jobs: Sequence[LaunchedJob], devices: int) -> tuple[Question, str]:
         """Return the question with the batch size, sequence length and dtype of users' current jobs, as far
-        as the question leaves them open, and a sentence that lists them.
+        as the question leaves them open and the model allows a choice, and a sentence that lists them.
 
         Raises:
             JobError: a job cannot run on this many devices.

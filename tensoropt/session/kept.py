@@ -89,7 +89,7 @@ class KeptExplorations:
         return kept
 
     def keep(self, question: str, cluster: Cluster, settings: Settings, found: Exploration) -> str:
-        """Cache an exploration; return why that is not possible, or "" if it is done."""
+        """Cache an exploration, unless the store is in memory; return why that failed, else ""."""
         if not self.store.persistent:
             return ""  # a store in memory says so itself
         try:

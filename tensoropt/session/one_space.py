@@ -168,7 +168,7 @@ class SpacePart:
 def part_of(
     number: int, built: Built, settings: Settings, simulations: Simulations, threads: int, *, outline: bool
 ) -> SpacePart:
-    """Search one space and simulate the best strategies found.
+    """Search one space and, if the settings allow a gap, simulate some of the best strategies found.
 
     Args:
         number: the index of the space in ``simulations``, to which the simulated strategies are added.

@@ -156,8 +156,8 @@ class _Cutting:
         return [speeds[place] for place in at], [prices.room(place) for place in at]
 
     def _cuttable(self, stages: int) -> list[int]:
-        """Return the groups with which stages may begin: those that begin blocks or, if these are too few,
-        those before which the fewest bytes are sent."""
+        """Return the groups with which stages may begin: all possible ones if they are few; otherwise those
+        that begin blocks or, if these are too few, those before which the fewest bytes are sent."""
         if len(self.cutter.cuts) <= _FEW_POSITIONS:
             return list(self.cutter.cuts)
         blocks = block_cuts(self.cutter)
@@ -211,8 +211,8 @@ def pinned_pipeline(settings: Settings) -> PipelinePin | None:
 
 
 def with_pipelines(session: Session, searched: Searched, exploration: Exploration) -> Exploration:
-    """Return the exploration with the pipelines found that no other point beats; with pipelines alone if the
-    user constrains them.
+    """Return the exploration with the pipelines found, without points that another one beats; with pipelines
+    alone if the user constrains them.
 
     Raises:
         ConstraintError: no pipeline fulfils the constraint.
@@ -249,7 +249,8 @@ class _Task:
 
     Attributes:
         schedule: the name of the schedule; "" for the requested one.
-        outer: the splits to try for tensors sent between stages, on all axes of a stage's mesh but the last.
+        outer: the splits to try for tensors sent between stages of a large model, on all axes of a stage's
+            mesh but the last; for a small model all are tried.
         per_place: stages per pipeline rank; None to let :meth:`_Finder._several` choose.
     """
 
@@ -274,7 +275,8 @@ class _Finder:
 
     Attributes:
         notes: remarks on what was left out.
-        refusals: why there are no pipelines, by schedule or pipeline degree.
+        refusals: why pipelines were left out, by schedule, or by number of device groups and of
+            micro-batches.
     """
 
     def __init__(self, session: Session, searched: Searched, points: Sequence[Point]):
@@ -449,7 +451,8 @@ class _Finder:
 
     def _leanest(self, asked: Sequence[tuple[Mesh, int]]) -> tuple[Mesh, int] | None:
         """Return, for a large model, the mesh whose pipelines need the least memory, and the batch size as
-        its micro-batch count; None if that was already tried, or if the micro-batch count is given."""
+        its micro-batch count; None if that was already tried or is impossible, or if the micro-batch count of
+        a constrained pipeline is given."""
         rows = self.problem.batch
         given = self.pin is not None and self.settings.micro_batches != "auto"
         if self.small or given or not self.simulated:

@@ -256,9 +256,10 @@ class _Asking:
         return tuple(point for own in (*others, reduce_points(heuristics)) for point in own)
 
     def tried(self, entries: Sequence[Entry]) -> dict[str, dict[str, Any]]:
-        """Return for each planner the number of its plans and the fastest of them, or why it has none.
+        """Return for each planner the number of its different plans and the fastest, or why it has none.
 
-        For data parallelism, ``local_statistics_s`` is the step time with per-device batch-norm statistics.
+        For data parallelism, if batch norms exchange statistics, ``local_statistics_s`` is its fastest plan's
+        step time with per-device statistics instead.
         """
         tried: dict[str, dict[str, Any]] = {}
         for name in (entry.name for entry in entries):

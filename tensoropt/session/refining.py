@@ -125,7 +125,8 @@ def best_counts(simulations: Simulations) -> list[int]:
 def combining(limit: Restriction, simulations: Simulations, count: int) -> Restriction:
     """Return the restriction of a wide mesh by constraints, ``limit``, with a further one: each group of
     operators may combine only those of its splits over one axis that unbeaten strategies at micro-batch
-    count ``count`` use most, and those that no searched mesh allowed."""
+    count ``count`` use most, and those that no mesh searched at it allowed. Groups that constraints keep
+    together stay free to combine all."""
     best = simulations.frontier().origin
     graph = simulations.spaces[0].tables.graph
     used = {group.name: Counter[int]() for group in graph.groups}

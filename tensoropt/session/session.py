@@ -70,6 +70,7 @@ class Session:
         return nullcontext(self.store) if self.store is not None else ProfileStore()
 
     def open_ranks(self) -> AbstractContextManager[RankPool | None]:
-        """Return ranks to measure on for a ``with`` block, or None if the cluster cannot be measured here."""
+        """Return ranks to measure on for a ``with`` block, or None if the settings forbid measuring, or the
+        cluster cannot be measured here."""
         pool = None if self.settings.measure == "never" else local_pool(self.cluster)
         return pool if pool is not None else nullcontext()

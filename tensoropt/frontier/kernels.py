@@ -29,7 +29,8 @@ def _merge_runs(m, t, k, start, middle, end, tm, tt, tk):
     """Merge the staircases in ``start:middle`` and ``middle:end`` in place; return the new end.
 
     The arrays are memory ``m``, time ``t`` and labels ``k``. Of equal points that of the first staircase is
-    kept. ``tm, tt, tk`` are scratch arrays with room for the first staircase.
+    kept, so that the result does not depend on how work was split. ``tm, tt, tk`` are scratch arrays with
+    room for the first staircase.
     """
     # Only the first run is copied: when j - middle + i points have been read, at most as many have been
     # written from ``start`` on, so writing never overtakes reading in the second run.
@@ -182,7 +183,8 @@ def thin(m, t, n, wanted, chosen, hull):
 
     Sections have equal length along the curve, with both costs scaled to the unit square. The hull is the
     lower convex hull of the points (Andrew's monotone chain). ``chosen`` and ``hull`` are int64 scratch
-    arrays (n,). The ascending indices are written to ``chosen``; the return value is their number.
+    arrays (n,). The ascending indices are written to ``chosen``; the return value is their number. All points
+    are chosen if ``wanted`` is below 2.
     """
     if n <= wanted or wanted < 2:
         for i in range(n):

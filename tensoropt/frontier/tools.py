@@ -80,7 +80,7 @@ def product(left: Frontier, right: Frontier) -> Frontier:
 def segmented_staircase(entry: NDArray[np.int64], time: Floats) -> NDArray[np.bool_]:
     """Return a mask of the points on the frontier of their segment (``entry``).
 
-    Points are sorted by segment, then by memory.
+    Points are sorted by segment, then by memory, then by time.
     """
     # A running minimum by doubling: after s passes ``best`` covers 2**s points. This takes a few passes over
     # the whole array instead of a Python loop over its entries.

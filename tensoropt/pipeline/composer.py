@@ -61,7 +61,7 @@ class Crossings:
         return list(itertools.product(*[self.outer] * (axes - 1), *[self.ways] * min(axes, 1)))
 
     def ends(self, axes: int, *, first: bool, last: bool) -> list[Ends]:
-        """Return all pairs of layouts of a stage's entering and leaving tensors; None at the model's ends."""
+        """Return the pairs of layouts to try for entering and leaving tensors; None at the model's ends."""
         ways: Sequence[CrossingWays | None] = self.placements(axes)
         if self.everywhere_alike and not (first or last):
             return [(way, way) for way in ways]

@@ -138,7 +138,8 @@ def evaluate_pipeline_on(strategy: PipelinedStrategy, mesh: Mesh, costs: Cluster
 def fits(evaluation: PipelineEvaluation, prices: PipelinePrices) -> bool:
     """Return whether each device group has the memory that it needs.
 
-    If all groups have equal devices, the result is always True, as :meth:`.PipelinePrices.room` is infinite.
+    If all groups have equal devices, the result is always True, as :meth:`.PipelinePrices.room` is infinite:
+    their memory is compared with the budget elsewhere.
     """
     return all(peak <= prices.room(place) for place, peak in enumerate(evaluation.peaks.tolist()))
 

@@ -50,8 +50,9 @@ def alive_at(
     """Return a rank's memory in use during a step, except parameters, gradients and optimizer state.
 
     During an action, the peak of its stage is in use. Between actions, the memory in use consists of tensors
-    saved for backward, buffers of posted receives, and sent tensors until they are surely received
-    (:mod:`tensoropt.pipeline.receipts`). The end of the step counts as one more action.
+    saved for backward, buffers of posted receives, gradients being reduce-scattered, and sent tensors until
+    they are surely received (:mod:`tensoropt.pipeline.receipts`). The end of the step counts as one more
+    action.
     """
     actions = strategy.actions[place]
     numbers, parts = strategy.stages_at(place), [stage.metrics.parts for stage in stages]
@@ -218,10 +219,11 @@ _NAMED = 8
 
 
 def _largest_tensors(stage: Strategy, evaluation: Evaluation) -> dict[str, list[tuple[str, str, float]]]:
-    """Return the largest tensors in memory, as (tensor, kind, bytes), at three moments of a micro-batch.
+    """Return the largest tensors in memory, as (tensor, use, bytes), at three moments of a micro-batch.
 
     The moments are the end of forward (:data:`KEPT`), and the peaks of forward (``F``) and of backward
-    (``B``). ``evaluation`` may be that of a stage isomorphic to ``stage``.
+    (``B``). The use is a text such as ``activation``. ``evaluation`` may be that of a stage isomorphic to
+    ``stage``.
     """
     schedule, names = evaluation.batch.schedule, dict[str, str]()
     for simulated, own in zip(evaluation.batch.graph.groups, stage.graph.groups, strict=True):

@@ -37,8 +37,8 @@ def taken_on(
 
     Keys name the moment: ``("F", m)`` when activations of micro-batch m are sent, ``("B", m)`` when its
     backward would run. No gradient proves the receipt. A schedule with one stage per device group waits for
-    its sends before the first backward. With several, a later stage on the same devices has then run the
-    micro-batch's forward, which proves it.
+    its sends before the first backward. With several, a later stage on the same devices, if there is one, has
+    then run the micro-batch's forward, which proves it.
     """
     schedule, found = schedule_named(name), dict[tuple[str, int], tuple[int, ...]]()
     if stage == max(action.stage for actions_at in actions for action in actions_at):

@@ -48,7 +48,8 @@ class Thoroughness:
     """How thoroughly stages are searched.
 
     Attributes:
-        gap: the permitted relative error of a frontier; None to find only some vertices of its convex hull.
+        gap: the permitted relative error of a frontier; None for a first look at it
+            (:func:`.outline_frontier`).
         candidates: the number of strategies simulated per frontier. More are simulated if these would lose
             over 0.3 % of its hypervolume.
         in_flight: whether to search for every number of micro-batches in flight, not only powers of two.

@@ -131,7 +131,10 @@ class Cutter:
     def keyed(
         self, start: int, stop: int, duplicated: frozenset[str], whole: Mapping[str, AxisStrategy]
     ) -> Keyed:
-        """Return each operator group's micro-batch split (one of the ``whole`` model's) and its cost hash."""
+        """Return each operator group's micro-batch split, given the ``whole`` model's, and its cost hash.
+
+        Results are cached, without regard to ``whole``.
+        """
         where = start, stop, duplicated
         if where not in self._keyed:
             part = self.stage(*where)

@@ -475,7 +475,10 @@ class PipelinedStrategy:
         return next((n for n, part in enumerate(self.parts) if part.has_backward), len(self.parts))
 
     def shares_arriving(self, stage: int) -> bool:
-        """Return whether a stage reads the previous stage's results without a copy, on the same devices."""
+        """Return whether a stage and the previous one hold the same arriving tensors, on the same devices.
+
+        A previous stage without backward does not hold them.
+        """
         return stage > self.forward_only and self.place_of(stage - 1) == self.place_of(stage)
 
     @property

@@ -1,4 +1,7 @@
-"""Replace each batch norm that is cut along the batch by three operator groups that can run in pieces."""
+"""Replace each batch norm that is cut along the batch by groups for sums, statistics and the rest.
+
+Sums and the rest can run in pieces.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tensoropt.sharding.groups import AxisStrategy, Group, GroupGraph
 
 
 def steps_of_pieces(graph: GroupGraph, group: Group, strategy: AxisStrategy) -> BatchNormSteps | None:
-    """Return the steps that replace a batch norm whose batch ``strategy`` cuts; None if there are none."""
+    """Return the steps of a batch norm whose batch ``strategy`` cuts; None if it needs or can have none."""
     op, tensors = group.anchor, graph.atoms.graph.tensors
     steps = batch_norm_steps(op, tensors) if strategy.label.loop == "batch" else None
     # Statistics without a gradient would have the same placement whole as read by pieces.

@@ -142,7 +142,7 @@ class PlacedGraph:
         return tuple(operators for operators in found if len(operators) > 1)
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the name of the model's group of which an operator is a part; None for splits and joins."""
+        """Return the name of an operator's group in the model; None if it only splits, joins or stores."""
         group = self.operators[operator].group
         return self.steps.get(group.name, group.name) if group is not None else None
 

@@ -161,7 +161,12 @@ class PlacedPrices:
 
     @cached_property
     def limits(self) -> PlacedLimits:
-        """The limits of constraints and kernels on placements; ConstraintError if one cannot be kept."""
+        """The limits of constraints and kernels on placements.
+
+        Raises:
+            ConstraintError: a hard constraint cannot be kept.
+            InfeasibleError: no device has kernels for all operators of a group.
+        """
         return placed_limits(self.constraints, self.graph, self.cluster)
 
     def _work(self, graph: PlacedGraph, op: PlacedOperator) -> _Work:
@@ -194,7 +199,7 @@ class PricedGraph:
     problem: PlacementProblem
 
     def whole_of(self, operator: int) -> str | None:
-        """Return the name of the model's group of which an operator is a part; None for splits and joins."""
+        """Return the name of an operator's group in the model; None if it only splits, joins or stores."""
         return self.graph.whole_of(operator)
 
     def split_choices(self, operator: int) -> tuple[GroupSplit, ...]:

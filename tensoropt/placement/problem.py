@@ -129,7 +129,8 @@ class PlacementProblem:
         tensors: the tensors between operators.
         together: sets of operators that must share a device.
         pinned: operator -> its allowed devices, best first.
-        references: for each parameter or buffer with several users, its owner, then the other users.
+        references: for each parameter or buffer with several users, its owner, then the other users, as
+            TensorFlow's Placer groups them.
         micro_batches: the number of micro-batches. Unless stated otherwise, durations and sizes of operators
             and tensors are those of one micro-batch.
         results: the results broadcast after forward, for the whole batch.
@@ -334,7 +335,7 @@ def _shifted(tensor: PlacedTensor, operators: int, tensors: int) -> PlacedTensor
 
 
 def repeat_placement(placement: Placement, count: int) -> Placement:
-    """Return the placement for a :attr:`~PlacementProblem.repeated` problem of ``count`` micro-batches."""
+    """Return the placement of a :attr:`~PlacementProblem.repeated` problem: each device repeats its order."""
     size = len(placement.device)
 
     def repeated(order: tuple[int, ...]) -> tuple[int, ...]:

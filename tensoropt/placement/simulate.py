@@ -119,7 +119,7 @@ class SimulatedPlacement:
 
     @property
     def operator_starts(self) -> np.ndarray:
-        """(2, operators) seconds at which the first micro-batch's forwards and backwards start."""
+        """(2, operators) start seconds of the first micro-batch's forwards and backwards (0 in inference)."""
         size = self.problem.size
         back = self.starts[self.tasks.backward[:size]] if self.problem.training else np.zeros(size)
         return np.stack([self.starts[self.tasks.forward[:size]], back])
@@ -257,7 +257,7 @@ def simulate_placement(
     """Simulate one training step of a placement.
 
     Args:
-        enforced: False lets devices run whichever operator is ready first, as in FastT, section 6.3.
+        enforced: False lets devices run what is ready first, as frameworks do (FastT, section 6.3).
 
     Raises:
         PlanError: the placement does not fit the problem, or deadlocks.

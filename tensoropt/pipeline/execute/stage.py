@@ -250,7 +250,7 @@ class StageEngine(ShardedEngine):
 
 
 class _StageModule(nn.Module):
-    """The module that PyTorch's schedule calls: it forwards to a stage's engine and lists its parameters."""
+    """The module that PyTorch's schedule calls: it calls a stage's engine and lists trained parameters."""
 
     engine: StageEngine
 
@@ -339,8 +339,9 @@ class RunningStage(PipelineStage):
         group: the process group of the ranks at the same position in each device group.
         taken: micro-batch of a forward -> the micro-batches whose gradients the previous stage has surely
             received by then (:func:`tensoropt.pipeline.receipts.taken_back`).
-        taken_on: (kind of action, micro-batch) -> the micro-batches whose activations the next stage has
-            surely received by then (:func:`tensoropt.pipeline.receipts.taken_on`).
+        taken_on: in a stage without backward, (kind of action, micro-batch) -> the micro-batches whose
+            activations the next stage has surely received by then
+            (:func:`tensoropt.pipeline.receipts.taken_on`).
         waits: whether the schedule waits for each sent gradient before it sends the next one.
     """
 

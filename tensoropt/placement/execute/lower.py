@@ -197,7 +197,7 @@ class PlacedParameters(LocalParameters):
 
 
 class StepContext:
-    """State of a step that all nodes of a lowered plan use. ``tape``: the micro-batch's, or None in eval."""
+    """State of a step for all nodes of a lowered plan. ``tape``: the micro-batch's; None without backward."""
 
     def __init__(self, strategy: PlacedStrategy, local: LocalDevices, transport: Transport):
         self.strategy, self.local, self.transport = strategy, local, transport

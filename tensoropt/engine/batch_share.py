@@ -31,7 +31,8 @@ class BatchShare:
         axes: the mesh axes along which ranks have different rows; the first is outermost.
         index, world: the index of this rank's share, and the number of shares.
         divided: the names of the inputs of which each rank passes only its rows.
-        gathered: the inputs that every call all-gathers, as the plan does not split them along ``axes``.
+        gathered: the inputs that the plan does not split along ``axes``; every call all-gathers those of them
+            that are also in ``divided``.
     """
 
     def __init__(
@@ -149,8 +150,8 @@ def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut_by(strategy: Strategy, name: str, layout: Layout) -> tuple[int, ...]:
-    """Return the mesh axes that split the outermost factor of an input's batch dim; () if each rank gets two
-    chunks of that factor, one from either end (zig-zag order)."""
+    """Return the device axes (not that of micro-batches) that split the outermost factor of an input's batch
+    dim; () if each rank gets two chunks of that factor, one from either end (zig-zag order)."""
     mesh = strategy.mesh
     axes = [axis for axis, code in enumerate(layout) if code == 0 and mesh[axis] > 1]
     if 0 in strategy.zigzag_atoms(name):

@@ -42,7 +42,7 @@ def gather(values: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[tor
 
 
 def scatter(values: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Start one coalesced reduce-scatter; ``values`` then holds the tensors to keep alive until it ends."""
+    """Start a coalesced reduce-scatter of flat tensors; ``values`` then has what must live until its end."""
     # Gloo reduces what is coalesced one value after the other; NCCL does it together, without a copy.
     if len(values) == 1 or values[0].device.type != "cpu":
         return _scatter(values, group)
@@ -265,7 +265,7 @@ class CallAhead(Ahead):
 
     @torch.no_grad()
     def begin_backward(self, block: int) -> None:
-        """Begin a block's backward: prefetch the next block's parameters, and scatter finished gradients."""
+        """Begin a block's backward, if not begun: prefetch the next block, and scatter finished gradients."""
         if block in self._begun:
             return
         self._begun.add(block)
@@ -409,7 +409,8 @@ class UnshardedParameters:
 
     Attributes:
         values: parameter -> its copy, as the last step gathered it.
-        unreduced: parameter -> unsharded gradient, summed over micro-batches, then reduce-scattered.
+        unreduced: parameter -> unsharded gradient, summed over micro-batches in the stored dtype, then
+            reduce-scattered.
         last: whether the running micro-batch is the last of several.
     """
 

@@ -64,6 +64,8 @@ def defer_backward(
 ) -> torch.Tensor:
     """Return a copy of ``loss`` for the script; its backward calls ``finish(step, gradient of the loss)``.
 
+    A second backward raises RuntimeError.
+
     Args:
         anchor: any tensor that requires a gradient, as autograd skips functions without such an input.
     """
@@ -95,7 +97,8 @@ class Gradients:
         flats: the flat buffer of each bucket; None for one that needs no reduction.
         views: parameter -> gradient in the shard's shape: a view of a flat buffer, or a tensor of its own.
         owners: parameter -> the tensor whose ``.grad`` a user sees: the leaf, or its DTensor.
-        delivered: the parameters whose gradients are reduce-scattered and come through :meth:`add_late`.
+        delivered: the parameters whose gradients are scattered one block later and come through
+            :meth:`add_late`.
         one_call: whether backward runs for one call of the model only; it then reduces buckets once full.
         shown: parameter -> the tensor shown as ``owners[name].grad``, which shares the view's memory.
     """

@@ -78,7 +78,8 @@ class _Watched(NamedTuple):
     """A part of a module that must stay as it was when the model was parallelized.
 
     Attributes:
-        holder, key: the dict (of attributes, children or parameters) that contains the part, and its key.
+        holder, key: the dict (of attributes, children or parameters) that contains the part, and its key;
+            for an attribute of the class, an object with the ``get`` of a dict.
         was: its value when the model was parallelized.
         alike: a function of the present value and ``was`` that returns whether it counts as unchanged.
         path: its name in the model.

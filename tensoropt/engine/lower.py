@@ -79,7 +79,8 @@ class Interpretation:
 
     Attributes:
         context: the rank or shard whose operator calls are being added.
-        values: program node -> fx node of its result; for several results, a dict of fx nodes by result name.
+        values: program node -> fx node of its result; for an operator call, a dict of fx nodes by result
+            name.
         links: resharding -> fx node of the tensor that receives the gradient which a linear operator has
             reduced (:mod:`tensoropt.engine.beside_weights`).
     """

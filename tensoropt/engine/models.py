@@ -31,7 +31,7 @@ class ModelSpec:
     """A model as picklable data, from which every rank builds the same one.
 
     Attributes:
-        source: the model's origin: ``zoo:NAME``, ``file.py:function`` or ``FILE.onnx``.
+        source: the model's origin, such as ``zoo:NAME``, as for :func:`tensoropt.load_model`.
         seed: the seed of weights and example inputs.
         dtype: ``float64`` for double precision, or None.
         settings: pairs of a name and a value: ``batch``, or for a zoo model also its own settings.

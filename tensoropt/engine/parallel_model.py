@@ -74,7 +74,7 @@ class ParallelModel:
         shapes, dtypes: state-dict key -> shape and dtype in the model.
         parameters: graph name -> the model's parameter.
         evaluator: the runner of calls in eval mode without gradients; None for inference plans.
-        outputs: the results of calls in eval mode: ``all`` or ``loss``.
+        outputs: the results of those calls: ``all`` or ``loss``.
         attributes, hooks: the model's earlier attributes, and the hooks added to it.
     """
 

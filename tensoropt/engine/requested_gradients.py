@@ -25,7 +25,8 @@ def mark_loss(loss: torch.Tensor) -> None:
 
 
 def refuse_requests() -> None:
-    """Make ``torch.autograd.grad`` and ``create_graph=True`` raise a PlanError for a plan's loss."""
+    """Make requests for gradients of a plan's loss by parameters (``torch.autograd.grad``, ``inputs=``) or
+    with ``create_graph=True`` raise a PlanError, in this process from now on."""
     run = getattr(torch.autograd, _RUN, None)  # not public
     if run is None or hasattr(run, "__wrapped__"):
         return

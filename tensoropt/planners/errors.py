@@ -6,4 +6,4 @@ from tensoropt.errors import TensorOptError
 
 
 class UnsuitableError(TensorOptError):
-    """A planner's method does not apply to the model, cluster or settings; the message has a remedy."""
+    """A planner's method does not apply to a problem; the message says why, and usually what to change."""

@@ -41,7 +41,8 @@ the configuration, or None for all (:meth:`~tensoropt.costs.cost_graph.CostGraph
 
 
 def computed_otherwise(tables: CostTables, variable: VariableTable, index: int, recomputing: bool) -> bool:
-    """Return whether a configuration recomputes though ``recomputing`` is false, or the other way round."""
+    """Return whether a configuration recomputes though ``recomputing`` is false, or is that of a group in a
+    recomputable block and does not recompute though ``recomputing`` is true."""
     if not variable.again:
         return False
     if recomputing and variable.key.kind == "group":

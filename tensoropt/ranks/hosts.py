@@ -149,8 +149,8 @@ class HostRanks(RankPool):
         timeout_s: float | None = None,
         on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Run ``function`` on all ranks, without time-out; return results by rank. Messages of ranks are
-        passed to ``on_message`` at the end."""
+        """Call as :meth:`RankPool.run` does, but without time-out (``timeout_s`` is ignored), and with all
+        messages at the end."""
         with self._lock:
             _send((KernelSettings.now(), function, args), self._control)
             answers = _gathered(_answer(function, args), self._control)

@@ -74,7 +74,7 @@ class KernelSettings:
 
 
 def _places() -> dict[str, tuple[Any, str]]:
-    """Return, for each setting, the object and the attribute in which PyTorch keeps it."""
+    """Return setting -> the object and attribute in which PyTorch keeps it, except ``deterministic``."""
     import torch
 
     backends: Any = torch.backends  # whose stubs lack some of them

@@ -26,7 +26,7 @@ _GRACE_S = 3.0
 
 class RankPool:
     """A pool of ``world_size`` processes with a process group, each pinned to its own core if there are
-    enough.
+    enough and the backend is gloo.
 
     The pool is a context manager. Workers start with the first run and end with :meth:`close`, garbage
     collection or the process. One run is executed at a time; other threads wait.

@@ -32,7 +32,7 @@ _hosts = 1
 
 
 def tell(content: Any) -> None:
-    """Send the process that runs the pool a message before the called function ends; else do nothing."""
+    """Send the pool's process a message before the called function ends; outside of a pool, do nothing."""
     if _hear is not None:
         _hear(content)
 

@@ -219,7 +219,8 @@ class Timeout:
         self._until = max(self._until, time.monotonic() + self._all_s)
 
     def at_most(self, seconds: float) -> None:
-        """Shorten the limit to ``seconds`` from now; :meth:`renew` no longer extends it."""
+        """Shorten the limit to ``seconds`` from now (a shorter one stays). :meth:`renew` no longer extends
+        it."""
         self._until, self._all_s = min(self._until, time.monotonic() + seconds), 0.0
 
     def wait(self, connections: Sequence[Connection]) -> list[Connection]:

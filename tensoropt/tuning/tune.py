@@ -151,7 +151,7 @@ def _opened(target: Path, point: int | None, memory_bytes: float | None) -> tupl
 
 
 def _own_store(folder: Path, users: ProfileStore) -> ProfileStore:
-    """Return a copy of the user's profile store, since correction factors belong to one model."""
+    """Return the folder's own profile store, at first a copy of the user's: factors belong to one model."""
     new = not (folder / _STORE).exists()
     own = ProfileStore(folder / _STORE)
     if new:

@@ -1,4 +1,4 @@
-"""DPOS: put the critical path on the fastest device, and other operators where they finish first.
+"""DPOS: put the critical path on the fastest devices, all others where they finish first, in idle slots.
 
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
 5.1, algorithm 1. Its line 20 assigns the earliest *start* to FT; the finish is meant, as equation EFT says.
@@ -183,7 +183,8 @@ class _DposScheduler:
         return ready
 
     def _soonest(self, operator: int, ready: Floats) -> int:
-        """Return the device with room on which an operator finishes first (arg min EFT, lines 12 to 19)."""
+        """Return the device with room on which an operator finishes first (arg min EFT, lines 12 to 19); ties
+        go to the first device."""
         unit = self.units.of[operator]
         permitted = self.units.allowed[unit] & self.memory.room(unit)
         if not permitted.any():

@@ -23,7 +23,7 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
     """Cut the topological order into pieces of equal memory, one for each device.
 
     Raises:
-        InfeasibleError: the last device is full before the last operator.
+        InfeasibleError: an operator has no room on any device when its turn comes.
     """
 
     def attempt(memory: MemoryBook) -> Placement:

@@ -75,7 +75,8 @@ def place(problem: PlacementProblem, memory_limit_bytes: float | None, seed: int
 
 
 def _is_generator(problem: PlacementProblem, operator: int) -> bool:
-    """Return whether an operator is a generator (no input, one output, no state), as in placer.cc."""
+    """Return whether an operator that reads no variable is a generator, as IsGeneratorNode of placer.cc: it
+    has no input, one output and no state."""
     return (
         not problem.read[operator]
         and len(problem.made[operator]) == 1

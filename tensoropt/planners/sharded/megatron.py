@@ -52,8 +52,9 @@ def inner_labels(graph: GroupGraph, batch: Mapping[str, str]) -> dict[str, froze
     """Return the splits (labels) that each group may have on the tensor-parallel axis.
 
     A tensor is *split* if a matrix split by columns makes it, or a group that follows one. A group that reads
-    a split tensor follows it: it is split like the tensor. A group that reads only whole tensors splits by
-    columns if it is a matrix, and otherwise stays whole.
+    a split tensor follows it: by rows if it is a matrix, which makes a whole tensor. A group that reads only
+    whole tensors splits by columns if it is a matrix, over the vocabulary if it looks that up, and otherwise
+    stays whole. Experts split their features, and their routers stay whole.
     """
     split: set[str] = set()
     labels: dict[str, frozenset[str]] = {}
@@ -102,7 +103,7 @@ def select(task: PlanningTask, memory_limit_bytes: float | None, seed: int) -> l
     """Return strategies for meshes of one axis (tensor parallelism) or two (the outer for data parallelism).
 
     Raises:
-        UnsuitableError: the model has no attention, or no inner axis divides its heads.
+        UnsuitableError: the model has no attention, or no mesh of one or two axes allows a strategy.
     """
     graph = task.prepared.graph
     if not any(_HEADS in _dims(group) for group in graph.groups):

@@ -52,8 +52,9 @@ def _partition(space: TableSpace) -> tuple[dict[str, int], dict[str, int], tuple
 def _allowed(
     variable: VariableTable, labels: Sequence[_Labels] | None, before: _Labels | None, axis: int
 ) -> np.ndarray:
-    """Return a mask of a variable's configurations: their ``labels`` (splits by axis) are as ``before`` on
-    earlier axes, split ``axis`` if possible, and split no later axis.
+    """Return a mask of a variable's configurations: they do not recompute, and their ``labels`` (splits by
+    axis) are as ``before`` on earlier axes, split ``axis`` if possible, and split no later axis. If
+    ``labels`` is None, only the first condition holds.
     """
     # Recomputing is not part of the method.
     plain = ~np.array(variable.again, dtype=bool) if variable.again else np.full(len(variable.memory), True)

@@ -1,4 +1,4 @@
-"""Upward ranks of a step's forward and backward tasks, by which schedulers choose the next task.
+"""The upward ranks and the critical path of a step's forward and backward tasks, as one directed graph.
 
 X. Yi et al., *Fast Training of Deep Learning Models over Multiple GPUs* (FastT), Middleware 2020, section
 5.1. The upward rank is that of HEFT (H. Topcuoglu et al., IEEE TPDS 13(3), 2002, equation 7), with the
@@ -76,7 +76,8 @@ def _ranks(
 
     Args:
         weigh: seconds on each device, (operators, devices) -> the duration w_i of each task, (operators,).
-        sent: (tensor, producer, reader) -> the duration of the message in seconds.
+        sent: (tensor, sender, receiver) -> the duration of the message in seconds. A gradient goes from the
+            tensor's reader to its producer.
     """
     weights = [weigh(each).tolist() for each in (problem.forward_s, problem.backward_s, problem.update_s)]
     tensors = problem.tensors
@@ -103,7 +104,7 @@ def _path(
     problem: PlacementProblem, forward: Sequence[float], backward: Sequence[float], update: Sequence[float]
 ) -> tuple[int, ...]:
     """Return the operators of the critical path from the entry operation on: "recursively the operation with
-    the largest rank among the successors" (section 5.1).
+    the largest rank among the successors" (section 5.1), without transfers.
     """
     if not forward:
         return ()

@@ -51,7 +51,7 @@ class Grid:
 
     @classmethod
     def of(cls, problem: PlacementProblem, bound_s: float) -> Grid:
-        """Return the coarsest grid that shortens a step of ``bound_s`` by a share of at most ``ROUNDING``."""
+        """Return the coarsest grid that shortens steps of ``bound_s`` or more by at most :data:`ROUNDING`."""
         return cls(ROUNDING * bound_s / (4 * problem.size + 1))
 
     def ticks(self, seconds: float) -> int:
@@ -274,7 +274,7 @@ class PlacementProgram:
         self.model.add(self.last[device] >= work)
 
     def decode(self, value: Callable[[Any], int]) -> Placement:
-        """Return the solution's placement, whose devices run operators in the order of their start times."""
+        """Return the solution's placement, in order of starts, then of operators (in backward reversed)."""
         device = [next(d for d, literal in enumerate(literals) if value(literal)) for literals in self.on]
         return Placement.by_start(
             device, len(self.devices), *([*map(value, of)] for of in self.start.values())

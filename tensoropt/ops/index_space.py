@@ -138,11 +138,12 @@ Rule = Callable[["Builder"], None]
 
 
 class Opaque(Exception):  # noqa: N818 - a signal, not an error
-    """Raised by a rule that cannot describe a call; the operator is then not split."""
+    """Raised by a rule that cannot describe a call; discovery then looks for splits, as without a rule."""
 
 
 def alike(names: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that names arguments a rule need not read, because all shards take the same values.
+    """Return a decorator that names arguments a rule need not read, because shards take the same values, or
+    values that follow from their shapes.
 
     Args:
         names: names of arguments, separated by blanks; ``*`` for all that are no tensors.

@@ -18,7 +18,7 @@ _REGISTERED_BY = {"transformers": "transformers.integrations.moe"}
 
 
 class OwnFunctionError(TensorOptError, AttributeError):
-    """Raised for an operator that exists only in processes where its model is loaded."""
+    """Raised for an operator that nothing in this process defines, such as one of a model not loaded here."""
 
 
 @cache
@@ -26,8 +26,8 @@ def resolve_overload(name: str) -> Callable[..., Any]:
     """Return the PyTorch operator with a name such as ``aten.linear.default``.
 
     Raises:
-        AttributeError: there is none.
-        OwnFunctionError: it is a model's own, and the model is not loaded in this process.
+        AttributeError: the operator has no such overload.
+        OwnFunctionError: no library or model in this process defines the operator.
     """
     namespace, packet, overload = name.split(".")
     packets = getattr(torch.ops, namespace)

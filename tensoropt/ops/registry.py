@@ -79,7 +79,8 @@ def index_space(op: Operator, graph: OperatorGraph) -> IndexSpace:
 
 
 def _unread(op: Operator, consulted: Container[int | str]) -> list[str]:
-    """Return the names of arguments that a rule has not read, except tensors and values at their default.
+    """Return the names of an ATen operator's arguments that its rule has not read, except tensors and values
+    at their default; none for other operators.
 
     Args:
         consulted: positions and names of the arguments that the rule has read.
@@ -103,7 +104,7 @@ def samples_of(target: str) -> Samples:
 
 def timed_limits(call: LocalCall, shape: Callable[[str], tuple[int, ...]]) -> Iterator[tuple[str, int]]:
     """Yield (name, upper bound) of each operand of indices that timings draw from the whole range. ``shape``
-    is a function from a tensor's name to its shape."""
+    is a function from a tensor's name to its local shape."""
     samples = _KERNEL_SAMPLES.get(call.function) if call.is_kernel else samples_of(call.function)
     if samples is None or samples.limits is None or not samples.timed:
         return

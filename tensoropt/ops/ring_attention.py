@@ -41,7 +41,8 @@ class Ring(NamedTuple):
 
     Attributes:
         axes, parts: mesh axes along which the ring lies, and the number of its ranks.
-        place: for estimates, the position in the ring of a rank with the most work; None on a running rank.
+        place: for estimates, the position in the ring of a rank with the most work; None for the running
+            rank's own.
         keys: for each position in the ring, (start in the sequence, length) of each run of keys there.
         rows: largest number of keys that a rank has, which determines the size of messages.
     """
@@ -135,6 +136,7 @@ def causal_attention_in_blocks(
     Args:
         pieces: the rank's part of each factor (atom) of the queries' dim.
         q: ``[..., heads, local queries, d]``; ``k`` and ``v`` are ``[..., key heads, all keys, d]``.
+        scale: factor of the scores; by default ``1 / sqrt(d)``.
     """
     keys = k.shape[-2]
     alone = Ring((), 1, 0, (((0, keys),),), keys)
@@ -156,7 +158,8 @@ class _Pair(NamedTuple):
 
 
 class _Turns:
-    """A rank's steps around the ring; in each, the rank's queries see the keys of one rank."""
+    """A rank's steps around the ring; in each, the rank's ``queries`` see keys of one rank: those up to their
+    positions, or all of them if ``queries`` is None."""
 
     def __init__(self, context: ShardContext, ring: Ring, queries: Sequence[Stretch] | None):
         self.context, self.ring, self.queries = context, ring, queries

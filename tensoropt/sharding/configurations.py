@@ -71,8 +71,8 @@ class Configuration:
         *,
         zigzag: bool = False,
     ) -> OperatorShard:
-        """Return the shard of an operator that the rank at ``coordinate`` computes, by default
-        the largest."""
+        """Return the shard of an operator that the rank at ``coordinate`` computes, by default the largest;
+        ``zigzag``: whether sequences are cut in zig-zag order."""
         op = atoms.graph.by_name[op_name]
         return OperatorShard(op, atoms, self.choices(op_name), mesh, coordinate, zigzag)
 

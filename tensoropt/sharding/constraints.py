@@ -130,8 +130,9 @@ class RecomputePin:
 
     Attributes:
         blocks: a pattern of module paths.
-        recipe: what to recompute, a key of :data:`~tensoropt.sharding.recipes.RECIPES`; ``gathered inputs``,
-            to gather only inputs again in backward; or ``none``, which forbids both.
+        recipe: what to recompute, a key of :data:`~tensoropt.sharding.recipes.RECIPES`, which does not
+            constrain gathering again; ``gathered inputs``, to gather inputs again in backward, which does not
+            constrain recomputation; or ``none``, which forbids both.
         every: n to recompute every n-th matching block, and none of the others.
     """
 

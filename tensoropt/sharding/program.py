@@ -45,7 +45,8 @@ class EdgeSteps:
     def of(
         cls, strategy: Strategy, edge: Edge, readers: tuple[str, ...] = (), *, recomputed: bool = False
     ) -> EdgeSteps:
-        """Return the steps of a resharding (edge) for all ``readers`` that share its result."""
+        """Return the steps of a resharding (edge) for all ``readers`` that share its result; by default only
+        the edge's own."""
         # An unsharded parameter was cast when it was gathered.
         unsharded = edge.kind == "parameter" and edge.tensor in strategy.unsharded
         casts = strategy.tensor(edge.tensor).master_dtype is not None and not unsharded
@@ -152,7 +153,7 @@ class BeginBlock(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BeginBlockBackward(Node):
-    """The start of a block in backward, when autograd reaches the result of any tensor in ``reads``."""
+    """The start of a block in backward: when autograd reaches any of the tensors in ``reads``."""
 
     block: int
 
@@ -184,7 +185,8 @@ class ForwardProgram:
 
     @property
     def counts(self) -> bool:
-        """Whether ranks or micro-batches add up their numbers of targets, as for a mean loss."""
+        """Whether shards add up their numbers of targets, as for a mean loss; False if micro-batches split
+        the targets."""
         calls = (node.call for node in self.nodes if isinstance(node, Compute))
         return any(collective.count for call in calls for collective in call.collectives)
 

@@ -105,7 +105,10 @@ def recipes_of(graph: GroupGraph, region: Region) -> dict[str, frozenset[str]]:
 
 
 def recipe_name(graph: GroupGraph, region: Region, once: Collection[str]) -> str | None:
-    """Return the recipe that recomputes all groups of a block except ``once``; None if no recipe does."""
+    """Return the recipe that recomputes all groups of a block except ``once``; None if no recipe does.
+
+    ``norms and activations`` also names the recomputation of only a part of that recipe's groups.
+    """
     # Plans may or may not list the groups of ``rest``, whose recomputation nobody needs.
     kept = {name for name in region.groups if name in once or name in region.rest}
     if kept == set(region.rest):

@@ -87,7 +87,7 @@ def left_as_views(group: Group) -> frozenset[str]:
 
 def fitting_once(graph: GroupGraph, region: Region, once: Collection[str]) -> frozenset[str]:
     """Return the groups of ``once`` that can run once, as they return no views of recomputed tensors. Groups
-    of ``region.rest`` count as in ``once``, too."""
+    of ``region.rest`` count as in ``once``, too, unless ``once`` is empty."""
     once = {*once, *region.rest} if once else frozenset[str]()
     fitting = set[str]()
     made_again = set[str]()
@@ -337,7 +337,8 @@ def no_backward(_: object) -> torch.Tensor:
 
 
 def autocast_now(inputs: Sequence[Any]) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return a function that makes a context with the current autocast settings, for the second forward."""
+    """Return a function that makes a context with the current autocast settings of the inputs' device (CPU
+    without tensors), for the second forward."""
     kind = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return contextlib.nullcontext

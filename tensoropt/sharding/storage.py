@@ -215,7 +215,8 @@ class Way:
         return back and self._is_one("all_gather", forward)
 
     def copy_goes_ahead(self, *, learns: bool) -> bool:
-        """Return whether an unsharded copy is prefetched for its first use in a step, by one all-gather."""
+        """Return whether an unsharded copy is prefetched for its first use in a step: by one all-gather, with
+        one reduce-scatter of its gradient if that is reduced last."""
         if not self.ahead or not self.unsharded:
             return False
         forward, last = self.once(learns=learns)

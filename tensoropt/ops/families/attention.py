@@ -33,10 +33,10 @@ _MATH_FORM = "kernels.attention_with_dropout"
 def _attention(b: Builder) -> None:
     """Describe ``softmax(q k^T / sqrt(d) + mask) v`` over ``[batch..., heads, sequence, d]``.
 
-    Queries may be split if there is no dropout; with a causal flag, each rank then computes blocks of keys.
-    An axis may split queries and keys together (the loop ``ring``) if there are equally many and the mask is
-    not trained. Grouped-query attention (``enable_gqa``) allows splits of key/value heads, or of each group's
-    query heads.
+    Queries may be split without dropout, and without a mask beside a causal flag; with this flag, each rank
+    then computes blocks of keys. If queries may be split, an axis may also split them together with the keys
+    (the loop ``ring``), if there are equally many and no trained mask. Grouped-query attention
+    (``enable_gqa``) allows splits of key/value heads, or of each group's query heads.
     """
     q, k, v, mask = b.arg(0), b.arg(1), b.arg(2), b.arg(3, "attn_mask")
     causal, gqa = b.arg(5, "is_causal", False), b.arg(7, "enable_gqa", False)

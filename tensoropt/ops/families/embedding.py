@@ -39,7 +39,7 @@ def _embedding_bag(b: Builder) -> None:
     """Describe ``y[bag, h] = sum w[index, h]`` over the items of a bag (or their mean or maximum).
 
     The vocabulary may be split, except for maxima. Bags may be split if the offsets are constants that show
-    equally long bags.
+    equally long bags. Neither may be split if gradients are scaled by frequency.
     """
     w, index, offsets = b.arg(0), b.arg(1), b.arg(2)
     by_frequency, mode, factors, last = b.arg(3), b.arg(4), b.arg(6), b.arg(7)

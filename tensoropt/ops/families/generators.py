@@ -172,10 +172,11 @@ def _random_kernel(
     scale: float = 1.0,
     *_: Any,
 ) -> Tensor:
-    """Return ``offset + scale * sample``, where each sample is a hash of its global index.
+    """Return ``offset + scale * sample``, where each sample comes from a hash of its global index.
 
     Args:
-        kind: distribution: ``rand``, ``randn`` (Box-Muller transform), ``randint`` or ``exponential``.
+        kind: distribution: ``rand``, ``randn`` (Box-Muller transform of two hashes), ``randint`` (``rand``,
+            with the result rounded down) or ``exponential``.
     """
     device = context.device
 

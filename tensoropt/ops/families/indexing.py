@@ -62,7 +62,8 @@ def _index(b: Builder) -> None:
 
 
 def _gather(b: Builder) -> None:
-    """Allow splits of the index, together with every dim of the operand that is not looked up."""
+    """Allow splits of the index along the looked-up dim, and of every other dim in which operand and index
+    are equally long."""
     where = 2 if "gather" in b.op.target else 1
     shape, index = b.tensor(b.arg(0)).shape, b.tensor(b.arg(where)).shape
     dim = b.arg(3 - where, "dim")

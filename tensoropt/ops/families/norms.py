@@ -69,7 +69,7 @@ def by_channel(b: Builder, *parameters: int) -> tuple[int, int]:
 
 @alike("use_input_stats")
 def _instance_norm(b: Builder) -> None:
-    """Allow splits of batch and channels; with running statistics, the operator stays whole."""
+    """Allow splits of batch and channels, unless there are running statistics (left to discovery)."""
     if b.arg(3) is not None or b.arg(4) is not None:
         raise Opaque(b.op.name)
     by_channel(b, 1, 2)

@@ -34,7 +34,7 @@ class _Whole:
 
     Attributes:
         given: random gradients of the outputs.
-        gradients: gradients of the operands, as computed by backward from ``given``.
+        gradients: gradients of the operands that require one, as computed by backward from ``given``.
     """
 
     values: dict[str, torch.Tensor]

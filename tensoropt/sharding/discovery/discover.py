@@ -302,7 +302,8 @@ def discovered_space(op: Operator, graph: OperatorGraph, discovery: Discovery) -
 
 
 def signature(op: Operator, graph: OperatorGraph) -> str:
-    """Return an operator's key in the store: its target, arguments, and its operands' shapes and dtypes."""
+    """Return an operator's key in the store, from PyTorch's version, its target, its arguments, and its
+    operands: shapes, dtypes, whether they require gradients, and values of non-float constants."""
     number: dict[str, int] = {}
 
     def named(name: str) -> str:

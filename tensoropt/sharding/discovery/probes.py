@@ -72,7 +72,8 @@ def call(op: Operator, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]
 def backward(
     probe: Probe, values: Mapping[str, torch.Tensor], given: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return an operator's outputs, and its operands' gradients for the gradients ``given`` of outputs."""
+    """Return an operator's outputs, and the gradients of those operands that require one, for the gradients
+    ``given`` of outputs."""
     tensors = probe.graph.tensors
     leaves = {n: v.detach().requires_grad_(tensors[n].requires_grad) for n, v in values.items()}
     made = call(probe.op, leaves)

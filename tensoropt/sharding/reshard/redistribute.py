@@ -250,8 +250,8 @@ class Route:
     Attributes:
         order, inverse: permutation of dims to memory order, and back; None if dims are in this order.
         sizes: the shape in which every factor (atom) of the incoming shard's dims is a dim of its own; None
-            if no dim has several factors.
-        shape: the shape of the resulting shard; None if no dim has several factors.
+            if each dim has exactly one factor.
+        shape: the shape of the resulting shard; None if each dim has exactly one factor.
     """
 
     order: _Sizes | None

@@ -31,8 +31,8 @@ _BY_HAND = ("aten.matmul.default", "aten.bmm.default")
 
 def _hides(value: Any, inverted: bool) -> str | None:
     """Return what a mask ``[..., queries, keys]`` hides: ``nothing``, ``future`` (the keys after each query),
-    or None for any other mask. A boolean mask is True at visible positions (at hidden ones if ``inverted``);
-    a mask of numbers is added to the scores."""
+    or None for any other mask and for one without values. A boolean mask is True at visible positions (at
+    hidden ones if ``inverted``); a mask of numbers is added to the scores."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.dim() < 2:
         return None
     boolean = value.dtype == torch.bool
@@ -86,8 +86,9 @@ class MaskReader:
         return None if value.is_meta or value.numel() != 1 else float(value)
 
     def hides(self, node: Any, *, inverted: bool = False) -> str | None:
-        """Return what a constant mask hides: ``nothing``, ``future`` (the keys after each query), or None for
-        any other mask. A boolean mask is True at visible positions, at hidden ones if ``inverted``."""
+        """Return what a mask hides: ``nothing``, ``future`` (the keys after each query), or None if it hides
+        something else or is not :meth:`known`. A boolean mask is True at visible positions, at hidden ones if
+        ``inverted``."""
         if not self.known(node):
             return None
         value = self._folder.value(node)

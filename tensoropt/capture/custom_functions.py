@@ -87,7 +87,8 @@ class _Replaced:
 
 
 def called(cls: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``cls.apply`` during an export; a model's own function with a gradient becomes one operator."""
+    """Return the result of calling ``cls.apply`` during an export. A function of the model or of ``torch.nn``
+    with a gradient becomes one operator (if calls are kept); a reentrant checkpoint is replaced."""
     exporting: _Exporting | None = getattr(_local, "exporting", None)
     if exporting is None or exporting.inside:
         return apply(cls, *args, **kwargs)

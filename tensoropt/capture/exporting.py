@@ -100,6 +100,7 @@ def export(
     false.
 
     Raises:
+        CaptureError: the capture refuses the model; the export is not repeated.
         Exception: both attempts failed. The second error is raised, because it is about the model itself.
     """
     try:

@@ -35,8 +35,8 @@ _WIDER = dict.fromkeys(("bfloat16", "float16", "float32"), "float64") | {"comple
 
 
 def in_double(graph: OperatorGraph) -> OperatorGraph:
-    """Return the graph in double precision: narrower floating-point tensors, constants and dtypes are
-    widened."""
+    """Return the graph in double precision: narrower floating-point and complex tensors, constants and dtype
+    arguments are widened."""
     return replace(
         graph,
         tensors={
@@ -266,7 +266,7 @@ def eager_step(subject: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 @contextlib.contextmanager
 def _without_values(subject: nn.Module, call: Any) -> Iterator[Any]:
-    """While open, the tensors of a model and of a call have no values; yield the call."""
+    """While open, a model's tensors have no values; yield the call with tensors that have none either."""
     tensors = tensors_of(subject, call)
     fake = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
     if fake is not None:

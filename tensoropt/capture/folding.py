@@ -36,8 +36,8 @@ class Folder:
 
     The graph must be the same whether the model has values or is on the meta device, where *stored* values
     (buffers, tensors in the model's code, and results computed from them) are unknown. So no decision depends
-    on stored values. Two stored values share a constant if they are computed in the same way; two other
-    values share one if they are equal.
+    on stored values, except those of attention masks with ``read_stored``. Two stored values share a constant
+    if they are computed in the same way; two other values share one if they are equal.
 
     Attributes:
         live: line of the model's code, by name of each node whose result is too large to be a constant.

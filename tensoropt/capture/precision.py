@@ -4,8 +4,8 @@ Parameters, their gradients and the optimizer's state stay float32 (master weigh
 precision (:class:`tensoropt.ops.calls.Precision`), after PyTorch's autocast (docs, "Autocast Op Reference")
 and Micikevicius et al., Mixed Precision Training (ICLR 2018, section 3.1): bfloat16 (products, convolutions,
 attention, lookups, norms that are one kernel) or float32 (losses, softmax, powers, sums). Other operators
-compute in the widest dtype of those activations that depend on a parameter or on a floating-point input.
-``torch.autocast`` is not used, because it lacks the meta device.
+compute in the widest dtype of those inputs and activations that depend on a parameter or on a floating-point
+input. ``torch.autocast`` is not used, because it lacks the meta device.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class _Policy:
         return self.results[key]
 
     def _parameters(self) -> None:
-        """Store in bfloat16, with float32 masters, each parameter that all operators read in bfloat16."""
+        """Store in bfloat16 each parameter that all operators read in bfloat16 and that is no output; those
+        trained have float32 masters."""
         wants: dict[str, set[str]] = {}
         for operands in self.read_as.values():
             for name, dtype in operands.items():

@@ -43,8 +43,8 @@ class PlanSFTTrainer(PlanTrainer, SFTTrainer):
     of :class:`~tensoropt.integrations.transformers.PlanTrainer`.
 
     Args:
-        model: a model of ``transformers`` or ``peft`` (with its adapters); or, without ``plan``, a
-            parallelized one.
+        model: a model of ``transformers`` or ``peft`` (with its adapters) with initial weights; or, without
+            ``plan``, a parallelized one.
         args: an ``SFTConfig`` with ``bf16=False`` and ``gradient_checkpointing=False``.
         plan: a plan or its file, for a call with ``input_ids``, ``attention_mask`` and ``labels``.
         more: arguments of ``SFTTrainer``.

@@ -144,8 +144,8 @@ class Launcher:
         read: returns the job of a config.
         write: returns the config of a job which the launcher can express.
         refusal: returns the part of a job that the launcher cannot express; "" if it can express all.
-        variants: returns jobs that the launcher can express, on the same number of devices as the given job;
-            the most similar job is first.
+        variants: returns jobs like the given job, on the same number of devices, the most similar first;
+            ``refusal`` may refuse some of them.
         names_blocks: whether its config lists the model's block classes.
     """
 
@@ -159,7 +159,8 @@ class Launcher:
 
 
 def as_data_parallel(job: LaunchedJob, launcher: str) -> LaunchedJob:
-    """Return the job as plain data parallelism, with at least one sample per rank in each micro-batch."""
+    """Return the job as data parallelism without shards or recomputation. Its micro-batches have at least one
+    sample per rank if the batch has."""
     data = (job.data or 1) * job.tensor * job.context * job.places
     steps = job.micro_batches
     if steps and job.batch:

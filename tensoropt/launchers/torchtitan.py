@@ -114,7 +114,8 @@ def _read(text: str) -> LaunchedJob:
 
 
 def _accumulation(keys: Keys, data: int | None) -> tuple[int | None, int, int | None]:
-    """Return samples per step, samples per rank's micro-batch, and micro-batches per step."""
+    """Return samples per step (None if that depends on an unknown ``data``), samples per rank's micro-batch,
+    and micro-batches per local batch (None without a pipeline)."""
     local = keys.number("training.local_batch_size", keys.number("training.batch_size", 8)) or 1
     whole = keys.number("training.global_batch_size", -1) or -1
     at_once = keys.number("parallelism.pipeline_parallel_microbatch_size", 1) or 1

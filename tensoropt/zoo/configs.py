@@ -115,7 +115,8 @@ def builder(network: Any, config: Any) -> Callable[..., Recipe]:
 
 def _check(network: Any, config: Any, taken: Mapping[str, Any], known: list[str], head: Any) -> None:
     """Raise :class:`ZooError` for a model class that computes no loss, or whose forward (with parameters
-    ``taken``) needs inputs that are not ``known``, or labels of an unsupported kind (``head`` is None)."""
+    ``taken``) needs inputs that are not ``known``, labels of an unsupported kind (``head`` is None), or texts
+    with placeholders of images or audio."""
     if not {"labels", "start_positions", "return_loss"} & set(taken):
         import transformers
 
@@ -141,7 +142,8 @@ def _refuse_unknown(architecture: str, transformers: Any) -> Any:
 
 
 def _size(config: Any, *names: str, usual: int | None = None) -> Any:
-    """Return the first of the fields ``names`` that a config, or one nested in it, has; else ``usual``."""
+    """Return the first of the fields ``names`` that a config, or one nested in it, has; else ``usual``. Raise
+    :class:`ZooError` if ``usual`` is None, too."""
     inner = [getattr(config, part, None) for part in getattr(config, "sub_configs", ())]
     for one in (config, *inner):
         for name in names:

@@ -146,7 +146,8 @@ def adapters_words(trained: Iterable[tuple[str, Sequence[int]]], schemes: Collec
 
 
 def _store_in_bytes(model: nn.Module, scheme: str, kept: nn.Module | None) -> None:
-    """Quantise the weights of all frozen linear layers except ``kept``, as bitsandbytes does."""
+    """Quantise the weights of frozen linear layers, except of ``kept`` and shared ones, as bitsandbytes
+    does."""
     from transformers.pytorch_utils import Conv1D
 
     owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())

@@ -71,7 +71,8 @@ def require_one_of(values: Collection[int], **options: int) -> None:
 class ZooEntry:
     """One registered model.
 
-    ``batch`` is its default batch size in samples. ``requires`` is a package that its builder imports.
+    ``batch`` is its default batch size in samples. ``requires`` is the package of the extra ``zoo`` that its
+    builder imports, or None.
     """
 
     name: str

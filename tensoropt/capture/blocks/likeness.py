@@ -1,4 +1,5 @@
-"""Functions that find modules of equal structure in a model, so that one trace can serve all of them."""
+"""Functions that find modules of equal structure in a model, before their code runs, so that one trace can
+serve all of them."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def repeated_blocks(model: nn.Module, apart: Container[Likeness] = ()) -> list[B
 
 
 def differing_places(blocks: Sequence[Block]) -> dict[Likeness, set[Place]]:
-    """Return, by likeness (a module structure), the attributes in which modules of that structure differ."""
+    """Return, by likeness (a module structure), the attributes whose numbers, flags or texts differ between
+    modules of that structure."""
     first: dict[Likeness, Block] = {}
     places_of: dict[Likeness, set[Place]] = {}
     for block in blocks:

@@ -1,4 +1,5 @@
-"""Tracing of a model's repeated blocks: each is traced twice, and later calls become one operator each."""
+"""Tracing of a model's repeated blocks: of similar calls, two are traced, and later ones become one operator
+each."""
 
 from __future__ import annotations
 

@@ -145,8 +145,8 @@ class _Body:
     def copied(
         self, repeat: fx.Node, stored: _Stored, module: nn.Module, paths: Mapping[int, str]
     ) -> list[fx.Node]:
-        """Insert copies of the block's nodes before ``repeat``, which read ``module``'s parameters; return
-        the copied outputs. ``paths`` has the name of each module, by ``id``."""
+        """Insert copies of the block's nodes before ``repeat``, which read ``module``'s parameters and
+        buffers; return the copied outputs. ``paths`` has the name of each module, by ``id``."""
         counterparts = stored.counterparts(self.traced.block.module, module)
         new = {node: _arguments(repeat)[0][_arguments(node)[1]] for node in self.given}
         before, after = paths[id(self.traced.block.module)], paths[id(module)]

@@ -34,7 +34,7 @@ class Call:
         op: name of the ONNX operator.
         operands: one value per input; None if an optional input is left out.
         attributes: attributes of the node by name, as Python values, tensors, or ONNX graphs.
-        wanted: for each output, whether any node reads it.
+        wanted: for each output, whether a node reads it or the graph returns it.
         batch: (batch size in the file, requested batch size), if a fixed size was replaced.
         run: function that evaluates a subgraph on given inputs and returns the subgraph's outputs.
     """

@@ -54,8 +54,8 @@ class Context:
             return (), str(error)
 
     def frontier(self, view: View) -> FrontierData | None:
-        """Return the plans that a page state (view) shows; None if its exploration is missing or
-        unreadable."""
+        """Return the plans that a page state (view) shows; None if its exploration is missing, unreadable or
+        without points."""
         try:
             exploration = self.exploration(view)
         except TensorOptError:

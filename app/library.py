@@ -205,7 +205,7 @@ class Library:
         return value
 
     def alike(self, key: str) -> list[Entry]:
-        """Return other explorations of the same model and training settings, such as on other devices."""
+        """Return other explorations of the same operators and training settings, as on other devices."""
         step = self.head_of(self.entry(key)).step
         return self._others(key, lambda head: head.step == step)
 

@@ -105,7 +105,7 @@ MOST_TOGETHER_BYTES = 8 * 2**30
 
 
 class Uploads:
-    """The uploaded files in ``folder``, by generated name (token); only jobs' own processes read models.
+    """The uploaded files in ``folder``, by generated name (token); only other processes read models.
 
     Args:
         own: the folder whose Python files may define models; None to run none.

@@ -80,7 +80,8 @@ def layout(context: Context) -> Any:
 
 
 def _asked() -> tuple[str, str, str, bool]:
-    """Return (page, query, colour scheme, whether the window is narrow) of the requesting browser."""
+    """Return (page, query, colour scheme, whether the window is narrow) of the requesting browser; without
+    one, the page is ``result`` and the rest empty or False."""
     if not has_request_context() or not request.referrer:
         return "result", "", "", False
     address = urlsplit(request.referrer)
@@ -171,7 +172,7 @@ def _list_explorations(context: Context, *_: Any) -> Any:
     sets="+exploration.value +beside.value shown.data", when="url.search finished.data", at_start=True
 )
 def _shown(context: Context, search: Any, _: Any) -> Any:
-    """In the lists of the page's header, select the explorations that the address names."""
+    """In the header's lists, select the explorations that the address names; also store which are shown."""
     view = context.view_from(search)
     return view.exploration or None, list(view.beside), [view.exploration, view.beside]
 

@@ -154,7 +154,7 @@ class Mesh:
         return chosen
 
     def groups(self, axes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of ranks that differ only along ``axes``, in order of their first ranks."""
+        """Return the groups of ranks that differ only along ``axes``, each ascending, by first rank."""
         return _groups(self.shape, self.normalise_axes(axes))
 
     def axis_subsets(self) -> tuple[tuple[int, ...], ...]:
@@ -407,7 +407,7 @@ class Cluster:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of devices and links (no prices, sources or cluster name), for keys of measurements."""
+        """A hash of devices and links, without prices, sources, capabilities and the cluster's name."""
         data = self.to_dict()
         del data["name"], data["source"]
         for part in (

@@ -178,7 +178,8 @@ def _attention_kernel(
 
 
 class CudaAttention(TorchFunctionMode):
-    """A torch function mode in which attention on fake tensors runs by a GPU's kernels."""
+    """A torch function mode in which attention on fake tensors runs by the kernels of a GPU with this compute
+    capability."""
 
     def __init__(self, capability: Capability):
         super().__init__()

@@ -80,7 +80,7 @@ class LiveTensors(TorchDispatchMode):
         return self.size(tensor.numel() * tensor.element_size())
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Leave a tensor's storage out of all counts, because it was made outside of the workload."""
+        """Do not count a tensor's storage as live, because it was made outside of the workload."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         # When it dies, a new storage, which then has to count, may reuse its address.
@@ -269,7 +269,8 @@ def _rnn_kept(
     dtype: torch.dtype,
     settings: tuple[Any, ...],
 ) -> int:
-    """Return the bytes of workspace that oneDNN's recurrent layer saves, from a run on real tensors.
+    """Return the bytes of workspace that oneDNN's recurrent layer saves, from a run on real tensors, as a
+    fake layer's workspace is empty.
 
     Args:
         weights: the shapes of the weights.
@@ -358,7 +359,7 @@ def probe(
 
     Args:
         of_kind: the recorded sizes of many workloads (:class:`LiveTensors`); the facts then have arrays.
-        meta: try the meta device first, which is faster but lacks some kernels.
+        meta: try the meta device first (faster, lacks some kernels) also with attention or recurrent layers.
 
     Raises:
         UnlikeError: the workloads of ``of_kind`` have facts of different forms.

@@ -39,7 +39,8 @@ def found_figures(name: str) -> dict[str, float | str]:
     """Return the memory and traffic of a user's optimizer, as fields of ``optimizers.OptimizerKind``.
 
     Raises:
-        MeasurementError: the function makes no optimizer, or one that does not treat each element by itself.
+        MeasurementError: there is no such function, it makes no optimizer, or one that cannot step on small
+            parameters or does not treat each element by itself.
     """
     make = _function(name)
     with torch.random.fork_rng(devices=[]):

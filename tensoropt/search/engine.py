@@ -310,7 +310,7 @@ class _Table:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pass:
-    """The result of one search pass: all tables, input tables first, and whether any points were left out."""
+    """The result of one search pass: all tables, input tables first, and whether any entry was thinned."""
 
     tables: tuple[_Table, ...]
     thinned: bool

@@ -383,7 +383,8 @@ class HullSearch:
         return other
 
     def messages(self) -> tuple[Floats, Floats]:
-        """Return the least weighted costs inside and outside of table entries, each (entries, lines)."""
+        """Return the least weighted costs inside and outside of table entries, each (entries, lines), with
+        lines in the hull's order."""
         if self._messages is not None:
             return self._messages
         f = self.flat

@@ -1,8 +1,8 @@
 """Orders in which a search removes the operators of a graph: a greedy one, and the two of the paper.
 
 Operators that cannot be removed exactly within the allowed table size are *fixed* instead (the paper's
-heuristic elimination, section 4.2): the search then tries some of their configurations, and the result is not
-proven exact.
+heuristic elimination, section 4.2): the search then tries some or all of their configurations, and the result
+may not be proven exact.
 """
 
 from __future__ import annotations

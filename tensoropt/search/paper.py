@@ -53,7 +53,7 @@ def _unpruned(reduced: ReducedGraph, order: Order, settings: SearchSettings) -> 
 
 
 def _with_fixed(reduced: ReducedGraph, order: Order, solver: Solver) -> SearchResult | None:
-    """Search some assignments of the fixed operators (heuristic elimination, section 4.2)."""
+    """Search some assignments of the fixed operators, or all if few (heuristic elimination, section 4.2)."""
     bounded = relax(reduced, order)
     if bounded is None:
         return None

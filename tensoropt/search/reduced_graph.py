@@ -304,7 +304,8 @@ def _edge_leaf(table: FlatTable) -> tuple[Leaf, Indices, Indices]:
 
 
 def _node_leaf(table: FlatTable, maps: list[Indices]) -> tuple[Leaf, Indices]:
-    """Return an operator's input table, an entry per class of configurations, and a member of each class."""
+    """Return an operator's input table, with an entry per class of possible configurations, and a member of
+    each class."""
     counts = np.diff(table.offsets)
     possible = np.flatnonzero(counts)
     signature = np.stack(maps, axis=1)[possible] if maps else np.zeros((len(possible), 1), np.int64)

@@ -175,7 +175,8 @@ def certify(
 
 
 def unroll(program: Program, result: Pass, points: Indices) -> Indices:
-    """Return the table entries and points that make up given points of a pass, (n, operators + edges, 2)."""
+    """Return the table entries and points that make up given points of the program's root table,
+    (n, operators + edges, 2)."""
     flat = flatten(program)
     counts = np.concatenate([np.diff(table.offsets) for table in result.tables])
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -9,8 +9,8 @@ through which no strategy can come below the lowered staircase are left out. A s
 lines, which rule out further classes.
 2. Passes that keep few points per table entry, pruned by a target if too much is left, find better
 strategies.
-3. A last pass over all that is left proves the gap. If that pass would take too long, it is not made. The
-proven gap is then the hull's, and a note says so.
+3. A last pass over all that is left proves the gap. If that pass is too large, it is not made or abandoned.
+The proven gap is then the hull's, and a note says so.
 
 This is our method if no operator has to be fixed.
 """

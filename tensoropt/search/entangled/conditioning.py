@@ -43,7 +43,7 @@ def track_entangled(reduced: ReducedGraph, settings: shared.SearchSettings) -> s
     """Return the frontier of any reduced graph by the method "auto"; None if no strategy is possible.
 
     If operators have to be fixed, classes of configurations that cannot be in a better strategy than the
-    known ones are removed, until the search is exact or no class can be removed.
+    known ones are removed, until the search is exact or too few can be removed.
     """
     sources: list[Source] = []
     tried = 0
@@ -104,7 +104,7 @@ def _guesses(
     """Return assignments of classes to the ``fixed`` operators, in the order in which to try them.
 
     The first are strategies of smaller graphs, in which operators that look alike are merged; the least
-    merged graph comes first. The last are the choices of most copies in the relaxation.
+    merged graph comes first. The last are the choices of copies in the relaxation.
     """
     guesses: list[dict[int, int]] = []
     for colour in colourings(reduced):

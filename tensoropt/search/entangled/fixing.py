@@ -26,7 +26,8 @@ from tensoropt.types import Floats, Indices
 
 def colourings(reduced: ReducedGraph) -> Iterator[Indices]:
     """Yield partitions of the operators into look-alikes, from coarse (equal costs) to fine (equal
-    neighbourhoods). A partition is an array with a number (colour) per operator, equal for look-alikes."""
+    neighbourhoods). A partition is an array with a number (colour, from 0) per operator, equal for
+    look-alikes."""
     colour = numbered(reduced.node_leaf)
     around: list[list[tuple[int, int, int, int, int]]] = [[] for _ in reduced.domains]
     for e in reduced.edges:

@@ -79,7 +79,7 @@ def relax(reduced: ReducedGraph, order: Order) -> Relaxation | None:
 def affordable_order(reduced: ReducedGraph) -> Order:
     """Return an order of removal whose tables fit in memory together; operators are fixed until they do.
 
-    With fixed operators the search only gives bounds, so its tables have to be smaller than without.
+    With fixed operators the tables only give bounds, for which smaller ones are nearly as good.
     """
     # The growth of 0.1 is an assumption: tables that have absorbed ten others count double. It decides the
     # order and thus the work, never what a result claims.

@@ -13,7 +13,7 @@ def undivided(tables: Iterable[CostTables], but: Container[str] = ()) -> tuple[s
     """Return sentences on operators that no searched mesh splits, and on sizes that a mesh axis would divide.
 
     One sentence covers the operators of one kind with equal loop sizes. The largest operators, by the product
-    of loop sizes, come first.
+    of loop sizes, come first. Operators that no mesh could split or that only move data are left out.
 
     Args:
         but: the groups to leave out, because constraints decide their splits.

@@ -48,7 +48,8 @@ class OtherDevicesError(PlanError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit code. Errors are one sentence on standard error, with code 2.
+    """Run the command and return the exit code. Errors are one sentence on standard error, with code 2, or 1
+    if a rank is lost or out of memory.
 
     Without ``arguments`` it reads the process's own, and sends what the model prints to standard error.
     """
@@ -183,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _job(plan: Plan, device_type: str, timeout_s: float) -> Iterator[torch.device]:
-    """Join the torchrun job's process group; yield this rank's device. CPU ranks are pinned to cores."""
+    """Join the torchrun job's group; yield this rank's device. CPU ranks get cores as in measurements."""
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if world != plan.devices:
         raise PlanError(
@@ -225,7 +226,7 @@ def _train(
         say: the stream for rank 0's line per step and final times; None for none.
 
     Returns:
-        The plan's predictions and: ``losses`` and ``times_s`` of the steps (on the slowest rank); ``time_s``,
+        The plan's predictions and: ``losses`` and ``times_s`` (the slowest rank's) of the steps; ``time_s``,
             the median time after warm-up; ``run_on``, the type of device, and ``predicted_for``, that of the
             prediction (None if unknown); ``run_on_kind``, the kind of GPU, and ``memory_allocated_bytes``,
             the allocator's peak on the fullest GPU (both None on CPU ranks).

@@ -58,7 +58,7 @@ def fastest_batch(sweep: Sequence[Exploration], limits: Mapping[str, Any]) -> Ex
         limits: arguments of :meth:`~tensoropt.exploration.exploration.Exploration.index`.
 
     Raises:
-        InfeasibleError: no plan is within the limits; the message states the least memory needed.
+        InfeasibleError: no plan is within the limits; the message is that for the leanest batch size.
     """
     paces: list[tuple[float, int]] = []
     for place, found in enumerate(sweep):

@@ -246,7 +246,8 @@ _OF_RATES = {"time_s": "step_s", "price_per_hour": "per_hour", "samples_per_s": 
 
 
 def offers_data(found: Offers) -> list[dict[str, object]]:
-    """Return the rows as plain data, with None for unknown values; costs are for the whole training."""
+    """Return the rows as plain data, with None for unknown values. Hours, device hours and cost are for the
+    whole training."""
     return [
         {
             **{name: getattr(row, name) for name in _OWN},
@@ -264,8 +265,8 @@ _BUDGETS = 6
 
 
 def _budgets(explorations: Sequence[Exploration]) -> tuple[float, ...]:
-    """Return memory budgets in bytes, evenly spaced in log memory, from the need of the leanest plan to that
-    of the largest plan that fits the largest device (of the largest plan if none fits)."""
+    """Return memory budgets in bytes, evenly spaced in log memory, from the need of the leanest plan to the
+    lesser of the largest plan's need and the largest device's memory, or to the former if no plan fits."""
     sizes = np.concatenate([np.zeros(0), *(found.needs for found in explorations)])
     if not len(sizes):
         return ()
@@ -295,7 +296,7 @@ def folders_in(folder: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 
 def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
-    """Return the explorations saved in a folder or in its subfolders, by path.
+    """Return the exploration saved in a folder or, if there is none, those in its direct subfolders, by path.
 
     Raises:
         TensorOptError: there is no exploration, or one is damaged.
@@ -310,7 +311,7 @@ def loaded(folder: str | os.PathLike[str]) -> dict[str, Exploration]:
 
 
 def load_sweep(folder: str | os.PathLike[str]) -> tuple[Exploration, ...]:
-    """Return the explorations saved in a folder or its subfolders, ascending in devices, then batch size.
+    """Return the explorations of :func:`loaded`, ascending in devices, then batch size.
 
     Raises:
         TensorOptError: there is no exploration, one is damaged, or they differ in model or settings.

@@ -35,7 +35,8 @@ class Compared:
             none.
         points: the number of the planner's plans within the limit.
         search_s: duration of searching and simulating the planner's plans in seconds.
-        gap: the plan's step time over that of the fastest known plan with no more memory, less 1, at least 0.
+        gap: the plan's step time over that of the fastest known plan with no more memory, less 1, at least 0;
+            None without a plan.
         notes: why there is no plan, or the planner's remarks on its result.
         needs_bytes: memory in bytes that the plan needs on a device, process included; None without a plan.
     """

@@ -59,7 +59,7 @@ def facts(row: FigureRow) -> dict[str, Fact]:
 
 
 def hides(point: Point) -> bool:
-    """Return whether any of a point's communication overlaps computation."""
+    """Return whether communication overlaps other work by more than a rounding error."""
     return point.hidden_s > 1e-6 * point.time_s
 
 

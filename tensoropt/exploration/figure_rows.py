@@ -87,7 +87,8 @@ def points_data(findings: Findings, indices: Iterable[int] | None = None) -> lis
 
 
 def rates_data(row: FigureRow, amount: Amount | None = None) -> dict[str, Any]:
-    """Return a point's throughput, MFU, hours and cost as plain data; None, with a reason, for unknown ones.
+    """Return a point's throughput, MFU, hours and cost as plain data; None for unknown ones, with the reasons
+    in ``unknown``.
 
     Raises:
         TensorOptError: the length is in samples or tokens, whose number per step is unknown.

@@ -25,7 +25,8 @@ _UNKNOWN = "-"
 
 
 def source_words(sources: dict[str, float]) -> str:
-    """Return the share of the step time by source of the prediction: ``measured 90 %, data sheet 10 %``."""
+    """Return the share of the step time by source of the prediction: ``measured 90 %, data sheet 10 %``. The
+    largest come first, those below 0.5 % are left out."""
     parts = [(share, name) for name, share in sources.items() if share >= 0.005]
     return ", ".join(f"{name} {round(100 * share)} %" for share, name in sorted(parts, reverse=True))
 

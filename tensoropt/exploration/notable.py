@@ -79,7 +79,8 @@ def _apart(memory: np.ndarray, time: np.ndarray) -> list[int]:
 
 
 def unconstrained_words(findings: Findings) -> str:
-    """Return a sentence that all plans fit easily (in a quarter of a device); "" if they do not."""
+    """Return a sentence that all plans fit easily (in a quarter of a device); "" if they do not, or
+    if there is a memory budget."""
     device = findings.device_bytes
     if math.isinf(device) or not findings.points or findings.settings.get("memory_bytes"):
         return ""

@@ -132,7 +132,7 @@ CLUSTERS_OWN = Tariff()
 
 
 def prices_of(text: str) -> tuple[float | None, dict[str, float]]:
-    """Return (price of all devices, prices by device kind) from ``2.5`` or ``H100-80GB=2.5, A100-80GB=1.6``.
+    """Return (price of all devices, prices by kind) from ``2.5``, ``H100-80GB=2.5, A100-80GB=1.6`` or both.
 
     Raises:
         TensorOptError: a price is not a number, or a device kind has two prices.

@@ -40,8 +40,8 @@ def range_of(findings: Findings, index: int) -> TimeRange | None:
     """Return the range of a point's step time.
 
     None unless the time is predicted from GPU data sheets and the point resembles published jobs: dense
-    transformers trained in 16 bits. The range is narrower by the share of the time that was measured, since
-    measured durations do not vary between teams.
+    transformers trained in 16 bits, not bound by the host. The range is narrower by the share of the time
+    that was measured, since measured durations do not vary between teams.
     """
     point, spread, graph = findings.all_points[index], job_spread(), findings.graph_facts
     share = point.sources.get(DATA_SHEET, 0.0)

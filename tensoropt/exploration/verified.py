@@ -29,8 +29,8 @@ class Verified:
 
     Attributes:
         key: the hash of the plan (:mod:`tensoropt.plan.keys`).
-        checked_on: the machine on which the plan ran, in words.
-        error: why the plan did not run; "" if it did.
+        checked_on: the ranks on which the plan was checked, in words.
+        error: why the plan did not run, or that it is right in float64 only; "" if neither.
     """
 
     key: str
@@ -76,7 +76,7 @@ class Verified:
 
 
 def save_verified(folder: str | os.PathLike[str], plan: Plan, found: Mapping[str, Any]) -> Verified:
-    """Save the result of running a plan in its exploration's folder, in place of an earlier result.
+    """Save the result of running a plan in its exploration's folder, in place of an earlier one of this plan.
 
     Raises:
         TensorOptError: the folder holds no exploration, or an exploration without this plan.
@@ -101,7 +101,7 @@ def load_verified(folder: str | os.PathLike[str]) -> tuple[Verified, ...]:
     """Return the saved results of running an exploration's plans; empty if none was run.
 
     Raises:
-        TensorOptError: the file is damaged, or of an earlier version.
+        TensorOptError: the file is damaged, or of another version.
     """
     file = Path(folder) / FILE
     if not file.is_file():

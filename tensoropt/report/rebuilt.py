@@ -56,7 +56,7 @@ class StrategyOnMesh:
 
     @staticmethod
     def meshes(cluster: Cluster, shape: tuple[int, ...]) -> Sequence[Mesh]:
-        """Return the meshes of a cluster on which a strategy of this kind and shape may run."""
+        """Return meshes for such strategies, among them those of this shape that the cluster has."""
         return cluster.meshes(max(len(shape), 1))
 
     def works(self, cluster: Cluster) -> Iterator[_Work]:

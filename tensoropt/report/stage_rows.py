@@ -48,7 +48,7 @@ class StageRows:
         """Return a simulated event as an event of the timeline for people.
 
         Args:
-            device, link: the name of the lane for computation, and the first word of those for collectives.
+            device, link: the name of the lane for computation, and the beginning of those for collectives.
         """
         over = "" if event.axes is None else "+".join(self.axes[axis] for axis in event.axes)
         return TimelineEvent(

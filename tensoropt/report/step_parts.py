@@ -49,7 +49,7 @@ class Part:
 
     Attributes:
         key: ``computation``, ``communication``, ``idle`` or ``host``.
-        title: the part in words: operators of one kind in equal modules, or the links of some mesh axes.
+        title: the part in words, such as operators of one kind in equal modules, or the links of some axes.
         seconds: the part's duration in seconds.
         share: the part's share of the step.
         count: the number of groups of operators in the part; 0 if it has none.
@@ -123,8 +123,8 @@ def _titles(computed: Sequence[Computed]) -> list[str]:
 
 
 def _alike(module: str) -> str:
-    """Return a module's path with ``*`` for numbers (``layer3.1.conv2`` becomes ``layer*.*.conv2``), except
-    at the end of the last name."""
+    """Return a module's path with ``*`` for names that are numbers, and for numbers at the end of names but
+    the last (``layer3.1.conv2`` becomes ``layer*.*.conv2``)."""
     *outer, last = module.split(".")
     names = [re.sub(r"\d+$", "*", name) for name in outer]
     return ".".join([*names, "*" if last.isdigit() else last])

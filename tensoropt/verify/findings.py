@@ -212,7 +212,7 @@ class RunFindings:
 
     @property
     def collectives_issued(self) -> list[dict[str, Any]]:
-        """The collectives and messages of the whole job, one row per distinct one."""
+        """The messages of all ranks and the collectives of the first, one row per distinct one."""
         return all_sent(self.collectives_of_ranks)
 
     @property

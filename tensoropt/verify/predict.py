@@ -76,7 +76,7 @@ def place_for(devices: int, device_type: str, name: str, wanted: Wanted = "auto"
             for this machine's CPU ranks; ``share-gpu`` for ranks on its first GPU; or ``fake``.
 
     Raises:
-        TensorOptError: there are too many devices for ``ranks``, or there is no GPU to share.
+        TensorOptError: there are too many devices for ``ranks`` or ``share-gpu``, or no GPU to share.
     """
     local = Place("cpu", f"run on {devices} CPU ranks of this machine")
     if wanted == "fake":

@@ -174,7 +174,7 @@ def _numerics(engine: Engine, loaded: CapturedModel, ref: Results, first: Sequen
 
 
 def _spread(engine: Engine, results: Sequence[Mapping[str, torch.Tensor]]) -> float | None:
-    """Return the largest difference between replicas; None where a fixed order of sums makes bits agree."""
+    """Return the largest difference between replicas; None on CPUs and with deterministic algorithms."""
     if engine.runtime.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
         return None
     return max((_replica_spread(engine, values) for values in results), default=0.0)
